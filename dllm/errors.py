@@ -1,0 +1,37 @@
+"""What goes wrong, as types.  Every message says what was given, what was expected, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class DllmError(Exception):
+    """Base of everything this library raises on purpose."""
+
+
+class UnknownNameError(DllmError, ValueError):
+    """A sampler, cache, model family, argument or option that does not exist."""
+
+    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, str(name), sorted(known)
+        near = get_close_matches(self.name, self.known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "known: "
+        listing = "" if near else ", ".join(self.known) + "."
+        super().__init__(f"unknown {kind} {self.name!r}; {hint}{listing}")
+
+
+class ConfigError(DllmError, ValueError):
+    """A value out of range, or parts that cannot work together."""
+
+
+class PromptError(DllmError, ValueError):
+    """A prompt that cannot be decoded: empty, too long, of the wrong type."""
+
+
+class CheckpointError(DllmError, RuntimeError):
+    """A checkpoint that cannot be loaded safely and completely."""
+
+
+class OutOfMemoryError(DllmError, RuntimeError):
+    """The device ran out of memory during a step; the model stays usable."""

@@ -1,0 +1,182 @@
+"""Recipe of the bundled models: ``nano`` (masked diffusion) and ``nano-ar`` (autoregressive).
+
+Both are Llama-shaped networks on the same tokenizer and the same generated tasks.  ``nano`` learns
+to fill in masked answer tokens (mean cross-entropy over them, with the mask ratio drawn
+uniformly); ``nano-ar`` learns to continue.  A run is a pure function of the recipe, can be stopped
+at any time and resumed, and writes one JSON line per log entry.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from .data import Batch, TaskStream
+from .tokenizer import build_tokenizer
+
+TASK_WEIGHTS = {
+    "sum": 16.0, "story1": 6.0, "story2": 24.0, "copy": 3.0, "reverse": 5.0, "sort": 8.0,
+    "shuffle": 4.0, "insert": 6.0, "remove": 6.0, "replace": 6.0, "insert_random": 3.0,
+    "remove_random": 3.0, "replace_random": 3.0, "latin": 3.0, "sudoku": 4.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a run.  ``objective`` is "masked" or "causal"."""
+
+    objective: str = "masked"
+    hidden_size: int = 192
+    layers: int = 5
+    heads: int = 6
+    intermediate_size: int = 512
+    steps: int = 20_000
+    tokens: int = 6_144  # token positions per step
+    muon_lr: float = 0.02
+    adam_lr: float = 2e-3
+    weight_decay: float = 0.01
+    warmup: int = 200
+    decay: float = 0.4  # final share of the steps with a falling learning rate
+    tail_weight: float = 0.2  # weight of end tokens after the first
+    seed: int = 0
+    weights: dict[str, float] = field(default_factory=lambda: dict(TASK_WEIGHTS))
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("masked", "causal"):
+            raise ValueError(f"objective is 'masked' or 'causal', not {self.objective!r}")
+
+
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    """A freshly initialised network in float32."""
+    torch.manual_seed(recipe.seed)
+    config = LlamaConfig(
+        vocab_size=8 * math.ceil(len(tokenizer) / 8),
+        hidden_size=recipe.hidden_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        intermediate_size=recipe.intermediate_size,
+        max_position_embeddings=128,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config.is_causal = recipe.objective == "causal"
+    return LlamaForCausalLM(config)
+
+
+def _float32_attention(
+    module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0, **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """SDPA in float32: on CPU its bfloat16 backward is an order of magnitude slower."""
+    causal = module.config.is_causal  # type: ignore[union-attr]
+    with torch.autocast(q.device.type, enabled=False):
+        out = F.scaled_dot_product_attention(
+            q.float(), k.float(), v.float(), is_causal=bool(causal), scale=scaling
+        )
+    return out.to(v.dtype).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("dllm_train_float32", _float32_attention)
+
+
+def loss_of(model: Any, batch: Batch, recipe: Recipe, mask_id: int, gen: torch.Generator) -> torch.Tensor:
+    """Mean cross-entropy over the masked (or, causal: over all) answer tokens of a batch."""
+    ids, weight = batch.ids, batch.answer * torch.where(batch.tail, recipe.tail_weight, 1.0)
+    inputs, targets = ids, ids
+    if recipe.objective == "masked":
+        ratio = torch.rand(len(ids), 1, generator=gen)
+        noise = torch.rand(ids.shape, generator=gen).to(ids.device)
+        masked = batch.answer & (noise < ratio.to(ids.device))
+        inputs, weight = torch.where(masked, mask_id, ids), weight * masked
+    else:
+        inputs, targets, weight = ids[:, :-1], ids[:, 1:], weight[:, 1:]
+    with torch.autocast(ids.device.type, dtype=torch.bfloat16):
+        logits = model(input_ids=inputs, use_cache=False).logits
+    losses = F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
+    return (losses * weight).sum() / weight.sum().clamp(min=1.0)
+
+
+def optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon on the matrices of the layers, AdamW on embeddings, head and norms."""
+    hidden = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in hidden}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    return [
+        torch.optim.Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay),
+        torch.optim.AdamW(rest, lr=recipe.adam_lr, weight_decay=0.0, betas=(0.9, 0.98), fused=True),
+    ]
+
+
+def rate(step: int, recipe: Recipe) -> float:
+    """Share of the peak learning rate: warm-up, plateau, linear decay."""
+    left = (recipe.steps - step) / max(1.0, recipe.decay * recipe.steps)
+    return min(1.0, (step + 1) / recipe.warmup, left)
+
+
+def train(
+    recipe: Recipe, folder: Path, device: str = "cpu", compile_model: bool = True,
+    save_every: int = 500, log_every: int = 50,
+) -> Iterator[dict[str, float]]:
+    """Run (or resume) ``recipe`` in ``folder``; yields log entries, leaves ``state.pt`` there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    model = build_model(recipe, tokenizer).to(device)
+    if device == "cpu":
+        model.set_attn_implementation("dllm_train_float32")
+    opts = optimizers(model, recipe)
+    peaks = [group["lr"] for opt in opts for group in opt.param_groups]
+    stream = TaskStream(tokenizer, recipe.weights, recipe.tokens, recipe.seed)
+    state_file, start = folder / "state.pt", 0
+    if state_file.exists():
+        state = torch.load(state_file, weights_only=True, map_location=device)
+        model.load_state_dict(state["model"])
+        for opt, saved in zip(opts, state["optimizers"], strict=True):
+            opt.load_state_dict(saved)
+        start = state["step"]
+    (folder / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1))
+    forward = torch.compile(model, dynamic=True) if compile_model else model
+    mask_id = int(tokenizer.mask_token_id)  # type: ignore[arg-type]
+    clock, total = time.perf_counter(), 0.0
+    with (folder / "log.jsonl").open("a") as log:
+        for step in range(start, recipe.steps):
+            gen = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+            batch = stream[step]
+            batch = Batch(*(t.to(device) for t in (batch.ids, batch.answer, batch.tail)))
+            loss = loss_of(forward, batch, recipe, mask_id, gen)
+            loss.backward()
+            groups = [group for opt in opts for group in opt.param_groups]
+            for group, peak in zip(groups, peaks, strict=True):
+                group["lr"] = peak * rate(step, recipe)
+            for opt in opts:
+                opt.step()
+                opt.zero_grad()
+            total += float(loss)
+            if (step + 1) % log_every == 0:
+                seconds = time.perf_counter() - clock
+                entry = {"step": step + 1, "loss": total / log_every, "seconds": seconds}
+                log.write(json.dumps(entry) + "\n")
+                log.flush()
+                yield entry
+                clock, total = time.perf_counter(), 0.0
+            if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
+                saved = {
+                    "model": model.state_dict(),
+                    "optimizers": [opt.state_dict() for opt in opts],
+                    "step": step + 1,
+                }
+                torch.save(saved, state_file.with_suffix(".tmp"))
+                state_file.with_suffix(".tmp").replace(state_file)

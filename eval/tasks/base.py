@@ -1,0 +1,59 @@
+"""What a generated task is: seeded examples with one prompt, one reference answer and a checker.
+
+The train and the test split never share an instance: an instance belongs to the test split when
+the hash of its content (the numbers, the list, the grid; not the wording) falls into a fixed
+residue class, so a phrasing seen in training never carries a memorised answer into the test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+TEST_MODULUS = 8  # one instance in eight is held out
+
+
+@dataclass(frozen=True)
+class Example:
+    """One instance: what to ask, one right answer, and the facts the checker needs."""
+
+    task: str
+    prompt: str
+    answer: str
+    facts: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A named generator with its checker.
+
+    ``draw(rng)`` returns an `Example`; ``check(example, text)`` says whether ``text`` answers it
+    (several answers may be right, e.g. for a shuffle).
+    """
+
+    name: str
+    draw: Callable[[random.Random], Example]
+    check: Callable[[Example, str], bool]
+    group: str
+
+    def sample(self, rng: random.Random, split: str = "train") -> Example:
+        """Draw one instance of ``split`` ("train" or "test")."""
+        if split not in ("train", "test"):
+            raise ValueError(f"unknown split {split!r}: use 'train' or 'test'")
+        while True:
+            example = self.draw(rng)
+            if is_held_out(example) == (split == "test"):
+                return example
+
+    def examples(self, n: int, seed: int = 0, split: str = "test") -> list[Example]:
+        """``n`` instances of ``split``, the same for the same seed."""
+        rng = random.Random(f"{self.name}/{split}/{seed}")
+        return [self.sample(rng, split) for _ in range(n)]
+
+
+def is_held_out(example: Example) -> bool:
+    """Whether the content of the instance belongs to the test split."""
+    digest = hashlib.blake2b(repr((example.task, example.facts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % TEST_MODULUS == 0

@@ -1,0 +1,141 @@
+"""Waiting-line operations on lists, after ParallelBench (arXiv 2510.04767).
+
+They grade token dependency: a copy can be written in one parallel step, a shuffle cannot.
+Indices count from 0.  Sorting is alphabetical.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from .base import Example, Task
+from .lexicon import NAMES, OBJECTS
+
+SHORTEST, LONGEST, LONGEST_SORT = 3, 8, 6
+
+Edit = Callable[[list[str], int, str], list[str]]
+
+
+def parse_items(text: str) -> list[str]:
+    """Items of a comma-separated list; brackets and quotes around them are ignored."""
+    inner = text.rsplit("[", 1)[-1].split("]", 1)[0].strip().rstrip(".")
+    return [item.strip().strip("'\"") for item in inner.split(",")] if inner else []
+
+
+def _items(rng: random.Random, longest: int, extra: int = 0) -> list[str]:
+    pool = NAMES if rng.random() < 0.7 else OBJECTS
+    return rng.sample(pool, rng.randint(SHORTEST, longest) + extra)
+
+
+def _show(items: Sequence[str]) -> str:
+    return ", ".join(items)
+
+
+def _plain(
+    name: str, wordings: Sequence[str], solve: Callable[[list[str], random.Random], list[str]],
+    check: Callable[[Example, str], bool], longest: int = LONGEST,
+) -> Task:
+    """An operation that needs nothing but the list."""
+
+    def draw(rng: random.Random) -> Example:
+        items = _items(rng, longest)
+        prompt = rng.choice(wordings).format(_show(items))
+        return Example(name, prompt, _show(solve(items, rng)), tuple(items))
+
+    return Task(name, draw, check, "lists")
+
+
+def _indexed(name: str, wordings: Sequence[str], edit: Edit, new_slot: bool = False) -> Task:
+    """An operation at an index, maybe with a new word."""
+
+    def draw(rng: random.Random) -> Example:
+        *items, word = _items(rng, LONGEST, extra=1)
+        index = rng.randrange(len(items) + new_slot)
+        prompt = rng.choice(wordings).format(_show(items), index=index, word=word)
+        return Example(name, prompt, _show(edit(items, index, word)), (*items, index, word))
+
+    return Task(name, draw, _same_list, "lists")
+
+
+def _anywhere(
+    name: str, wordings: Sequence[str], edit: Edit, valid: Callable[[list[str], str, list[str]], bool],
+    new_slot: bool = False,
+) -> Task:
+    """An operation at a place of the model's own choice: many answers are right."""
+
+    def draw(rng: random.Random) -> Example:
+        *items, word = _items(rng, LONGEST, extra=1)
+        index = rng.randrange(len(items) + new_slot)
+        prompt = rng.choice(wordings).format(_show(items), word=word)
+        return Example(name, prompt, _show(edit(items, index, word)), (*items, word))
+
+    def check(example: Example, text: str) -> bool:
+        *items, word = (str(fact) for fact in example.facts)
+        return valid(items, word, parse_items(text))
+
+    return Task(name, draw, check, "lists")
+
+
+def _same_list(example: Example, text: str) -> bool:
+    return parse_items(text) == parse_items(example.answer)
+
+
+def _check_shuffle(example: Example, text: str) -> bool:
+    got, items = parse_items(text), [str(fact) for fact in example.facts]
+    return Counter(got) == Counter(items) and got != items
+
+
+def _shuffled(items: list[str], rng: random.Random) -> list[str]:
+    while True:
+        out = rng.sample(items, len(items))
+        if out != items:
+            return out
+
+
+def _insert(items: list[str], index: int, word: str) -> list[str]:
+    return [*items[:index], word, *items[index:]]
+
+
+def _remove(items: list[str], index: int, word: str) -> list[str]:
+    return items[:index] + items[index + 1 :]
+
+
+def _replace(items: list[str], index: int, word: str) -> list[str]:
+    return [*items[:index], word, *items[index + 1 :]]
+
+
+def _one_edit(edit: Edit, new_slot: bool = False) -> Callable[[list[str], str, list[str]], bool]:
+    """Whether some single index turns ``items`` into ``got``."""
+    return lambda items, word, got: any(
+        edit(items, index, word) == got for index in range(len(items) + new_slot)
+    )
+
+
+TASKS = (
+    _plain("copy", ["Copy this list: {}", "Repeat this list: {}", "Write the same list: {}"],
+           lambda items, rng: items, _same_list),
+    _plain("reverse", ["Reverse this list: {}", "Write this list backwards: {}",
+                       "Turn this list around: {}"],
+           lambda items, rng: items[::-1], _same_list),
+    _plain("sort", ["Sort this list: {}", "Sort alphabetically: {}", "Put in order: {}"],
+           lambda items, rng: sorted(items), _same_list, LONGEST_SORT),
+    _plain("shuffle", ["Shuffle this list: {}", "Mix this list up: {}",
+                       "Write in another order: {}"],
+           _shuffled, _check_shuffle),
+    _indexed("insert", ["Insert {word} at index {index}: {}", "Put {word} at index {index}: {}",
+                        "Add {word} at index {index} in this list: {}"], _insert, new_slot=True),
+    _indexed("remove", ["Remove index {index}: {}", "Delete index {index} in this list: {}",
+                        "Drop the item at index {index}: {}"], _remove),
+    _indexed("replace", ["Replace index {index} with {word}: {}",
+                         "Change index {index} to {word}: {}",
+                         "Swap in {word} at index {index} in this list: {}"], _replace),
+    _anywhere("insert_random", ["Insert {word} anywhere: {}", "Put {word} at a random index: {}"],
+              _insert, _one_edit(_insert, new_slot=True), new_slot=True),
+    _anywhere("remove_random", ["Remove any item: {}", "Delete one random item: {}"],
+              _remove, _one_edit(_remove)),
+    _anywhere("replace_random", ["Replace any item with {word}: {}",
+                                 "Change a random item to {word}: {}"],
+              _replace, _one_edit(_replace)),
+)
