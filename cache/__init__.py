@@ -1,0 +1,10 @@
+"""Caching layers: what to recompute, what to read."""
+
+from __future__ import annotations
+
+from . import block, none
+from .base import CACHES, Cache, Info, Plan, Slots, available, compose, register
+
+__all__ = [
+    "CACHES", "Cache", "Info", "Plan", "Slots", "available", "block", "compose", "none", "register",
+]  # fmt: skip

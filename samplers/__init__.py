@@ -1,0 +1,30 @@
+"""Unmasking policies: small parts that compose into samplers.
+
+>>> from dllm.samplers import compose
+>>> compose("threshold(tau=0.85)").selectors
+(Threshold(tau=0.85),)
+"""
+
+from __future__ import annotations
+
+from ..capabilities import Capability
+from . import dparallel, dream, eb, eos, llada, scorers, threshold, windows
+from .base import (
+    Decision,
+    Part,
+    Prediction,
+    Reviser,
+    Sampler,
+    Scorer,
+    Selector,
+    Stop,
+    View,
+    Window,
+)
+from .compose import SAMPLERS, Info, available, compose, register
+
+__all__ = [
+    "SAMPLERS", "Capability", "Decision", "Info", "Part", "Prediction", "Reviser", "Sampler",
+    "Scorer", "Selector", "Stop", "View", "Window", "available", "compose", "register",
+    "dparallel", "dream", "eb", "eos", "llada", "scorers", "threshold", "windows",
+]  # fmt: skip

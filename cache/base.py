@@ -1,0 +1,136 @@
+"""What a cache is: a rule for what to recompute.
+
+Keys and values of every position lie in one buffer, in logical order.  Each step a cache answers
+two questions about one row: which positions to *compute* (feed to the model, rewriting their
+slots) and which to *read* (attend to).  Caches are NumPy on one row and see no tensors.
+
+A position decided in this step still holds the key and value of [MASK]: its slot is *pending*
+until the token was fed as itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..canvas import BoolArray, Canvas, IntArray
+from ..capabilities import REGION_LOGITS, WINDOW_LOGITS, Capability
+from ..errors import ConfigError
+from ..registry import Registry
+from ..spec import arguments, parse
+
+
+@dataclass(slots=True)
+class Slots:
+    """Freshness of one row's slots.  ``age`` (N,) int64: step of the last computation, -1 never;
+    ``pending`` (N,) bool: the stored key and value belong to another token than the present one;
+    ``memory``: whatever the cache wants to remember about the row."""
+
+    age: IntArray
+    pending: BoolArray
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, length: int) -> Slots:
+        return cls(np.full(length, -1), np.zeros(length, np.bool_))
+
+    def computed(self, positions: IntArray, step: int) -> None:
+        self.age[positions] = step
+        self.pending[positions] = False
+
+    def changed(self, positions: IntArray) -> None:
+        """Tokens at ``positions`` were decided or taken back."""
+        self.pending[positions] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One row's step: ``compute`` ascending positions; ``read`` ascending positions or None for
+    every live slot; ``refresh`` whether everything is recomputed."""
+
+    compute: IntArray
+    read: IntArray | None = None
+    refresh: bool = False
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A caching method.  ``stores`` is False when nothing outlives the step."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    arxiv: ClassVar[str] = ""
+    offers: ClassVar[frozenset[Capability]] = frozenset({REGION_LOGITS, WINDOW_LOGITS})
+    stores: ClassVar[bool] = True
+
+    def plan(self, canvas: Canvas, slots: Slots) -> Plan:
+        """What to compute and read in this step; the engine adds what the targets require."""
+        raise NotImplementedError
+
+
+CACHES: Registry[Cache] = Registry("cache")
+register = CACHES.register
+CacheLike = str | Cache
+
+
+def everything(canvas: Canvas) -> Plan:
+    """Compute all live positions: exact."""
+    return Plan(np.arange(canvas.length), refresh=True)
+
+
+def close(plan: Plan, targets: IntArray, shift: int) -> Plan:
+    """The plan with every row added that scores a target: row t - shift for target t."""
+    if plan.refresh:
+        return plan
+    rows = np.maximum(targets - shift, 0)
+    missing = np.setdiff1d(rows, plan.compute, assume_unique=False)
+    if not missing.size:
+        return plan
+    return Plan(np.union1d(plan.compute, missing), plan.read, plan.refresh)
+
+
+def check(plan: Plan, canvas: Canvas, slots: Slots) -> None:
+    """Refuse a plan that reads slots nobody has written: a defect of the cache."""
+    age = slots.age[: canvas.length] if plan.read is None else slots.age[plan.read]
+    if plan.refresh or age.size == 0 or age.min() >= 0:
+        return
+    read = np.arange(canvas.length) if plan.read is None else plan.read
+    unwritten = np.setdiff1d(read[age < 0], plan.compute)
+    if unwritten.size:
+        raise ConfigError(f"the cache reads position {int(unwritten[0])} before computing it")
+
+
+@dataclass(frozen=True)
+class Info:
+    """One line of a listing."""
+
+    name: str
+    summary: str
+    paper: str
+    arxiv: str
+    offers: tuple[str, ...]
+    defaults: Mapping[str, Any]
+
+
+def available() -> list[Info]:
+    """Every registered cache, by name."""
+    infos = []
+    for name in sorted(CACHES):
+        cls = CACHES[name]
+        summary = (cls.__doc__ or "").strip().split("\n")[0]
+        offers = tuple(sorted(map(str, cls.offers)))
+        infos.append(Info(name, summary, cls.paper, cls.arxiv, offers, arguments(cls)))
+    return infos
+
+
+def compose(cache: CacheLike) -> Cache:
+    """A cache from its name, e.g. ``"dual"`` or ``"dual(refresh_every=4)"``; objects pass."""
+    if isinstance(cache, Cache):
+        return cache
+    found = parse(cache, CACHES)
+    if len(found) != 1:
+        raise ConfigError(f"{cache!r} names {len(found)} caches: choose one")
+    return found[0]

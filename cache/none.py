@@ -1,0 +1,19 @@
+"""No cache: the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..canvas import Canvas
+from .base import Cache, Plan, Slots, everything, register
+
+
+@register("none")
+@dataclass(frozen=True)
+class NoCache(Cache):
+    """Recompute every position in every step: exact."""
+
+    stores = False
+
+    def plan(self, canvas: Canvas, slots: Slots) -> Plan:
+        return everything(canvas)

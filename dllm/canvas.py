@@ -1,0 +1,141 @@
+"""One sequence while it is being written.
+
+A `Canvas` is a row of token ids with a boolean beside each that says whether it is still undecided.
+It knows nothing about models, samplers or other rows; there is no batch dimension anywhere in it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+PROPOSAL, SELECTION, SCHEDULE = 0, 1, 2  # purposes of noise, in drawing order
+PURPOSES = 4
+
+# (stream, step, positions) -> uniform numbers in (0, 1), a pure function of seed and arguments
+UniformNoise = Callable[[int, int, IntArray], FloatArray]
+
+
+def no_noise(stream: int, step: int, positions: IntArray) -> FloatArray:
+    raise RuntimeError("this canvas was made without a noise source")
+
+
+@dataclass(slots=True, eq=False)
+class Canvas:
+    """One row: prompt, undecided positions, and what was decided when.
+
+    ``tokens`` (N,) int64 holds the mask id at undecided positions; ``masked`` (N,) bool is the
+    truth about what is undecided.  ``start`` and ``end`` bound the region to be written;
+    ``window`` is the part of it in which this step may commit.  ``commit_step`` (N,) int64 is the
+    step that decided a position, -1 for given text and for undecided positions; ``logprob`` (N,)
+    float32 is the log-probability it had then.  ``length`` counts the live positions: what lies
+    beyond was cut off by a stop.
+    """
+
+    tokens: IntArray
+    masked: BoolArray
+    prompt_length: int
+    start: int
+    end: int
+    mask_id: int
+    pad_id: int
+    row: int = 0
+    noise: UniformNoise = no_noise
+
+    window: tuple[int, int] = (0, 0)
+    block: int = -1  # windows opened so far, minus one
+    block_step: int = 0  # steps taken in the current window
+    step: int = 0  # steps taken, including those a schedule left empty
+    nfe: int = 0  # forwards this row took part in
+    computed: int = 0  # token positions fed to the model
+    forced: int = 0  # commits that only the progress guarantee made
+    finish_reason: str | None = None
+    stop_position: int | None = None  # where the answer ends, if a stop id ended it
+    length: int = 0
+    given: BoolArray = field(init=False)
+    commit_step: IntArray = field(init=False)
+    logprob: FloatArray = field(init=False)
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.length = len(self.tokens)
+        self.given = ~self.masked
+        self.commit_step = np.full(self.length, -1)
+        self.logprob = np.zeros(self.length, np.float32)
+        self.window = (self.start, self.start)
+
+    @classmethod
+    def for_prompt(cls, prompt: IntArray, new_tokens: int, *, mask_id: int, pad_id: int,
+                   row: int = 0, noise: UniformNoise = no_noise) -> Canvas:  # fmt: skip
+        """A prompt followed by ``new_tokens`` undecided positions."""
+        total = len(prompt) + new_tokens
+        tokens = np.full(total, mask_id)
+        tokens[: len(prompt)] = prompt
+        masked = np.arange(total) >= len(prompt)
+        return cls(tokens, masked, len(prompt), len(prompt), total, mask_id, pad_id, row, noise)
+
+    @classmethod
+    def for_infill(cls, tokens: IntArray, holes: BoolArray, *, mask_id: int, pad_id: int,
+                   row: int = 0, noise: UniformNoise = no_noise) -> Canvas:  # fmt: skip
+        """Fixed text with holes: the region reaches from the first hole to the last."""
+        where = np.flatnonzero(holes)
+        start, end = int(where[0]), int(where[-1]) + 1
+        tokens = np.where(holes, mask_id, tokens)
+        return cls(tokens, holes.copy(), start, start, end, mask_id, pad_id, row, noise)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def masks(self) -> IntArray:
+        """Undecided positions of the window, ascending."""
+        low, high = self.window
+        return np.flatnonzero(self.masked[low:high]) + low
+
+    def uniform(self, purpose: int, positions: IntArray) -> FloatArray:
+        """Uniform noise in (0, 1) for ``positions``, keyed by row, purpose, step and position."""
+        return self.noise(self.row * PURPOSES + purpose, self.step, positions)
+
+    def open_window(self, low: int, high: int) -> None:
+        """Make ``[low, high)`` the window; a new window starts a new block."""
+        self.window = (low, high)
+        self.block += 1
+        self.block_step = 0
+
+    def commit(self, positions: IntArray, tokens: IntArray, logprobs: FloatArray) -> None:
+        """Decide ``positions``; they must be undecided."""
+        self.tokens[positions] = tokens
+        self.masked[positions] = False
+        self.commit_step[positions] = self.step
+        self.logprob[positions] = logprobs
+
+    def remask(self, positions: IntArray) -> None:
+        """Take decisions back; given text cannot be taken back."""
+        positions = positions[~self.given[positions]]
+        self.tokens[positions] = self.mask_id
+        self.masked[positions] = True
+        self.commit_step[positions] = -1
+
+    def cut(self, position: int) -> None:
+        """End the region after ``position``; whatever stands to its right becomes padding."""
+        if self.end < len(self.tokens):
+            raise ValueError("text follows the region: it cannot be cut")
+        self.tokens[position + 1 :] = self.pad_id
+        self.masked[position + 1 :] = False
+        self.end = self.length = position + 1
+
+    def finish(self, reason: str) -> None:
+        self.finish_reason = reason
+
+    def fork(self) -> Canvas:
+        """An independent copy, e.g. a branch of an exploration."""
+        return copy.deepcopy(self)

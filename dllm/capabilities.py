@@ -1,0 +1,23 @@
+"""What parts of a composition need of one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Capability:
+    """Something one part needs and another offers; ``source`` says what kind of part can offer
+    it ("a scorer", "a selector", "a cache")."""
+
+    name: str
+    source: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+PROBABILITY = Capability("probability scores", "a scorer")
+ENTROPY = Capability("negative-entropy scores", "a scorer")
+REGION_LOGITS = Capability("predictions of every undecided position at every step", "a cache")
+WINDOW_LOGITS = Capability("predictions of the whole window at every step", "a cache")

@@ -1,0 +1,102 @@
+"""The Dream baseline: a continuous-time schedule over the whole region."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ..canvas import SCHEDULE, SELECTION, BoolArray, Canvas, FloatArray
+from ..errors import ConfigError, UnknownNameError
+from .base import Part, Selector, View, top
+from .compose import register
+from .llada import block_steps
+from .scorers import Margin, NegEntropy, Probability, Random
+from .windows import WholeRegion
+
+ALGORITHMS = {
+    "origin": Random,
+    "maskgit_plus": Probability,
+    "topk_margin": Margin,
+    "entropy": NegEntropy,
+}
+
+
+@lru_cache(maxsize=256)
+def transfer_rates(steps: int, eps: float) -> FloatArray:
+    """Share of the undecided positions that each step reveals: 1 - t[i+1] / t[i], in float32.
+
+    t falls linearly from 1 to ``eps``.  It is filled from both ends with one rounding to float32
+    per value (a fused multiply-add), as the official schedule is: the truncated counts depend on
+    its last bits.
+    """
+    slope = np.float64(np.float32((np.float32(eps) - np.float32(1)) / np.float32(steps)))
+    index = np.arange(steps + 1)
+    rising = 1 + slope * index
+    falling = np.float64(np.float32(eps)) - slope * (steps - index)
+    t = np.where(index < (steps + 1) // 2, rising, falling).astype(np.float32)
+    return np.float32(1) - t[1:] / t[:-1]
+
+
+@register("dream", paper="Dream 7B", arxiv="2508.15487")
+@dataclass(frozen=True)
+class Dream(Selector):
+    """Reveal the share of the undecided positions that a linear time schedule asks for.
+
+    ``steps`` (default: one per position), ``eps`` the end of the schedule.  ``alg``: "entropy"
+    (as in the published evaluations), "maskgit_plus", "topk_margin", or "origin", which reveals
+    positions at random.  ``alg_temp`` > 0 draws positions with probability softmax(score /
+    alg_temp) instead of taking the best.  Counts are truncated, so a step may reveal nothing (it
+    then needs no forward) and the last one takes the rest.
+    """
+
+    steps: int | None = None
+    eps: float = 1e-3
+    alg: str = "entropy"
+    alg_temp: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"steps must be at least 1, not {self.steps}")
+        if not 0 <= self.eps < 1:
+            raise ConfigError(f"eps must lie in [0, 1), not {self.eps}")
+        if self.alg not in ALGORITHMS:
+            raise UnknownNameError("alg", self.alg, ALGORITHMS)
+        if self.alg_temp < 0:
+            raise ConfigError(f"alg_temp must not be negative, not {self.alg_temp}")
+
+    def companions(self) -> tuple[Part, ...]:
+        return (WholeRegion(), ALGORITHMS[self.alg]())
+
+    def _rate(self, canvas: Canvas) -> float:
+        """Share to reveal in this step; 1 in the last step of the window."""
+        block, steps = canvas.memory.get("schedule", (None, 0))
+        if block != canvas.block:
+            steps = block_steps(canvas, self.steps)
+            canvas.memory["schedule"] = canvas.block, steps
+        if canvas.block_step >= steps - 1:
+            return 1.0
+        return float(transfer_rates(steps, self.eps)[canvas.block_step])
+
+    def _drawn(self, canvas: Canvas) -> BoolArray:
+        """origin: positions that reveal themselves in this step, independent of any prediction."""
+        noise = canvas.uniform(SCHEDULE, canvas.masks())
+        return noise < self._rate(canvas)
+
+    def _count(self, canvas: Canvas) -> int:
+        return int(np.float32(len(canvas.masks())) * np.float32(self._rate(canvas)))
+
+    def rests(self, canvas: Canvas) -> bool:
+        if self.alg == "origin":
+            return not self._drawn(canvas).any()
+        return self._count(canvas) == 0
+
+    def select(self, view: View) -> BoolArray:
+        if self.alg == "origin":
+            return self._drawn(view.canvas)[np.isin(view.canvas.masks(), view.positions)]
+        score = view.score
+        if self.alg_temp > 0:  # Gumbel top-k is drawing without replacement
+            noise = view.canvas.uniform(SELECTION, view.positions)
+            score = score / np.float32(self.alg_temp) - np.log(-np.log(noise))
+        return top(score, self._count(view.canvas))

@@ -1,0 +1,125 @@
+"""What a committed stop id does to the rest of a row.
+
+| policy | rule |
+|---|---|
+| ``prefix_complete`` | stop when everything left of a stop id is decided; lossless (default) |
+| ``none`` | decode everything; the text is cut at the first stop id afterwards |
+| ``block_contains`` | stop when a finished block holds a stop id (LocalLeap, dInfer) |
+| ``block_all`` | stop when a finished block is nothing but stop ids (FreeDave) |
+| ``first_commit`` | a stop id ends the region at once, also over decided text (DCD, d3LLM) |
+| ``suppress`` | the end-of-text id is never proposed (LLaDA's ``logits_eos_inf``) |
+| ``rank_last`` | stop ids are committed last (LLaDA's ``confidence_eos_eot_inf``, repaired) |
+
+``suppress`` and ``rank_last`` end a row like ``prefix_complete``.  Unlike the official code, which
+at temperature 0 removes both ids from the softmax after the argmax, ``rank_last`` keeps the clean
+probability and only orders such positions behind all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..errors import UnknownNameError
+from .base import EosRule, View
+from .compose import register
+
+StopIds = tuple[int, ...]
+
+
+def is_stop(tokens: IntArray, stop_ids: StopIds) -> BoolArray:
+    """(n,) bool: which tokens end a text."""
+    found = np.zeros(len(tokens), np.bool_)
+    for stop in stop_ids:
+        found |= tokens == stop
+    return found
+
+
+def prefix_complete(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
+    """Stop as soon as a stop id has nothing undecided to its left."""
+    low, high = canvas.window
+    if committed.size == 0 or (canvas.masked[low:high].any() and canvas.memory.get("revises")):
+        return
+    start: int = canvas.memory.get("prefix", canvas.start)
+    undecided = canvas.masked[start : canvas.end]
+    frontier = start + int(undecided.argmax()) if undecided.any() else canvas.end
+    canvas.memory["prefix"] = frontier
+    found = np.flatnonzero(is_stop(canvas.tokens[start:frontier], stop_ids))
+    if found.size:
+        end_at(canvas, start + int(found[0]))
+
+
+def end_at(canvas: Canvas, position: int) -> None:
+    """The answer ends with the stop id at ``position``: pad the rest, finish."""
+    canvas.stop_position = position
+    canvas.cut(position)
+    canvas.finish("stop")
+
+
+def block_contains(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
+    """Stop when the window is decided and holds a stop id."""
+    low, high = canvas.window
+    if not canvas.masked[low:high].any():
+        found = np.flatnonzero(is_stop(canvas.tokens[low:high], stop_ids))
+        if found.size:
+            end_at(canvas, low + int(found[0]))
+
+
+def block_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
+    """Stop when the window is decided and is nothing but stop ids."""
+    low, high = canvas.window
+    if not canvas.masked[low:high].any() and is_stop(canvas.tokens[low:high], stop_ids).all():
+        region = is_stop(canvas.tokens[canvas.start : high], stop_ids)
+        end_at(canvas, canvas.start + int(region.argmax()))
+
+
+def first_commit(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
+    """The leftmost new stop id ends the region; the row goes on left of it."""
+    found = committed[is_stop(canvas.tokens[committed], stop_ids)]
+    if found.size:
+        canvas.stop_position = int(found.min())
+        canvas.cut(canvas.stop_position)
+
+
+def decode_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
+    """Never stop early."""
+
+
+CHECKS: dict[str, Callable[[Canvas, IntArray, StopIds], None]] = {
+    "prefix_complete": prefix_complete,
+    "none": decode_all,
+    "block_contains": block_contains,
+    "block_all": block_all,
+    "first_commit": first_commit,
+    "suppress": prefix_complete,
+    "rank_last": prefix_complete,
+}
+
+
+@register("eos")
+@dataclass(frozen=True)
+class Eos(EosRule):
+    """What ends a text: one of the policies by name (default ``prefix_complete``)."""
+
+    eos_policy: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.eos_policy is not None and self.eos_policy not in CHECKS:
+            raise UnknownNameError("eos_policy", self.eos_policy, CHECKS)
+
+    @property
+    def suppress(self) -> bool:  # type: ignore[override]
+        return self.eos_policy == "suppress"
+
+    def rescore(self, view: View) -> FloatArray:
+        if self.eos_policy != "rank_last" or not view.stop_ids:
+            return view.score
+        late = is_stop(view.prediction.token, view.stop_ids)
+        spread = np.ptp(view.score) + 1 if view.score.size else 0
+        return np.where(late, view.score - spread, view.score).astype(np.float32)
+
+    def check(self, canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
+        CHECKS[self.eos_policy or "prefix_complete"](canvas, committed, stop_ids)

@@ -1,0 +1,75 @@
+"""The LLaDA baseline: a fixed number of commits per step, most confident first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..canvas import BoolArray, Canvas, IntArray
+from ..errors import ConfigError, UnknownNameError
+from .base import Part, Selector, View, even_quota, top
+from .compose import register
+from .scorers import Probability, Random
+
+
+def block_steps(canvas: Canvas, steps: int | None) -> int:
+    """Steps that fall to the window that has just been opened.
+
+    ``steps`` is the budget of the region, shared out by undecided positions; None means one
+    position per step.
+    """
+    low, high = canvas.window
+    here = int(canvas.masked[low:high].sum())
+    if steps is None:
+        return here
+    total: int = canvas.memory.setdefault(
+        "region_masks", int(canvas.masked[canvas.start : canvas.end].sum())
+    )
+    before = total - int(canvas.masked[canvas.start : canvas.end].sum())
+    share = steps * (before + here) // total - steps * before // total
+    if share < 1:
+        raise ConfigError(
+            f"steps={steps} gives a block of {here} positions no step; "
+            f"use at least one step per block or a larger block_length"
+        )
+    return share
+
+
+@register("llada", paper="Large Language Diffusion Models", arxiv="2502.09992")
+@dataclass(frozen=True)
+class LLaDA(Selector):
+    """Commit a fixed quota of the most confident positions per step.
+
+    ``steps``: total number of steps for the region, shared out over the blocks (default: one
+    position per step).  ``remasking``: "low_confidence" (score = probability of the proposal) or
+    "random".  Where steps exceed positions, the surplus steps need no forward.
+    """
+
+    steps: int | None = None
+    remasking: str = "low_confidence"
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"steps must be at least 1, not {self.steps}")
+        if self.remasking not in ("low_confidence", "random"):
+            raise UnknownNameError("remasking", self.remasking, ("low_confidence", "random"))
+
+    def companions(self) -> tuple[Part, ...]:
+        return (Random() if self.remasking == "random" else Probability(),)
+
+    def quota(self, canvas: Canvas) -> int:
+        """Positions to commit in this step."""
+        table: IntArray
+        block, table = canvas.memory.get("quota", (None, None))
+        if block != canvas.block:
+            low, high = canvas.window
+            count = int(canvas.masked[low:high].sum())
+            table = even_quota(count, block_steps(canvas, self.steps))
+            canvas.memory["quota"] = canvas.block, table
+        left = len(canvas.masks()) if canvas.block_step >= len(table) else None
+        return int(table[canvas.block_step]) if left is None else left
+
+    def rests(self, canvas: Canvas) -> bool:
+        return self.quota(canvas) == 0
+
+    def select(self, view: View) -> BoolArray:
+        return top(view.score, self.quota(view.canvas))

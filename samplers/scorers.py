@@ -1,0 +1,61 @@
+"""How sure the model is of a proposal.  Larger scores commit earlier.
+
+Whether the numbers describe the clean distribution or the one after temperature and filters is a
+fact of the model family (LLaDA: clean, Dream: tempered), not of the scorer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import SELECTION, Canvas, FloatArray
+from ..capabilities import ENTROPY, PROBABILITY
+from .base import Prediction, Scorer
+from .compose import register
+
+
+@register("prob", paper="Large Language Diffusion Models", arxiv="2502.09992")
+@dataclass(frozen=True)
+class Probability(Scorer):
+    """The probability of the proposed token, in [0, 1]."""
+
+    offers = frozenset({PROBABILITY})
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        return np.exp(prediction.logprob)
+
+
+@register("margin", paper="Dream 7B", arxiv="2508.15487")
+@dataclass(frozen=True)
+class Margin(Scorer):
+    """The probability of the best token minus that of the second, in [0, 1]."""
+
+    statistics = frozenset({"margin"})
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        assert prediction.margin is not None
+        return prediction.margin
+
+
+@register("neg_entropy", paper="Dream 7B", arxiv="2508.15487")
+@dataclass(frozen=True)
+class NegEntropy(Scorer):
+    """The negative entropy of the distribution, in nats, at most 0."""
+
+    statistics = frozenset({"entropy"})
+    offers = frozenset({ENTROPY})
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        assert prediction.entropy is not None
+        return -prediction.entropy
+
+
+@register("random", paper="Large Language Diffusion Models", arxiv="2502.09992")
+@dataclass(frozen=True)
+class Random(Scorer):
+    """Uniform noise per position and step: a random order of commits."""
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        return canvas.uniform(SELECTION, prediction.positions)

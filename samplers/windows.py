@@ -1,0 +1,54 @@
+"""Where positions may be committed: blocks from left to right, or the whole region at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import BoolArray, Canvas
+from ..errors import ConfigError
+from .base import View, Window
+from .compose import register
+
+
+@register("blocks", paper="Large Language Diffusion Models", arxiv="2502.09992")
+@dataclass(frozen=True)
+class StaticBlocks(Window):
+    """Blocks of equal length, left to right; the next opens when the last has no mask.
+
+    The last block is short when ``block_length`` (default 32) does not divide the region.
+    ``force_first`` commits exactly the first position when a block opens, whatever its score:
+    only for parity with the cached Dream code of Fast-dLLM, which cannot predict it later.
+    """
+
+    block_length: int | None = None
+    force_first: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block_length is not None and self.block_length < 1:
+            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
+
+    def advance(self, canvas: Canvas) -> None:
+        low, high = canvas.window
+        size = self.block_length or 32
+        while not canvas.masked[low:high].any() and high < canvas.end:
+            low, high = high, min(high + size, canvas.end)
+        if (low, high) != canvas.window:
+            canvas.open_window(low, high)
+
+    def entry(self, view: View) -> BoolArray | None:
+        if not self.force_first or view.canvas.block_step > 0:
+            return None
+        return np.arange(len(view.positions)) == 0
+
+
+@register("whole", paper="Dream 7B", arxiv="2508.15487")
+@dataclass(frozen=True)
+class WholeRegion(Window):
+    """Every undecided position of the region, from the first step on."""
+
+    def advance(self, canvas: Canvas) -> None:
+        if canvas.window != (canvas.start, canvas.end):
+            canvas.window = (canvas.start, canvas.end)
+            canvas.block = 0
