@@ -1,1 +1,26 @@
-"""Model families and the loader."""
+"""Model families and the loader.
+
+`load` turns a name into a `DiffusionModel`; a `Family` says how checkpoints of one kind are read.
+"""
+
+from . import autoregressive, dream, llada
+from .attention import Segment
+from .family import Facts, Family, Release, demand, families, register_family, require
+from .loader import load
+from .model import DiffusionModel
+
+__all__ = [
+    "DiffusionModel",
+    "Facts",
+    "Family",
+    "Release",
+    "Segment",
+    "autoregressive",
+    "demand",
+    "dream",
+    "families",
+    "llada",
+    "load",
+    "register_family",
+    "require",
+]

@@ -1,0 +1,96 @@
+"""Turning a transformers model in memory into one that can be decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from ..errors import ConfigError
+from .attention import set_attention
+from .facts import generation_defaults, read_facts
+from .family import Family, get_family
+from .model import DiffusionModel
+from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
+
+
+def adopt(
+    hf: PreTrainedModel, named: str | None, tokenizer: TokenizerSource, given: Mapping[str, Any],
+    attn_implementation: str, *, dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+) -> DiffusionModel:  # fmt: skip
+    """See `load`: the case of a model that is loaded already.  It is changed in place."""
+    raw = hf.config.to_dict()
+    family = get_family(named) if named else _family_of(hf, raw, given)
+    if family.model_class is not None and not isinstance(hf, family.model_class):
+        raise ConfigError(
+            f"family {family.name!r} runs on {family.model_class.__name__}, not {type(hf).__name__}"
+        )
+    generation = hf.generation_config.to_dict() if hf.can_generate() else {}
+    spoken = resolve_tokenizer(tokenizer, family, None)
+    facts = read_facts(family, hf.config, spoken, raw=raw, generation=generation, given=given)
+    if spoken is not None:
+        complete_tokenizer(spoken, family, facts.mask_token_id, facts.vocab_size)
+    if isinstance(dtype, torch.dtype):
+        hf.to(dtype=dtype)  # type: ignore[call-arg]
+    if device is not None:
+        hf.to(device=device)  # type: ignore[call-arg]
+    prepare(hf, family, attn_implementation)
+    name = Path(getattr(hf.config, "name_or_path", "")).name or type(hf).__name__
+    official = raw.get("dllm", {}).get("official_config", {})
+    defaults = generation_defaults(raw, generation)
+    return DiffusionModel(hf, spoken, family, facts, name, defaults, official)
+
+
+def prepare(hf: PreTrainedModel, family: Family, attn_implementation: str) -> None:
+    """Eval mode, the family's mask and rotation, packed attention.  Changes ``hf`` in place."""
+    hf.train(False)
+    set_attention(hf, attn_implementation)
+    if family.bidirectional:
+        hf.config.is_causal = False
+        hf.config.use_cache = False
+        module: Any
+        for module in hf.modules():
+            if hasattr(module, "is_causal"):
+                module.is_causal = False
+    rotary: Any = getattr(hf.base_model, "rotary_emb", None)
+    if rotary is None:
+        return
+    _restore_frequencies(rotary, hf)
+    if family.float32_rotation and not getattr(rotary, "rotates_in_float32", False):
+        rotary.rotates_in_float32 = True
+        rotary.register_forward_pre_hook(_rotate_in_float32)
+
+
+def _family_of(hf: PreTrainedModel, raw: Mapping[str, Any], given: Mapping[str, Any]) -> Family:
+    section = raw.get("dllm", {})
+    if section.get("family"):
+        return get_family(section["family"])
+    mask_id = given.get("mask_token_id", raw.get("mask_token_id"))
+    if mask_id is None and raw.get("is_causal", True):
+        return get_family("autoregressive")
+    if isinstance(hf, LlamaForCausalLM):
+        return get_family("llada")
+    raise ConfigError(
+        f"a {type(hf).__name__} without a causal mask may predict in place or shifted by one; say "
+        "which family it follows (family='dream' is shifted)"
+    )
+
+
+def _restore_frequencies(rotary: Any, hf: PreTrainedModel) -> None:
+    """A model that was cast as a whole has rounded rotation frequencies: compute them again."""
+    frequencies = getattr(rotary, "inv_freq", None)
+    if frequencies is None or frequencies.dtype == torch.float32 or rotary.rope_type != "default":
+        return
+    exact, _ = rotary.compute_default_rope_parameters(hf.config)
+    rotary.inv_freq = exact.to(frequencies.device)
+    rotary.original_inv_freq = rotary.inv_freq.clone()
+
+
+def _rotate_in_float32(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Rotary modules return cos and sin in the dtype of their first argument."""
+    return (args[0].new_empty(0, dtype=torch.float32), *args[1:])

@@ -1,0 +1,172 @@
+"""Attention over packed rows, as transformers attention implementations ``dllm_<base>``.
+
+A step of a batch feeds rows of different lengths that read different keys.  Packed, they are one
+sequence without padding: the projections see ``(1, Q, D)``, and the attention function runs each
+row, a `Segment`, against its own keys.  Without segments ``dllm_<base>`` is ``<base>``, except
+that queries and keys are cast to the dtype of the values first: families that rotate in float32
+hand them over in float32.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.models.llama import modeling_llama
+
+from ..errors import ConfigError, UnknownNameError
+
+PREFIX = "dllm_"
+PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+BASES = ("eager", "sdpa", *PACKAGES, "flex_attention")
+
+FUNCTIONS: Mapping[str, Any] = AttentionInterface()  # type: ignore[no-untyped-call]
+MASKS: Mapping[str, Any] = AttentionMaskInterface()  # type: ignore[no-untyped-call]
+Attended = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Queries that attend all of the named keys, and nothing else, without a mask.
+
+    ``queries`` is a range of the packed query axis; ``keys`` a range (a view) or a 1-D LongTensor
+    (a gather) of the packed key axis.  ``rows > 1`` folds that many rows of equal size into one
+    call: they lie back to back in ``queries``, and row ``r`` reads the keys of row 0 moved by
+    ``r * key_stride`` slots.
+    """
+
+    queries: slice
+    keys: slice | Tensor
+    rows: int = 1
+    key_stride: int = 0
+
+
+def attend(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, base: str,
+    scaling: float | None = None, dropout: float = 0.0,
+    segments: Sequence[Segment] | None = None, **options: Any,
+) -> Attended:  # fmt: skip
+    """Attention with the ``base`` implementation, packed when there are ``segments``.
+
+    ``q`` (B, H, Q, dh) and ``k``, ``v`` (B, Hkv, S, dh); B is 1 for packed calls, which ignore
+    ``mask``.  Returns ``(B, Q, H, dh)`` in the dtype of ``v``, and the weights where the base
+    returns them.  Packed queries that no segment covers come out as zero.
+    """
+    call = partial(_base(base, module), scaling=scaling, dropout=dropout)
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    if segments is None:
+        causal = options.pop("is_causal", None)
+        causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
+        if not causal:  # flash kernels would take gaps between positions for borders of rows
+            options.pop("position_ids", None)
+        return call(module, q, k, v, mask, is_causal=causal, **options)
+    for name in ("is_causal", "position_ids", "sliding_window"):
+        options.pop(name, None)
+    call = partial(call, attention_mask=None, is_causal=False, **options)
+    return _packed(call, module, q, k, v, segments), None
+
+
+def _packed(
+    call: Callable[..., Attended], module: nn.Module, q: Tensor, k: Tensor, v: Tensor,
+    segments: Sequence[Segment],
+) -> Tensor:  # fmt: skip
+    _, heads, count, _ = q.shape
+    out = v.new_zeros(1, count, heads, v.shape[-1])
+    for segment in segments:
+        queries = q[0, :, segment.queries].reshape(heads, segment.rows, -1, q.shape[-1])
+        rows, _ = call(
+            module,
+            queries.transpose(0, 1),
+            _rows_of(k, segment),
+            _rows_of(v, segment),
+        )
+        out[0, segment.queries] = rows.flatten(0, 1)
+    return out
+
+
+def _rows_of(x: Tensor, segment: Segment) -> Tensor:
+    """Keys or values (1, Hkv, S, dh) of a segment's rows as (rows, Hkv, n, dh)."""
+    keys, rows, stride = segment.keys, segment.rows, segment.key_stride
+    if isinstance(keys, Tensor):
+        offsets = torch.arange(rows, device=keys.device) * stride
+        return x[0][:, keys + offsets[:, None]].transpose(0, 1)
+    first, last, _ = keys.indices(x.shape[2])
+    if rows == 1 or stride == 0:
+        return x[:, :, first:last].expand(rows, -1, -1, -1)
+    span = x[0, :, first : last + (rows - 1) * stride]
+    return span.unfold(1, last - first, stride).permute(1, 0, 3, 2)
+
+
+def _base(name: str, module: nn.Module) -> Callable[..., Attended]:
+    if name == "eager":  # each transformers file has its own, e.g. with soft-capped logits
+        file = sys.modules[type(module).__module__]
+        eager: Callable[..., Attended] = getattr(
+            file, "eager_attention_forward", modeling_llama.eager_attention_forward
+        )
+        return _eager(eager)
+    function: Callable[..., Attended] = FUNCTIONS[name]
+    return _flash(name, function) if name in PACKAGES else function
+
+
+def _eager(function: Callable[..., Attended]) -> Callable[..., Attended]:
+    def call(
+        module: Any, *args: Any, scaling: float | None = None, is_causal: bool = False, **rest: Any
+    ) -> Attended:
+        scale = module.scaling if scaling is None else scaling
+        return function(module, *args, scaling=scale, **rest)
+
+    return call
+
+
+def _flash(name: str, function: Callable[..., Attended]) -> Callable[..., Attended]:
+    """The flash function picks its kernel by the name in the module's config: show it ``name``."""
+
+    def call(module: Any, *args: Any, **rest: Any) -> Attended:
+        shown = SimpleNamespace(
+            config=SimpleNamespace(_attn_implementation=name),
+            layer_idx=getattr(module, "layer_idx", None),
+            is_causal=module.is_causal,
+            training=module.training,
+        )
+        return function(shown, *args, **rest)
+
+    return call
+
+
+def set_attention(hf: PreTrainedModel, base: str) -> None:
+    """Make ``hf`` use ``dllm_<base>``.
+
+    Raises `UnknownNameError` for other names than `BASES` and `ConfigError` when the package of
+    a flash implementation is missing or the network does not support ``base``.
+    """
+    base = base.removeprefix(PREFIX)
+    if base not in BASES:
+        raise UnknownNameError("attention implementation", base, BASES)
+    package = PACKAGES.get(base)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"attn_implementation={base!r} needs the package {package!r}: run "
+            "`pip install dllm[flash]`, or use attn_implementation='sdpa'"
+        )
+    try:
+        hf.set_attn_implementation(base)  # checks that network and machine can do it
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"{type(hf).__name__} cannot run {base!r} attention: {error}") from error
+    hf.config._attn_implementation = PREFIX + base
+
+
+def _register() -> None:
+    for base in BASES:
+        AttentionInterface.register(PREFIX + base, partial(attend, base=base))
+        AttentionMaskInterface.register(PREFIX + base, MASKS[base])
+
+
+_register()

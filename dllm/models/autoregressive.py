@@ -1,0 +1,24 @@
+"""Any causal language model of transformers: not decoded by diffusion, but a verifier of drafts."""
+
+from __future__ import annotations
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from .family import Family, register_family
+
+_CLASSES = (
+    (names,) if isinstance(names, str) else names
+    for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+)
+
+AUTOREGRESSIVE = register_family(
+    Family(
+        name="autoregressive",
+        architectures=tuple(sorted(name for names in _CLASSES for name in names)),
+        model_class=None,  # whatever class the config names
+        to_native=None,
+        to_official=None,
+        logit_shift=1,
+        mask_kind="causal",
+    )
+)

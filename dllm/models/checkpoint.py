@@ -1,0 +1,145 @@
+"""Finding a checkpoint and reading its small files: hub ids, folders, bundled names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+
+from ..errors import CheckpointError, UnknownNameError
+
+BUNDLED = ("nano", "nano-ar")
+SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
+WEIGHTS = ("*.safetensors",)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk: ``config`` is its ``config.json``, ``generation`` the content of
+    ``generation_config.json`` (empty when absent).  ``name`` is what the user asked for."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    hub: str | None = None
+    revision: str | None = None
+
+    @property
+    def bundled(self) -> bool:
+        return self.name in BUNDLED
+
+    def with_weights(self) -> Path:
+        """The folder, after making sure that it holds safetensors (fetching them from the hub).
+
+        Raises `CheckpointError` when there are none, in particular when there are only pickles.
+        """
+        if self.hub is not None:
+            _snapshot(self.hub, self.revision, WEIGHTS)
+        if not any(self.folder.glob("*.safetensors")):
+            raise CheckpointError(_no_weights(self))
+        return self.folder
+
+
+def open_checkpoint(model: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
+    """Locate ``model``: a bundled name, an existing folder, else a hub id.
+
+    Weights are not fetched yet.  Raises `CheckpointError` when it cannot be found or its
+    ``config.json`` cannot be read, and `UnknownNameError` for a misspelt bundled name.
+    """
+    name = os.fspath(model)
+    folder, hub = find(model, revision)
+    return Checkpoint(
+        name=name if hub or name in BUNDLED else folder.resolve().name,
+        folder=folder,
+        config=_config(folder),
+        generation=_read_json(folder / "generation_config.json") or {},
+        hub=hub,
+        revision=revision,
+    )
+
+
+def find(model: str | os.PathLike[str], revision: str | None = None) -> tuple[Path, str | None]:
+    """The folder with the small files of ``model``, and its hub id if it came from there."""
+    name = os.fspath(model)
+    if name in BUNDLED:
+        return _bundled(name), None
+    if Path(name).expanduser().is_dir():
+        return Path(name).expanduser(), None
+    if isinstance(model, os.PathLike) or Path(name).exists() or _looks_like_a_path(name):
+        raise CheckpointError(
+            f"there is no folder {name!r}; a checkpoint is a folder with config.json and "
+            "safetensors, a hub id such as 'GSAI-ML/LLaDA-8B-Instruct', or 'nano'"
+        )
+    if "/" not in name and get_close_matches(name, BUNDLED, cutoff=0.75):
+        raise UnknownNameError("model", name, BUNDLED)
+    return _snapshot(name, revision, SMALL_FILES), name
+
+
+def _bundled(name: str) -> Path:
+    folder = Path(str(resources.files("dllm"))) / "nano" / name
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"the bundled model {name!r} is not part of this installation; install a released "
+            "wheel of dllm, or train it with dllm.train"
+        )
+    return folder
+
+
+def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo, revision=revision, allow_patterns=list(patterns)
+            )
+        )
+    except Exception as error:  # the client raises types of three libraries
+        at = f" at revision {revision!r}" if revision else ""
+        raise CheckpointError(
+            f"{repo!r}{at} is neither a folder nor a bundled model ({', '.join(BUNDLED)}), and "
+            f"fetching it from the Hugging Face hub failed ({type(error).__name__}); check the "
+            "name, the connection and your access rights, or pass the path of a local copy"
+        ) from error
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    config = _read_json(folder / "config.json")
+    if config is None:
+        raise CheckpointError(f"{folder} has no config.json; copy it from the original checkpoint")
+    return config
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not valid JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} does not hold a JSON object; download it again")
+    return content
+
+
+def _looks_like_a_path(name: str) -> bool:
+    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
+
+
+def _no_weights(checkpoint: Checkpoint) -> str:
+    pickles = sorted(
+        file.name for file in checkpoint.folder.iterdir() if file.suffix in PICKLES
+    )
+    found = f"only pickles ({', '.join(pickles)})" if pickles else "no weights"
+    return (
+        f"{checkpoint.folder} holds {found}, and only safetensors are loaded, because unpickling "
+        "runs code; convert a trusted checkpoint once with "
+        "safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')"
+    )

@@ -1,0 +1,109 @@
+"""Dream: a Qwen2 network without a causal mask that kept the shifted head.
+
+Dream 7B, arXiv 2508.15487.  Dream-Coder, DiffuCoder and the fine-tunes of them share the class.
+The head predicts the *next* position: position ``i`` is read from ``logits[i - 1]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
+
+from .family import ConfigDict, Family, Release, demand, register_family, require
+
+FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps",
+    "tie_word_embeddings", "eos_token_id",
+)  # fmt: skip
+REQUIRED = (*FIELDS, "rope_theta", "mask_token_id")
+ONLY = {"hidden_act": "silu", "use_sliding_window": False}
+
+CHAT_TEMPLATE = (
+    "{%- if messages[0]['role'] != 'system' -%}"
+    "{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+
+def to_native(config: ConfigDict) -> PreTrainedConfig:
+    """The Qwen2 config of an official ``config.json``."""
+    c = require(config, REQUIRED, "Dream")
+    demand(config, ONLY, "Dream")
+    rope = {"rope_type": "default"} | (config.get("rope_scaling") or {})
+    return Qwen2Config(
+        **{name: c[name] for name in FIELDS},
+        rope_parameters=rope | {"rope_theta": float(c["rope_theta"])},
+        use_sliding_window=False,
+        sliding_window=None,
+        initializer_range=config.get("initializer_range", 0.02),
+        bos_token_id=config.get("bos_token_id"),
+        pad_token_id=config.get("pad_token_id"),
+    )
+
+
+def to_official(config: PreTrainedConfig) -> dict[str, Any]:
+    """The fields of an official ``config.json`` that describe this Qwen2 network."""
+    c: Any = config
+    rope = dict(c.rope_parameters)
+    theta = rope.pop("rope_theta")
+    scaled = rope.get("rope_type", "default") != "default"
+    return {name: getattr(c, name) for name in FIELDS} | {
+        "architectures": ["DreamModel"],
+        "model_type": "Dream",
+        "rope_theta": theta,
+        "rope_scaling": rope if scaled else None,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "initializer_range": c.initializer_range,
+        "attention_dropout": c.attention_dropout,
+    }
+
+
+DREAM = register_family(
+    Family(
+        name="dream",
+        architectures=("DreamModel",),
+        model_class=Qwen2ForCausalLM,
+        to_native=to_native,
+        to_official=to_official,
+        logit_shift=1,
+        score_source="tempered",
+        mask_token="<|mask|>",
+        end_of_turn="<|im_end|>",
+        tokenizer_class="Qwen2Tokenizer",
+        chat_template=CHAT_TEMPLATE,
+        releases={
+            152064: Release(
+                facts={
+                    "mask_token_id": 151666,
+                    "eos_token_id": 151643,
+                    "pad_token_id": 151643,
+                },
+                tokens={
+                    "<|endoftext|>": 151643,
+                    "<|im_start|>": 151644,
+                    "<|im_end|>": 151645,
+                    "<|beginoftext|>": 151665,
+                    "<|mask|>": 151666,
+                },
+            )
+        },
+        checkpoints=(
+            "Dream-org/Dream-v0-Base-7B",
+            "Dream-org/Dream-v0-Instruct-7B",
+            "Dream-org/Dream-Coder-v0-Base-7B",
+            "Dream-org/Dream-Coder-v0-Instruct-7B",
+            "apple/DiffuCoder-7B-Base",
+            "apple/DiffuCoder-7B-Instruct",
+            "apple/DiffuCoder-7B-cpGRPO",
+            "Zigeng/dParallel_Dream_7B_Instruct",
+            "d3LLM/d3LLM_Dream",
+            "d3LLM/d3LLM_Dream_Coder",
+        ),
+    )
+)

@@ -1,0 +1,130 @@
+"""The facts of a checkpoint, read from its own files and compared with what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from ..errors import CheckpointError, ConfigError, UnknownNameError
+from .family import ConfigDict, Facts, Family
+
+SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
+            "logit_shift", "context_length", "score_source")  # fmt: skip
+UNBOUNDED = 2**30  # positions of networks that state no limit
+GENERATION = ("max_new_tokens", "block_length")  # what generation_config.json may recommend
+
+
+def read_facts(
+    family: Family, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None,
+    *, raw: ConfigDict, generation: ConfigDict, given: Mapping[str, Any],
+) -> Facts:  # fmt: skip
+    """Join all sources: ``given`` by the caller, the ``dllm`` section of the ``raw`` config.json,
+    its other fields, generation_config.json, the tokenizer, the family; the first that speaks wins.
+
+    Raises `CheckpointError` when an id lies outside the vocabulary, when a diffusion model has no
+    mask id, or when an id that was not ``given`` differs from the published one.
+    """
+    _check_given(given)
+    section = raw.get("dllm", {})
+    sources: list[Mapping[str, Any]] = [given, section, raw, generation]
+    if tokenizer is not None:
+        names = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+        sources.append({name: getattr(tokenizer, name) for name in names})
+
+    def first(name: str, default: Any = None) -> Any:
+        return next((s[name] for s in sources if s.get(name) is not None), default)
+
+    eos = _ids(first("eos_token_id"))
+    eos_id = eos[0] if eos else None
+    stops = first("stop_token_ids")
+    if stops is None:
+        turn_end = _end_of_turn(family, tokenizer)
+        stops = (*_ids(generation.get("eos_token_id")), *turn_end)
+    text: Any = config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None) or UNBOUNDED
+    facts = Facts(
+        mask_token_id=first("mask_token_id") if family.bidirectional else None,
+        eos_token_id=eos_id,
+        stop_token_ids=tuple(dict.fromkeys((*eos, *stops))),
+        pad_token_id=first("pad_token_id", eos_id),
+        bos_token_id=first("bos_token_id"),
+        logit_shift=_own(given, section, "logit_shift", family.logit_shift),
+        mask_kind=family.mask_kind,
+        context_length=_own(given, section, "context_length", positions),
+        vocab_size=text.vocab_size,
+        score_source=_own(given, section, "score_source", family.score_source),
+    )
+    _check_range(facts, family)
+    _check_release(facts, family, given)
+    return facts
+
+
+def generation_defaults(raw: ConfigDict, generation: ConfigDict) -> dict[str, Any]:
+    """Recommended arguments: those of ``generation_config.json`` that mean the same here, then
+    the ``generation`` entry of the ``dllm`` section."""
+    known = {name: generation[name] for name in GENERATION if generation.get(name) is not None}
+    return known | dict(raw.get("dllm", {}).get("generation", {}))
+
+
+def _own(given: ConfigDict, section: ConfigDict, name: str, default: Any) -> Any:
+    return given.get(name, section.get(name, default))
+
+
+def _ids(value: int | Iterable[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _end_of_turn(family: Family, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    if tokenizer is None or family.end_of_turn is None:
+        return ()
+    vocabulary = tokenizer.get_vocab()
+    return (vocabulary[family.end_of_turn],) if family.end_of_turn in vocabulary else ()
+
+
+def _check_given(given: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in SETTABLE:
+            raise UnknownNameError("model fact", name, SETTABLE)
+    if given.get("logit_shift", 0) not in (0, 1):
+        raise ConfigError(f"logit_shift is 0 or 1, not {given['logit_shift']!r}")
+    if given.get("score_source", "clean") not in ("clean", "tempered"):
+        raise ConfigError(
+            f"score_source is 'clean' or 'tempered', not {given['score_source']!r}"
+        )
+
+
+def _check_range(facts: Facts, family: Family) -> None:
+    if family.bidirectional and facts.mask_token_id is None:
+        raise CheckpointError(
+            f"no mask token: a {family.name} model needs mask_token_id in config.json, a tokenizer "
+            "with a mask token, or load(..., mask_token_id=...)"
+        )
+    named = {
+        "mask_token_id": _ids(facts.mask_token_id),
+        "eos_token_id": _ids(facts.eos_token_id),
+        "stop_token_ids": facts.stop_token_ids,
+        "pad_token_id": _ids(facts.pad_token_id),
+    }
+    for name, ids in named.items():
+        outside = [i for i in ids if not 0 <= i < facts.vocab_size]
+        if outside:
+            raise CheckpointError(
+                f"{name} {outside[0]} is outside the vocabulary of {facts.vocab_size} tokens; "
+                f"correct config.json or pass load(..., {name}=...)"
+            )
+
+
+def _check_release(facts: Facts, family: Family, given: Mapping[str, Any]) -> None:
+    release = family.releases.get(facts.vocab_size)
+    for name, expected in (release.facts if release else {}).items():
+        found = getattr(facts, name)
+        if name not in given and found != expected:
+            raise CheckpointError(
+                f"{name} is {found} in this checkpoint, but {expected} in every published "
+                f"{family.name} model with {facts.vocab_size} tokens; correct its files, or pass "
+                f"load(..., {name}={found}) if it is meant"
+            )

@@ -1,0 +1,185 @@
+"""What distinguishes one family of checkpoints from another, as data.
+
+A family is one small file: it names the architectures it reads, turns their ``config.json`` into a
+transformers config, renames the weights, and states the few facts a decoder needs.  There is no
+modelling code: the network itself is a transformers class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..errors import CheckpointError, UnknownNameError
+
+ConfigDict = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a decoder must know about a loaded model.
+
+    ``mask_token_id`` is None for autoregressive models.  ``eos_token_id`` ends a text and fills
+    what lies behind it; ``stop_token_ids`` are all ids that end one (eos and end of turn).
+    ``logit_shift`` is 1 when ``logits[i]`` predict token ``i + 1``, else 0.  ``mask_kind`` is
+    "bidirectional" or "causal".  ``context_length`` counts positions, ``vocab_size`` the columns
+    of the logits.  ``score_source`` says which distribution the family's own sampler scores
+    confidences on: "clean" (raw logits) or "tempered" (after temperature and filters).
+    """
+
+    mask_token_id: int | None
+    eos_token_id: int | None
+    stop_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+    bos_token_id: int | None
+    logit_shift: int
+    mask_kind: str
+    context_length: int
+    vocab_size: int
+    score_source: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """Ids that every published checkpoint of one vocabulary size shares."""
+
+    facts: Mapping[str, int]  # names as in `Facts`
+    tokens: Mapping[str, int] = field(default_factory=dict)  # special tokens the tokenizer needs
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of checkpoints.
+
+    ``architectures`` are accepted values of ``architectures[0]``; ``rejects`` maps related ones
+    that look alike to the reason why they are not.  ``to_native`` translates an official
+    ``config.json`` (a dict) to the transformers config of ``model_class``, ``to_official`` goes
+    back.  ``key_map`` renames weights, official regex -> native; an anchored regex may capture
+    one layer number as ``(\\d+)``.  ``releases`` is keyed by vocabulary size.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    model_class: type[PreTrainedModel] | None
+    to_native: Callable[[ConfigDict], PreTrainedConfig] | None
+    to_official: Callable[[PreTrainedConfig], dict[str, Any]] | None
+    logit_shift: int = 0
+    mask_kind: str = "bidirectional"
+    score_source: str = "clean"
+    key_map: Mapping[str, str] = field(default_factory=dict)
+    ignored_keys: tuple[str, ...] = (r"\brotary_emb\.inv_freq$",)
+    float32_rotation: bool = False
+    mask_token: str | None = None
+    end_of_turn: str | None = None
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    chat_template: str | None = None
+    replace_chat_template: bool = False  # even when the checkpoint ships one
+    releases: Mapping[int, Release] = field(default_factory=dict)
+    rejects: Mapping[str, str] = field(default_factory=dict)
+    checkpoints: tuple[str, ...] = ()  # hub ids known to belong here, for listings
+
+    @property
+    def bidirectional(self) -> bool:
+        return self.mask_kind != "causal"
+
+    def native_key(self, key: str) -> str:
+        """Name of an official weight in the transformers class."""
+        return _rename(key, self.key_map)
+
+    def official_key(self, key: str) -> str:
+        """Inverse of `native_key`.  Raises `CheckpointError` when the key has no official name."""
+        official = _rename(key, _inverse(self.key_map))
+        if self.native_key(official) != key:
+            raise CheckpointError(
+                f"weight {key!r} has no official name in family {self.name!r}; "
+                'save with layout="native"'
+            )
+        return official
+
+
+_FAMILIES: dict[str, Family] = {}
+
+
+def register_family(family: Family) -> Family:
+    """Make ``family`` known to `dllm.load`; a family of the same name is replaced."""
+    _FAMILIES[family.name] = family
+    return family
+
+
+def families() -> Mapping[str, Family]:
+    """All registered families by name, read-only."""
+    return MappingProxyType(_FAMILIES)
+
+
+def get_family(name: str) -> Family:
+    """The family of that name.  Raises `UnknownNameError`."""
+    if name not in _FAMILIES:
+        raise UnknownNameError("model family", name, _FAMILIES)
+    return _FAMILIES[name]
+
+
+def family_for(config: ConfigDict) -> Family | None:
+    """The family that reads this ``config.json``, by its first architecture; None if there is none.
+
+    Raises `CheckpointError` for architectures that only look like a known one.
+    """
+    architecture = (config.get("architectures") or ["unnamed"])[0]
+    for family in _FAMILIES.values():
+        if architecture in family.rejects:
+            raise CheckpointError(
+                f"architecture {architecture!r} is not supported: {family.rejects[architecture]}"
+            )
+    for family in reversed(_FAMILIES.values()):  # the latest registration wins
+        if architecture in family.architectures:
+            return family
+    return None
+
+
+def require(config: ConfigDict, names: Iterable[str], family: str) -> dict[str, Any]:
+    """The named fields.  Raises `CheckpointError` on missing ones: class defaults differ."""
+    names = tuple(names)
+    missing = [name for name in names if name not in config]
+    if missing:
+        raise CheckpointError(
+            f"config.json lacks {', '.join(missing)}, which a {family} checkpoint must state; "
+            "take the complete file from the original checkpoint"
+        )
+    return {name: config[name] for name in names}
+
+
+def demand(config: ConfigDict, wanted: ConfigDict, family: str) -> None:
+    """Raise `CheckpointError` when a field is present with a value this family does not implement.
+
+    ``wanted`` maps a field to the only supported value; a missing or null field passes.
+    """
+    for name, value in wanted.items():
+        found = config.get(name)
+        if found is not None and found != value:
+            raise CheckpointError(
+                f"config.json has {name}={found!r}; {family} checkpoints are supported with "
+                f"{name}={value!r} only"
+            )
+
+
+def _rename(key: str, rules: Mapping[str, str]) -> str:
+    for pattern, target in rules.items():
+        renamed, hits = re.subn(pattern, target, key)
+        if hits:
+            return renamed
+    return key
+
+
+def _inverse(rules: Mapping[str, str]) -> dict[str, str]:
+    """The rules backwards: each target becomes an anchored regex, each regex a template."""
+    number = r"(\d+)"
+    return {
+        "^" + re.escape(target).replace(re.escape(r"\1"), number): pattern.removeprefix("^")
+        .replace(number, r"\1")
+        .replace(r"\.", ".")
+        for pattern, target in rules.items()
+    }

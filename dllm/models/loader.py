@@ -1,0 +1,170 @@
+"""`load`: from a name to a model that is complete, checked and ready to decode."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from ..errors import CheckpointError, ConfigError, DllmError
+from .adopt import adopt, prepare
+from .checkpoint import Checkpoint, open_checkpoint
+from .facts import SETTABLE, generation_defaults, read_facts
+from .family import Family, families, family_for, get_family
+from .model import DiffusionModel
+from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
+from .weights import load_weights, quiet, resolve_dtype
+
+Source = str | os.PathLike[str] | PreTrainedModel | DiffusionModel
+
+
+def load(
+    model: Source, *, dtype: str | torch.dtype = "auto", device: str | torch.device | None = None,
+    device_map: Any = None, attn_implementation: str = "sdpa", quantization_config: Any = None,
+    revision: str | None = None, family: str | None = None, tokenizer: TokenizerSource = None,
+    **options: Any,
+) -> DiffusionModel:  # fmt: skip
+    """Load a diffusion language model, or an autoregressive one to verify with.
+
+    Args:
+        model: a hub id, a folder, a bundled name ("nano", "nano-ar"), a loaded transformers
+            model (changed in place: attention, eval mode), or a `DiffusionModel` (returned as is).
+        dtype: "auto" (as stored; float32 for bundled models), "float32", "bfloat16", "float16",
+            or one of these torch dtypes.
+        device: where to put the whole model, CPU by default; or ``device_map`` as in transformers.
+        attn_implementation: "sdpa", "eager", "flex_attention", "flash_attention_2" or "_3".
+        quantization_config: a transformers quantisation config.
+        revision: branch, tag or commit of a hub id.
+        family: name of a `Family`, when the checkpoint does not say it: plain Llama or Qwen2
+            weights that were trained for diffusion.
+        tokenizer: a tokenizer, or a folder or hub id that holds one, instead of the model's own;
+            missing special tokens and the chat template are added to it.
+        **options: facts that the checkpoint does not state (``mask_token_id=...``, see `Facts`),
+            and options of ``from_pretrained`` such as ``max_memory``.
+
+    Access to the hub follows ``HF_TOKEN``, ``HF_HOME`` and ``HF_HUB_OFFLINE``.
+
+    Raises:
+        CheckpointError: it cannot be found, read, or loaded completely.  Remote code is never run.
+        ConfigError: arguments that are wrong or do not fit together.
+        UnknownNameError: a misspelt family, option, attention implementation or bundled name.
+    """
+    if isinstance(model, DiffusionModel):
+        return model
+    if "trust_remote_code" in options:
+        raise ConfigError("remote code is never run; leave trust_remote_code out")
+    wanted = resolve_dtype(dtype)
+    given = {name: options.pop(name) for name in SETTABLE if name in options}
+    with quiet():
+        if not isinstance(model, PreTrainedModel):
+            return _from_files(
+                open_checkpoint(model, revision), family, tokenizer, given, attn_implementation,
+                dtype=wanted, device=device, device_map=device_map,
+                quantization_config=quantization_config, **options,
+            )  # fmt: skip
+        if options or quantization_config is not None or device_map is not None or revision:
+            raise ConfigError(
+                "the model is loaded already: quantization_config, device_map, revision and "
+                "options of from_pretrained have no effect on it; leave them out"
+            )
+        return adopt(
+            model, family, tokenizer, given, attn_implementation, dtype=wanted, device=device
+        )
+
+
+def _from_files(
+    checkpoint: Checkpoint, named: str | None, tokenizer: TokenizerSource,
+    given: Mapping[str, Any], attn_implementation: str, *, dtype: str | torch.dtype, **options: Any,
+) -> DiffusionModel:  # fmt: skip
+    raw = checkpoint.config
+    family = _family_of(checkpoint, named, given)
+    config, official = _native_config(checkpoint, family)
+    spoken = resolve_tokenizer(tokenizer, family, checkpoint.folder)
+    facts = read_facts(
+        family, config, spoken, raw=raw, generation=checkpoint.generation, given=given
+    )
+    if spoken is not None:
+        complete_tokenizer(spoken, family, facts.mask_token_id, facts.vocab_size)
+    if dtype == "auto" and checkpoint.bundled:
+        dtype = torch.float32  # stored in half precision to keep the package small
+    hf = load_weights(
+        checkpoint.with_weights(), family, config, official=official, dtype=dtype, **options
+    )
+    prepare(hf, family, attn_implementation)
+    return DiffusionModel(
+        hf, spoken, family, facts, checkpoint.name,
+        generation_defaults(raw, checkpoint.generation),
+        raw if official else raw.get("dllm", {}).get("official_config", {}),
+    )  # fmt: skip
+
+
+def _family_of(checkpoint: Checkpoint, named: str | None, given: Mapping[str, Any]) -> Family:
+    config = checkpoint.config
+    named = named or config.get("dllm", {}).get("family")
+    if named:
+        return get_family(named)
+    found = family_for(config)
+    if found is None:
+        raise CheckpointError(_unsupported(checkpoint))
+    mask_id = given.get("mask_token_id", config.get("mask_token_id"))
+    masked = mask_id is not None or config.get("is_causal") is False
+    if masked and not found.bidirectional:
+        raise ConfigError(
+            f"{checkpoint.name!r} has a mask token or no causal mask, but plain "
+            f"{config['architectures'][0]} weights; say which family they follow: family='llada' "
+            "predicts in place, 'dream' shifted by one, 'autoregressive' is no diffusion model"
+        )
+    return found
+
+
+def _unsupported(checkpoint: Checkpoint) -> str:
+    architecture = (checkpoint.config.get("architectures") or ["(none)"])[0]
+    remote = "auto_map" in checkpoint.config
+    known = [name for f in families().values() if f.bidirectional for name in f.architectures]
+    return (
+        f"architecture {architecture!r} of {checkpoint.name!r} "
+        f"{'needs remote code, which is never run' if remote else 'is not supported'}; "
+        f"supported are {', '.join(sorted(known))} and every causal language model of "
+        "transformers; a new family is one small file, see dllm.models.register_family"
+    )
+
+
+def _native_config(checkpoint: Checkpoint, family: Family) -> tuple[PreTrainedConfig, bool]:
+    """The transformers config, and whether the files are in the official layout."""
+    raw = checkpoint.config
+    official = (raw.get("architectures") or [""])[0] in family.architectures
+    try:
+        config = _translate(checkpoint, family, official)
+    except DllmError:
+        raise
+    except Exception as error:  # validation errors of the config classes, of many types
+        raise CheckpointError(f"config.json of {checkpoint.name!r} is invalid: {error}") from error
+    if family.bidirectional:
+        config.is_causal = False
+        config.use_cache = False
+    return config, official and family.to_native is not None
+
+
+def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTrainedConfig:
+    raw = checkpoint.config
+    if family.model_class is None or family.to_native is None:
+        auto: PreTrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.folder, local_files_only=True, trust_remote_code=False
+        )
+        return auto
+    if official:
+        translated = family.to_native(raw)
+        translated.dtype = raw.get("torch_dtype") or raw.get("dtype")
+        return translated
+    native: Any = family.model_class.config_class
+    if raw.get("model_type") != native.model_type:
+        raise CheckpointError(
+            f"{checkpoint.name!r} is no {family.name} checkpoint: that family reads "
+            f"{', '.join(family.architectures)} or a native {family.model_class.__name__}, not "
+            f"model type {raw.get('model_type')!r}"
+        )
+    config: PreTrainedConfig = native.from_dict(dict(raw))
+    return config

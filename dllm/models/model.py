@@ -1,0 +1,83 @@
+"""A loaded model: the network, its tokenizer, and the facts that decoding needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .family import Facts, Family
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class DiffusionModel:
+    """What `dllm.load` returns.
+
+    ``hf`` is a transformers model in eval mode: ``hf(input_ids, attention_mask=...)`` gives raw
+    logits (B, L, V), bidirectional unless ``facts.mask_kind`` is "causal", unshifted even if
+    ``facts.logit_shift`` is 1.  ``tokenizer`` is None when the checkpoint has none.
+    ``generation_defaults`` are arguments of `dllm.generate` that the checkpoint recommends, e.g.
+    ``{"max_new_tokens": 32, "block_length": 32}``.  ``official_config`` is the ``config.json``
+    the model came from, empty if it never had one of the official class.
+    """
+
+    hf: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    family: Family
+    facts: Facts
+    name: str
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    official_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The network without its head: token ids to hidden states (B, L, D)."""
+        backbone: nn.Module = self.hf.base_model
+        return backbone
+
+    @property
+    def head(self) -> nn.Module:
+        """Hidden states (..., D) to logits (..., V)."""
+        hf: Any = self.hf
+        head: nn.Module = hf.get_output_embeddings()
+        return head
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.hf.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.hf.dtype
+        return dtype
+
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        layout: str = "native",
+        max_shard_size: int | str = "5GB",
+    ) -> None:
+        """Write weights, config and tokenizer to ``folder``; `dllm.load` reads it back exactly.
+
+        ``layout`` "native" keeps the names of the transformers class and adds a ``dllm`` section
+        to ``config.json``; "official" writes the names and fields of the original release.
+        Raises `ConfigError` for another layout or a model that cannot be written (quantised,
+        offloaded, or without an official layout).
+        """
+        from .saving import save
+
+        save(self, folder, layout, max_shard_size)
+
+    def __repr__(self) -> str:
+        count = self.hf.num_parameters()
+        size = next(
+            (f"{count / n:.1f}{unit}" for n, unit in ((1e9, "B"), (1e6, "M")) if count >= n),
+            f"{count / 1e3:.0f}K",
+        )
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"<{self.name}: {self.family.name}, {size} parameters, {dtype} on {self.device}>"

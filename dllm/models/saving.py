@@ -1,0 +1,109 @@
+"""Writing a model so that it can be read back exactly, in the native or the official layout."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import save_torch_state_dict
+
+from ..errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from .model import DiffusionModel
+
+IDS = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+LAYOUTS = ("native", "official")
+DTYPE_NAMES = ("torch_dtype", "dtype")  # old and new spelling in config.json
+
+
+def save(
+    model: DiffusionModel, folder: str | os.PathLike[str], layout: str, max_shard_size: int | str
+) -> None:
+    """See `DiffusionModel.save_pretrained`."""
+    if layout not in LAYOUTS:
+        raise UnknownNameError("layout", layout, LAYOUTS)
+    if layout == "official" and model.family.to_official is None:
+        raise ConfigError(
+            f"family {model.family.name!r} has no official layout of its own; "
+            'save with layout="native"'
+        )
+    config = _official_config(model) if layout == "official" else _native_config(model)
+    weights = _weights(model)
+    if layout == "official":
+        weights = {model.family.official_key(key): value for key, value in weights.items()}
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(
+        weights, path, filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_size, metadata={"format": "pt"},
+    )  # fmt: skip
+    _write_json(path / "config.json", config)
+    hf: Any = model.hf
+    if hf.can_generate():
+        hf.generation_config.to_json_file(path / "generation_config.json")
+    if model.tokenizer is not None:
+        model.tokenizer.save_pretrained(path)
+
+
+def _weights(model: DiffusionModel) -> dict[str, torch.Tensor]:
+    hf: Any = model.hf
+    if getattr(hf, "hf_quantizer", None) is not None:
+        raise ConfigError(
+            "a quantised model cannot be written back exactly; load it without "
+            "quantization_config and save that"
+        )
+    weights: dict[str, torch.Tensor] = hf.state_dict()
+    if any(value.is_meta for value in weights.values()):
+        raise ConfigError("part of the model is offloaded; load it without offloading and save it")
+    if hf.config.tie_word_embeddings:
+        for key in hf.all_tied_weights_keys:
+            weights.pop(key, None)
+    return weights
+
+
+def _native_config(model: DiffusionModel) -> dict[str, Any]:
+    facts = asdict(model.facts)
+    section = {name: facts[name] for name in (
+        *IDS, "stop_token_ids", "logit_shift", "context_length", "score_source",
+    )}  # fmt: skip
+    section |= {"family": model.family.name, "generation": dict(model.generation_defaults)}
+    if model.official_config:
+        section["official_config"] = dict(model.official_config)
+    config: dict[str, Any] = model.hf.config.to_dict()
+    config.pop("_name_or_path", None)  # where this machine kept it is nobody's business
+    return config | {
+        "architectures": [type(model.hf).__name__],
+        "dtype": _dtype(model),
+        "dllm": section,
+    }
+
+
+def _official_config(model: DiffusionModel) -> dict[str, Any]:
+    """The original fields, with those replaced that have changed since."""
+    family, original = model.family, dict(model.official_config)
+    assert family.to_official is not None and family.to_native is not None
+    current = family.to_official(model.hf.config)
+    if original:
+        before = family.to_official(family.to_native(original))
+        current = {name: value for name, value in current.items() if value != before[name]}
+    ids = {name: getattr(model.facts, name) for name in IDS}
+    changed = {name: value for name, value in ids.items() if value != _first(original.get(name))}
+    spelling = next((name for name in DTYPE_NAMES if name in original), DTYPE_NAMES[0])
+    return original | current | changed | {spelling: _dtype(model)}
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) else value
+
+
+def _dtype(model: DiffusionModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,100 @@
+"""Tokenizers of checkpoints, loaded natively and completed with what their files leave out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import transformers
+from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
+
+from ..errors import CheckpointError
+from .checkpoint import find
+from .family import Family
+
+TokenizerSource = str | os.PathLike[str] | PreTrainedTokenizerBase | None
+FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
+
+
+def load_tokenizer(folder: Path, family: Family) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in ``folder``, None when there is none.
+
+    The class comes from the family, never from remote code.  Raises `CheckpointError` on
+    unreadable files.
+    """
+    if not any((folder / name).exists() for name in FILES):
+        return None
+    auto = family.model_class is None
+    loader = AutoTokenizer if auto else getattr(transformers, family.tokenizer_class)
+    try:
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the backends raise many types, all of them about the files
+        raise CheckpointError(
+            f"the tokenizer files in {folder} cannot be read ({error}); download them again, or "
+            "pass load(..., tokenizer=...)"
+        ) from error
+    return tokenizer
+
+
+def resolve_tokenizer(
+    given: TokenizerSource, family: Family, own: Path | None
+) -> PreTrainedTokenizerBase | None:
+    """``given`` itself, or loaded from the folder or hub id it names; else that of folder ``own``.
+
+    Raises `CheckpointError` when the named place holds no tokenizer.
+    """
+    if isinstance(given, PreTrainedTokenizerBase):
+        return given
+    if given is None:
+        return load_tokenizer(own, family) if own else None
+    found = load_tokenizer(find(given)[0], family)
+    if found is None:
+        raise CheckpointError(f"{os.fspath(given)!r} holds no tokenizer files")
+    return found
+
+
+def complete_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, family: Family, mask_id: int | None, vocab_size: int
+) -> None:
+    """Declare the mask token, add missing special tokens at their published ids, set the template.
+
+    Changes ``tokenizer`` in place.  Raises `CheckpointError` when a special token has another id
+    than the model knows.
+    """
+    release = family.releases.get(vocab_size)
+    for token, wanted in (release.tokens if release else {}).items():
+        _place(tokenizer, token, wanted)
+    if mask_id is not None:
+        _declare_mask(tokenizer, family, mask_id)
+    ours = family.end_of_turn in tokenizer.get_vocab() and family.chat_template is not None
+    if ours and (family.replace_chat_template or tokenizer.chat_template is None):
+        tokenizer.chat_template = family.chat_template
+
+
+def _place(tokenizer: PreTrainedTokenizerBase, token: str, wanted: int) -> None:
+    found = tokenizer.get_vocab().get(token)
+    if found is None and len(tokenizer) == wanted:  # the only id that a new token can get
+        tokenizer.add_tokens([AddedToken(token, special=True, normalized=False)])
+    elif found not in (None, wanted):
+        raise CheckpointError(
+            f"the tokenizer gives {token} the id {found}, the model {wanted}; use the tokenizer "
+            "of the same release"
+        )
+
+
+def _declare_mask(tokenizer: PreTrainedTokenizerBase, family: Family, mask_id: int) -> None:
+    declared = tokenizer.mask_token_id
+    named = tokenizer.get_vocab().get(family.mask_token or "")
+    if declared is None and named is None:
+        if mask_id < len(tokenizer):
+            named_token = tokenizer.convert_ids_to_tokens(mask_id)
+            tokenizer.add_special_tokens({"mask_token": named_token})
+        return
+    found = named if declared is None else declared
+    if found != mask_id:
+        raise CheckpointError(
+            f"the tokenizer's mask token has id {found}, the model's {mask_id}; use the tokenizer "
+            f"of the same release or pass load(..., mask_token_id={found})"
+        )
+    if declared is None and family.mask_token is not None:
+        tokenizer.add_special_tokens({"mask_token": family.mask_token})

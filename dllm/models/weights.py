@@ -1,0 +1,141 @@
+"""Reading weights into a transformers class, completely or not at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as hf_logging
+
+from ..errors import CheckpointError, ConfigError, UnknownNameError
+from .facts import SETTABLE
+from .family import Family
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+ARGUMENTS = ("dtype", "device", "device_map", "attn_implementation", "quantization_config",
+             "revision", "family", "tokenizer")  # fmt: skip
+OPTIONS = ("max_memory", "offload_folder", "offload_buffers", "distributed_config", "tp_plan",
+           "use_kernels", "kernel_config", "experts_implementation", "disable_mmap")  # fmt: skip
+logging: Any = hf_logging  # untyped functions
+WORTH_A_BAR = 2**30  # bytes of weights from which loading takes long enough to show progress
+
+
+def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """A torch dtype, or "auto".  Raises `ConfigError` for anything else than a float dtype."""
+    resolved = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if resolved == "auto" or resolved in DTYPES.values():
+        return resolved
+    raise ConfigError(f"dtype is 'auto', {', '.join(map(repr, DTYPES))}, not {dtype!r}")
+
+
+def load_weights(
+    folder: Path, family: Family, config: PreTrainedConfig, *, official: bool,
+    dtype: str | torch.dtype, device: str | torch.device | None, device_map: Any,
+    quantization_config: Any, **options: Any,
+) -> PreTrainedModel:  # fmt: skip
+    """The network in eval mode.
+
+    ``official`` says whether the files use the family's official names.  Raises `CheckpointError`
+    unless every weight of the network is in the files, nothing else is, and all shapes agree.
+    """
+    if device is not None and device_map is not None:
+        raise ConfigError("give device or device_map, not both")
+    moved = device is not None and importlib.util.find_spec("accelerate") is None
+    if device is not None and not moved:
+        device_map = {"": torch.device(device)}
+    for name in options:
+        if name not in OPTIONS:
+            raise UnknownNameError("option", name, (*ARGUMENTS, *SETTABLE, *OPTIONS))
+    if quantization_config is not None:
+        options["quantization_config"] = quantization_config
+    cls: Any = family.model_class or AutoModelForCausalLM
+    try:
+        with _bar(folder):
+            hf, report = cls.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                device_map=device_map,
+                key_mapping=dict(family.key_map) if official else None,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # so that they are reported; `_check` refuses them
+                output_loading_info=True,
+                local_files_only=True,
+                **options,
+            )
+    except (SafetensorError, EOFError) as error:
+        raise CheckpointError(
+            f"a weight file in {folder} is truncated or corrupt ({error}); download it again"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"the weights in {folder} are incomplete ({error}); download them again"
+        ) from error
+    _check(folder, family, report, official)
+    loaded: PreTrainedModel = hf.to(device) if moved else hf
+    return loaded
+
+
+def _check(folder: Path, family: Family, report: dict[str, Any], official: bool) -> None:
+    def listing(keys: Iterable[str]) -> str:
+        names = sorted(family.official_key(key) if official else key for key in keys)
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+    surplus = [
+        key for key in report["unexpected_keys"]
+        if not any(re.search(pattern, key) for pattern in family.ignored_keys)
+    ]  # fmt: skip
+    if report["missing_keys"]:
+        raise CheckpointError(
+            f"weights are missing from {folder}: {listing(report['missing_keys'])}; complete the "
+            "download, or check that config.json belongs to these files"
+        )
+    if surplus:
+        raise CheckpointError(
+            f"weights in {folder} have no place in a {family.name} network: "
+            f"{', '.join(sorted(surplus)[:3])}; check that config.json belongs to these files"
+        )
+    if report["mismatched_keys"]:
+        key, found, wanted = min(report["mismatched_keys"])
+        raise CheckpointError(
+            f"{listing([key])} in {folder} has shape {tuple(found)}, config.json asks for "
+            f"{tuple(wanted)}; check that they belong together"
+        )
+    if report["error_msgs"]:
+        raise CheckpointError(f"{folder} could not be loaded: {report['error_msgs'][0]}")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without log lines of transformers: what matters in them is raised."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextmanager
+def _bar(folder: Path) -> Iterator[None]:
+    """Without a progress bar when loading takes no time."""
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    hidden = size < WORTH_A_BAR and logging.is_progress_bar_enabled()
+    if hidden:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if hidden:
+            logging.enable_progress_bar()

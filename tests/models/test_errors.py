@@ -1,0 +1,233 @@
+"""Every way a checkpoint can be broken is one clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dllm.errors import CheckpointError, ConfigError, UnknownNameError
+from dllm.models import DiffusionModel, Family, families, family, load, register_family
+
+Copy = Callable[..., Path]
+WEIGHTS = "model.safetensors"
+FIRST_NORM = "model.transformer.blocks.0.attn_norm.weight"
+
+
+def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+    return folder
+
+
+def test_missing_weights(copy: Copy, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = edit(copy("llada-tiny"), lambda t: t.pop(FIRST_NORM))
+    with pytest.raises(CheckpointError, match=f"missing .*{FIRST_NORM}"):
+        load(folder)
+    assert capfd.readouterr() == ("", "")  # transformers' own report stays out of sight
+
+
+def test_surplus_weights(copy: Copy) -> None:
+    folder = edit(copy("llada-tiny"), lambda t: t.update(extra=torch.zeros(1)))
+    with pytest.raises(CheckpointError, match=r"no place .*extra"):
+        load(folder)
+
+
+def test_old_rotation_buffers_are_no_surplus(copy: Copy, dream: DiffusionModel) -> None:
+    buffers = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(3)}
+    model = load(edit(copy("dream-tiny"), lambda t: t.update(buffers)))
+    assert torch.equal(model.hf.lm_head.weight, dream.hf.lm_head.weight)
+    assert torch.equal(model.backbone.rotary_emb.inv_freq, dream.backbone.rotary_emb.inv_freq)
+
+
+def test_wrong_shapes(copy: Copy) -> None:
+    folder = copy("llada-tiny", mlp_hidden_size=176)
+    with pytest.raises(CheckpointError, match=r"shape .*160.* asks for .*176"):
+        load(folder)
+
+
+def test_truncated_and_corrupt_files(copy: Copy) -> None:
+    folder = copy("llada-tiny")
+    content = (folder / WEIGHTS).read_bytes()
+    for broken in (content[: len(content) // 2], b"", b"not a tensor file"):
+        (folder / WEIGHTS).write_bytes(broken)
+        with pytest.raises(CheckpointError, match="truncated or corrupt"):
+            load(folder)
+
+
+def test_a_missing_shard(copy: Copy, llada: DiffusionModel, tmp_path: Path) -> None:
+    llada.save_pretrained(tmp_path / "shards", max_shard_size=200_000)
+    next((tmp_path / "shards").glob("*-00002-*")).unlink()
+    with pytest.raises(CheckpointError, match=r"incomplete|missing"):
+        load(tmp_path / "shards")
+
+
+def test_pickles_only(copy: Copy) -> None:
+    folder = copy("llada-tiny")
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(CheckpointError, match=r"only pickles \(pytorch_model.bin\).*save_file"):
+        load(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match="no weights"):
+        load(folder)
+
+
+def test_config_files(copy: Copy) -> None:
+    folder = copy("llada-tiny")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not valid JSON"):
+        load(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="JSON object"):
+        load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["MysteryLM"]}, "needs remote code, which is never run"),
+        ({"architectures": ["MysteryLM"], "auto_map": {}}, "needs remote code"),
+        ({"architectures": ["LLaDAMoEModelLM"]}, "LLaDAMoEModelLM.* mixture of experts"),
+        ({"architectures": ["LLaDAMoEModel"]}, "mixture of experts"),
+        ({"architectures": None}, "(none)"),
+        ({"block_group_size": 2}, "block_group_size=2"),
+        ({"block_type": "sequential"}, "block_type='sequential'"),
+        ({"rope": False}, "rope=False"),
+        ({"include_qkv_bias": True}, "include_qkv_bias=True"),
+        ({"layer_norm_type": "default"}, "layer_norm_type"),
+        ({"mask_token_id": 256}, "mask_token_id 256 is outside the vocabulary of 256"),
+        ({"mask_token_id": None}, "no mask token"),
+        ({"eos_token_id": -1}, "eos_token_id -1 is outside"),
+        ({"n_layers": "three"}, r"config\.json .* is invalid"),
+    ],
+)
+def test_unsupported_configs(copy: Copy, fields: dict[str, Any], message: str) -> None:
+    folder = copy("llada-tiny", **fields)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+def test_unknown_architecture_without_remote_code(copy: Copy) -> None:
+    with pytest.raises(CheckpointError, match="is not supported; supported are DreamModel"):
+        load(copy("llada-tiny", drop=("auto_map",), architectures=["MysteryLM"]))
+
+
+@pytest.mark.parametrize("name", ["rope_theta", "weight_tying", "block_type", "mask_token_id"])
+def test_missing_fields_are_not_guessed(copy: Copy, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"lacks {name}"):
+        load(copy("llada-tiny", drop=(name,)))
+
+
+def test_ids_that_contradict_the_release() -> None:
+    """Compared by vocabulary size, so a fine-tune with other files is caught."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 126464, "hidden_size": 2, "intermediate_size": 2}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 1}
+    config = LlamaConfig(**sizes, **layers, eos_token_id=126081, pad_token_id=126081)
+    hf = LlamaForCausalLM(config)
+    hf.config.mask_token_id = 126335
+    hf.config.is_causal = False
+    with pytest.raises(CheckpointError, match=r"mask_token_id is 126335 .* but 126336"):
+        load(hf)
+    assert load(hf, mask_token_id=126335).facts.mask_token_id == 126335
+    assert load(hf, mask_token_id=126336).facts.stop_token_ids == (126081,)
+
+
+def test_arguments(checkpoints: Path, llada: DiffusionModel) -> None:
+    folder = checkpoints / "llada-tiny"
+    for dtype in ("float8", "int8", torch.int64, "fp32"):
+        with pytest.raises(ConfigError, match="dtype is 'auto', 'float32'"):
+            load(folder, dtype=dtype)
+    with pytest.raises(UnknownNameError, match="did you mean 'sdpa'"):
+        load(folder, attn_implementation="spda")
+    with pytest.raises(ConfigError, match=r"pip install dllm\[flash\]"):
+        load(folder, attn_implementation="flash_attention_3")
+    with pytest.raises(ConfigError, match="not both"):
+        load(folder, device="cpu", device_map="auto")
+    with pytest.raises(ConfigError, match="never run"):
+        load(folder, trust_remote_code=True)
+    with pytest.raises(UnknownNameError, match="did you mean 'device_map'"):
+        load(folder, devcie_map="auto")
+    with pytest.raises(UnknownNameError, match="did you mean 'llada'"):
+        load(folder, family="lada")
+    with pytest.raises(CheckpointError, match="no dream checkpoint"):
+        load(folder, family="dream")
+    with pytest.raises(CheckpointError, match=r"config\.json .* is invalid"):
+        load(folder, family="autoregressive")
+    with pytest.raises(ConfigError, match="logit_shift is 0 or 1"):
+        load(folder, logit_shift=2)
+    with pytest.raises(ConfigError, match="score_source"):
+        load(folder, score_source="dirty")
+
+
+def test_names_that_lead_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def offline(*_: Any, **__: Any) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(CheckpointError, match=r"'a/b' is neither a folder nor a bundled.*failed"):
+        load("a/b")
+    with pytest.raises(CheckpointError, match="at revision 'v2'"):
+        load("a/b", revision="v2")
+    with pytest.raises(UnknownNameError, match="did you mean 'nano'"):
+        load("nanoo")
+    for path in (tmp_path / "absent", str(tmp_path / "absent"), "./absent"):
+        with pytest.raises(CheckpointError, match="there is no folder"):
+            load(path)
+
+
+def test_a_bundled_model_that_is_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("dllm.models.checkpoint.resources.files", lambda _: tmp_path)
+    with pytest.raises(CheckpointError, match="'nano' is not part of this installation"):
+        load("nano")
+
+
+def test_bundled_models_are_float32(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoints: Path
+) -> None:
+    half = load(checkpoints / "llada-tiny", dtype="float16")
+    half.save_pretrained(tmp_path / "nano" / "nano")
+    monkeypatch.setattr("dllm.models.checkpoint.resources.files", lambda _: tmp_path)
+    model = load("nano")
+    assert (model.name, model.dtype) == ("nano", torch.float32)
+    assert load("nano", dtype="float16").dtype == torch.float16
+
+
+def test_the_hub_is_asked_for_small_files_first(
+    monkeypatch: pytest.MonkeyPatch, copy: Copy
+) -> None:
+    folder, asked = copy("llada-tiny"), []
+
+    def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repo, revision, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    model = load("someone/llada", revision="abc")
+    assert model.name == "someone/llada"
+    assert [patterns == ["*.safetensors"] for _, _, patterns in asked] == [False, True]
+    assert {revision for _, revision, _ in asked} == {"abc"}
+    assert not any(p.endswith((".py", ".bin", ".pt")) for _, _, ps in asked for p in ps)
+
+
+def test_a_family_is_a_few_lines(copy: Copy) -> None:
+    llada = families()["llada"]
+    fields = {name: getattr(llada, name) for name in llada.__dataclass_fields__}
+    mine = Family(**fields | {"name": "mine", "architectures": ("MineLM",), "logit_shift": 1})
+    try:
+        assert register_family(mine) is families()["mine"]
+        model = load(copy("llada-tiny", architectures=["MineLM"]))
+        assert (model.family.name, model.facts.logit_shift) == ("mine", 1)
+    finally:
+        family._FAMILIES.pop("mine")

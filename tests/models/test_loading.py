@@ -1,0 +1,179 @@
+"""What a loaded model is and does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from dllm.errors import CheckpointError, ConfigError
+from dllm.models import DiffusionModel, families, load
+
+TINY = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def logits(model: DiffusionModel, ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        out: torch.Tensor = model.hf(ids, **inputs).logits
+    return out
+
+
+@pytest.mark.parametrize("name", ["llada-tiny", "dream-tiny"])
+def test_every_tensor_equals_the_file(checkpoints: Path, name: str) -> None:
+    model = load(checkpoints / name)
+    stored = load_file(checkpoints / name / "model.safetensors")
+    loaded = {model.family.official_key(key): t for key, t in model.hf.state_dict().items()}
+    assert loaded.keys() == stored.keys()
+    assert all(torch.equal(loaded[key], stored[key]) for key in stored)
+
+
+def test_facts(llada: DiffusionModel, dream: DiffusionModel) -> None:
+    a, b = llada.facts, dream.facts
+    assert (a.mask_token_id, a.eos_token_id, a.pad_token_id) == (255, 250, 250)
+    assert (b.mask_token_id, b.eos_token_id, b.pad_token_id) == (255, 250, 250)
+    assert (a.bos_token_id, b.bos_token_id) == (None, 254)
+    assert (a.logit_shift, b.logit_shift) == (0, 1)
+    assert (a.score_source, b.score_source) == ("clean", "tempered")
+    assert a.stop_token_ids == b.stop_token_ids == (250,)
+    assert a.mask_kind == b.mask_kind == "bidirectional"
+    assert (a.context_length, a.vocab_size) == (512, 256)
+
+
+def test_a_model_shows_what_it_is(llada: DiffusionModel) -> None:
+    assert repr(llada) == "<llada-tiny: llada, 175K parameters, float32 on cpu>"
+    assert llada.backbone is llada.hf.model and llada.head is llada.hf.lm_head
+    assert llada.tokenizer is None and not llada.hf.training
+    assert (llada.dtype, llada.device) == (torch.float32, torch.device("cpu"))
+    assert load(llada) is llada
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llada-tiny", "dream-tiny"])
+def test_the_last_token_is_seen_by_the_first(checkpoints: Path, name: str, attention: str) -> None:
+    model = load(checkpoints / name, attn_implementation=attention)
+    ids = torch.arange(1, 13)[None]
+    other = ids.clone()
+    other[0, -1] = 99
+    for inputs in ({}, {"attention_mask": torch.ones_like(ids)}):
+        change = (logits(model, ids, **inputs) - logits(model, other, **inputs)).abs()
+        assert change[0, 0].max() > 1e-3
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_an_autoregressive_model_stays_causal(attention: str) -> None:
+    torch.manual_seed(0)
+    model = load(LlamaForCausalLM(LlamaConfig(**TINY)), attn_implementation=attention)
+    assert model.family.name == "autoregressive" and model.facts.mask_token_id is None
+    assert (model.facts.mask_kind, model.facts.logit_shift) == ("causal", 1)
+    ids = torch.arange(1, 13)[None]
+    other = ids.clone()
+    other[0, -1] = 33
+    change = (logits(model, ids) - logits(model, other)).abs().amax(-1)[0]
+    assert change[:-1].max() == 0 and change[-1] > 1e-4
+    step = model.hf(ids[:, :8], use_cache=True)
+    rest = model.hf(ids[:, 8:], past_key_values=step.past_key_values).logits
+    torch.testing.assert_close(rest, logits(model, ids)[:, 8:], rtol=0, atol=1e-5)
+
+
+def test_any_causal_model_of_transformers_is_a_verifier(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    hf = Qwen2ForCausalLM(Qwen2Config(**TINY, eos_token_id=[3, 4]))
+    hf.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    assert model.family.name == "autoregressive" and model.facts.stop_token_ids == (3, 4)
+    ids = torch.arange(9)[None]
+    assert torch.equal(logits(model, ids), hf.eval()(ids).logits)
+    with pytest.raises(ConfigError, match="family='llada'"):
+        load(tmp_path, mask_token_id=5)
+
+
+def test_other_hyperparameters_are_read_not_assumed(tmp_path: Path, checkpoints: Path) -> None:
+    """Every size and constant of the config reaches the network."""
+    config = json.loads((checkpoints / "llada-tiny" / "config.json").read_text())
+    config |= {"d_model": 48, "n_heads": 6, "n_kv_heads": 2, "n_layers": 2, "mlp_hidden_size": 176,
+               "rope_theta": 10000, "rms_norm_eps": 1e-6, "vocab_size": 250, "embedding_size": 256,
+               "eos_token_id": 248, "pad_token_id": 248, "mask_token_id": 249}  # fmt: skip
+    shapes = {"q_proj": (48, 48), "k_proj": (16, 48), "v_proj": (16, 48), "attn_out": (48, 48),
+              "ff_proj": (176, 48), "up_proj": (176, 48), "ff_out": (48, 176),
+              "attn_norm": (48,), "ff_norm": (48,)}  # fmt: skip
+    stored = {f"model.transformer.blocks.{i}.{name}.weight": torch.randn(shape) * 0.1
+              for i in range(2) for name, shape in shapes.items()}  # fmt: skip
+    stored |= {f"model.transformer.{name}.weight": torch.randn(shape) * 0.1 for name, shape in
+               {"wte": (256, 48), "ln_f": (48,), "ff_out": (256, 48)}.items()}  # fmt: skip
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load(tmp_path)
+    c: Any = model.hf.config
+    assert c.rope_parameters["rope_theta"] == 10000 and c.rms_norm_eps == 1e-6
+    assert (model.facts.vocab_size, model.facts.mask_token_id) == (256, 249)
+    assert torch.isfinite(logits(model, torch.arange(8)[None])).all()
+    model.save_pretrained(tmp_path / "again", layout="official")
+    assert json.loads((tmp_path / "again" / "config.json").read_text()) == config
+
+
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("name", ["llada", "dream"])
+def test_a_model_from_a_config_alone(tmp_path: Path, name: str, tie: bool) -> None:
+    torch.manual_seed(0)
+    cls = {"llada": LlamaForCausalLM, "dream": Qwen2ForCausalLM}[name]
+    config = cls.config_class(**TINY, tie_word_embeddings=tie, eos_token_id=1, pad_token_id=1)
+    hf = cls(config)
+    model = load(hf, family=name, mask_token_id=63)
+    ids = torch.arange(10)[None]
+    expected = logits(model, ids)
+    for layout in ("native", "official"):
+        model.save_pretrained(tmp_path / layout, layout=layout)
+        again = load(tmp_path / layout)
+        assert again.facts == model.facts and again.family is model.family
+        assert torch.equal(logits(again, ids), expected)
+
+
+def test_a_loaded_network_is_accepted(dream: DiffusionModel) -> None:
+    with pytest.raises(ConfigError, match="shifted"):
+        load(Qwen2ForCausalLM(Qwen2Config(**TINY)), mask_token_id=5)
+    with pytest.raises(ConfigError, match="Qwen2ForCausalLM"):
+        load(LlamaForCausalLM(LlamaConfig(**TINY)), family="dream", mask_token_id=5)
+    with pytest.raises(CheckpointError, match="mask_token_id"):
+        load(LlamaForCausalLM(LlamaConfig(**TINY)), family="llada")
+    config = LlamaConfig(**TINY)
+    config.is_causal = False
+    assert load(LlamaForCausalLM(config), mask_token_id=5).family.name == "llada"
+    with pytest.raises(ConfigError, match="loaded already"):
+        load(LlamaForCausalLM(config), mask_token_id=5, revision="main")
+
+
+def test_plain_weights_follow_the_family_they_are_given(tmp_path: Path) -> None:
+    Qwen2ForCausalLM(Qwen2Config(**TINY, eos_token_id=1)).save_pretrained(tmp_path)
+    model = load(tmp_path, family="dream", mask_token_id=60, pad_token_id=2, logit_shift=0)
+    assert (model.facts.mask_token_id, model.facts.pad_token_id) == (60, 2)
+    assert model.facts.logit_shift == 0 and model.hf.config.is_causal is False
+
+
+def test_plain_weights_without_a_causal_mask_need_a_family(tmp_path: Path) -> None:
+    config = LlamaConfig(**TINY)
+    config.is_causal = False
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="say which family"):
+        load(tmp_path)
+    assert load(tmp_path, family="llada", mask_token_id=9).facts.logit_shift == 0
+
+
+def test_generation_defaults_come_from_the_checkpoint(copy: Any) -> None:
+    folder = copy("llada-tiny", dllm={"family": "llada", "generation": {"block_length": 32}})
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 64, "temperature": 0.5}')
+    defaults = load(folder).generation_defaults
+    assert defaults == {"max_new_tokens": 64, "block_length": 32}
+
+
+def test_checkpoints_of_the_families_are_listed() -> None:
+    known = {name: family.checkpoints for name, family in families().items()}
+    assert "GSAI-ML/LLaDA-1.5" in known["llada"]
+    assert "apple/DiffuCoder-7B-cpGRPO" in known["dream"]

@@ -1,0 +1,85 @@
+"""Save, load, compare: nothing may change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dllm.errors import ConfigError, UnknownNameError
+from dllm.models import DiffusionModel, load
+
+NAMES = ("llada-tiny", "dream-tiny")
+
+
+def same(a: DiffusionModel, b: DiffusionModel) -> bool:
+    x, y = a.hf.state_dict(), b.hf.state_dict()
+    return x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x) and a.facts == b.facts
+
+
+@pytest.mark.parametrize("layout", ["native", "official"])
+@pytest.mark.parametrize("name", NAMES)
+def test_round_trip(checkpoints: Path, tmp_path: Path, name: str, layout: str) -> None:
+    model = load(checkpoints / name)
+    model.save_pretrained(tmp_path, layout=layout)
+    again = load(tmp_path)
+    assert same(model, again) and again.family is model.family
+    assert again.official_config == model.official_config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_official_layout_is_the_original_one(
+    checkpoints: Path, tmp_path: Path, name: str
+) -> None:
+    """Also on the way through the native layout."""
+    load(checkpoints / name).save_pretrained(tmp_path / "native")
+    load(tmp_path / "native").save_pretrained(tmp_path / "official", layout="official")
+    original = json.loads((checkpoints / name / "config.json").read_text())
+    assert json.loads((tmp_path / "official" / "config.json").read_text()) == original
+    stored = load_file(checkpoints / name / "model.safetensors")
+    written = load_file(tmp_path / "official" / "model.safetensors")
+    assert stored.keys() == written.keys()
+    assert all(torch.equal(stored[key], written[key]) for key in stored)
+
+
+def test_shards(llada: DiffusionModel, tmp_path: Path) -> None:
+    for layout in ("native", "official"):
+        llada.save_pretrained(tmp_path / layout, layout=layout, max_shard_size=200_000)
+        assert len(list((tmp_path / layout).glob("*.safetensors"))) > 2
+        assert same(llada, load(tmp_path / layout))
+
+
+def test_half_precision_is_kept(llada: DiffusionModel, checkpoints: Path, tmp_path: Path) -> None:
+    half = load(checkpoints / "llada-tiny", dtype="bfloat16")
+    for layout in ("native", "official"):
+        half.save_pretrained(tmp_path / layout, layout=layout)
+        again = load(tmp_path / layout)
+        assert again.dtype == torch.bfloat16 and same(half, again)
+        assert load(tmp_path / layout, dtype=torch.float32).dtype == torch.float32
+
+
+def test_a_changed_fact_is_written(checkpoints: Path, tmp_path: Path) -> None:
+    load(checkpoints / "dream-tiny", eos_token_id=7).save_pretrained(tmp_path, layout="official")
+    assert load(tmp_path).facts.eos_token_id == 7
+
+
+def test_no_trace_of_the_machine(llada: DiffusionModel, tmp_path: Path) -> None:
+    llada.save_pretrained(tmp_path)
+    assert "/" not in (tmp_path / "config.json").read_text()
+
+
+def test_refusals(llada: DiffusionModel, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'official'"):
+        llada.save_pretrained(tmp_path, layout="offical")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tiny = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                       num_attention_heads=1)  # fmt: skip
+    model = load(LlamaForCausalLM(tiny))
+    with pytest.raises(ConfigError, match="no official layout"):
+        model.save_pretrained(tmp_path, layout="official")
+    model.save_pretrained(tmp_path / "ar")
+    assert load(tmp_path / "ar").family.name == "autoregressive"

@@ -1,0 +1,116 @@
+"""Tokenizers are loaded natively and completed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from dllm.errors import CheckpointError
+from dllm.models import families, load
+from dllm.models.tokenizer import complete_tokenizer
+
+Copy = Callable[..., Path]
+HEADERS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+CHAT = [{"role": "user", "content": " hi "}]
+
+
+def words(size: int, *names: tuple[int, str], **special: str) -> PreTrainedTokenizerFast:
+    """A word tokenizer of ``size`` entries with ``names`` at given ids."""
+    vocabulary = {f"w{i}": i for i in range(size)}
+    for index, name in names:
+        del vocabulary[f"w{index}"]
+        vocabulary[name] = index
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+def test_llada_mask_token_is_declared(copy: Copy) -> None:
+    folder = copy("llada-tiny")
+    specials = [(250, "<|endoftext|>"), (251, "<|eot_id|>"), (255, "<|mdm_mask|>")]
+    words(256, *specials, eos_token="<|endoftext|>").save_pretrained(folder)
+    model = load(folder)
+    tokenizer: Any = model.tokenizer
+    assert (tokenizer.mask_token, tokenizer.mask_token_id) == ("<|mdm_mask|>", 255)
+    assert model.facts.stop_token_ids == (250, 251)
+    assert tokenizer.decode([3, 255, 4], skip_special_tokens=True) == "w3 w4"
+
+
+def test_llada_template_adds_the_header_only_when_asked(copy: Copy) -> None:
+    folder = copy("llada-tiny")
+    names = [(245 + i, name) for i, name in enumerate(HEADERS)] + [(255, "<|mdm_mask|>")]
+    words(256, *names, chat_template="shipped").save_pretrained(folder)
+    tokenizer: Any = load(folder).tokenizer
+    asked = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    plain = tokenizer.apply_chat_template(CHAT, tokenize=False)
+    head = "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+    assert plain == head
+    assert asked == head + "<|start_header_id|>assistant<|end_header_id|>\n\n"
+
+
+def test_a_base_tokenizer_gets_the_headers_at_their_ids() -> None:
+    llada = families()["llada"]
+    names = [(126080, "<|startoftext|>"), (126081, "<|endoftext|>"), (126336, "<|mdm_mask|>")]
+    tokenizer = words(126346, *names)
+    complete_tokenizer(tokenizer, llada, 126336, 126464)
+    assert tokenizer.convert_tokens_to_ids(HEADERS) == [126346, 126347, 126348]
+    assert tokenizer.mask_token_id == 126336 and tokenizer.chat_template is not None
+
+
+def test_a_template_of_another_kind_is_left_alone(copy: Copy) -> None:
+    folder = copy("llada-tiny")
+    words(256, (255, "<|mdm_mask|>"), chat_template="theirs").save_pretrained(folder)
+    tokenizer: Any = load(folder).tokenizer
+    assert tokenizer.chat_template == "theirs"
+
+
+def test_tokenizers_of_another_model(copy: Copy) -> None:
+    folder = copy("llada-tiny")
+    with pytest.raises(CheckpointError, match="mask token has id 200, the model's 255"):
+        load(folder, tokenizer=words(256, (200, "<|mdm_mask|>")))
+    with pytest.raises(CheckpointError, match=r"<\|endoftext\|> the id 5, the model 126081"):
+        complete_tokenizer(words(9, (5, "<|endoftext|>")), families()["llada"], None, 126464)
+    with pytest.raises(CheckpointError, match="holds no tokenizer files"):
+        load(folder, tokenizer=folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load(folder)
+
+
+def test_dream_tokenizer_without_remote_code(copy: Copy, tmp_path: Path) -> None:
+    folder = copy("dream-tiny")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:240]
+    vocabulary = {letter: i for i, letter in enumerate(letters)}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    added = {250: "<|endoftext|>", 251: "<|im_start|>", 252: "<|im_end|>", 254: "<|beginoftext|>",
+             255: "<|mask|>"}  # fmt: skip
+    fillers = {i: f"<|{i}|>" for i in range(240, 256) if i not in added}
+    decoder = {str(i): {"content": text, "special": True, "lstrip": False, "rstrip": False,
+                        "normalized": False, "single_word": False}
+               for i, text in sorted((added | fillers).items())}  # fmt: skip
+    config = {"tokenizer_class": "DreamTokenizer", "added_tokens_decoder": decoder,
+              "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
+              "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>",
+              "bos_token": "<|beginoftext|>", "mask_token": "<|mask|>"}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    model = load(folder)
+    tokenizer: Any = model.tokenizer
+    assert tokenizer("abc<|im_end|>").input_ids == [vocabulary[c] for c in "abc"] + [252]
+    assert (tokenizer.mask_token_id, tokenizer.bos_token_id) == (255, 254)
+    assert model.facts.stop_token_ids == (250, 252)
+    assert tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True) == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n hi <|im_end|>\n<|im_start|>assistant\n"
+    )
+    for layout in ("native", "official"):
+        model.save_pretrained(tmp_path / layout, layout=layout)
+        again: Any = load(tmp_path / layout).tokenizer
+        assert again("abc<|im_end|>").input_ids == tokenizer("abc<|im_end|>").input_ids
+        assert again.chat_template == tokenizer.chat_template
