@@ -1,0 +1,57 @@
+"""dllm: the runtime for masked-diffusion language models.
+
+>>> import dllm
+>>> out = dllm.generate("nano", "Reverse this list: Tom, Anna, Ben", sampler="threshold")
+>>> out.text
+'Ben, Anna, Tom'
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import cache, samplers
+    from .api import Event, generate, infill, stream
+    from .config import GenerationConfig
+    from .errors import (
+        CheckpointError,
+        ConfigError,
+        DllmError,
+        OutOfMemoryError,
+        PromptError,
+        UnknownNameError,
+    )
+    from .models import DiffusionModel, load
+    from .result import Result
+    from .trace import Trace
+
+__version__ = "0.1.0"
+
+# Imported on first use: `import dllm` stays cheap and `dllm --help` needs no torch.
+_WHERE = {
+    "Event": "api", "generate": "api", "infill": "api", "stream": "api",
+    "GenerationConfig": "config", "DiffusionModel": "models", "load": "models",
+    "Result": "result", "Trace": "trace", "CheckpointError": "errors", "ConfigError": "errors",
+    "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",
+    "UnknownNameError": "errors",
+}  # fmt: skip
+
+__all__ = [
+    "CheckpointError", "ConfigError", "DiffusionModel", "DllmError", "Event", "GenerationConfig",
+    "OutOfMemoryError", "PromptError", "Result", "Trace", "UnknownNameError", "cache", "generate",
+    "infill", "load", "samplers", "stream",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(f".{_WHERE[name]}", __name__), name)
+    if name in ("cache", "samplers"):
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'dllm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

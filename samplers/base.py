@@ -94,9 +94,13 @@ class Window(Part):
         """Before a forward: make sure the window holds an undecided position, if any is left."""
         raise NotImplementedError
 
-    def entry(self, view: View) -> BoolArray | None:
-        """What to commit in place of the selectors, e.g. when a window has just been opened."""
-        return None
+    def decides(self, canvas: Canvas) -> bool:
+        """Whether the window itself says what this step commits, in place of the selectors."""
+        return False
+
+    def select(self, view: View) -> BoolArray:
+        """(n,) bool over ``view.positions``, in a step that the window `decides`."""
+        raise NotImplementedError
 
 
 class Scorer(Part):
@@ -213,7 +217,7 @@ class Sampler:
     def prepare(self, canvas: Canvas) -> bool:
         """Move the window; False when the schedule grants this step nothing."""
         self.window.advance(canvas)
-        return not all(selector.rests(canvas) for selector in self.selectors)
+        return self.window.decides(canvas) or not all(s.rests(canvas) for s in self.selectors)
 
     def targets(self, canvas: Canvas) -> IntArray:
         """Positions whose predictions this step needs, ascending."""
@@ -241,9 +245,8 @@ class Sampler:
         return Decision(committed, remasked, forced)
 
     def _select(self, view: View) -> BoolArray:
-        entry = self.window.entry(view)
-        if entry is not None:
-            return entry
+        if self.window.decides(view.canvas):
+            return self.window.select(view)
         chosen = self.selectors[0].select(view)
         for selector in self.selectors[1:]:
             left = ~chosen

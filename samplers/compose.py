@@ -17,6 +17,7 @@ register = SAMPLERS.register
 
 EXCLUSIVE = ("window", "scorer", "reviser", "eos")
 ROLES = (*EXCLUSIVE, "selector", "stop")
+DEFAULTS = ("threshold", "blocks", "prob", "eos")  # what fills a role that nobody asks for
 
 SamplerLike = str | Part | Sequence[Part] | Sampler
 
@@ -89,12 +90,10 @@ def compose(
                 f"{roles[part.role][0].name} and {part.name} are both a {part.role}: keep one"
             )
         roles[part.role].append(part)
-    for part in (*parts, SAMPLERS["threshold"](), SAMPLERS["eos"]()):
-        if not roles[part.role] and part not in parts:
+    completing = [companion for part in parts for companion in part.companions()]
+    for part in (*completing, *(SAMPLERS[name]() for name in DEFAULTS)):
+        if not roles[part.role]:
             roles[part.role].append(part)
-        for companion in part.companions():
-            if not roles[companion.role]:
-                roles[companion.role].append(companion)
     roles = _fill_options(roles, options or {}, spec=_spec_of(sampler))
     scorer = cast(Scorer, roles["scorer"][0])
     check_needs(

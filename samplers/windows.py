@@ -37,9 +37,10 @@ class StaticBlocks(Window):
         if (low, high) != canvas.window:
             canvas.open_window(low, high)
 
-    def entry(self, view: View) -> BoolArray | None:
-        if not self.force_first or view.canvas.block_step > 0:
-            return None
+    def decides(self, canvas: Canvas) -> bool:
+        return self.force_first and canvas.block_step == 0
+
+    def select(self, view: View) -> BoolArray:
         return np.arange(len(view.positions)) == 0
 
 

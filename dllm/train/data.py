@@ -7,7 +7,7 @@ spent on end tokens; step ``i`` of a recipe always sees the same batch, which ma
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,12 +30,15 @@ class Batch:
 
 
 class TaskStream:
-    """Step number -> `Batch` of about ``tokens`` token positions."""
+    """Step number -> `Batch` of about ``tokens`` token positions.
+
+    ``weights`` maps a step to how often each task is drawn then.
+    """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        weights: Mapping[str, float],
+        weights: Callable[[int], Mapping[str, float]],
         tokens: int,
         seed: int,
     ) -> None:
@@ -51,7 +54,8 @@ class TaskStream:
 
     def _draw_pool(self, index: int) -> list[list[tuple[list[int], list[int], int]]]:
         rng = random.Random(f"{self.seed}/{index}")
-        names, weights = list(self.weights), list(self.weights.values())
+        tasks = self.weights(index * POOL)
+        names, weights = list(tasks), list(tasks.values())
         examples: list[Example] = []
         canvases: list[int] = []
         rows = POOL * self.tokens // 44  # a generous first guess; surplus rows are dropped

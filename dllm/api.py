@@ -1,0 +1,394 @@
+"""What users call: generate, stream, infill."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from . import cache as caches
+from . import samplers
+from .cache.base import CacheLike
+from .canvas import Canvas, IntArray
+from .config import GenerationConfig
+from .engine import Engine, Step
+from .errors import ConfigError, PromptError
+from .kernels.noise import uniform
+from .memory import PeakMemory
+from .models import DiffusionModel, load
+from .prompts import encode, encode_text, is_batch
+from .result import Result
+from .samplers.compose import SamplerLike
+from .samplers.eos import is_stop
+from .trace import Trace
+
+HOLE = re.compile(r"\[\[(\d+)\]\]")
+
+ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
+
+
+class Streamer(Protocol):
+    """transformers' ``TextDiffusionStreamer`` and whatever looks like it."""
+
+    def put(self, value: torch.Tensor) -> None: ...
+    def put_draft(self, value: torch.Tensor, **kwargs: Any) -> None: ...
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of one row, as it happens.
+
+    ``committed`` and ``drafts`` map positions to token ids: decided in this step, proposed but
+    still open.  ``canvas`` is the live row (read only).  ``result`` is set on the row's last
+    event.
+    """
+
+    row: int
+    step: int
+    committed: dict[int, int]
+    drafts: dict[int, int]
+    remasked: list[int]
+    canvas: Canvas
+    result: Result | None = None
+
+
+@dataclass
+class _Call:
+    """One call of generate, stream or infill: rows and what they need to become results."""
+
+    model: DiffusionModel
+    canvases: list[Canvas]
+    config: GenerationConfig
+    engine: Engine
+    traces: list[Trace] | None
+
+    def run(self) -> Iterator[list[Step]]:
+        for steps in self.engine.run(self.canvases):
+            if self.traces is not None:
+                index = {id(canvas): i for i, canvas in enumerate(self.canvases)}
+                for step in steps:
+                    self.traces[index[id(step.canvas)]].add(step)
+            yield steps
+
+    def result(self, row: int, seconds: float, peak: int) -> Result:
+        canvas = self.canvases[row]
+        trace = self.traces[row] if self.traces is not None else None
+        if trace is not None:
+            trace.close(canvas, self.model.tokenizer.decode if self.model.tokenizer else None)
+        return _result(self, canvas, trace, seconds, peak)
+
+
+def generate(
+    model: ModelLike,
+    prompt: Any,
+    *,
+    sampler: SamplerLike = "threshold",
+    cache: CacheLike = "none",
+    chat: bool | None = None,
+    trace: bool = False,
+    progress: bool = False,
+    streamer: Streamer | None = None,
+    **arguments: Any,
+) -> Any:
+    """Write an answer to ``prompt``, or to each of several prompts.
+
+    ``model``: what `dllm.load` returns, or anything it takes.  ``prompt``: a string, chat messages
+    (``[{"role": "user", "content": ...}]``) or token ids; a list of these is a batch, whose rows
+    may differ in length and come out as if each had run alone.  ``sampler``, ``cache``: names such
+    as ``"threshold(tau=0.8)"`` and ``"dual"``, or objects; see `dllm.samplers.available` and
+    `dllm.cache.available`.  ``chat``: whether a string goes through the chat template (default:
+    when there is one).  ``trace`` keeps every step in ``result.trace``; ``progress`` shows a bar
+    on stderr; ``streamer`` (one prompt only) receives text as it is decided.  ``arguments``: see
+    `dllm.GenerationConfig`.
+
+    Returns a `Result`, or a list of them for a list of prompts.  Raises `dllm.DllmError` with one
+    sentence that says what to do.
+    """
+    loaded = load(model)
+    prompts = list(prompt) if is_batch(prompt) else [prompt]
+    if streamer is not None and len(prompts) > 1:
+        raise ConfigError("a streamer follows one prompt: pass prompts one by one")
+    config = GenerationConfig.build(loaded.generation_defaults, arguments)
+    call = _prepare(loaded, _canvases(loaded, prompts, chat, config), sampler, cache, config, trace)
+    memory, start = PeakMemory(loaded.device), time.perf_counter()
+    for steps in _with_progress(call, progress):
+        if streamer is not None:
+            _feed(streamer, steps[0])
+    if streamer is not None:
+        streamer.end()
+    seconds, peak = time.perf_counter() - start, memory.peak()
+    results = [call.result(i, seconds, peak) for i in range(len(prompts))]
+    return results if is_batch(prompt) else results[0]
+
+
+def stream(
+    model: ModelLike,
+    prompt: Any,
+    *,
+    sampler: SamplerLike = "threshold",
+    cache: CacheLike = "none",
+    chat: bool | None = None,
+    trace: bool = False,
+    **arguments: Any,
+) -> Iterator[Event]:
+    """Like `generate`, step by step: yields an `Event` per row and step."""
+    loaded = load(model)
+    prompts = list(prompt) if is_batch(prompt) else [prompt]
+    config = GenerationConfig.build(loaded.generation_defaults, arguments)
+    call = _prepare(loaded, _canvases(loaded, prompts, chat, config), sampler, cache, config, trace)
+    return _events(call)
+
+
+def infill(
+    model: ModelLike,
+    text: str | Sequence[int],
+    *,
+    sampler: SamplerLike = "threshold",
+    cache: CacheLike = "none",
+    trace: bool = False,
+    **arguments: Any,
+) -> Result:
+    """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
+
+    ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.
+    Stop ids are never proposed; the text around the holes stays as it is.  The result's ``text``
+    is the whole text, ``tokens`` all of its ids.
+    """
+    loaded = load(model)
+    ids, holes = _holes(loaded, text)
+    if "max_new_tokens" in arguments or "min_new_tokens" in arguments:
+        raise ConfigError("infill writes what the holes ask for: drop max_new_tokens")
+    defaults = {k: v for k, v in loaded.generation_defaults.items() if k != "max_new_tokens"}
+    arguments.setdefault("eos_policy", "none")
+    config = GenerationConfig.build(defaults, {**arguments, "max_new_tokens": int(holes.sum())})
+    _check_length(loaded, len(ids), int(holes.sum()))
+    canvas = Canvas.for_infill(ids, holes, **_canvas_facts(loaded, config))
+    call = _prepare(loaded, [canvas], sampler, cache, config, trace, ban_stops=True)
+    memory, start = PeakMemory(loaded.device), time.perf_counter()
+    for _ in call.run():
+        pass
+    return call.result(0, time.perf_counter() - start, memory.peak())
+
+
+def _prepare(
+    model: DiffusionModel,
+    canvases: list[Canvas],
+    sampler: SamplerLike,
+    cache: CacheLike,
+    config: GenerationConfig,
+    trace: bool,
+    ban_stops: bool = False,
+) -> _Call:
+    composed = samplers.compose(
+        sampler, options=config.sampler_options, stop_ids=model.facts.stop_token_ids
+    )
+    chosen = caches.compose(cache)
+    watch = _stop_strings(model, config) if config.stop_strings else None
+    engine = Engine(model, composed, chosen, config, watch, ban_stops)
+    traces = [Trace.start(c, composed.spec, chosen.name, model.name) for c in canvases]
+    return _Call(model, canvases, config, engine, traces if trace else None)
+
+
+def _canvases(
+    model: DiffusionModel, prompts: list[Any], chat: bool | None, config: GenerationConfig
+) -> list[Canvas]:
+    """One canvas per prompt.  Equal prompts of a batch get different noise, in order."""
+    if not prompts:
+        raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
+    seen: dict[bytes, int] = {}
+    canvases = []
+    for prompt in prompts:
+        ids = encode(model, prompt, chat)
+        _check_length(model, len(ids), config.max_new_tokens)
+        row = seen.get(ids.tobytes(), 0)
+        seen[ids.tobytes()] = row + 1
+        facts = _canvas_facts(model, config)
+        canvases.append(Canvas.for_prompt(ids, config.max_new_tokens, row=row, **facts))
+    return canvases
+
+
+def _canvas_facts(model: DiffusionModel, config: GenerationConfig) -> dict[str, Any]:
+    facts = model.facts
+    mask = -1 if facts.mask_token_id is None else facts.mask_token_id
+    pad = facts.pad_token_id if facts.pad_token_id is not None else facts.eos_token_id
+    return {
+        "mask_id": mask,
+        "pad_id": mask if pad is None else pad,
+        "noise": lambda stream, step, at: uniform(config.seed, stream, at, step, 0),
+    }
+
+
+def _check_length(model: DiffusionModel, prompt: int, new_tokens: int) -> None:
+    limit, total = model.facts.context_length, prompt + new_tokens
+    if limit and total > limit:
+        raise PromptError(
+            f"{prompt} prompt tokens and {new_tokens} new ones exceed the context of {limit}: "
+            f"shorten the prompt or pass max_new_tokens={max(1, limit - prompt)}"
+        )
+
+
+def _holes(model: DiffusionModel, text: str | Sequence[int]) -> tuple[IntArray, Any]:
+    """Ids with anything at the holes, and where the holes are."""
+    if isinstance(text, str):
+        if model.tokenizer is None:
+            raise PromptError(f"{model.name} came without a tokenizer: pass ids with -1 for holes")
+        ids: list[int] = []
+        for i, piece in enumerate(HOLE.split(text)):
+            if i % 2:
+                ids += [-1] * int(piece)
+            elif piece:
+                ids += encode_text(model.tokenizer, piece)
+    else:
+        ids = [int(i) for i in text]
+    array = np.asarray(ids, np.int64)
+    if not (array == -1).any():
+        raise PromptError("there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids")
+    return np.maximum(array, 0), array == -1
+
+
+def _stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[Canvas], None]:
+    """After a step: finish a row whose decided beginning contains a stop string."""
+    if model.tokenizer is None:
+        raise ConfigError(f"{model.name} came without a tokenizer: it has no stop_strings")
+    decode = model.tokenizer.decode
+
+    def check(canvas: Canvas) -> None:
+        undecided = canvas.masked[canvas.start : canvas.end]
+        frontier = int(undecided.argmax()) if undecided.any() else len(undecided)
+        if frontier == canvas.memory.get("stop_strings"):
+            return
+        canvas.memory["stop_strings"] = frontier
+        tokens = canvas.tokens[canvas.start : canvas.start + frontier]
+        text = decode(tokens)
+        if any(stop in text for stop in config.stop_strings):
+            last = _shortest_with(decode, tokens, config.stop_strings)
+            canvas.stop_position = canvas.start + last
+            canvas.cut(canvas.stop_position)
+            canvas.finish("stop")
+
+    return check
+
+
+def _shortest_with(decode: Callable[[IntArray], str], tokens: IntArray, stops: Sequence[str]) -> int:
+    """Index of the token that completes the first stop string."""
+    low, high = 0, len(tokens) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if any(stop in decode(tokens[: middle + 1]) for stop in stops):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
+    """Generated ids up to the first stop, and why they end."""
+    if len(canvas.tokens) > canvas.end and canvas.stop_position is None:  # text after the holes
+        return canvas.tokens, "length"
+    tokens = canvas.tokens[canvas.start : canvas.end]
+    stops = np.flatnonzero(is_stop(tokens, stop_ids))
+    if stops.size:
+        return tokens[: int(stops[0]) + 1], "stop"
+    return tokens, canvas.finish_reason or "length"
+
+
+def _result(
+    call: _Call, canvas: Canvas, trace: Trace | None, seconds: float, peak: int
+) -> Result:
+    model, engine = call.model, call.engine
+    infilled = canvas.given[canvas.prompt_length :].any()
+    tokens, reason = _answer(canvas, model.facts.stop_token_ids)
+    first = canvas.start
+    if infilled:
+        tokens, reason, first = canvas.tokens, "length", 0
+    text = ""
+    if model.tokenizer is not None:
+        text = str(model.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+        found = [text.index(stop) for stop in call.config.stop_strings if stop in text]
+        text = text[: min(found)] if found else text
+    here = slice(first, first + len(tokens))
+    return Result(
+        text=text,
+        tokens=tokens.tolist(),
+        sequences=canvas.tokens.copy(),
+        prompt_length=canvas.prompt_length,
+        nfe=canvas.nfe,
+        computed=canvas.computed,
+        forced=canvas.forced,
+        order=canvas.commit_step[here].tolist(),
+        logprobs=canvas.logprob[here].copy(),
+        finish_reason=reason,
+        seconds=seconds,
+        peak_memory=peak,
+        sampler=engine.sampler.spec,
+        cache=engine.cache.name,
+        seed=call.config.seed,
+        trace=trace,
+    )
+
+
+def _events(call: _Call) -> Iterator[Event]:
+    memory, start = PeakMemory(call.model.device), time.perf_counter()
+    index = {id(canvas): i for i, canvas in enumerate(call.canvases)}
+    for steps in call.run():
+        for step in steps:
+            row, canvas, p = index[id(step.canvas)], step.canvas, step.prediction
+            proposals = dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))
+            taken = set(step.decision.committed.tolist())
+            result = None
+            if canvas.finished:
+                result = call.result(row, time.perf_counter() - start, memory.peak())
+            yield Event(
+                row=row,
+                step=canvas.step - 1,
+                committed={i: t for i, t in proposals.items() if i in taken},
+                drafts={i: t for i, t in proposals.items() if i not in taken and canvas.masked[i]},
+                remasked=step.decision.remasked.tolist(),
+                canvas=canvas,
+                result=result,
+            )
+
+
+def _with_progress(call: _Call, show: bool) -> Iterator[list[Step]]:
+    """The steps, with a bar of decided positions on stderr when asked for."""
+    if not show:
+        yield from call.run()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    total = sum(int(canvas.masked.sum()) for canvas in call.canvases)
+    columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total} tokens",
+               TextColumn("{task.fields[rate]}"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(call.engine.sampler.spec, total=total, rate="")
+        for steps in call.run():
+            left = sum(int(canvas.masked.sum()) for canvas in call.canvases)
+            rate = (total - left) / max(1, sum(canvas.nfe for canvas in call.canvases))
+            bar.update(task, completed=total - left, rate=f"{rate:.2f} tokens per forward")
+            yield steps
+
+
+def _feed(streamer: Streamer, step: Step) -> None:
+    """Hand a streamer what became final, then the rest of the window as a draft."""
+    canvas, p = step.canvas, step.prediction
+    told: int = canvas.memory.setdefault("streamed", 0)
+    if not told:
+        streamer.put(torch.from_numpy(canvas.tokens[: canvas.prompt_length]))
+        told = canvas.start
+    end = canvas.end if canvas.stop_position is None else canvas.stop_position + 1
+    undecided = canvas.masked[told:end]
+    frontier = told + int(undecided.argmax()) if undecided.any() else end
+    if frontier > told:
+        streamer.put(torch.from_numpy(canvas.tokens[told:frontier]))
+    canvas.memory["streamed"] = frontier
+    if not canvas.finished:
+        draft = canvas.tokens.copy()
+        draft[p.positions] = np.where(canvas.masked[p.positions], p.token, draft[p.positions])
+        streamer.put_draft(torch.from_numpy(draft[frontier : canvas.window[1]]))

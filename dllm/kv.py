@@ -1,0 +1,54 @@
+"""The key/value buffer: every row's keys and values in logical order, stored after rotation.
+
+One dense tensor per layer, (1, kv_heads, rows x stride, head_dim); row ``i`` owns the slots
+``[i * stride, (i + 1) * stride)`` and slot ``i * stride + p`` belongs to position ``p``.  A step
+writes exactly the slots it computed, in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import Cache
+
+
+class KVBuffer(Cache):
+    """Room for ``rows`` rows of up to ``stride`` positions; tensors appear at the first write.
+
+    Set `slots` (int64, one per packed query) before each forward.
+    """
+
+    def __init__(self, layers: int, rows: int, stride: int) -> None:
+        super().__init__(layers=[])
+        self.rows, self.stride = rows, stride
+        self.slots: torch.Tensor | None = None
+        self._keys: list[torch.Tensor | None] = [None] * layers
+        self._values: list[torch.Tensor | None] = [None] * layers
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write (1, kv_heads, Q, head_dim) at `slots`; return the layer's whole buffer."""
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        if keys is None or values is None:
+            shape = list(value_states.shape)
+            shape[2] = self.rows * self.stride
+            keys = value_states.new_zeros(shape)
+            values = torch.zeros_like(keys)
+            self._keys[layer_idx], self._values[layer_idx] = keys, values
+        assert self.slots is not None, "slots are set before the forward"
+        slots = self.slots.to(keys.device)
+        keys.index_copy_(2, slots, key_states.to(keys.dtype))
+        values.index_copy_(2, slots, value_states)
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions are explicit in every step: nothing is ever appended."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by keys and values of all layers."""
+        held = (t for t in (*self._keys, *self._values) if t is not None)
+        return sum(t.numel() * t.element_size() for t in held)

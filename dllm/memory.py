@@ -1,0 +1,30 @@
+"""Peak memory of a call: of the accelerator where there is one, else of the process."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+
+class PeakMemory:
+    """Starts measuring when it is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def peak(self) -> int:
+        """Bytes: allocated on the device since the start, or resident in the process so far."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        if resource is None:
+            return 0
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,112 @@
+"""From what users pass as a prompt to token ids.
+
+A prompt is a string, chat messages, or token ids.  Text in a prompt is text: where it happens to
+spell a special token, such as the mask, it is encoded as ordinary characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .canvas import IntArray
+from .errors import PromptError
+from .models import DiffusionModel
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
+
+
+def is_batch(prompt: Any) -> bool:
+    """Whether ``prompt`` is several prompts: a list of strings, of conversations, of id lists."""
+    if isinstance(prompt, str | Mapping):
+        return False
+    if isinstance(prompt, np.ndarray | torch.Tensor):
+        return prompt.ndim > 1
+    items = list(prompt)
+    return bool(items) and not isinstance(items[0], Mapping | int | np.integer)
+
+
+def encode(model: DiffusionModel, prompt: Any, chat: bool | None = None) -> IntArray:
+    """Token ids (P,) int64 of one prompt.
+
+    ``chat``: wrap a string in the model's chat template as a user message; None (default) does
+    so when there is a template.
+    """
+    if isinstance(prompt, Mapping):
+        prompt = [prompt]
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise PromptError("the prompt is empty: give some text, messages or token ids")
+        tokenizer = _tokenizer(model)
+        if chat is None:
+            chat = bool(tokenizer.chat_template)
+        return _template(tokenizer, [{"role": "user", "content": prompt}]) if chat else np.asarray(
+            encode_text(tokenizer, prompt, add_special_tokens=True), np.int64
+        )  # fmt: skip
+    items = prompt.tolist() if isinstance(prompt, np.ndarray | torch.Tensor) else list(prompt)
+    if not items:
+        raise PromptError("the prompt is empty: give some text, messages or token ids")
+    if isinstance(items[0], Mapping):
+        return _template(_tokenizer(model), items)
+    return _ids(model, items)
+
+
+def _tokenizer(model: DiffusionModel) -> PreTrainedTokenizerBase:
+    if model.tokenizer is None:
+        raise PromptError(f"{model.name} came without a tokenizer: pass token ids as the prompt")
+    return model.tokenizer
+
+
+def _ids(model: DiffusionModel, items: Sequence[Any]) -> IntArray:
+    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in items):
+        raise PromptError(
+            f"a prompt is a string, chat messages or token ids, not a list with {items[0]!r}"
+        )
+    ids = np.asarray(items, np.int64)
+    if ids.min() < 0 or ids.max() >= model.facts.vocab_size:
+        raise PromptError(
+            f"token id {int(ids.max() if ids.min() >= 0 else ids.min())} is outside the "
+            f"vocabulary of {model.facts.vocab_size}: was the prompt made with another tokenizer?"
+        )
+    return ids
+
+
+def encode_text(
+    tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool = False
+) -> list[int]:
+    """Ids of plain text: nothing in it is taken for a special token."""
+    ids = tokenizer(text, add_special_tokens=add_special_tokens, split_special_tokens=True)
+    return list(ids["input_ids"])
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> IntArray:
+    """Ids of a conversation in the model's template, ready for the answer."""
+    for message in messages:
+        if not isinstance(message, Mapping) or {"role", "content"} - set(message):
+            raise PromptError("chat messages look like {'role': 'user', 'content': 'text'}")
+    if not tokenizer.chat_template:
+        raise PromptError("this model has no chat template: pass a string or token ids")
+    specials = [token for token in tokenizer.all_special_tokens if token]
+    marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
+    unsafe = any(token in str(m["content"]) for token in specials for m in messages)
+    shown = [
+        {**m, "content": mark} if unsafe else dict(m)
+        for m, mark in zip(messages, marks, strict=True)
+    ]
+    text = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
+    assert isinstance(text, str)
+    ids: list[int] = []
+    for mark, message in zip(marks, messages, strict=True) if unsafe else ():
+        before, found, text = text.partition(mark)
+        if not found:
+            before, text = "", before
+            continue
+        ids += tokenizer(before, add_special_tokens=False)["input_ids"]
+        ids += encode_text(tokenizer, str(message["content"]).strip())
+    ids += tokenizer(text, add_special_tokens=False)["input_ids"]
+    return np.asarray(ids, np.int64)

@@ -1,0 +1,112 @@
+"""What happened at each step of one row, as plain data: written to JSON, replayed, drawn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .canvas import Canvas
+from .engine import Step
+
+FORMAT = 1
+
+
+@dataclass
+class TraceStep:
+    """One forward of one row.
+
+    ``commits``: [position, token, log-probability]; ``remasked``: positions; ``computed``: the
+    number of positions fed to the model, ``compute`` and ``read`` the positions as [low, high)
+    runs; ``drafts``: [position, proposed token] of what stayed undecided; ``candidates``:
+    [position, [[token, log-probability], ...]] when they were recorded.
+    """
+
+    step: int
+    window: tuple[int, int]
+    commits: list[tuple[int, int, float]]
+    remasked: list[int]
+    computed: int
+    compute: list[tuple[int, int]]
+    read: list[tuple[int, int]] | None
+    refresh: bool
+    forced: bool
+    drafts: list[tuple[int, int]]
+    candidates: list[tuple[int, list[tuple[int, float]]]] = field(default_factory=list)
+
+
+@dataclass
+class Trace:
+    """The steps of one row.  ``pieces`` maps the ids that occur to their text."""
+
+    prompt: list[int]
+    length: int
+    region: tuple[int, int]
+    sampler: str
+    cache: str
+    model: str
+    steps: list[TraceStep] = field(default_factory=list)
+    final: list[int] = field(default_factory=list)
+    pieces: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, canvas: Canvas, sampler: str, cache: str, model: str) -> Trace:
+        """An empty trace of a canvas that has not been touched."""
+        given = canvas.tokens[: canvas.prompt_length].tolist()
+        region = (canvas.start, canvas.end)
+        return cls(given, len(canvas.tokens), region, sampler, cache, model)
+
+    def add(self, step: Step) -> None:
+        """Record one step."""
+        p, d, canvas = step.prediction, step.decision, step.canvas
+        taken = set(d.committed.tolist())
+        proposals = list(zip(p.positions.tolist(), p.token.tolist(), p.logprob.tolist(), strict=True))
+        entry = TraceStep(
+            step=canvas.step - 1,
+            window=canvas.window,
+            commits=[(i, t, round(q, 6)) for i, t, q in proposals if i in taken],
+            remasked=d.remasked.tolist(),
+            computed=len(step.plan.compute),
+            compute=runs(step.plan.compute.tolist()),
+            read=None if step.plan.read is None else runs(step.plan.read.tolist()),
+            refresh=step.plan.refresh,
+            forced=d.forced,
+            drafts=[(i, t) for i, t, _ in proposals if i not in taken],
+        )
+        if p.top_token is not None and p.top_logprob is not None:
+            entry.candidates = [
+                (i, [(t, round(q, 4)) for t, q in zip(ts, qs, strict=True)])
+                for i, ts, qs in zip(
+                    p.positions.tolist(), p.top_token.tolist(), p.top_logprob.tolist(), strict=True
+                )
+            ]
+        self.steps.append(entry)
+
+    def close(self, canvas: Canvas, decode: Any = None) -> None:
+        """Record the final canvas and, given ``decode``, the text of every id that occurs."""
+        self.final = canvas.tokens.tolist()
+        if decode is not None:
+            ids = {*self.final}
+            for step in self.steps:
+                ids |= {t for _, t, _ in step.commits} | {t for _, t in step.drafts}
+                ids |= {t for _, found in step.candidates for t, _ in found}
+            self.pieces = {i: decode([i]) for i in sorted(ids)}
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)})
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as JSON."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+
+def runs(positions: list[int]) -> list[tuple[int, int]]:
+    """Ascending positions as [low, high) runs."""
+    found: list[tuple[int, int]] = []
+    for position in positions:
+        if found and found[-1][1] == position:
+            found[-1] = (found[-1][0], position + 1)
+        else:
+            found.append((position, position + 1))
+    return found
