@@ -1,0 +1,175 @@
+"""What token statistics cost beside the bare head, and beside the softmax official loops use.
+
+    python benchmarks/head_cost.py --rows 32 256 768 --repeats 7 --output head_cost.json
+
+For every dtype and number of rows three things are timed, interleaved, on a head of the size of
+LLaDA-8B's (4096 -> 126,464, random weights): the bare product ``hidden @ weight.T``; all default
+statistics; the product followed by a float64 softmax over all rows, as the published sampling
+loops do.  Reported are medians, their ratios, and the median of the ratios within one repeat,
+which background load disturbs less.  Memory is the rise of the resident set's peak during the
+first call in a process of its own (Linux; elsewhere null).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from dllm.kernels.statistics import token_statistics
+
+HIDDEN, VOCABULARY = 4096, 126_464
+DTYPES = ("float32", "bfloat16")
+Case = Callable[[torch.Tensor, torch.Tensor], object]
+
+
+def bare(hidden: torch.Tensor, weight: torch.Tensor) -> object:
+    return hidden @ weight.T
+
+
+def ours(hidden: torch.Tensor, weight: torch.Tensor) -> object:
+    return token_statistics(hidden, weight).numpy()
+
+
+def official(hidden: torch.Tensor, weight: torch.Tensor) -> object:
+    logits = hidden @ weight.T
+    token = logits.argmax(-1, keepdim=True)
+    return token, torch.softmax(logits.to(torch.float64), -1).gather(-1, token)
+
+
+CASES: dict[str, Case] = {"bare": bare, "statistics": ours, "float64_softmax": official}
+
+
+def head(dtype: str) -> torch.Tensor:
+    """A random weight, made in slices so that making it leaves no higher peak behind."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.empty(VOCABULARY, HIDDEN, dtype=getattr(torch, dtype))
+    for part in weight.split(2048):
+        part.copy_(torch.randn(part.shape, generator=generator) * HIDDEN**-0.5)
+    return weight
+
+
+def inputs(rows: int, dtype: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return (2 * torch.randn(rows, HIDDEN, generator=generator)).to(getattr(torch, dtype))
+
+
+def timings(weight: torch.Tensor, rows: int, dtype: str, repeats: int) -> dict[str, Any]:
+    """Seconds of each case, interleaved; one round to warm up is not counted."""
+    hidden = inputs(rows, dtype)
+    seconds: dict[str, list[float]] = {name: [] for name in CASES}
+    for repeat in range(repeats + 1):
+        for name, case in CASES.items():
+            start = time.perf_counter()
+            case(hidden, weight)
+            if repeat:
+                seconds[name].append(time.perf_counter() - start)
+    middle = {name: median(values) for name, values in seconds.items()}
+
+    def ratio(other: str) -> dict[str, float]:
+        pairs = zip(seconds["statistics"], seconds[other], strict=True)
+        return {
+            "of_medians": round(middle["statistics"] / middle[other], 4),
+            "median_of_pairs": round(median(a / b for a, b in pairs), 4),
+        }
+
+    return {
+        "milliseconds": {name: round(1e3 * value, 2) for name, value in middle.items()},
+        "statistics_to_bare": ratio("bare"),
+        "statistics_to_float64_softmax": ratio("float64_softmax"),
+    }
+
+
+def peak_rise(case: str, rows: int, dtype: str) -> float | None:
+    """MiB by which one call raises the resident set above where it stood before; this process."""
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not clear.exists():
+        return None
+    weight, hidden = head(dtype), inputs(rows, dtype)
+    CASES[case](inputs(2, dtype), weight[:1000])  # load what the first call ever loads
+    clear.write_text("5")  # the peak starts anew from the present resident set
+    before = _kilobytes(status, "VmRSS")
+    CASES[case](hidden, weight)
+    return round((_kilobytes(status, "VmHWM") - before) / 1024, 1)
+
+
+def _kilobytes(status: Path, field: str) -> int:
+    lines = status.read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field + ":")).split()[1])
+
+
+def memory(rows: int, dtype: str) -> dict[str, float | None]:
+    """Peak rise of each case, each in a fresh process."""
+    found = {}
+    for name in CASES:
+        command = [sys.executable, __file__, "--peak", name, "--rows", str(rows)]
+        command += ["--dtypes", dtype, "--threads", str(torch.get_num_threads())]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found[name] = json.loads(done.stdout)
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Processor and versions; nothing that names the computer."""
+    model, info = platform.processor(), Path("/proc/cpuinfo")
+    if info.exists():
+        names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    return {
+        "cpu": model,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[32, 256, 768])
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--peak", choices=list(CASES), help="measure the memory of one case")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.set_grad_enabled(False)
+    if arguments.peak:
+        print(json.dumps(peak_rise(arguments.peak, arguments.rows[0], arguments.dtypes[0])))
+        return
+    results = []
+    for dtype in arguments.dtypes:
+        weight = head(dtype)
+        timed = [timings(weight, rows, dtype, arguments.repeats) for rows in arguments.rows]
+        del weight
+        for rows, found in zip(arguments.rows, timed, strict=True):
+            found["peak_extra_mib"] = memory(rows, dtype)
+            results.append({"dtype": dtype, "rows": rows, **found})
+            print(json.dumps(results[-1]), flush=True)
+    report = {
+        "head": {"hidden": HIDDEN, "vocabulary": VOCABULARY},
+        "repeats": arguments.repeats,
+        "machine": machine(),
+        "results": results,
+    }
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

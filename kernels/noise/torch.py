@@ -1,0 +1,101 @@
+"""Philox4x32-10 in int64 arithmetic on any device: the same bits as `naive`, a row at a time.
+
+Rows are named by ``keys`` (R, 4) int64 = (seed, stream, position, step); the columns are the
+token ids of a range.  Temporary memory is bounded by `GROUPS`, not by the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .naive import BELOW_ONE, MASK, MULTIPLIERS, ROUNDS, WEYL
+
+GROUPS = 1 << 15  # counters worked on at once: six int64 arrays of this size, 1.5 MB
+
+
+def bits(keys: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """32 random bits for token ids [low, high) of every row: (R, high - low) int64 < 2**32."""
+    out = torch.empty(len(keys), high - low, dtype=torch.int64, device=keys.device)
+    return _fill(out, keys, low, high, lambda words: words)
+
+
+def uniform(keys: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """Uniform numbers in (0, 1) for token ids [low, high) of every row, float32."""
+    out = torch.empty(len(keys), high - low, dtype=torch.float32, device=keys.device)
+    return _fill(out, keys, low, high, to_uniform)
+
+
+def gumbel(keys: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """Standard Gumbel noise for token ids [low, high) of every row, float32, always finite."""
+    out = torch.empty(len(keys), high - low, dtype=torch.float32, device=keys.device)
+    return _fill(out, keys, low, high, to_gumbel)
+
+
+def to_uniform(words: torch.Tensor) -> torch.Tensor:
+    """32-bit words (int64) as float32 in (0, 1)."""
+    return words.to(torch.float32).add_(0.5).mul_(2**-32).clamp_(max=BELOW_ONE)
+
+
+def to_gumbel(words: torch.Tensor) -> torch.Tensor:
+    """32-bit words (int64) as float32 Gumbel noise."""
+    # The uniform number is the upper tail (w = 1 - u): large noise comes from small w, where
+    # float32 is fine-grained and -log1p(-w) cannot reach zero, so the noise is never +inf.
+    return to_uniform(words).neg_().log1p_().neg_().log_().neg_()
+
+
+def _fill(
+    out: torch.Tensor,
+    keys: torch.Tensor,
+    low: int,
+    high: int,
+    transform: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    width = min((high + 3) // 4 - low // 4, GROUPS)
+    rows = max(1, GROUPS // max(width, 1))
+    for first in range(0, len(keys), rows):
+        part = keys[first : first + rows]
+        for group in range(low // 4, (high + 3) // 4, max(width, 1)):
+            end = min(group + width, (high + 3) // 4)
+            words = transform(_words(part, group, end))
+            start, stop = max(low, 4 * group), min(high, 4 * end)
+            out[first : first + rows, start - low : stop - low] = words[
+                :, start - 4 * group : stop - 4 * group
+            ]
+    return out
+
+
+def _words(keys: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Words of the counters [first, last) of every row: (R, 4 * (last - first)) int64."""
+    rows, groups = len(keys), last - first
+    seed, stream, position, step = keys.unbind(1)
+    # x = (c0, c2) and y = (c1, c3).  Words are kept in int64: the product of two 32-bit words
+    # wraps to the right 64 bits, and only x has to be cleaned of what lies above its 32.
+    x = torch.empty((2, rows, groups), dtype=torch.int64, device=keys.device)
+    y, product = torch.empty_like(x), torch.empty_like(x)
+    x[0] = torch.arange(first, last, device=keys.device) & MASK
+    x[1] = (step & MASK)[:, None]
+    y[0] = (position & MASK)[:, None]
+    y[1] = (stream & MASK)[:, None]
+    here, there = (y, *y.unbind(0)), (product, *product.unbind(0))
+    x0, x1 = x.unbind(0)
+    for k in _subkeys(seed).unbind(0):
+        product, product0, product1 = there
+        torch.mul(x1, MULTIPLIERS[1], out=product0)
+        torch.mul(x0, MULTIPLIERS[0], out=product1)
+        torch.bitwise_right_shift(product, 32, out=x)
+        x.bitwise_xor_(here[0]).bitwise_xor_(k).bitwise_and_(MASK)
+        here, there = there, here
+    words = x.new_empty((rows, groups, 2, 2))  # (c0, c1), (c2, c3)
+    words[..., 0].copy_(x.permute(1, 2, 0))
+    words[..., 1].copy_(here[0].permute(1, 2, 0))
+    return words.bitwise_and_(MASK).view(rows, 4 * groups)
+
+
+def _subkeys(seed: torch.Tensor) -> torch.Tensor:
+    """The key of every round, (ROUNDS, 2, R, 1) int64."""
+    halves = torch.stack([seed & MASK, (seed >> 32) & MASK])
+    weyl = torch.tensor(WEYL, device=seed.device).view(1, 2, 1)
+    rounds = torch.arange(ROUNDS, device=seed.device).view(-1, 1, 1)
+    return ((halves + rounds * weyl) & MASK).unsqueeze(-1)

@@ -1,0 +1,118 @@
+"""From hidden rows and the head to a few numbers per row; logits live one tile at a time.
+
+`token_statistics` starts from hidden rows and a head, `logits_statistics` from logits.  Both take
+the same options and return `TokenStatistics`.  Numbers are computed in float32 whatever the dtype
+of the model; the logits themselves have the precision the head gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+
+import torch as _torch
+
+from ...errors import UnknownNameError
+from . import naive as _naive
+from . import torch as _fast
+from .heads import Head
+from .result import OPTIONAL, Options, TokenStatistics, check
+
+__all__ = ["Head", "TokenStatistics", "logits_statistics", "token_statistics"]
+
+_BACKENDS: dict[str, ModuleType] = {"auto": _fast, "naive": _naive, "torch": _fast}
+
+
+def token_statistics(
+    hidden: _torch.Tensor,
+    head: Head,
+    *,
+    banned: Sequence[int] | _torch.Tensor | None = None,
+    banned_rows: _torch.Tensor | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    tempered: bool = False,
+    noise_keys: _torch.Tensor | None = None,
+    top: int = 0,
+    select: _torch.Tensor | None = None,
+    needs: Iterable[str] | None = None,
+    vocab_size: int | None = None,
+    backend: str = "auto",
+) -> TokenStatistics:
+    """Statistics of the next-token distributions of ``hidden`` (R, d) under ``head``.
+
+    ``head``: a weight (V, d), an ``nn.Linear``, or any callable from (r, d) to (r, V).
+
+    ``banned`` (n,) ids can be neither proposed nor counted; ``banned_rows`` (R, n) bool says in
+    which rows (default: all).  A tensor on another device than the CPU costs a synchronisation.
+    ``vocab_size`` bans all ids from it on, e.g. padding rows of an embedding.
+
+    The proposal is the most likely token (ties: lowest id) at ``temperature`` 0, otherwise a
+    sample: temperature, then ``top_p`` (the token that crosses it stays; >= 1 is off), then
+    ``top_k`` (ties with the k-th stay; 0 is off), then the argmax under Gumbel noise keyed by
+    ``noise_keys`` (R, 4) int64 = (seed, stream, position, step), see `dllm.kernels.noise`.
+
+    Log-probabilities, margin, entropy and top describe the clean distribution: after bans, before
+    temperature and filters.  With ``tempered`` they describe the one after temperature (if > 0)
+    and filters (also at temperature 0).  ``gap`` is of clean logits always.
+
+    ``top``: how many of the most likely tokens to list; at most the vocabulary.  ``select`` (R,)
+    int64: ids whose log-probability is wanted; an id beyond the vocabulary has -inf.  ``needs``:
+    which of margin, gap, entropy, max_logprob to compute (default: all; other names are ignored);
+    token and logprob always are.  ``backend``: "torch", or "naive" for the float64 oracle.
+
+    Raises `ConfigError` for negative options and for noise keys that are missing or misshapen.
+    """
+    options = _options(temperature, top_p, top_k, tempered, top, needs)
+    check(options, noise_keys, len(hidden))
+    found: TokenStatistics = _backend(backend).token_statistics(
+        hidden, head, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
+        select=select, vocab_size=vocab_size,
+    )  # fmt: skip
+    return found
+
+
+def logits_statistics(
+    logits: _torch.Tensor,
+    *,
+    banned: Sequence[int] | _torch.Tensor | None = None,
+    banned_rows: _torch.Tensor | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    tempered: bool = False,
+    noise_keys: _torch.Tensor | None = None,
+    top: int = 0,
+    select: _torch.Tensor | None = None,
+    needs: Iterable[str] | None = None,
+    vocab_size: int | None = None,
+    backend: str = "auto",
+) -> TokenStatistics:
+    """As `token_statistics`, for ``logits`` (R, V) of any float dtype, which stay untouched."""
+    options = _options(temperature, top_p, top_k, tempered, top, needs)
+    check(options, noise_keys, len(logits))
+    found: TokenStatistics = _backend(backend).logits_statistics(
+        logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
+        select=select, vocab_size=vocab_size,
+    )  # fmt: skip
+    return found
+
+
+def _options(
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    tempered: bool,
+    top: int,
+    needs: Iterable[str] | None,
+) -> Options:
+    wanted = OPTIONAL if needs is None else frozenset(needs)
+    return Options(temperature, top_p, top_k, tempered, top, wanted)
+
+
+def _backend(name: str) -> ModuleType:
+    try:
+        return _BACKENDS[name]
+    except KeyError:
+        raise UnknownNameError("backend", name, _BACKENDS) from None

@@ -1,0 +1,68 @@
+"""Top-p and top-k on full rows, without sorting whole rows where a few candidates decide."""
+
+from __future__ import annotations
+
+import torch
+
+CANDIDATES = 1024  # the nucleus of a trained model almost always lies within these
+SORT_ELEMENTS = 1 << 19  # elements sorted at once when it does not: some 20 MB
+LOWEST = torch.finfo(torch.float32).min
+
+
+def dropped(logits: torch.Tensor, temperature: float, top_p: float, top_k: int) -> torch.Tensor:
+    """Which tokens top-p, then top-k, take away: (R, V) bool.
+
+    ``logits`` (R, V) float32 before the temperature (0 leaves them as they are).  The token that
+    crosses ``top_p`` stays; tokens equal to the k-th stay; of tokens with equal logits at the
+    border of ``top_p`` the lowest ids stay.
+    """
+    size = logits.shape[1]
+    limit = min(size, top_k) if top_k > 0 else size
+    if top_p >= 1:
+        cut = logits.topk(limit, dim=1).values[:, -1:]
+        return logits < cut
+    count = min(size, max(CANDIDATES, top_k))
+    best = logits.amax(1, keepdim=True).clamp_(min=LOWEST)
+    scale = temperature if temperature > 0 else 1.0
+    total = (logits - best).div_(scale).exp_().sum(1, keepdim=True).double()
+    values = logits.topk(count, dim=1).values
+    cut, keep = _border(values, best, total, scale, top_p, limit)
+    if count < size and bool((beyond := keep > count).any()):
+        where = beyond.flatten().nonzero().flatten()
+        step = max(1, SORT_ELEMENTS // size)
+        for first in range(0, len(where), step):
+            rows = where[first : first + step]
+            values = logits[rows].sort(dim=1, descending=True).values
+            cut[rows], keep[rows] = _border(values, best[rows], total[rows], scale, top_p, limit)
+    return _below(logits, cut, keep)
+
+
+def _border(
+    values: torch.Tensor,
+    best: torch.Tensor,
+    total: torch.Tensor,
+    scale: float,
+    top_p: float,
+    limit: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest logit that stays, and how many tokens the nucleus has: both (R, 1).
+
+    ``values`` (R, n) are the largest logits, descending; a nucleus of n + 1 tokens means that it
+    may reach beyond them.
+    """
+    p = (values - best).div_(scale).double().exp_().div_(total)
+    keep = 1 + (p.cumsum(1) <= top_p).sum(1, keepdim=True)
+    at = keep.clamp(max=min(limit, values.shape[1])) - 1
+    return values.gather(1, at), keep
+
+
+def _below(logits: torch.Tensor, cut: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    lost = logits < cut
+    equal = logits == cut
+    # the nucleus may hold only some of the tokens that equal its last one: the lowest ids
+    quota = keep - (logits > cut).sum(1, keepdim=True)
+    crowded = (equal.sum(1, keepdim=True) > quota).flatten()
+    if bool(crowded.any()):
+        rank = equal[crowded].cumsum(1, dtype=torch.int32)
+        lost[crowded] |= equal[crowded] & (rank > quota[crowded])
+    return lost

@@ -1,0 +1,126 @@
+"""Statistics of full logits in float64, one row after the other: the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..noise import naive as noise
+from .heads import Head, full_logits
+from .result import Options, TokenStatistics
+
+Float64Array = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+def token_statistics(
+    hidden: torch.Tensor,
+    head: Head,
+    options: Options,
+    *,
+    banned: Sequence[int] | torch.Tensor | None = None,
+    banned_rows: torch.Tensor | None = None,
+    noise_keys: torch.Tensor | None = None,
+    select: torch.Tensor | None = None,
+    vocab_size: int | None = None,
+) -> TokenStatistics:
+    """As `dllm.kernels.statistics.token_statistics`; materialises everything."""
+    logits = full_logits(hidden, head)
+    return logits_statistics(
+        logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
+        select=select, vocab_size=vocab_size,
+    )  # fmt: skip
+
+
+def logits_statistics(
+    logits: torch.Tensor,
+    options: Options,
+    *,
+    banned: Sequence[int] | torch.Tensor | None = None,
+    banned_rows: torch.Tensor | None = None,
+    noise_keys: torch.Tensor | None = None,
+    select: torch.Tensor | None = None,
+    vocab_size: int | None = None,
+) -> TokenStatistics:
+    """As `dllm.kernels.statistics.logits_statistics`; copies the logits to float64."""
+    x = logits[:, :vocab_size].detach().to("cpu", torch.float64).numpy().copy()
+    if banned is not None:
+        for j, token in enumerate(np.asarray(banned).tolist()):
+            if token < x.shape[1]:
+                rows = slice(None) if banned_rows is None else banned_rows[:, j].cpu().numpy()
+                x[rows, token] = -np.inf
+    chosen = None if select is None else select.tolist()
+    found = [
+        _row(x[r], options, None if noise_keys is None else noise_keys[r].tolist(),
+             None if chosen is None else chosen[r])
+        for r in range(len(x))
+    ]  # fmt: skip
+    return TokenStatistics(
+        **{
+            name: torch.tensor(
+                np.array([row[name] for row in found]),
+                dtype=torch.int64 if name.endswith("token") else torch.float32,
+                device=logits.device,
+            )
+            for name in found[0]
+        }
+    )
+
+
+def _row(
+    x: Float64Array, options: Options, key: list[int] | None, select: int | None
+) -> dict[str, object]:
+    temperature = options.temperature
+    warm = x / temperature if temperature > 0 else x
+    keep = kept(warm, options.top_p, options.top_k)
+    filtered = np.where(keep, warm, -np.inf)
+    token = int(np.argmax(x))
+    if temperature > 0 and key is not None:
+        ids = np.arange(len(x))
+        seed, stream, position, step = key
+        token = int(np.argmax(filtered + noise.gumbel(seed, stream, position, step, ids)))
+    described = filtered if options.tempered else x
+    logp = log_softmax(described)
+    p = np.exp(logp)
+    order = np.argsort(-described, kind="stable")
+    first, second = np.append(-np.sort(-x), -np.inf)[:2]
+    row: dict[str, object] = {"token": token, "logprob": logp[token]}
+    found = {
+        "margin": p[order[0]] - (p[order[1]] if len(x) > 1 else 0.0),
+        "gap": 0.0 if first == -np.inf else first - second,
+        "entropy": -np.sum(p[p > 0] * logp[p > 0]) + 0.0,
+        "max_logprob": logp[order[0]],
+    }
+    row |= {name: value for name, value in found.items() if name in options.needs}
+    if options.top:
+        row |= {"top_token": order[: options.top], "top_logprob": logp[order[: options.top]]}
+    if select is not None:
+        row["select_logprob"] = logp[select] if 0 <= select < len(x) else -np.inf
+    return row
+
+
+def log_softmax(x: Float64Array) -> Float64Array:
+    """Log-probabilities; -inf throughout where nothing is possible."""
+    if x.max() == -np.inf:
+        return x
+    # over the others only, so that a probability near one keeps its distance to one
+    best = int(np.argmax(x))
+    others = np.exp(np.delete(x, best) - x[best]).sum()
+    return np.asarray(x - x[best] - np.log1p(others))
+
+
+def kept(x: Float64Array, top_p: float, top_k: int) -> BoolArray:
+    """Tokens that top-p and then top-k leave, (V,) bool."""
+    order = np.argsort(-x, kind="stable")
+    keep = np.ones(len(x), np.bool_)
+    if top_p < 1:
+        before = np.append(0.0, np.cumsum(np.exp(log_softmax(x)[order]))[:-1])
+        keep[order] = before <= top_p
+        keep[order[0]] = True
+    if top_k > 0:
+        left = np.sort(x[keep])[::-1]
+        keep &= x >= left[min(top_k, len(left)) - 1]
+    return keep

@@ -1,0 +1,233 @@
+"""One pass over a tile of logits, and how the results of neighbouring tiles combine.
+
+The sums leave out the largest logit: what the others weigh in comparison to it is kept to full
+relative precision, also where the largest has a probability that float32 cannot tell from one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from ..noise import row_gumbel
+from .filters import dropped
+from .result import Options, TokenStatistics
+
+LOWEST = torch.finfo(torch.float32).min
+# Differences to the largest logit end here: no 0 * inf for banned tokens, and exp stays a normal
+# number (1.6e-38, nothing beside the 1 of the largest), where subnormal ones are many times slower.
+FLOOR = -87.0
+
+
+@dataclass(slots=True)
+class Partial:
+    """What is known of some rows after some of the vocabulary; columns are (R, 1), float32.
+
+    ``best`` is the largest logit and ``index`` its id; ``rest`` = sum of exp((x - best) / T) and
+    ``moment`` = sum of (x - best) / T * exp((x - best) / T) run over all other tokens.
+    ``noisy`` is the largest perturbed logit, ``drawn`` its id, ``drawn_logit`` its clean logit.
+    """
+
+    best: torch.Tensor
+    index: torch.Tensor
+    rest: torch.Tensor
+    second: torch.Tensor | None = None
+    moment: torch.Tensor | None = None
+    clean_gap: torch.Tensor | None = None
+    noisy: torch.Tensor | None = None
+    drawn: torch.Tensor | None = None
+    drawn_logit: torch.Tensor | None = None
+    selected: torch.Tensor | None = None
+    top_value: torch.Tensor | None = None
+    top_index: torch.Tensor | None = None
+
+
+FIELDS = fields(Partial)
+
+
+def reduce(
+    x: torch.Tensor,
+    low: int,
+    options: Options,
+    keys: torch.Tensor | None = None,
+    select: torch.Tensor | None = None,
+) -> Partial:
+    """Statistics of ``x`` (R, n) float32, the logits of the ids from ``low`` on.  Destroys x."""
+    needs = options.needs
+    clean_gap = lost = None
+    if options.filters:
+        lost = dropped(x, options.temperature, options.top_p, options.top_k)
+        if options.tempered:
+            if "gap" in needs:
+                clean_gap = _clean_gap(x)
+            x.masked_fill_(lost, -torch.inf)
+            lost = None
+    best, index = x.max(1, keepdim=True)
+    part = Partial(best, index, best, clean_gap=clean_gap)
+    if options.temperature > 0 and keys is not None:
+        _draw(part, x, low, options.temperature, keys, lost)
+    if select is not None:
+        part.selected = _pick(x, select - low)
+    if options.top:
+        part.top_value, part.top_index = top(x, min(options.top, x.shape[1]))
+        part.top_index += low
+    x.scatter_(1, index, -torch.inf)
+    if "margin" in needs or "gap" in needs:
+        part.second = x.amax(1, keepdim=True)
+    x.sub_(best.clamp(min=LOWEST))
+    if options.scale != 1:
+        x.div_(options.scale)
+    x.clamp_(min=FLOOR)
+    if "entropy" in needs:
+        weight = x.exp()
+        part.rest = weight.sum(1, keepdim=True)
+        part.moment = x.mul_(weight).sum(1, keepdim=True)
+    else:
+        part.rest = x.exp_().sum(1, keepdim=True)
+    if low:
+        part.index = index + low
+    return part
+
+
+def _draw(
+    part: Partial,
+    x: torch.Tensor,
+    low: int,
+    temperature: float,
+    keys: torch.Tensor,
+    lost: torch.Tensor | None,
+) -> None:
+    noisy = row_gumbel(keys, low, low + x.shape[1]).add_(x / temperature)
+    if lost is not None:
+        noisy.masked_fill_(lost, -torch.inf)
+    part.noisy, drawn = noisy.max(1, keepdim=True)
+    part.drawn_logit = x.gather(1, drawn)
+    part.drawn = drawn + low
+
+
+def _pick(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    size = x.shape[1]
+    index = index.view(-1, 1)
+    picked = x.gather(1, index.clamp(0, size - 1))
+    return picked.masked_fill_((index < 0) | (index >= size), -torch.inf)
+
+
+def _clean_gap(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[1] == 1:
+        return torch.where(x == -torch.inf, 0.0, torch.inf)
+    largest = x.topk(2, dim=1).values
+    gap = largest[:, :1] - largest[:, 1:]
+    return gap.nan_to_num_(nan=0.0, posinf=torch.inf)
+
+
+def top(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of every row, descending, and their columns; ties to the lowest column."""
+    # topk leaves the order of ties open.  One integer that holds the value above the column has
+    # no ties: float32 bits order like integers once those of negative numbers are flipped.
+    size = x.shape[1]
+    ordered = (x + 0.0).view(torch.int32)  # + 0.0 turns -0.0, an equal of 0.0, into 0.0
+    ordered = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
+    column = torch.arange(size - 1, -1, -1, device=x.device)
+    key = ordered.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(column)
+    index = size - 1 - (key.topk(k, dim=1).values & 0xFFFFFFFF)
+    return x.gather(1, index), index
+
+
+def stack(parts: list[Partial]) -> Partial:
+    """The same columns of different rows, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    columns: dict[str, Any] = {f.name: [getattr(p, f.name) for p in parts] for f in FIELDS}
+    joined: dict[str, Any] = {n: torch.cat(c) for n, c in columns.items() if c[0] is not None}
+    return Partial(**joined)
+
+
+def merge(a: Partial, b: Partial, options: Options) -> Partial:
+    """The same rows over neighbouring parts of the vocabulary; ``a`` has the lower ids."""
+    ahead = a.best >= b.best  # a tie goes to the lower id
+    best = torch.maximum(a.best, b.best)
+    safe = best.clamp(min=LOWEST)
+    da = ((a.best - safe) / options.scale).clamp_(min=FLOOR)
+    db = ((b.best - safe) / options.scale).clamp_(min=FLOOR)
+    # a part without any possible token weighs nothing, not even where both have none
+    fa = da.exp().masked_fill_(a.best == -torch.inf, 0.0)
+    fb = db.exp().masked_fill_(b.best == -torch.inf, 0.0)
+    out = Partial(
+        best,
+        torch.where(ahead, a.index, b.index),
+        torch.where(ahead, a.rest + fb * (1 + b.rest), b.rest + fa * (1 + a.rest)),
+    )
+    if a.moment is not None and b.moment is not None:
+        out.moment = torch.where(
+            ahead,
+            a.moment + fb * (b.moment + db * (1 + b.rest)),
+            b.moment + fa * (a.moment + da * (1 + a.rest)),
+        )
+    if a.second is not None and b.second is not None:
+        runner = torch.minimum(a.best, b.best)
+        out.second = torch.maximum(runner, torch.maximum(a.second, b.second))
+    if a.selected is not None and b.selected is not None:
+        out.selected = torch.maximum(a.selected, b.selected)
+    _merge_drawn(out, a, b)
+    _merge_top(out, a, b, options.top)
+    return out
+
+
+def _merge_drawn(out: Partial, a: Partial, b: Partial) -> None:
+    if a.noisy is None or b.noisy is None:
+        return
+    assert a.drawn is not None and b.drawn is not None
+    assert a.drawn_logit is not None and b.drawn_logit is not None
+    ahead = a.noisy >= b.noisy
+    out.noisy = torch.maximum(a.noisy, b.noisy)
+    out.drawn = torch.where(ahead, a.drawn, b.drawn)
+    out.drawn_logit = torch.where(ahead, a.drawn_logit, b.drawn_logit)
+
+
+def _merge_top(out: Partial, a: Partial, b: Partial, k: int) -> None:
+    if a.top_value is None or b.top_value is None:
+        return
+    assert a.top_index is not None and b.top_index is not None
+    value = torch.cat([a.top_value, b.top_value], 1)
+    index = torch.cat([a.top_index, b.top_index], 1)
+    # both are sorted and a has the lower ids: a stable sort keeps ties in order
+    value, order = value.sort(dim=1, descending=True, stable=True)
+    out.top_value, out.top_index = value[:, :k], index.gather(1, order)[:, :k]
+
+
+def finish(part: Partial, options: Options) -> TokenStatistics:
+    """Turn the sums of a whole vocabulary into statistics."""
+    needs, scale = options.needs, options.scale
+    safe = part.best.clamp(min=LOWEST)  # where nothing is possible, best - safe is -inf
+    normaliser = part.rest.log1p()
+
+    def logprob(logit: torch.Tensor) -> torch.Tensor:
+        distance = logit - safe
+        return (distance if scale == 1 else distance.div_(scale)).sub_(normaliser)
+
+    most = logprob(part.best)
+    token, chosen = part.index, most
+    if part.drawn is not None and part.drawn_logit is not None:
+        token, chosen = part.drawn, logprob(part.drawn_logit)
+    margin = gap = entropy = None
+    if part.second is not None:
+        if "margin" in needs:
+            margin = most.exp() - logprob(part.second).exp_()
+        if "gap" in needs and part.clean_gap is None:
+            gap = (part.best - part.second).nan_to_num_(nan=0.0, posinf=torch.inf)
+    if part.moment is not None:
+        entropy = (normaliser - part.moment / (1 + part.rest)).clamp_(min=0.0)
+    gap = part.clean_gap if part.clean_gap is not None else gap
+    return TokenStatistics(
+        token=token.squeeze(1),
+        logprob=chosen.squeeze(1),
+        margin=None if margin is None else margin.squeeze(1),
+        gap=None if gap is None else gap.squeeze(1),
+        entropy=None if entropy is None else entropy.squeeze(1),
+        max_logprob=most.squeeze(1) if "max_logprob" in needs else None,
+        top_token=part.top_index,
+        top_logprob=None if part.top_value is None else logprob(part.top_value),
+        select_logprob=None if part.selected is None else logprob(part.selected).squeeze(1),
+    )

@@ -1,0 +1,102 @@
+"""What is known of each row after the head, and what may be asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+import torch
+
+from ...errors import ConfigError
+
+# either every field is a torch tensor on the device, or (after `numpy`) every field is NumPy
+Array: TypeAlias = Any
+
+OPTIONAL = frozenset({"margin", "gap", "entropy", "max_logprob"})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStatistics:
+    """A few numbers per row, in place of a row of logits.
+
+    ``token`` (R,) int64 is the proposal, ``logprob`` (R,) float32 its log-probability.  The
+    others are None unless asked for: ``margin`` p1 - p2, ``gap`` top logit minus second logit of
+    the clean logits, ``entropy`` in nats and never negative, ``max_logprob``, each (R,) float32;
+    ``top_token`` (R, k) int64 and ``top_logprob`` (R, k) float32, most likely first, ties to the
+    lowest id; ``select_logprob`` (R,) float32 of the ids in ``select``.
+
+    Log-probabilities near zero keep their relative precision: -1e-9 is not rounded to 0.
+    A row that allows nothing (all -inf) has token 0, all log-probabilities -inf, margin, gap and
+    entropy 0.  With a single possible token, gap is +inf.
+    """
+
+    token: Array
+    logprob: Array
+    margin: Array | None = None
+    gap: Array | None = None
+    entropy: Array | None = None
+    max_logprob: Array | None = None
+    top_token: Array | None = None
+    top_logprob: Array | None = None
+    select_logprob: Array | None = None
+
+    def numpy(self) -> TokenStatistics:
+        """The same with NumPy arrays: views for CPU tensors, one copy for another device."""
+        found = {f: t for f in FIELDS if (t := getattr(self, f)) is not None}
+        if self.token.device.type != "cpu":
+            shapes = [(t.shape, t.dtype) for t in found.values()]
+            found = dict(zip(found, unpack(pack(found.values()).cpu(), shapes), strict=True))
+        return TokenStatistics(**{name: tensor.numpy() for name, tensor in found.items()})
+
+
+FIELDS = tuple(f.name for f in fields(TokenStatistics))
+
+
+def pack(tensors: Any) -> torch.Tensor:
+    """Float32 and int64 tensors as the bytes of one: what travels to the host in a single copy."""
+    return torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
+
+
+def unpack(packed: torch.Tensor, shapes: list[tuple[torch.Size, torch.dtype]]) -> list[Any]:
+    """Undo `pack`, given the shapes and dtypes of what went in."""
+    sizes = [shape.numel() * dtype.itemsize for shape, dtype in shapes]
+    parts = torch.split_with_sizes(packed, sizes)
+    # a slice may start at an address its dtype cannot be viewed at: clone aligns it
+    return [p.clone().view(d).view(s) for p, (s, d) in zip(parts, shapes, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Arguments of `token_statistics` that hold for all rows."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    tempered: bool = False
+    top: int = 0
+    needs: frozenset[str] = OPTIONAL
+
+    @property
+    def filters(self) -> bool:
+        """Whether top-p or top-k can change anything."""
+        return (self.top_p < 1 or self.top_k > 0) and (self.tempered or self.temperature > 0)
+
+    @property
+    def scale(self) -> float:
+        """The temperature of the described distribution."""
+        return self.temperature if self.tempered and self.temperature > 0 else 1.0
+
+
+def check(options: Options, noise_keys: torch.Tensor | None, rows: int) -> None:
+    """Refuse what would otherwise give a wrong answer."""
+    if options.temperature < 0 or options.top_k < 0 or options.top < 0:
+        raise ConfigError(
+            f"temperature={options.temperature}, top_k={options.top_k}, top={options.top}: "
+            "expected numbers >= 0 (0 switches each of them off)"
+        )
+    if options.temperature > 0 and (noise_keys is None or noise_keys.shape != (rows, 4)):
+        given = "none" if noise_keys is None else tuple(noise_keys.shape)
+        raise ConfigError(
+            f"temperature={options.temperature} draws noise and needs noise_keys of shape "
+            f"({rows}, 4), got {given}: pass (seed, stream, position, step) of every row"
+        )

@@ -1,0 +1,155 @@
+"""Token statistics in plain PyTorch, a tile of logits at a time.
+
+A plain linear head is cut along the vocabulary: the product of a tile is computed in the dtype of
+the weight (as the model itself would: half precision accumulates in float32 and rounds the
+logits), then reduced in float32 in pieces that fit a processor's cache.  Other heads, and top-p
+and top-k, need full rows and are cut along the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+
+import torch
+
+from .heads import Head, full_logits, plain_linear, vocabulary
+from .reduce import Partial, finish, merge, reduce, stack
+from .result import Options, TokenStatistics
+
+TILE_BYTES = 16 << 20  # logits held at once, counted as float32
+PIECE = 1 << 18  # elements reduced at once: 1 MB, half of a usual second-level cache
+MOST_ROWS = 1024  # more rows would make tiles too narrow for an efficient product
+
+Product = Callable[[int, int, int, int], torch.Tensor]  # rows [a, b), ids [low, high) -> logits
+
+
+class Call:
+    """The arguments of one call that differ by row, ready to be cut."""
+
+    def __init__(
+        self,
+        options: Options,
+        banned: Sequence[int] | torch.Tensor | None,
+        banned_rows: torch.Tensor | None,
+        noise_keys: torch.Tensor | None,
+        select: torch.Tensor | None,
+    ) -> None:
+        self.options, self.banned_rows = options, banned_rows
+        self.banned: list[int] = (
+            banned.tolist() if isinstance(banned, torch.Tensor) else list(banned or ())
+        )
+        self.keys, self.select = noise_keys, select
+
+    def piece(self, x: torch.Tensor, first: int, low: int) -> Partial:
+        """Reduce ``x`` (r, n) float32, rows from ``first`` and ids from ``low`` on; destroys x."""
+        last = first + len(x)
+        for j, token in enumerate(self.banned):
+            if low <= token < low + x.shape[1]:
+                column = x.select(1, token - low)
+                if self.banned_rows is None:
+                    column.fill_(-torch.inf)
+                else:
+                    column.masked_fill_(self.banned_rows[first:last, j], -torch.inf)
+        keys = None if self.keys is None else self.keys[first:last]
+        select = None if self.select is None else self.select[first:last]
+        return reduce(x, low, self.options, keys, select)
+
+    def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool) -> Partial:
+        """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
+        copy = logits.dtype != torch.float32 or not owned
+        step = max(1, PIECE // max(1, logits.shape[1]))
+        pieces = []
+        for row in range(0, max(1, len(logits)), step):
+            x = logits[row : row + step]
+            x = x.to(torch.float32, copy=True) if copy else x
+            pieces.append(self.piece(x, first + row, low))
+        return stack(pieces)
+
+    def run(
+        self, product: Product, rows: int, size: int, whole: bool, owned: bool
+    ) -> TokenStatistics:
+        """Go through all rows and the vocabulary; ``whole`` forbids to cut the latter."""
+        columns = TILE_BYTES // 4
+        most = max(1, columns // size) if whole else MOST_ROWS
+        height = ceil(rows / ceil(rows / most)) if rows else 1  # even shares
+        width = size if whole else max(1, columns // height)
+        done = []
+        for first in range(0, max(1, rows), height):
+            last = min(rows, first + height)
+            total: Partial | None = None
+            for low in range(0, size, width):
+                logits = product(first, last, low, min(size, low + width))
+                part = self.tile(logits, first, low, owned)
+                total = part if total is None else merge(total, part, self.options)
+            assert total is not None
+            done.append(total)
+        return finish(stack(done), self.options)
+
+
+@torch.no_grad()
+def token_statistics(
+    hidden: torch.Tensor,
+    head: Head,
+    options: Options,
+    *,
+    banned: Sequence[int] | torch.Tensor | None = None,
+    banned_rows: torch.Tensor | None = None,
+    noise_keys: torch.Tensor | None = None,
+    select: torch.Tensor | None = None,
+    vocab_size: int | None = None,
+) -> TokenStatistics:
+    """As `dllm.kernels.statistics.token_statistics`."""
+    call = Call(options, banned, banned_rows, noise_keys, select)
+    rows = len(hidden)
+    linear = plain_linear(head)
+    if linear is None:
+        size = vocabulary(head, hidden)
+        size = size if vocab_size is None else min(size, vocab_size)
+        call_head: Product = lambda a, b, low, high: full_logits(hidden[a:b], head)[:, low:high]  # noqa: E731
+        return call.run(call_head, rows, size, True, False)
+    weight, bias = linear
+    weight = weight[:vocab_size]
+    bias = None if bias is None else bias[:vocab_size]
+    size = len(weight)
+    hidden = hidden.to(weight.dtype)
+    if rows * size <= PIECE:
+        logits = torch.nn.functional.linear(hidden, weight, bias).float()
+        return finish(call.piece(logits, 0, 0), options)
+    return call.run(_tiled(hidden, weight, bias), rows, size, options.filters, True)
+
+
+def _tiled(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    """Products of a part of the weight, written to one buffer that each call overwrites."""
+    buffer = weight.new_empty(0)
+
+    def product(first: int, last: int, low: int, high: int) -> torch.Tensor:
+        nonlocal buffer
+        shape = (last - first, high - low)
+        if buffer.numel() < shape[0] * shape[1]:
+            buffer = weight.new_empty(shape[0] * shape[1])
+        out = buffer[: shape[0] * shape[1]].view(shape)
+        matrix = weight[low:high].T
+        if bias is None:
+            return torch.mm(hidden[first:last], matrix, out=out)
+        return torch.addmm(bias[low:high], hidden[first:last], matrix, out=out)
+
+    return product
+
+
+@torch.no_grad()
+def logits_statistics(
+    logits: torch.Tensor,
+    options: Options,
+    *,
+    banned: Sequence[int] | torch.Tensor | None = None,
+    banned_rows: torch.Tensor | None = None,
+    noise_keys: torch.Tensor | None = None,
+    select: torch.Tensor | None = None,
+    vocab_size: int | None = None,
+) -> TokenStatistics:
+    """As `dllm.kernels.statistics.logits_statistics`."""
+    call = Call(options, banned, banned_rows, noise_keys, select)
+    logits = logits[:, :vocab_size]
+    rows, size = logits.shape
+    return call.run(lambda a, b, low, high: logits[a:b, low:high], rows, size, True, False)

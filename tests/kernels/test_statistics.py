@@ -1,0 +1,371 @@
+"""Token statistics against a float64 oracle, over shapes, dtypes, options and tile borders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from dllm.errors import ConfigError, UnknownNameError
+from dllm.kernels import noise
+from dllm.kernels.statistics import TokenStatistics, logits_statistics, token_statistics
+from dllm.kernels.statistics import torch as fast
+from dllm.kernels.statistics.result import FIELDS, pack, unpack
+
+
+def agree(a: TokenStatistics, b: TokenStatistics, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    """Ids equal, numbers close, the same fields present."""
+    for name in FIELDS:
+        x, y = getattr(a, name), getattr(b, name)
+        assert (x is None) == (y is None), name
+        if x is None:
+            continue
+        assert x.dtype == y.dtype and x.shape == y.shape, name
+        if x.dtype == torch.int64:
+            assert torch.equal(x, y), name
+        else:
+            torch.testing.assert_close(
+                x, y, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+def keys(rows: int, seed: int = 5) -> torch.Tensor:
+    return noise.pack_keys([(seed, r, 3 * r, 1) for r in range(rows)])
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of some hundred logits, so that a few rows meet many borders."""
+    monkeypatch.setattr(fast, "TILE_BYTES", 4 * 300)
+    monkeypatch.setattr(fast, "PIECE", 100)
+    monkeypatch.setattr(fast, "MOST_ROWS", 6)
+
+
+def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
+    temperature = draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 1.7]))
+    banned = draw(st.none() | st.lists(st.integers(0, size), max_size=3))
+    chosen: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": draw(st.sampled_from([1.0, 1.0, 0.9, 0.4, 0.0])),
+        "top_k": draw(st.sampled_from([0, 0, 1, 5, 10_000])),
+        "tempered": draw(st.booleans()),
+        "noise_keys": keys(rows, draw(st.integers(0, 99))) if temperature else None,
+        "top": draw(st.integers(0, min(7, size))),
+        "banned": banned,
+        "needs": draw(st.none() | st.frozensets(st.sampled_from(["margin", "gap", "entropy"]))),
+    }
+    if banned is not None and draw(st.booleans()):
+        pick = st.lists(st.booleans(), min_size=rows * len(banned), max_size=rows * len(banned))
+        chosen["banned_rows"] = torch.tensor(draw(pick), dtype=torch.bool).view(rows, -1)
+    if draw(st.booleans()):
+        ids = st.lists(st.integers(0, size - 1), min_size=rows, max_size=rows)
+        chosen["select"] = torch.tensor(draw(ids))
+    return chosen
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    rows = draw(st.integers(1, 9))
+    size = draw(st.sampled_from([1, 2, 3, 49, 50, 51, 100, 299, 300, 301, 617]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    hidden = torch.randn(rows, 8, generator=generator)
+    weight = torch.randn(size, 8, generator=generator)
+    return hidden, weight, options(draw, rows, size)
+
+
+@pytest.mark.usefixtures("small_tiles")
+class TestAgainstTheOracle:
+    @settings(max_examples=400, deadline=None)
+    @given(case=cases())
+    def test_tiled_float32(self, case: tuple[torch.Tensor, torch.Tensor, dict[str, Any]]) -> None:
+        hidden, weight, chosen = case
+        agree(
+            token_statistics(hidden, weight, **chosen),
+            token_statistics(hidden, weight, backend="naive", **chosen),
+        )
+
+    @settings(max_examples=250, deadline=None)
+    @given(case=cases(), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    def test_logits(
+        self, case: tuple[torch.Tensor, torch.Tensor, dict[str, Any]], dtype: torch.dtype
+    ) -> None:
+        # the logits are given: half precision must cost nothing beyond float32 rounding
+        hidden, weight, chosen = case
+        logits = (hidden @ weight.T).to(dtype)
+        before = logits.clone()
+        agree(
+            logits_statistics(logits, **chosen),
+            logits_statistics(logits, backend="naive", **chosen),
+        )
+        assert torch.equal(logits, before)
+
+    @pytest.mark.parametrize("size", [49, 300, 617])
+    def test_bfloat16_head(self, size: int) -> None:
+        # tiles may round a logit to the other neighbour: 2**-8 relative on logits of about 10
+        hidden = torch.randn(9, 64).to(torch.bfloat16)
+        weight = torch.randn(size, 64).to(torch.bfloat16)
+        got = token_statistics(hidden, weight, select=torch.arange(9))
+        expected = token_statistics(hidden, weight, select=torch.arange(9), backend="naive")
+        for name in ("logprob", "select_logprob", "entropy", "gap"):
+            torch.testing.assert_close(
+                getattr(got, name), getattr(expected, name), rtol=0.02, atol=0.15
+            )
+        assert all(getattr(got, name).dtype == torch.float32 for name in ("logprob", "entropy"))
+
+    def test_bias_and_padding_rows(self) -> None:
+        head = nn.Linear(8, 333)
+        hidden = torch.randn(5, 8)
+        got = token_statistics(hidden, head, vocab_size=320, top=3)
+        logits = head(hidden).detach()[:, :320]
+        agree(got, logits_statistics(logits, top=3, backend="naive"))
+
+    def test_a_tie_across_tiles_goes_to_the_lowest_id(self) -> None:
+        for first, second in [(0, 299), (49, 50), (99, 100), (150, 151), (250, 298)]:
+            weight = torch.zeros(300, 2)
+            weight[first, 0] = weight[second, 0] = 3.0
+            got = token_statistics(torch.tensor([[1.0, 0.0]] * 6), weight, top=4)
+            assert (got.token == first).all()
+            others = [t for t in range(4) if t not in (first, second)][:2]
+            assert got.top_token[3].tolist() == [first, second, *others]
+            assert (got.margin == 0).all() and (got.gap == 0).all()
+
+    def test_no_rows(self) -> None:
+        for size in (10, 1000):
+            got = token_statistics(torch.randn(0, 8), torch.randn(size, 8), top=2)
+            assert got.token.shape == (0,) and got.top_token.shape == (0, 2)
+            assert got.entropy.shape == (0,)
+
+
+def test_default_tiles_cut_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = []
+    original = fast.Call.tile
+
+    def spy(self: Any, logits: torch.Tensor, first: int, low: int, owned: bool) -> Any:
+        widths.append((low, logits.shape))
+        return original(self, logits, first, low, owned)
+
+    monkeypatch.setattr(fast.Call, "tile", spy)
+    hidden, weight = torch.randn(1100, 4), torch.randn(9001, 4)
+    got = token_statistics(hidden, weight, banned=[9000, 0], top=2, select=torch.arange(1100) * 8)
+    assert len(widths) == 4 and max(s.numel() for _, s in widths) * 4 <= fast.TILE_BYTES
+    some = torch.tensor([0, 500, 1023, 1024, 1099])
+    expected = logits_statistics(
+        hidden[some] @ weight.T, banned=[9000, 0], top=2, select=some * 8, backend="naive"
+    )
+    for name in FIELDS:
+        torch.testing.assert_close(
+            getattr(got, name)[some], getattr(expected, name), rtol=2e-5, atol=2e-6
+        )
+
+
+@pytest.mark.parametrize("tempered", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_rows_that_allow_nothing(temperature: float, tempered: bool) -> None:
+    logits = torch.randn(3, 600)
+    logits[1] = -torch.inf
+    logits[2, 1:] = -torch.inf
+    for top_p, size in [(1.0, 600), (0.9, 600), (1.0, 1)]:
+        got = logits_statistics(
+            logits[:, :size], temperature=temperature, tempered=tempered, top_p=top_p, top=1,
+            noise_keys=keys(3), select=torch.tensor([0, 0, 0]),
+        )  # fmt: skip
+        for name in ("logprob", "max_logprob", "select_logprob"):
+            assert getattr(got, name)[1] == -torch.inf
+            assert abs(getattr(got, name)[2]) < 1e-30
+        assert got.token[1:].tolist() == [0, 0] and got.top_logprob[1, 0] == -torch.inf
+        assert got.margin[1:].tolist() == [0, 1] and got.gap[1:].tolist() == [0, torch.inf]
+        assert (got.entropy[1:].abs() < 1e-28).all()
+
+
+def test_bans_hold_in_their_rows_only() -> None:
+    logits = torch.tensor([[0.0, 5.0, 4.0, 3.0]]).repeat(3, 1)
+    rows = torch.tensor([[True, True], [False, False], [True, False]])
+    got = logits_statistics(logits, banned=torch.tensor([1, 2]), banned_rows=rows)
+    assert got.token.tolist() == [3, 1, 2]
+    everywhere = logits_statistics(logits, banned=[1, 2], select=torch.tensor([1, 0, 3]))
+    assert everywhere.token.tolist() == [3, 3, 3]
+    assert everywhere.select_logprob[0] == -torch.inf
+    assert everywhere.select_logprob[1] == pytest.approx(-3 - np.log1p(np.exp(-3)))
+
+
+def test_log_probabilities_near_zero_keep_their_precision() -> None:
+    logits = torch.tensor([[30.0, 0.0, -1.0], [40.0, 0.0, -1.0]])
+    got = logits_statistics(logits)
+    exact = -np.log1p(np.exp([-30.0, -40.0]) * (1 + np.exp(-1)))
+    np.testing.assert_allclose(got.logprob.numpy(), exact, rtol=1e-6)
+    assert (got.entropy > 0).all()
+
+
+@pytest.mark.parametrize("top_p, top_k, expected", [
+    (0.65, 0, [0, 1]),  # 0.4, then 0.7 crosses and stays
+    (0.1, 0, [0]),
+    (1.0, 2, [0, 1, 2]),  # the third equals the second
+    (1.0, 1, [0]),
+    (0.6, 2, [0, 1]),  # the tie with the second was taken away by top-p before
+    (0.95, 3, [0, 1, 2]),
+])  # fmt: skip
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_filters(top_p: float, top_k: int, expected: list[int], temperature: float) -> None:
+    tied = top_k > 0
+    p = torch.tensor([0.4, 0.25, 0.25, 0.08, 0.02] if tied else [0.4, 0.3, 0.2, 0.08, 0.02])
+    got = logits_statistics(
+        p.log()[None], top_p=top_p, top_k=top_k, tempered=True, top=5,
+        temperature=temperature, noise_keys=keys(1),
+    )  # fmt: skip
+    left = [t for t, lp in zip(got.top_token[0].tolist(), got.top_logprob[0].tolist(), strict=True)
+            if lp > -np.inf]  # fmt: skip
+    assert left == expected
+    kept = p[expected] / p[expected].sum()
+    assert got.max_logprob.item() == pytest.approx(kept[0].log().item(), abs=1e-6)
+    assert got.gap.item() == pytest.approx((p[0] / p[1]).log().item(), abs=1e-6)
+
+
+def test_a_nucleus_wider_than_the_candidates() -> None:
+    logits = torch.randn(3, 5000) * 0.1
+    logits[1, 7] = 30.0  # one narrow nucleus among wide ones
+    logits[2, ::2] = 0.05  # ties at the border
+    chosen: dict[str, Any] = {"top_p": 0.8, "tempered": True, "select": torch.tensor([0, 0, 4998])}
+    got = logits_statistics(logits, **chosen)
+    expected = logits_statistics(logits, backend="naive", **chosen)
+    torch.testing.assert_close(got.entropy, expected.entropy, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(got.select_logprob, expected.select_logprob, rtol=1e-4, atol=1e-6)
+
+
+def chi_square(counts: np.ndarray[Any, Any], p: np.ndarray[Any, Any]) -> float:
+    """Statistic minus degrees of freedom, in standard deviations; cells under 5 are pooled."""
+    expected = p * counts.sum()
+    assert counts[p == 0].sum() == 0
+    rare = expected < 5
+    observed = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], max(expected[rare].sum(), 1e-9))
+    freedom = len(expected) - 1
+    return float((((observed - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize("temperature, top_p, top_k", [
+    (1.0, 1.0, 0), (0.6, 1.0, 0), (1.0, 0.8, 0), (1.5, 1.0, 4), (0.9, 0.9, 6),
+])  # fmt: skip
+def test_samples_follow_the_softmax(temperature: float, top_p: float, top_k: int) -> None:
+    n, size = 40_000, 12
+    x = torch.randn(size, generator=torch.Generator().manual_seed(3)) * 1.5
+    names = torch.zeros(n, 4, dtype=torch.int64)
+    names[:, 0], names[:, 2] = 77, torch.arange(n)
+    got = logits_statistics(
+        x.expand(n, size), temperature=temperature, top_p=top_p, top_k=top_k, noise_keys=names,
+        needs=(),
+    )  # fmt: skip
+    law = logits_statistics(
+        x[None], temperature=temperature, top_p=top_p, top_k=top_k, tempered=True, top=size,
+        noise_keys=names[:1], backend="naive",
+    )  # fmt: skip
+    p = np.zeros(size)
+    p[law.top_token[0]] = law.top_logprob[0].double().exp()
+    counts = np.bincount(got.token.numpy(), minlength=size).astype(float)
+    assert chi_square(counts, p) < 4.5
+    assert chi_square(counts, np.roll(np.where(p > 0, p, 0) + 1e-12, 1)) > 100  # has power
+    # log-probabilities are those of the clean distribution
+    torch.testing.assert_close(got.logprob, x.log_softmax(0)[got.token], rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_does_not_see_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    # small integers: every product is exact, so results cannot depend on how rows are multiplied
+    hidden = torch.randint(-2, 3, (12, 8)).float()
+    weight = torch.randint(-2, 3, (700, 8)).float()
+    names = keys(12)
+    whole = token_statistics(hidden, weight, temperature=0.8, noise_keys=names, top=3)
+    pick = torch.tensor([11, 4])
+    alone = token_statistics(hidden[pick], weight, temperature=0.8, noise_keys=names[pick], top=3)
+    monkeypatch.setattr(fast, "TILE_BYTES", 4 * 1001)
+    monkeypatch.setattr(fast, "PIECE", 333)
+    tiled = token_statistics(hidden, weight, temperature=0.8, noise_keys=names, top=3)
+    assert torch.equal(whole.token[pick], alone.token) and torch.equal(whole.token, tiled.token)
+    assert torch.equal(whole.top_token, tiled.top_token)
+    torch.testing.assert_close(whole.logprob[pick], alone.logprob, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(whole.logprob, tiled.logprob, rtol=1e-6, atol=1e-6)
+
+
+class Doubled(nn.Linear):
+    """A linear layer that is not what its weight says, like a quantised one."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def test_heads_that_must_be_called() -> None:
+    hidden, inner = torch.randn(5, 8), nn.Linear(8, 90, bias=False)
+    hooked = nn.Linear(8, 90, bias=False)
+    hooked.weight = inner.weight
+    hooked.register_forward_hook(lambda module, args, output: output * 2)
+    doubled = Doubled(8, 90, bias=False)
+    doubled.weight = inner.weight
+    patched = nn.Linear(8, 90, bias=False)
+    patched.forward = lambda h: 2 * inner(h)  # type: ignore[method-assign]
+    expected = token_statistics(hidden, 2 * inner.weight.detach(), vocab_size=80, top=2)
+    for head in (hooked, doubled, patched, lambda h: 2 * inner(h)):
+        agree(token_statistics(hidden, head, vocab_size=80, top=2), expected)
+
+
+def test_called_heads_see_bounded_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "TILE_BYTES", 4 * 200)
+    seen = []
+    weight = torch.randn(90, 8)
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(len(hidden))
+        return hidden @ weight.T
+
+    hidden = torch.randn(5, 8)
+    agree(token_statistics(hidden, head), token_statistics(hidden, weight))
+    assert max(seen) == 2 and sum(seen) >= 5
+
+
+def test_only_what_is_needed() -> None:
+    logits = torch.randn(4, 30)
+    got = logits_statistics(logits, needs=frozenset({"gap", "top_token", "unheard of"}))
+    present = {f for f in FIELDS if getattr(got, f) is not None}
+    assert present == {"token", "logprob", "gap"}
+    full = logits_statistics(logits)
+    assert torch.equal(got.gap, full.gap) and torch.equal(got.logprob, full.logprob)
+    assert {f for f in FIELDS if getattr(full, f) is None} == {
+        "top_token", "top_logprob", "select_logprob"
+    }  # fmt: skip
+
+
+def test_numpy() -> None:
+    got = logits_statistics(torch.randn(4, 30), top=3)
+    host = got.numpy()
+    assert host.select_logprob is None and host.token.dtype == np.int64
+    for name in (f for f in FIELDS if getattr(got, f) is not None):
+        assert isinstance(getattr(host, name), np.ndarray)
+        assert np.array_equal(getattr(host, name), getattr(got, name).numpy())
+
+
+def test_one_copy_carries_all_fields() -> None:
+    tensors = [torch.randn(3), torch.tensor([2**40, 1, -1]), torch.randn(3, 2)[:, :1]]
+    got = unpack(pack(tensors), [(t.shape, t.dtype) for t in tensors])
+    assert all(torch.equal(a, b) for a, b in zip(tensors, got, strict=True))
+
+
+def test_gradients_are_not_recorded() -> None:
+    hidden, head = torch.randn(3, 8, requires_grad=True), nn.Linear(8, 40)
+    assert not token_statistics(hidden, head).logprob.requires_grad
+    assert not logits_statistics(head(hidden)).logprob.requires_grad
+
+
+@pytest.mark.parametrize("wrong", [
+    {"temperature": 1.0}, {"temperature": 1.0, "noise_keys": torch.zeros(2, 4)},
+    {"temperature": -1.0}, {"top_k": -1}, {"top": -1},
+])  # fmt: skip
+def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        logits_statistics(torch.randn(3, 5), **wrong)
+
+
+def test_unknown_backend() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean"):
+        logits_statistics(torch.randn(3, 5), backend="troch")
