@@ -1,0 +1,76 @@
+"""The ``dllm`` application: its commands, and how errors leave it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from .. import __version__
+from ..errors import DllmError
+from .chat import chat
+from .doctor import doctor
+from .generate import generate
+from .infill import infill
+from .listing import caches, samplers
+from .options import DEBUG, remember_debug
+from .output import complain
+from .train import train_app
+
+USAGE_ERROR, INTERRUPTED = 2, 130
+
+
+class Commands(TyperGroup):
+    """Runs a command; what it raises on purpose becomes one line on stderr."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DllmError as error:
+            if ctx.meta.get(DEBUG):
+                traceback.print_exc()
+            complain(error)
+            raise typer.Exit(USAGE_ERROR) from None
+        except KeyboardInterrupt:
+            print(file=sys.stderr)  # after the ^C of the terminal
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dllm {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="dllm",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
+    ] = False,
+) -> None:
+    """A runtime for masked-diffusion language models.
+
+    Try: dllm generate "Reverse this list: Tom, Anna, Ben" --watch
+    """
+
+
+for command in (generate, chat, infill, samplers, caches, doctor):
+    app.command()(command)
+app.add_typer(train_app, name="train")

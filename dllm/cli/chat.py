@@ -1,0 +1,124 @@
+"""``dllm chat``: a conversation."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..errors import DllmError, PromptError
+from .options import DECODING, Generation, option, takes
+from .output import complain, interactive, note, waiting
+from .watch import watch
+
+if TYPE_CHECKING:
+    from ..models import DiffusionModel
+    from ..result import Result
+
+HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops an answer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talking(Generation):
+    """Options of ``dllm chat``."""
+
+    system: Annotated[
+        str | None, option("--system", panel=DECODING, text="A system message to begin with.")
+    ] = None
+
+
+@takes(Talking)
+def chat(*, options: Talking) -> None:
+    """Talk to a model.  Answers go to stdout, everything else to stderr.
+
+    /reset forgets the conversation, /quit or the end of input ends it.
+    """
+    model = options.load()
+    if model.tokenizer is None or not model.tokenizer.chat_template:
+        raise PromptError(f"{model.name} has no chat template: use dllm generate")
+    note(f"{model.name}: {HELP}")
+    Conversation(model, options).run()
+
+
+class Conversation:
+    """The messages so far, and the loop that adds to them."""
+
+    def __init__(self, model: DiffusionModel, options: Talking) -> None:
+        self.model, self.options = model, options
+        self.messages: list[dict[str, str]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        system = self.options.system
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    def run(self) -> None:
+        """Until /quit or the end of input."""
+        while (line := read_line()) is not None:
+            text = line.strip()
+            if text == "/quit":
+                return
+            if text == "/reset":
+                self.reset()
+                note("the conversation starts over")
+            elif text.startswith("/") and text[1:].isalpha():
+                note(HELP)
+            elif text:
+                self.turn(text)
+
+    def turn(self, text: str) -> None:
+        """One question; when it fails or is stopped, the conversation stays as it was."""
+        self.messages.append({"role": "user", "content": text})
+        try:
+            result = self.answer()
+        except DllmError as error:
+            self.messages.pop()
+            complain(error)
+            if len(self.messages) > 1:
+                note("/reset starts over")
+        except KeyboardInterrupt:
+            self.messages.pop()
+            note("stopped")
+        else:
+            self.messages.append({"role": "assistant", "content": result.text})
+            print(result.text, flush=True)
+            note(result.footer())
+
+    def answer(self) -> Result:
+        """What the model says to the messages."""
+        from ..api import generate, stream
+
+        options = self.options
+        given: dict[str, Any] = options.arguments()
+        given |= {"sampler": options.sampler, "cache": options.cache}
+        if options.watch:
+            events = stream(self.model, self.messages, **given)
+            return watch(events, self.model, 1, options.delay)[0]
+        with waiting("writing"):
+            result: Result = generate(self.model, self.messages, **given)
+        return result
+
+
+def read_line() -> str | None:
+    """One line of input, None at its end.  The prompt sign never reaches a redirected stdout."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline() or None
+    try:
+        if sys.stdout.isatty():
+            _enable_editing()
+            return input("> ")
+        if interactive():
+            print("> ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline() or None
+    except EOFError:
+        note("")
+        return None
+
+
+def _enable_editing() -> None:
+    """Arrow keys and history, where the platform has them."""
+    try:
+        import readline  # noqa: F401
+    except ImportError:
+        return

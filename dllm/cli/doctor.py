@@ -1,0 +1,203 @@
+"""``dllm doctor``: what is installed, what the machine has, what a model needs of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import requires
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..errors import DllmError
+from .options import remember_debug
+from .output import distribution_version, versions, waiting
+
+if TYPE_CHECKING:
+    from ..models.checkpoint import Checkpoint
+    from .footprint import Footprint
+
+GOOD, BAD, PLAIN = "ok", "problem", ""
+SIGNS = {GOOD: ("✓", "green"), BAD: ("✗", "red"), PLAIN: ("·", "dim")}
+DEVELOPMENT = ("test", "dev", "docs")  # extras that users need not hear about
+REQUIREMENT = re.compile(r"""^([A-Za-z0-9._-]+).*;.*extra == ["']([a-z]+)["']""")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    topic: str
+    text: str
+    state: str = PLAIN
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Hub id, folder or bundled name to check.")
+    ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
+    ] = False,
+) -> None:
+    """Report versions, devices and extras, and whether a model fits.
+
+    Of a model only the small files are read, never its weights.  Exits with 1 when the model
+    cannot be used here.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    with waiting("looking around"):
+        memory = device_memory()
+        found = [*environment(), *devices(), *extras(), *bundled()]
+    _report(console, found)
+    if model is None:
+        return
+    with waiting(f"reading {model}"):
+        verdict = list(examine(model, memory))
+    _report(console, verdict)
+    if any(finding.state == BAD for finding in verdict):
+        raise typer.Exit(1)
+
+
+def environment() -> Iterator[Finding]:
+    """Versions of what the library stands on."""
+    for name, version in versions().items():
+        yield Finding(name, version or "missing", PLAIN if version else BAD)
+
+
+def devices() -> Iterator[Finding]:
+    """Processors and their memory."""
+    import torch
+
+    free, total = main_memory()
+    yield Finding("cpu", f"{torch.get_num_threads()} threads, {size(free)} of {size(total)} free")
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        yield Finding(f"cuda:{index}", f"{name}, {size(free)} of {size(total)} free")
+    if not torch.cuda.is_available():
+        yield Finding("cuda", "none")
+
+
+def device_memory() -> tuple[str, int]:
+    """The device `--device auto` takes, and its free memory in bytes."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
+    return "the main memory", main_memory()[0]
+
+
+def main_memory() -> tuple[int, int]:
+    """Free and total bytes of the machine."""
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def extras() -> Iterator[Finding]:
+    """Optional dependencies, as this distribution declares them."""
+    wanted: dict[str, list[str]] = {}
+    for requirement in requires("dllm") or ():
+        if found := REQUIREMENT.match(requirement):
+            wanted.setdefault(found[2], []).append(found[1])
+    for extra, names in wanted.items():
+        if extra in DEVELOPMENT:
+            continue
+        present = {name: distribution_version(name) for name in names}
+        missing = [name for name, version in present.items() if version is None]
+        listing = ", ".join(f"{name} {version or 'missing'}" for name, version in present.items())
+        hint = f': pip install "dllm[{extra}]"' if missing else ""
+        if missing and extra == "flash":
+            hint += " (needs a CUDA GPU; sdpa is used without it)"
+        yield Finding(f"extra {extra}", listing + hint, PLAIN if missing else GOOD)
+
+
+def bundled() -> Iterator[Finding]:
+    """Whether the models of the wheel are there."""
+    from ..models.checkpoint import BUNDLED, find
+
+    for name in BUNDLED:
+        try:
+            find(name)
+        except DllmError:
+            yield Finding(name, "not part of this installation")
+        else:
+            yield Finding(name, "bundled", GOOD)
+
+
+def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
+    """What the files of ``model`` say.  Raises `CheckpointError` when there are none."""
+    from ..models.checkpoint import open_checkpoint
+    from .footprint import footprint
+
+    checkpoint = open_checkpoint(model)
+    yield Finding("model", checkpoint.name)
+    if "auto_map" in checkpoint.config:
+        yield Finding("remote code", "named by config.json (auto_map); not needed and never run")
+    try:
+        needs = footprint(checkpoint)
+    except DllmError as error:
+        yield Finding("architecture", str(error), BAD)
+        return
+    yield from _sizes(checkpoint, needs)
+    yield from fit(needs, *memory)
+
+
+def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:
+    from .footprint import family_of
+
+    yield Finding("family", family_of(checkpoint).name, GOOD)
+    yield Finding("parameters", count(needs.parameters))
+    yield Finding("weights", f"{size(needs.weights)} in {needs.dtype}")
+    if checkpoint.config.get("quantization_config"):
+        yield Finding("quantised", "the weights are stored smaller than that")
+    yield Finding(
+        "key/value cache", f"{size(needs.keys_values)} per row at its context of {needs.context}"
+    )
+
+
+def fit(needs: Footprint, device: str, free: int) -> Iterator[Finding]:
+    """Whether it fits, and the ways out if not."""
+    verdict = f"about {size(needs.needed)} for one row, {size(free)} free in {device}"
+    if needs.needed <= free:
+        yield Finding("fits", verdict, GOOD)
+        return
+    yield Finding("does not fit", verdict, BAD)
+    if needs.dtype == "float32":
+        yield Finding("instead", f"--dtype bfloat16: {size(needs.weights_in(16))} of weights")
+    for bits in (8, 4):
+        yield Finding(
+            "instead",
+            f"dllm.load(..., quantization_config=BitsAndBytesConfig(load_in_{bits}bit=True)): "
+            f"about {size(needs.weights_in(bits))} of weights",
+        )
+    yield Finding(
+        "instead", 'dllm.load(..., device_map="auto"): spread over all GPUs and main memory'
+    )
+
+
+def size(amount: int) -> str:
+    """Bytes for people."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if amount >= scale:
+            return f"{amount / scale:.1f} {unit}"
+    return f"{amount} bytes"
+
+
+def count(number: int) -> str:
+    """A number of parameters for people."""
+    for unit, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.2f}{unit}"
+    return str(number)
+
+
+def _report(console: Console, findings: list[Finding]) -> None:
+    for finding in findings:
+        sign, style = SIGNS[finding.state]
+        console.print(Text.assemble((sign, style), f" {finding.topic:<16}", finding.text))

@@ -1,0 +1,112 @@
+"""A canvas as spans of text: what a live view draws, without the drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ..api import Event
+    from ..canvas import Canvas
+
+COMMITTED, FRESH, DRAFT, MASK, REST = "committed", "fresh", "draft", "mask", "rest"
+AHEAD = 8  # masks shown beyond the open window
+BLOCK, END = "░", "∎"
+# Escape sequences from a model must not reach the terminal; line breaks and tabs may.
+CONTROLS = {i: 0x2400 + i for i in range(32) if chr(i) not in "\n\t"} | {127: 0x2421}
+
+
+class Span(NamedTuple):
+    """Neighbouring positions of one kind and their text."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One row after one step.  ``decided`` of ``total`` positions are; both shrink at a stop."""
+
+    row: int
+    step: int
+    nfe: int
+    decided: int
+    total: int
+    spans: tuple[Span, ...]
+    finished: bool
+
+
+class Speller:
+    """Text of token ids in the middle of a text.
+
+    Decoders treat the first token of a text specially (they drop its blank), so runs are decoded
+    behind an anchor that is cut off again.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> None:
+        self.stop_ids = frozenset(stop_ids)
+        anchor = tokenizer("x", add_special_tokens=False)["input_ids"][-1:]
+
+        def decode(ids: list[int]) -> str:
+            return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+        known = len(decode(anchor))
+        self._middle: Callable[[tuple[int, ...]], str] = lru_cache(4096)(
+            lambda ids: decode([*anchor, *ids])[known:].translate(CONTROLS)
+        )
+        self._first = lru_cache(512)(lambda ids: decode(list(ids)).translate(CONTROLS))
+
+    def __call__(self, ids: Sequence[int], first: bool = False) -> str:
+        """Text of ``ids``; every run of stop ids is one end sign.  ``first``: a text begins."""
+        parts: list[str] = []
+        for stop, run in groupby(ids, key=self.stop_ids.__contains__):
+            spell = self._first if first and not parts else self._middle
+            parts.append(END if stop else spell(tuple(run)))
+        return "".join(parts)
+
+
+def frame(event: Event, speller: Speller) -> Frame:
+    """What ``event`` leaves on its row."""
+    canvas = event.canvas
+    region = canvas.masked[canvas.start : canvas.end]
+    return Frame(
+        row=event.row,
+        step=event.step,
+        nfe=canvas.nfe,
+        decided=int((~region).sum()),
+        total=len(region),
+        spans=tuple(_spans(event, speller)),
+        finished=event.result is not None,
+    )
+
+
+def _spans(event: Event, speller: Speller) -> Iterator[Span]:
+    canvas = event.canvas
+    limit = _limit(canvas)
+    shown = range(canvas.start, limit)
+    for kind, run in groupby(shown, key=lambda i: _kind(event, i)):
+        positions = list(run)
+        ids = [event.drafts[i] if kind == DRAFT else int(canvas.tokens[i]) for i in positions]
+        first = positions[0] == canvas.start
+        yield Span(kind, BLOCK * len(ids) if kind == MASK else speller(ids, first))
+    if limit < canvas.end:
+        yield Span(REST, f" +{canvas.end - limit}")
+
+
+def _limit(canvas: Canvas) -> int:
+    """Where the view ends: all that is decided, the open window, and a few masks."""
+    decided = (~canvas.masked[canvas.start : canvas.end]).nonzero()[0]
+    last = canvas.start + int(decided[-1]) + 1 if decided.size else canvas.start
+    limit = min(canvas.end, max(last, canvas.window[1]) + AHEAD)
+    return limit if canvas.masked[canvas.start : canvas.end].any() else canvas.end
+
+
+def _kind(event: Event, position: int) -> str:
+    if event.canvas.masked[position]:  # also what was committed and taken back in this step
+        return DRAFT if position in event.drafts else MASK
+    return FRESH if position in event.committed else COMMITTED

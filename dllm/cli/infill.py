@@ -1,0 +1,59 @@
+"""``dllm infill``: fill the holes of a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .inputs import read_text
+from .options import OUTPUT, Decoding, option, takes
+from .output import as_json, note, save_traces, trace_files, waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filling(Decoding):
+    """Options of ``dllm infill``."""
+
+    json: Annotated[bool, option("--json", panel=OUTPUT, text="Print one JSON object.")] = False
+    trace: Annotated[
+        Path | None, option("--trace", panel=OUTPUT, text="Write every step to this JSON file.")
+    ] = None
+    top_candidates: Annotated[
+        int | None,
+        option("--top-candidates", panel=OUTPUT, text="Candidates per position in the trace."),
+    ] = None
+
+
+@takes(Filling)
+def infill(
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            help="Text with holes, e.g. 'def f(x): [[8]] return y'; [[8]] is one of 8 tokens.  "
+            "'-' or nothing reads standard input."
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read the text from a file.")
+    ] = None,
+    *,
+    options: Filling,
+) -> None:
+    """Fill the holes of a text; all of it goes to stdout, figures to stderr."""
+    content = read_text(text, file)
+    files = trace_files(options.trace, 1)
+    model = options.load()
+    from ..api import infill as api_infill
+
+    with waiting("filling in"):
+        result = api_infill(
+            model, content, sampler=options.sampler, cache=options.cache,
+            trace=options.trace is not None, **options.arguments(),
+        )  # fmt: skip
+    save_traces([result], files)
+    print(as_json(result, model) if options.json else result.text, flush=True)
+    if not options.json:
+        note(result.footer())

@@ -1,0 +1,63 @@
+"""Where prompts come from: the command line, a file, standard input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ..errors import PromptError
+
+STDIN = "-"
+
+
+def read_text(prompt: str | None, file: Path | None) -> str:
+    """The prompt argument, the content of ``file``, or standard input (also for ``-``).
+
+    One line break at the end of a file or of standard input does not belong to the text.
+    """
+    if prompt is not None and file is not None:
+        raise PromptError("a prompt and --file are given: keep one of them")
+    source = prompt if file is None else str(file)
+    if source is None and sys.stdin.isatty():
+        raise PromptError("there is no prompt: pass it as an argument, with --file, or on stdin")
+    if source in (None, STDIN):
+        return _checked(_read_stdin(), "standard input").removesuffix("\n").removesuffix("\r")
+    if file is None:
+        assert prompt is not None
+        return _checked(prompt, "the prompt")
+    return _read_file(file).removesuffix("\n")
+
+
+def read_prompts(prompt: str | None, file: Path | None, lines: bool) -> list[str]:
+    """One prompt, or with ``lines`` one per line that is not blank."""
+    text = read_text(prompt, file)
+    if not lines:
+        return [text]
+    prompts = [line for line in text.splitlines() if line.strip()]
+    if not prompts:
+        raise PromptError("there is no prompt: every line is blank")
+    return prompts
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise PromptError(f"standard input is not valid UTF-8: {error}") from error
+
+
+def _read_file(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise PromptError(f"cannot read {file}: {reason}") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{file} is not valid UTF-8: {error}") from error
+
+
+def _checked(text: str, source: str) -> str:
+    """Bytes that are no UTF-8 arrive from the shell as lone surrogates."""
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise PromptError(f"{source} is not valid UTF-8")
+    return text

@@ -1,0 +1,183 @@
+"""Options that commands share, each declared once.
+
+A group of options is a frozen dataclass whose fields carry their typer declaration.  `takes` gives
+a command the fields as options and the command a filled instance as ``options``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from ..config import GenerationConfig
+from ..errors import ConfigError
+from .output import waiting
+
+if TYPE_CHECKING:
+    from ..models import DiffusionModel
+
+DEBUG = "dllm.debug"  # key in the context's meta, which nested contexts share
+MODEL, DECODING, OUTPUT = "Model", "Decoding", "Output"
+RENAMED = {"stop": "stop_strings"}
+
+
+def option(*names: str, panel: str, text: str, **settings: Any) -> Any:
+    """A typer option under a heading of the help page."""
+    return typer.Option(*names, rich_help_panel=panel, help=text, show_default=False, **settings)
+
+
+def remember_debug(ctx: typer.Context, value: bool) -> bool:
+    """Callback of ``--debug``, wherever on the command line it stands."""
+    if value:
+        ctx.meta[DEBUG] = True
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Which model, and how it decodes.  None leaves the default of the checkpoint or the API."""
+
+    model: Annotated[
+        str, option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).")
+    ] = "nano"
+    dtype: Annotated[
+        str,
+        option("--dtype", panel=MODEL, text="auto, float32, bfloat16 or float16, default auto."),
+    ] = "auto"
+    device: Annotated[
+        str,
+        option("--device", panel=MODEL, text="Default cuda where there is one, else cpu."),
+    ] = "auto"
+    sampler: Annotated[
+        str,
+        option("--sampler", "-s", panel=DECODING, text="See 'dllm samplers', default threshold."),
+    ] = "threshold"
+    cache: Annotated[
+        str, option("--cache", "-c", panel=DECODING, text="See 'dllm caches', default none.")
+    ] = "none"
+    steps: Annotated[
+        int | None, option("--steps", panel=DECODING, text="Steps, where the sampler has a quota.")
+    ] = None
+    block_length: Annotated[
+        int | None, option("--block-length", panel=DECODING, text="Positions of a block.")
+    ] = None
+    temperature: Annotated[
+        float | None, option("--temperature", panel=DECODING, text="Default 0: greedy.")
+    ] = None
+    top_p: Annotated[
+        float | None, option("--top-p", panel=DECODING, text="Nucleus of the proposals, default 1.")
+    ] = None
+    top_k: Annotated[
+        int | None, option("--top-k", panel=DECODING, text="Propose among the best, default all.")
+    ] = None
+    cfg_scale: Annotated[
+        float | None,
+        option("--cfg-scale", panel=DECODING, text="Classifier-free guidance, default 0."),
+    ] = None
+    eos_policy: Annotated[
+        str | None, option("--eos-policy", panel=DECODING, text="What an end token does.")
+    ] = None
+    seed: Annotated[
+        int | None, option("--seed", panel=DECODING, text="Of all noise, default 0.")
+    ] = None
+    max_batch_tokens: Annotated[
+        int | None,
+        option("--max-batch-tokens", panel=DECODING, text="Most positions fed at once."),
+    ] = None
+    debug: Annotated[
+        bool,
+        option("--debug", panel=OUTPUT, text="Show tracebacks.", callback=remember_debug),
+    ] = False
+
+    def arguments(self) -> dict[str, Any]:
+        """What was given of the fields of `GenerationConfig`."""
+        known = {field.name for field in fields(GenerationConfig)}
+        given = {RENAMED.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in given.items() if name in known and value is not None}
+
+    def load(self) -> DiffusionModel:
+        """The model on its device."""
+        with waiting(f"loading {self.model}"):
+            from ..models import load
+
+            return load(self.model, dtype=self.dtype, device=usable_device(self.device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(Decoding):
+    """Decoding after a prompt."""
+
+    max_new_tokens: Annotated[
+        int | None, option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.")
+    ] = None
+    min_new_tokens: Annotated[
+        int | None, option("--min-new-tokens", panel=DECODING, text="No end before, default 0.")
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        option("--stop", panel=DECODING, text="Text that ends the answer; repeatable."),
+    ] = None
+    watch: Annotated[
+        bool,
+        option("--watch", "-w", panel=OUTPUT, text="Show the canvas while it is written."),
+    ] = False
+    delay: Annotated[
+        float, option("--delay", panel=OUTPUT, text="Seconds to pause per step watched.", min=0)
+    ] = 0.0
+
+    def arguments(self) -> dict[str, Any]:
+        given = super().arguments()
+        given["stop_strings"] = tuple(self.stop or ())
+        return given if self.stop else {k: v for k, v in given.items() if k != "stop_strings"}
+
+
+def usable_device(name: str) -> str:
+    """``name`` if the machine has it; what "auto" stands for here."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} cannot be used ({reason}); see dllm doctor") from error
+    return name
+
+
+def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: the fields of ``group`` become options, its instance the argument ``options``."""
+    added = get_type_hints(group, include_extras=True)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        own = [
+            parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in inspect.signature(command).parameters.items()
+            if name != "options"
+        ]
+        shared = [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
+                annotation=added[field.name],
+            )
+            for field in fields(group)
+        ]  # fmt: skip
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            options = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            command(options=options, **values)
+
+        del run.__wrapped__  # its signature is not ours
+        signature = inspect.Signature([*own, *shared])
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        return run
+
+    return decorate

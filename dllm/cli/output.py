@@ -1,0 +1,108 @@
+"""What commands print: answers and JSON on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from .. import __version__
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..models import DiffusionModel
+    from ..result import Result
+
+MEASURED = ("text", "tokens", "nfe", "computed", "forced", "tokens_per_forward",
+            "tokens_per_second", "seconds", "peak_memory", "finish_reason", "prompt_length",
+            "sampler", "cache", "seed")  # fmt: skip
+
+
+def stderr() -> Console:
+    """A console on the present stderr that leaves text as it is."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def interactive() -> bool:
+    """Whether stderr is a terminal that can redraw."""
+    console = stderr()
+    return sys.stderr.isatty() and console.is_terminal and not console.is_dumb_terminal
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show ``text`` with a spinner on a terminal, nothing elsewhere."""
+    if not interactive():
+        yield
+        return
+    with stderr().status(text):
+        yield
+
+
+def note(text: str) -> None:
+    """A dim line on stderr."""
+    stderr().print(text, style="dim", markup=False)
+
+
+def complain(error: Exception) -> None:
+    """One line on stderr that says what went wrong."""
+    message = " ".join(line.strip() for line in str(error).splitlines())
+    print(f"error: {message}", file=sys.stderr)
+
+
+def distribution_version(name: str) -> str | None:
+    """Version of an installed distribution, without importing it."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """What has to be known to repeat a run."""
+    packages = ("torch", "transformers", "numpy")
+    found = {name: distribution_version(name) for name in packages}
+    return {"dllm": __version__, "python": platform.python_version(), **found}
+
+
+def as_json(result: Result, model: DiffusionModel) -> str:
+    """One line of JSON: text, figures, and what determined them."""
+    payload: dict[str, Any] = {name: getattr(result, name) for name in MEASURED}
+    payload |= {
+        "model": model.name,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "versions": versions(),
+    }
+    return json.dumps(payload, ensure_ascii=False)
+
+
+def trace_files(file: Path | None, rows: int) -> list[Path]:
+    """Where to write the trace of each row: ``file``, or ``name-0.json`` ... for several.
+
+    Raises `ConfigError` now rather than after the generation when that cannot work.
+    """
+    if file is None:
+        return []
+    if file.is_dir() or not file.resolve().parent.is_dir():
+        raise ConfigError(f"cannot write the trace to {file}: name a file in an existing folder")
+    if rows == 1:
+        return [file]
+    return [file.with_name(f"{file.stem}-{row}{file.suffix}") for row in range(rows)]
+
+
+def save_traces(results: list[Result], files: list[Path]) -> None:
+    """Write the traces that were asked for."""
+    for result, file in zip(results, files, strict=False):
+        assert result.trace is not None
+        try:
+            result.trace.save(file)
+        except OSError as error:
+            raise ConfigError(f"cannot write the trace to {file}: {error.strerror}") from error

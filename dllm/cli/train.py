@@ -1,0 +1,75 @@
+"""``dllm train``: the recipes of the bundled models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .options import remember_debug
+from .output import interactive, note, stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+train_app = typer.Typer(help="Train the bundled models.", no_args_is_help=True)
+NAMES = {"masked": "nano", "causal": "nano-ar"}
+
+
+@train_app.callback()
+def train_root() -> None:
+    """Train the bundled models."""
+
+
+@train_app.command()
+def nano(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the run.", show_default="runs/nano"),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="'masked' for nano, 'causal' for its autoregressive sibling.")
+    ] = "masked",
+    steps: Annotated[
+        int | None, typer.Option(help="Steps in all.", min=1, show_default="the recipe's")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads.", min=1, show_default="all")
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile the network first.")
+    ] = True,
+    debug: Annotated[
+        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
+    ] = False,
+) -> None:
+    """Train nano from scratch; a run that was stopped goes on where it saved last."""
+    import torch
+
+    from ..train.nano import Recipe, train
+
+    recipe = Recipe(objective=objective, seed=seed)
+    recipe = recipe if steps is None else Recipe(objective=objective, seed=seed, steps=steps)
+    folder = output or Path("runs") / NAMES[objective]
+    if threads is not None:
+        torch.set_num_threads(threads)
+    follow(train(recipe, folder, device=device, compile_model=compiled), recipe.steps)
+    note(f"{recipe.steps} steps of the {objective} recipe are in {folder}")
+
+
+def follow(entries: Iterable[dict[str, float]], steps: int) -> None:
+    """Show a run: a bar on a terminal, a line per entry elsewhere."""
+    if not interactive():
+        for entry in entries:
+            note(f"step {entry['step']:.0f}/{steps} loss {entry['loss']:.4f}")
+        return
+    loss = TextColumn("loss {task.fields[loss]}")
+    columns = (BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn())
+    with Progress(*columns, console=stderr()) as bar:
+        task = bar.add_task("train", total=steps, loss="-")
+        for entry in entries:
+            bar.update(task, completed=int(entry["step"]), loss=f"{entry['loss']:.4f}")

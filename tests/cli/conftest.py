@@ -1,0 +1,41 @@
+"""Running the command line in the test process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from dllm.cli.app import app
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def cli() -> Run:
+    """``cli("samplers", stdin="")``: the result with ``exit_code``, ``stdout``, ``stderr``."""
+    runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
+
+    def run(*arguments: str, stdin: str = "") -> Result:
+        return runner.invoke(app, list(arguments), input=stdin, prog_name="dllm")
+
+    return run
+
+
+@pytest.fixture
+def ask(cli: Run, tiny_folder: Path) -> Run:
+    """``ask("generate", "prompt", ...)`` with the tiny model and a short canvas."""
+
+    def run(command: str, *arguments: str, stdin: str = "") -> Result:
+        short = () if command == "infill" else ("--max-new-tokens", "24", "--block-length", "8")
+        return cli(command, *arguments, "--model", str(tiny_folder), *short, stdin=stdin)
+
+    return run

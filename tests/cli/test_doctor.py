@@ -1,0 +1,117 @@
+"""``dllm doctor``: the report, and whether a model fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dllm
+from dllm.cli import doctor as module
+from dllm.cli.doctor import BAD, GOOD, examine, fit
+from dllm.cli.footprint import Footprint, footprint
+from dllm.models.checkpoint import open_checkpoint
+
+from .conftest import Run
+
+LLADA_8B: dict[str, Any] = {
+    "architectures": ["LLaDAModelLM"], "model_type": "llada", "torch_dtype": "bfloat16",
+    "auto_map": {"AutoModel": "modeling_llada.LLaDAModelLM"},
+    "d_model": 4096, "n_heads": 32, "n_kv_heads": 32, "n_layers": 32, "mlp_hidden_size": 12288,
+    "vocab_size": 126464, "embedding_size": 126464, "max_sequence_length": 4096,
+    "rms_norm_eps": 1e-5, "rope": True, "rope_theta": 500000.0, "rope_full_precision": True,
+    "block_type": "llama", "block_group_size": 1, "layer_norm_type": "rms",
+    "activation_type": "silu", "weight_tying": False, "include_bias": False,
+    "include_qkv_bias": False, "mask_token_id": 126336, "eos_token_id": 126081,
+}  # fmt: skip
+
+
+@pytest.fixture
+def llada_8b(tmp_path: Path) -> Path:
+    """A folder with nothing but a config.json."""
+    (tmp_path / "config.json").write_text(json.dumps(LLADA_8B))
+    return tmp_path
+
+
+def test_the_report_names_versions_devices_and_extras(cli: Run) -> None:
+    result = cli("doctor")
+    assert (result.exit_code, result.stderr) == (0, "")
+    topics = {line[2:].split("  ")[0]: line for line in result.stdout.splitlines()}
+    for name in ("dllm", "python", "torch", "transformers", "numpy", "cpu", "nano", "nano-ar"):
+        assert name in topics
+    assert torch.__version__ in topics["torch"] and dllm.__version__ in topics["dllm"]
+    assert "GiB" in topics["cpu"]
+
+
+def test_extras_come_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = [
+        "torch>=2.9", 'flash-attn>=2.7; extra == "flash"', "fastapi>=0.1; extra == 'serve'",
+        'pytest>=8; extra == "test"', 'dllm[test]; extra == "dev"',
+    ]  # fmt: skip
+    monkeypatch.setattr(module, "requires", lambda _: declared)
+    installed = {"fastapi": "0.9"}
+    monkeypatch.setattr(module, "distribution_version", installed.get)
+    flash, serve = module.extras()
+    assert flash.topic == "extra flash" and 'pip install "dllm[flash]"' in flash.text
+    assert "CUDA" in flash.text and flash.state != GOOD
+    assert (serve.text, serve.state) == ("fastapi 0.9", GOOD)
+
+
+def test_a_checkpoint_is_measured_exactly(tiny: dllm.DiffusionModel, tiny_folder: Path) -> None:
+    needs = footprint(open_checkpoint(tiny_folder))
+    assert needs.parameters == tiny.hf.num_parameters()
+    assert (needs.dtype, needs.weights) == ("float32", 4 * needs.parameters)
+    assert needs.context == 128
+    assert needs.keys_values == 2 * 2 * (2 * 8) * 128 * 4  # k and v, layers, heads, context, bytes
+
+
+def test_an_official_config_is_enough(llada_8b: Path) -> None:
+    needs = footprint(open_checkpoint(llada_8b))
+    assert needs.parameters == 8_015_581_184
+    assert (needs.dtype, needs.weights) == ("bfloat16", 2 * needs.parameters)
+    assert needs.keys_values == 2 * 32 * 4096 * 4096 * 2
+
+
+@pytest.mark.parametrize(("free", "code"), [(80 * 2**30, 0), (12 * 2**30, 1)])
+def test_whether_it_fits(
+    cli: Run, llada_8b: Path, monkeypatch: pytest.MonkeyPatch, free: int, code: int
+) -> None:
+    monkeypatch.setattr(module, "device_memory", lambda: ("a GPU", free))
+    result = cli("doctor", "--model", str(llada_8b))
+    assert result.exit_code == code
+    assert "8.02B" in result.stdout and "14.9 GiB in bfloat16" in result.stdout
+    assert "not needed and never run" in result.stdout
+    assert ("does not fit" in result.stdout) == (code == 1)
+    assert ("load_in_4bit" in result.stdout) == ("device_map" in result.stdout) == (code == 1)
+    assert "--dtype bfloat16" not in result.stdout
+
+
+def test_a_float32_model_that_does_not_fit_is_offered_bfloat16() -> None:
+    needs = Footprint(1000, "float32", 4000, 10, 100)
+    states = {finding.text.split(":")[0]: finding.state for finding in fit(needs, "a GPU", 4100)}
+    assert "--dtype bfloat16" in states
+    assert next(iter(states.values())) == BAD
+
+
+@pytest.mark.parametrize("architecture", ["LLaDAMoEModelLM", "Unheard"])
+def test_an_architecture_that_nothing_reads(llada_8b: Path, architecture: str) -> None:
+    config = LLADA_8B | {"architectures": [architecture]}
+    (llada_8b / "config.json").write_text(json.dumps(config))
+    findings = list(examine(str(llada_8b), ("a GPU", 2**40)))
+    assert findings[-1].state == BAD and architecture in findings[-1].text
+
+
+def test_an_autoregressive_model(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 64,
+        "tie_word_embeddings": True, "dtype": "float16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = {f.topic: f for f in examine(str(tmp_path), ("a GPU", 2**30))}
+    assert found["family"].text == "autoregressive" and found["fits"].state == GOOD
+    assert "float16" in found["weights"].text

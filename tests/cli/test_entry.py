@@ -1,0 +1,52 @@
+"""The installed command: start-up, exit codes, and a whole run in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dllm
+
+from .conftest import Run
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+
+
+def python(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], input=stdin, capture_output=True, text=True,
+        encoding="utf-8", env=ENVIRONMENT, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_a_watched_run_in_its_own_process(tiny_folder: Path) -> None:
+    options = ["--model", str(tiny_folder), "--max-new-tokens", "24", "--block-length", "8"]
+    done = python("-m", "dllm", "generate", "--watch", "--json", *options, stdin="Tom and Anna\n")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["nfe"] == done.stderr.count("row 0 step")
+    assert "«" in done.stderr and "‹" in done.stderr and "░" in done.stderr
+
+
+def test_help_and_version_need_neither_torch_nor_transformers() -> None:
+    heavy = "{'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
+    code = f"import sys, dllm.cli.app; sys.exit(str({heavy} or '') or 0)"
+    assert python("-c", code).returncode == 0
+    done = python("-m", "dllm", "--version")
+    assert done.stdout == f"dllm {dllm.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["generate", "chat", "infill", "samplers", "caches", "doctor", "train"]
+)
+def test_every_command_has_help(cli: Run, command: str) -> None:
+    result = cli(command, "--help")
+    assert result.exit_code == 0 and f"Usage: dllm {command}" in result.stdout
+
+
+def test_the_hole_in_the_help_is_shown(cli: Run) -> None:
+    assert "[[8]]" in cli("infill", "--help").stdout

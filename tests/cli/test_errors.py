@@ -1,0 +1,106 @@
+"""Bad input: one line on stderr, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from _pytest.monkeypatch import MonkeyPatch
+
+import dllm.models
+
+from .conftest import Run
+
+BAD = {
+    "unknown sampler": (["--sampler", "treshold"], "did you mean 'threshold'"),
+    "unknown cache": (["--cache", "duall"], "did you mean 'dual'"),
+    "unreadable spec": (["--sampler", "threshold(tau="], "cannot read sampler"),
+    "out of range": (["--top-p", "0"], "top_p must lie in (0, 1]"),
+    "negative seed": (["--seed", "-1"], "seed must lie in"),
+    "eos policy": (["--eos-policy", "never"], "unknown eos_policy 'never'"),
+    "too long": (["--max-new-tokens", "500"], "exceed the context of 128"),
+    "option without a taker": (["--steps", "4"], "takes no steps"),
+    "dtype": (["--dtype", "float8"], "float8"),
+    "device": (["--device", "abacus"], "device 'abacus' cannot be used"),
+    "trace folder": (["--trace", "/no/such/folder/t.json"], "cannot write the trace"),
+    "two prompts": (["--file", "prompt.txt"], "keep one of them"),
+    "bundled name": (["--model", "nanoo"], "did you mean 'nano'"),
+    "folder": (["--model", "/no/such/model"], "there is no folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("watch", [False, True])
+def test_generate(cli: Run, tiny_folder: Path, case: str, watch: bool) -> None:
+    options, message = BAD[case]
+    defaults = ["--model", str(tiny_folder), "--max-new-tokens", "8"]
+    result = cli("generate", "hello", *defaults, *options, *(["--watch"] if watch else []))
+    check(result.exit_code, result.stdout, result.stderr, message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (["generate", ""], "", "the prompt is empty"),
+        (["generate"], "", "the prompt is empty"),
+        (["generate", "--lines"], "\n \n", "every line is blank"),
+        (["generate", "--file", "/no/such/file"], "", "cannot read /no/such/file: No such file"),
+        (["generate", "\udcff"], "", "not valid UTF-8"),
+        (["infill", "no hole"], "", "there is no hole to fill"),
+    ],
+)
+def test_prompts(ask: Run, arguments: list[str], stdin: str, message: str) -> None:
+    result = ask(*arguments, stdin=stdin)
+    check(result.exit_code, result.stdout, result.stderr, message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["doctor", "--model", "/no/such/model"], "there is no folder"),
+        (["train", "nano", "--objective", "both"], "objective is 'masked' or 'causal'"),
+    ],
+)
+def test_other_commands(cli: Run, arguments: list[str], message: str) -> None:
+    result = cli(*arguments)
+    check(result.exit_code, "", result.stderr, message)
+
+
+def check(code: int, stdout: str, stderr: str, message: str) -> None:
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("error: ") and stderr.count("\n") == 1
+    assert message in stderr
+
+
+@pytest.mark.parametrize("arguments", [["generate", "x", "--top-q", "1"], ["paint"], ["train"]])
+def test_usage_errors(cli: Run, arguments: list[str]) -> None:
+    assert cli(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--debug", "generate", "x", "-s", "no"], ["generate", "x", "-s", "no", "--debug"]],
+)
+def test_debug_shows_the_traceback(cli: Run, tiny_folder: Path, arguments: list[str]) -> None:
+    result = cli(*arguments, "--model", str(tiny_folder), "--max-new-tokens", "8")
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: unknown sampler 'no'")
+
+
+def test_messages_of_several_lines_become_one(cli: Run, monkeypatch: MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise dllm.DllmError("first\n  second")
+
+    monkeypatch.setattr(dllm.models, "load", fail)
+    assert cli("generate", "x").stderr == "error: first second\n"
+
+
+def test_interruption(cli: Run, monkeypatch: MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dllm.models, "load", interrupt)
+    result = cli("generate", "x")
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output

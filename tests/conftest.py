@@ -1,0 +1,37 @@
+"""A model small enough for any test: random weights under the tokenizer of the bundled models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import dllm
+from dllm.train.tokenizer import build_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny() -> dllm.DiffusionModel:
+    """A LLaDA-shaped model with a context of 128 and weights large enough to prefer something."""
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+        initializer_range=0.6, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return dllm.load(
+        LlamaForCausalLM(config),
+        family="llada", tokenizer=tokenizer, mask_token_id=tokenizer.mask_token_id,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tiny: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as a checkpoint folder."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    tiny.save_pretrained(folder)
+    return folder
