@@ -217,7 +217,8 @@ class Sampler:
     def prepare(self, canvas: Canvas) -> bool:
         """Move the window; False when the schedule grants this step nothing."""
         self.window.advance(canvas)
-        return self.window.decides(canvas) or not all(s.rests(canvas) for s in self.selectors)
+        resting = all([selector.rests(canvas) for selector in self.selectors])
+        return self.window.decides(canvas) or not resting
 
     def targets(self, canvas: Canvas) -> IntArray:
         """Positions whose predictions this step needs, ascending."""

@@ -116,7 +116,7 @@ def compose(
 def _as_parts(sampler: str | Part | Sequence[Part]) -> tuple[Part, ...]:
     if isinstance(sampler, str):
         return parse(sampler, SAMPLERS)
-    parts = (sampler,) if isinstance(sampler, Part) else tuple(sampler)
+    parts = tuple(sampler) if isinstance(sampler, list | tuple) else (sampler,)
     for part in parts:
         if not isinstance(part, Part) or part.role not in ROLES:
             raise ConfigError(f"{part!r} is not a sampler part: use a name or a registered class")

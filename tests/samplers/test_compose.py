@@ -1,0 +1,106 @@
+"""Names, arguments, roles and needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from dllm.canvas import BoolArray
+from dllm.errors import ConfigError, UnknownNameError
+from dllm.samplers import SAMPLERS, Selector, View, available, compose, register
+from dllm.samplers.dream import Dream
+from dllm.samplers.scorers import Margin, NegEntropy
+from dllm.samplers.threshold import Threshold
+from dllm.samplers.windows import StaticBlocks, WholeRegion
+
+
+def test_a_bare_name_is_the_complete_method() -> None:
+    sampler = compose("dream")
+    assert sampler.selectors == (Dream(),)
+    assert (sampler.window, sampler.scorer) == (WholeRegion(), NegEntropy())
+
+
+def test_an_explicit_part_replaces_a_companion() -> None:
+    assert compose("dream+blocks(16)").window == StaticBlocks(16)
+    assert compose("dream(alg=topk_margin)").scorer == Margin()
+
+
+def test_selectors_form_a_chain() -> None:
+    names = [part.name for part in compose("threshold(0.9)+factor(0.5)").selectors]
+    assert names == ["threshold", "factor"]
+
+
+def test_objects_work_like_names() -> None:
+    assert compose(Threshold(0.8)).selectors == compose("threshold(tau=0.8)").selectors
+    assert compose((Threshold(0.8), StaticBlocks(8))).window == StaticBlocks(8)
+
+
+def test_options_fill_open_fields() -> None:
+    sampler = compose("llada", options={"steps": 7, "block_length": 5, "eos_policy": "none"})
+    assert (sampler.selectors[0].steps, sampler.window.block_length) == (7, 5)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "error", "words"),
+    [
+        ("thrshold", {}, UnknownNameError, "did you mean 'threshold'"),
+        ("threshold(tua=1)", {}, UnknownNameError, "did you mean 'tau'"),
+        ("threshold(1.5)", {}, ConfigError, "outside [0, 1]"),
+        ("threshold(-0.1)", {}, ConfigError, "outside [0, 1]"),
+        ("threshold(", {}, ConfigError, "name(key=value)"),
+        ("threshold - blocks", {}, ConfigError, "cannot read"),
+        ("threshold(tau=f(1))", {}, ConfigError, "cannot read the value"),
+        ("threshold(0.9, 2, 3)", {}, ConfigError, "at most 1"),
+        ("blocks+whole", {}, ConfigError, "both a window"),
+        ("threshold+margin", {}, ConfigError, "use prob instead"),
+        ("threshold+random", {}, ConfigError, "use prob instead"),
+        ("dparallel+prob", {}, ConfigError, "use neg_entropy instead"),
+        ("threshold", {"steps": 4}, ConfigError, "takes no steps"),
+        ("dream", {"block_length": 4}, ConfigError, "takes no block_length"),
+        ("llada(steps=3)", {"steps": 4}, ConfigError, "given twice"),
+        ("llada(remasking=rando)", {}, UnknownNameError, "did you mean 'random'"),
+        ("dream(alg=entropi)", {}, UnknownNameError, "did you mean 'entropy'"),
+        ("llada(steps=0)", {}, ConfigError, "at least 1"),
+        ("blocks(0)", {}, ConfigError, "at least 1"),
+        ("factor(0)", {}, ConfigError, "positive"),
+        ("eb(gamma=-1)", {}, ConfigError, "negative"),
+        ("eos(eos_policy=never)", {}, UnknownNameError, "eos_policy"),
+        (3, {}, ConfigError, ""),
+    ],
+)
+def test_errors_say_what_to_do(
+    spec: str, options: dict[str, object], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as found:
+        compose(spec, options=options)
+    assert words in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_a_third_party_selector_takes_part() -> None:
+    @register("every_other", paper="A test")
+    @dataclass(frozen=True)
+    class EveryOther(Selector):
+        """Commit every second undecided position."""
+
+        def select(self, view: View) -> BoolArray:
+            return np.arange(len(view.positions)) % 2 == 0
+
+    try:
+        assert compose("every_other+blocks(8)").selectors == (EveryOther(),)
+        listed = {info.name: info for info in available()}["every_other"]
+        assert (listed.role, listed.summary) == (
+            "selector", "Commit every second undecided position.",
+        )  # fmt: skip
+        with pytest.raises(ConfigError, match="exists already"):
+            register("every_other")(Threshold)
+    finally:
+        SAMPLERS._entries.pop("every_other")
+
+
+def test_every_listed_part_is_described() -> None:
+    for info in available():
+        assert info.summary and info.role
+        assert info.role == "eos" or info.arxiv
