@@ -127,7 +127,7 @@ class Canvas:
 
     def cut(self, position: int) -> None:
         """End the region after ``position``; whatever stands to its right becomes padding."""
-        if self.end < len(self.tokens):
+        if self.end < self.length:
             raise ValueError("text follows the region: it cannot be cut")
         self.tokens[position + 1 :] = self.pad_id
         self.masked[position + 1 :] = False

@@ -61,7 +61,7 @@ def with_probabilities(token: int, probability: float) -> np.ndarray:
     """Logits (VOCAB,) that give ``token`` that probability and share the rest out."""
     logits = np.full(VOCAB, np.log((1 - probability) / (VOCAB - 2)))
     logits[token] = np.log(probability)
-    logits[MASK] = -np.inf
+    logits[MASK] = -80.0  # the head multiplies: infinities would become NaN
     return logits
 
 

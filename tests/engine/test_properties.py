@@ -1,0 +1,115 @@
+"""What holds for every sampler, cache and model, on models that are hash functions."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dllm import cache as caches
+from dllm.canvas import Canvas
+from dllm.config import GenerationConfig
+from dllm.engine import Engine
+from dllm.kernels.noise import uniform
+from dllm.samplers import compose
+
+from ..table import EOS, MASK, hashed, table_model, with_probabilities
+
+SPECS = [
+    "llada", "llada(remasking=random)", "threshold(0.3)", "threshold(inf)", "threshold(0)",
+    "factor(0.7)", "eb(gamma=0.5)", "dparallel(1)", "dream", "dream(alg=origin)",
+    "dream(alg=maskgit_plus, alg_temp=1.0)", "capped_threshold(0.4)", "threshold(0.5)+factor(2)",
+    "threshold(0.3)+blocks(4, force_first=True)",
+]  # fmt: skip
+
+
+def canvas_of(prompt: list[int], new_tokens: int) -> Canvas:
+    return Canvas.for_prompt(
+        np.array(prompt, np.int64), new_tokens, mask_id=MASK, pad_id=EOS,
+        noise=lambda stream, step, at: uniform(7, stream, at, step, 0),
+    )  # fmt: skip
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    spec=st.sampled_from(SPECS),
+    cache=st.sampled_from(["none", "prefix", "dual"]),
+    policy=st.sampled_from(["none", "prefix_complete", "block_contains", "first_commit", "suppress"]),
+    prompts=st.lists(st.lists(st.integers(0, 29), min_size=1, max_size=9), min_size=1, max_size=3),
+    masks=st.integers(1, 24),
+    seed=st.integers(0, 10**6),
+    temperature=st.sampled_from([0.0, 0.7]),
+    shift=st.sampled_from([0, 1]),
+)  # fmt: skip
+def test_decoding_is_orderly(
+    spec: str, cache: str, policy: str, prompts: list[list[int]], masks: int, seed: int,
+    temperature: float, shift: int,
+) -> None:  # fmt: skip
+    """(a) ends in time, (b) never rewrites, (c) commits where it may, (d) masks only fall, (e)
+    decides on what it asked for."""
+    model = table_model(hashed(seed), logit_shift=shift)
+    sampler = compose(spec, options={"eos_policy": policy}, stop_ids=(EOS,))
+    config = GenerationConfig(max_new_tokens=masks, temperature=temperature, seed=seed)
+    engine = Engine(model, sampler, caches.compose(cache), config)
+    canvases = [canvas_of(prompt, masks) for prompt in prompts]
+    decided: dict[int, dict[int, int]] = {id(canvas): {} for canvas in canvases}
+    windows: dict[int, tuple[int, int]] = {}
+    for steps in engine.run(canvases):
+        for step in steps:
+            canvas, committed = step.canvas, step.decision.committed
+            known = decided[id(canvas)]
+            assert committed.size > 0
+            assert set(committed) <= set(step.prediction.positions)  # (c), (e)
+            assert not set(committed) & set(known)
+            rows = np.maximum(step.prediction.positions - shift, 0)
+            assert set(rows) <= set(step.plan.compute)
+            for position, token in known.items():  # (b)
+                cut = canvas.stop_position is not None and position > canvas.stop_position
+                assert canvas.tokens[position] == token or cut
+            known |= {int(p): int(canvas.tokens[p]) for p in committed}
+            low, high = windows.get(id(canvas), canvas.window)
+            assert canvas.window[0] >= low or canvas.window == (low, high)
+            windows[id(canvas)] = canvas.window
+    for canvas in canvases:
+        assert canvas.finished
+        assert not canvas.masked.any()
+        assert canvas.nfe <= masks  # (a): a forward commits at least one position
+        assert MASK not in canvas.tokens[canvas.prompt_length :]
+
+
+def test_the_mask_is_never_proposed() -> None:
+    """T25: a model that prefers [MASK] everywhere."""
+
+    def table(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        rows = np.tile(with_probabilities(4, 0.6), (len(ids), 1))
+        rows[:, MASK] = 50.0
+        return rows
+
+    engine = Engine(table_model(table), compose("threshold(0.5)"), caches.compose("none"),
+                    GenerationConfig(max_new_tokens=6))  # fmt: skip
+    canvas = canvas_of([1, 2], 6)
+    assert len(list(engine.run([canvas]))) == 1
+    assert canvas.tokens.tolist() == [1, 2] + [4] * 6
+
+
+def test_a_mask_id_in_the_prompt_is_text() -> None:
+    """G2: what is undecided is known by a boolean, not by the id."""
+    engine = Engine(table_model(hashed(1)), compose("llada"), caches.compose("none"),
+                    GenerationConfig(max_new_tokens=3))  # fmt: skip
+    canvas = canvas_of([MASK, 3, MASK], 3)
+    list(engine.run([canvas]))
+    assert canvas.tokens[:3].tolist() == [MASK, 3, MASK]
+    assert canvas.nfe == 3
+
+
+def test_short_texts_are_kept_from_stopping() -> None:
+    def table(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return np.tile(with_probabilities(EOS, 0.9), (len(ids), 1))
+
+    sampler = compose("threshold(inf)", stop_ids=(EOS,))
+    config = GenerationConfig(max_new_tokens=8, min_new_tokens=3)
+    engine = Engine(table_model(table), sampler, caches.compose("none"), config)
+    canvas = canvas_of([1], 8)
+    list(engine.run([canvas]))
+    assert EOS not in canvas.tokens[1:4]
+    assert canvas.stop_position == 4

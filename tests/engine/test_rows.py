@@ -1,0 +1,118 @@
+"""Rows do not influence one another; caches at their exact setting change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dllm
+from dllm.result import Result
+
+from ..golden.conftest import goldens_dir
+
+SAMPLERS = [
+    "llada", "llada(remasking=random)", "threshold(0.4)", "factor(2)", "eb(gamma=1)",
+    "dparallel(2)", "dream(alg=entropy)", "dream(alg=origin)", "dream(alg=topk_margin)",
+    "dream(alg=maskgit_plus, alg_temp=0.5)", "capped_threshold(0.3)",
+    "dream(alg=entropy)+blocks(8)", "threshold(0.4)+whole",
+]  # fmt: skip
+CACHES = ["none", "prefix", "dual"]
+EXACT = ["prefix(refresh_every=1)", "dual(refresh_every=1)"]
+PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
+
+
+@pytest.fixture(scope="module", params=["llada-tiny", "dream-tiny"])
+def model(request: pytest.FixtureRequest) -> dllm.DiffusionModel:
+    return dllm.load(Path(goldens_dir()) / request.param)
+
+
+def run(model: dllm.DiffusionModel, prompt: Any, sampler: str, cache: str, **extra: Any) -> Any:
+    arguments: dict[str, Any] = {"max_new_tokens": 20, "eos_policy": "none", "trace": True}
+    if "+" not in sampler and not sampler.startswith(("dream", "capped")):
+        arguments["block_length"] = 8
+    if sampler.startswith(("llada", "dream", "capped")):
+        arguments["steps"] = 10
+    return dllm.generate(model, prompt, sampler=sampler, cache=cache, **{**arguments, **extra})
+
+
+def outcome(result: Result) -> tuple[Any, ...]:
+    assert result.trace is not None
+    commits = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
+    return result.sequences.tolist(), result.nfe, result.computed, result.order, commits
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_batch_equals_its_rows_alone(
+    model: dllm.DiffusionModel, sampler: str, cache: str
+) -> None:
+    """T26"""
+    together = run(model, PROMPTS, sampler, cache)
+    alone = [run(model, prompt, sampler, cache) for prompt in PROMPTS]
+    assert [outcome(r) for r in together] == [outcome(r) for r in alone]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("extra", [{"temperature": 0.8}, {"cfg_scale": 1.5},
+                                   {"temperature": 1.0, "top_p": 0.9, "top_k": 20}],
+                         ids=["temperature", "guidance", "filters"])  # fmt: skip
+def test_a_batch_equals_its_rows_alone_with_noise_and_guidance(
+    model: dllm.DiffusionModel, cache: str, extra: dict[str, Any]
+) -> None:
+    together = run(model, PROMPTS, "threshold(0.4)", cache, seed=3, **extra)
+    alone = [run(model, prompt, "threshold(0.4)", cache, seed=3, **extra) for prompt in PROMPTS]
+    assert [outcome(r) for r in together] == [outcome(r) for r in alone]
+
+
+@pytest.mark.parametrize("cache", EXACT)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_cache_that_refreshes_each_step_is_no_cache(
+    model: dllm.DiffusionModel, sampler: str, cache: str
+) -> None:
+    """C14"""
+    exact, reference = run(model, PROMPTS[2], sampler, cache), run(model, PROMPTS[2], sampler, "none")
+    assert outcome(exact) == outcome(reference)
+    assert exact.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_micro_batches_change_nothing(model: dllm.DiffusionModel, cache: str) -> None:
+    whole = run(model, PROMPTS, "threshold(0.4)", cache)
+    split = run(model, PROMPTS, "threshold(0.4)", cache, max_batch_tokens=30)
+    assert [outcome(r) for r in whole] == [outcome(r) for r in split]
+
+
+def test_caches_compute_less_and_are_not_exact(model: dllm.DiffusionModel) -> None:
+    results = {cache: run(model, PROMPTS[2], "llada", cache, steps=20) for cache in CACHES}
+    computed = {cache: result.computed for cache, result in results.items()}
+    assert computed["dual"] < computed["prefix"] < computed["none"]
+    assert results["none"].computed == results["none"].nfe * (len(PROMPTS[2]) + 20)
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(
+    model: dllm.DiffusionModel,
+) -> None:
+    texts = [
+        outcome(run(model, PROMPTS[0], "llada", "none", temperature=1.0, seed=seed))
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_equal_prompts_of_a_batch_get_different_noise(model: dllm.DiffusionModel) -> None:
+    rows = run(model, [PROMPTS[0]] * 3, "llada", "none", temperature=1.0)
+    assert len({tuple(row.tokens) for row in rows}) == 3
+
+
+def test_guidance_counts_one_forward_and_both_lanes(model: dllm.DiffusionModel) -> None:
+    plain = run(model, PROMPTS[0], "llada", "none")
+    guided = run(model, PROMPTS[0], "llada", "none", cfg_scale=1.0)
+    assert guided.nfe == plain.nfe
+    assert guided.computed == 2 * plain.computed
+
+
+def test_rows_leave_when_they_finish(model: dllm.DiffusionModel) -> None:
+    results = run(model, PROMPTS, "threshold(0.2)", "none")
+    assert len({result.nfe for result in results}) > 1
