@@ -111,9 +111,9 @@ def test_constraints_pin_every_direct_dependency() -> None:
 def test_the_wheel_holds_what_the_packages_hold(tmp_path: Path) -> None:
     left_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "tests", "runs", "__pycache__")
     shutil.copytree(ROOT, tmp_path / "source", ignore=left_out)
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), "source"]
-    subprocess.run(pip, cwd=tmp_path, check=True, capture_output=True, stdin=subprocess.DEVNULL)
-    (wheel,) = tmp_path.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, tmp_path / "source"]
+    subprocess.run(pip, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    (wheel,) = tmp_path.glob("dllm-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {n for n in names if n.startswith("dllm/")} == {
         path for file in files_of_the_project() if (path := installed_path(file))
