@@ -25,9 +25,9 @@ from .data import Batch, TaskStream
 from .tokenizer import build_tokenizer
 
 TASK_WEIGHTS = {
-    "sum": 16.0, "story1": 6.0, "story2": 24.0, "copy": 3.0, "reverse": 5.0, "sort": 8.0,
-    "shuffle": 4.0, "insert": 6.0, "remove": 6.0, "replace": 6.0, "insert_random": 3.0,
-    "remove_random": 3.0, "replace_random": 3.0, "latin": 3.0, "sudoku": 4.0,
+    "sum": 12.0, "story1": 6.0, "story2": 24.0, "copy": 2.0, "reverse": 4.0, "sort": 12.0,
+    "shuffle": 2.0, "insert": 7.0, "remove": 7.0, "replace": 7.0, "insert_random": 2.0,
+    "remove_random": 2.0, "replace_random": 2.0, "latin": 2.0, "sudoku": 3.0,
 }  # fmt: skip
 
 # Copying comes first: attention that finds a token's neighbour is what all list tasks build on.

@@ -8,28 +8,45 @@ import re
 from .base import Example, Task
 from .lexicon import GAINS, LOSSES, NAMES, OBJECTS
 
-LARGEST = 99  # operands that stand in the prompt
+LARGEST = 99  # operands; a last sum may reach twice that
+
+Step = tuple[int, str, int]
 
 
 def _number(rng: random.Random, low: int = 1, high: int = LARGEST) -> int:
     return rng.randint(low, max(low, high))
 
 
-def _worked(*steps: tuple[int, str, int]) -> str:
-    """``23 + 12 = 35. 35 - 5 = 30. The answer is 30.``"""
-    lines, result = [], 0
-    for left, op, right in steps:
-        result = left + right if op == "+" else left - right
-        lines.append(f"{left} {op} {right} = {result}.")
-    return " ".join([*lines, f"The answer is {result}."])
+def _columns(left: int, op: str, right: int) -> str:
+    """One operation, column by column, ones first: ``27 + 35: 7 + 5 = 12, 2 + 3 + 1 = 6: 62.``
+
+    A borrow shows as a ten in front of the ones and as one less among the tens.
+    """
+    (tens, ones), (more, fewer) = divmod(left, 10), divmod(right, 10)
+    if op == "+":
+        carry = " + 1" if ones + fewer > 9 else ""
+        total = tens + more + (1 if carry else 0)
+        steps = f"{ones} + {fewer} = {ones + fewer}, {tens} + {more}{carry} = {total}"
+        return f"{left} + {right}: {steps}: {left + right}."
+    if ones < fewer:
+        tens, ones = tens - 1, ones + 10
+    steps = f"{ones} - {fewer} = {ones - fewer}, {tens} - {more} = {tens - more}"
+    return f"{left} - {right}: {steps}: {left - right}."
+
+
+def _worked(*steps: Step) -> str:
+    """All operations column by column, then ``The answer is 62.``"""
+    left, op, right = steps[-1]
+    result = left + right if op == "+" else left - right
+    return " ".join([*(_columns(*step) for step in steps), f"The answer is {result}."])
 
 
 def _draw_sum(rng: random.Random) -> Example:
     if rng.random() < 0.5:
-        step = (_number(rng, high=2 * LARGEST), "+", _number(rng))
+        step = (_number(rng), "+", _number(rng))
     else:
-        left = _number(rng, 2, 2 * LARGEST)
-        step = (left, "-", _number(rng, high=min(left, LARGEST)))
+        left = _number(rng)
+        step = (left, "-", _number(rng, high=left))
     left, op, right = step
     wording = rng.choice(
         ["What is {} {} {}?", "Compute {} {} {}.", "How much is {} {} {}?", "{} {} {} = ?"]
@@ -37,14 +54,15 @@ def _draw_sum(rng: random.Random) -> Example:
     return Example("sum", wording.format(left, op, right), _worked(step), step)
 
 
-def _event(rng: random.Random, held: int) -> tuple[str, tuple[int, str, int], int]:
+def _event(rng: random.Random, held: int, last: bool) -> tuple[str, Step, int]:
     """A sentence about gaining or losing, its step, and what is held afterwards."""
-    if held < 2 or rng.random() < 0.5:
-        amount = _number(rng)
+    room = LARGEST if last else LARGEST - held
+    if held < 2 or (room > 0 and rng.random() < 0.5):
+        amount = _number(rng, high=room)
         text = rng.choice(["{n} {g} {k} more.", "Then {n} {g} {k} more.", "{n} {g} {k} {o}."])
         step = (held, "+", amount)
     else:
-        amount = _number(rng, high=min(held, LARGEST))
+        amount = _number(rng, high=held)
         text = rng.choice(["{n} {l} {k}.", "Then {n} {l} {k}.", "{n} {l} {k} {o}."])
         step = (held, "-", amount)
     words = text.replace("{k}", str(amount))
@@ -53,10 +71,10 @@ def _event(rng: random.Random, held: int) -> tuple[str, tuple[int, str, int], in
 
 
 def _draw_story(rng: random.Random, steps: int) -> Example:
-    name, objects, start = rng.choice(NAMES), rng.choice(OBJECTS), _number(rng)
+    name, objects, start = rng.choice(NAMES), rng.choice(OBJECTS), _number(rng, high=LARGEST - 1)
     sentences, worked, held = [f"{name} has {start} {objects}."], [], start
-    for _ in range(steps):
-        words, step, held = _event(rng, held)
+    for i in range(steps):
+        words, step, held = _event(rng, held, last=i == steps - 1)
         sentences.append(words.replace("{n}", name).replace("{o}", objects))
         worked.append(step)
     sentences.append(
@@ -72,9 +90,11 @@ def _draw_story(rng: random.Random, steps: int) -> Example:
 
 
 def _draw_comparison(rng: random.Random) -> Example:
-    (name, other), objects, start = rng.sample(NAMES, 2), rng.choice(OBJECTS), _number(rng)
-    if start < 2 or rng.random() < 0.5:
-        amount, op, word = _number(rng), "+", "more"
+    (name, other), objects, start = (
+        rng.sample(NAMES, 2), rng.choice(OBJECTS), _number(rng, 2, LARGEST - 1),
+    )  # fmt: skip
+    if rng.random() < 0.5:
+        amount, op, word = _number(rng, high=LARGEST - start), "+", "more"
     else:
         amount, op, word = _number(rng, high=start - 1), "-", "fewer"
     theirs = start + amount if op == "+" else start - amount

@@ -24,8 +24,11 @@ def parse_items(text: str) -> list[str]:
     return [item.strip().strip("'\"") for item in inner.split(",")] if inner else []
 
 
-def _items(rng: random.Random, longest: int, extra: int = 0) -> list[str]:
-    pool = NAMES if rng.random() < 0.7 else OBJECTS
+def _items(
+    rng: random.Random, longest: int, extra: int = 0, names: float = 0.7
+) -> list[str]:
+    """Distinct words; a list holds names with probability ``names``, else objects."""
+    pool = NAMES if rng.random() < names else OBJECTS
     return rng.sample(pool, rng.randint(SHORTEST, longest) + extra)
 
 
@@ -35,12 +38,12 @@ def _show(items: Sequence[str]) -> str:
 
 def _plain(
     name: str, wordings: Sequence[str], solve: Callable[[list[str], random.Random], list[str]],
-    check: Callable[[Example, str], bool], longest: int = LONGEST,
+    check: Callable[[Example, str], bool], longest: int = LONGEST, names: float = 0.7,
 ) -> Task:
     """An operation that needs nothing but the list."""
 
     def draw(rng: random.Random) -> Example:
-        items = _items(rng, longest)
+        items = _items(rng, longest, names=names)
         prompt = rng.choice(wordings).format(_show(items))
         return Example(name, prompt, _show(solve(items, rng)), tuple(items))
 
@@ -120,7 +123,7 @@ TASKS = (
                        "Turn this list around: {}"],
            lambda items, rng: items[::-1], _same_list),
     _plain("sort", ["Sort this list: {}", "Sort alphabetically: {}", "Put in order: {}"],
-           lambda items, rng: sorted(items), _same_list, LONGEST_SORT),
+           lambda items, rng: sorted(items), _same_list, LONGEST_SORT, names=1.0),
     _plain("shuffle", ["Shuffle this list: {}", "Mix this list up: {}",
                        "Write in another order: {}"],
            _shuffled, _check_shuffle),
