@@ -151,9 +151,7 @@ def merge(a: Partial, b: Partial, options: Options) -> Partial:
     safe = best.clamp(min=LOWEST)
     da = ((a.best - safe) / options.scale).clamp_(min=FLOOR)
     db = ((b.best - safe) / options.scale).clamp_(min=FLOOR)
-    # a part without any possible token weighs nothing, not even where both have none
-    fa = da.exp().masked_fill_(a.best == -torch.inf, 0.0)
-    fb = db.exp().masked_fill_(b.best == -torch.inf, 0.0)
+    fa, fb = da.exp(), db.exp()
     out = Partial(
         best,
         torch.where(ahead, a.index, b.index),

@@ -2,7 +2,7 @@
 
 A plain linear head is cut along the vocabulary: the product of a tile is computed in the dtype of
 the weight (as the model itself would: half precision accumulates in float32 and rounds the
-logits), then reduced in float32 in pieces that fit a processor's cache.  Other heads, and top-p
+logits), then reduced in float32, on a CPU in pieces that fit its cache.  Other heads, and top-p
 and top-k, need full rows and are cut along the rows.
 """
 
@@ -58,7 +58,8 @@ class Call:
     def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool) -> Partial:
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
         copy = logits.dtype != torch.float32 or not owned
-        step = max(1, PIECE // max(1, logits.shape[1]))
+        elements = PIECE if logits.device.type == "cpu" else logits.numel()
+        step = max(1, elements // max(1, logits.shape[1]))
         pieces = []
         for row in range(0, max(1, len(logits)), step):
             x = logits[row : row + step]

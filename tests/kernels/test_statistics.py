@@ -134,6 +134,15 @@ class TestAgainstTheOracle:
             assert got.top_token[3].tolist() == [first, second, *others]
             assert (got.margin == 0).all() and (got.gap == 0).all()
 
+    def test_tiles_in_which_all_is_banned(self) -> None:
+        hidden, weight = torch.randn(6, 8), torch.randn(300, 8)
+        for banned in (range(100), range(50, 250), range(1, 300), range(300)):
+            chosen: dict[str, Any] = {"banned": banned, "top": 2, "select": torch.arange(6) * 55}
+            agree(
+                token_statistics(hidden, weight, **chosen),
+                token_statistics(hidden, weight, backend="naive", **chosen),
+            )
+
     def test_no_rows(self) -> None:
         for size in (10, 1000):
             got = token_statistics(torch.randn(0, 8), torch.randn(size, 8), top=2)
@@ -322,6 +331,11 @@ def test_called_heads_see_bounded_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
     hidden = torch.randn(5, 8)
     agree(token_statistics(hidden, head), token_statistics(hidden, weight))
     assert max(seen) == 2 and sum(seen) >= 5
+
+
+def test_zeros_of_either_sign_are_a_tie() -> None:
+    got = logits_statistics(torch.tensor([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0]]), top=3)
+    assert got.token.tolist() == [1, 1] and got.top_token.tolist() == [[1, 2, 0]] * 2
 
 
 def test_only_what_is_needed() -> None:
