@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,12 +21,14 @@ from .errors import ConfigError, PromptError
 from .kernels.noise import uniform
 from .memory import PeakMemory
 from .models import DiffusionModel, load
-from .prompts import encode, encode_text, is_batch
+from .prompts import encode, encode_continuation, encode_text, is_batch
 from .result import Result
+from .samplers import Sampler
 from .samplers.compose import SamplerLike
 from .samplers.eos import is_stop
 from .trace import Trace
 
+DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 HOLE = re.compile(r"\[\[(\d+)\]\]")
 
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
@@ -63,23 +65,29 @@ class _Call:
     """One call of generate, stream or infill: rows and what they need to become results."""
 
     model: DiffusionModel
-    canvases: list[Canvas]
     config: GenerationConfig
     engine: Engine
-    traces: list[Trace] | None
+    canvases: list[Canvas] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+    index: dict[int, int] = field(default_factory=dict)
+
+    def start(self, canvases: list[Canvas], trace: bool) -> None:
+        names = (self.engine.sampler.spec, self.engine.cache.name, self.model.name)
+        self.canvases = canvases
+        self.traces = [Trace.start(canvas, *names) for canvas in canvases] if trace else []
+        self.index = {id(canvas): i for i, canvas in enumerate(canvases)}
 
     def run(self) -> Iterator[list[Step]]:
         for steps in self.engine.run(self.canvases):
-            if self.traces is not None:
-                index = {id(canvas): i for i, canvas in enumerate(self.canvases)}
+            if self.traces:
                 for step in steps:
-                    self.traces[index[id(step.canvas)]].add(step)
+                    self.traces[self.index[id(step.canvas)]].add(step)
             yield steps
 
     def result(self, row: int, seconds: float, peak: int) -> Result:
-        canvas = self.canvases[row]
-        trace = self.traces[row] if self.traces is not None else None
-        if trace is not None:
+        canvas, trace = self.canvases[row], None
+        if self.traces:
+            trace = self.traces[row]
             trace.close(canvas, self.model.tokenizer.decode if self.model.tokenizer else None)
         return _result(self, canvas, trace, seconds, peak)
 
@@ -114,8 +122,7 @@ def generate(
     prompts = list(prompt) if is_batch(prompt) else [prompt]
     if streamer is not None and len(prompts) > 1:
         raise ConfigError("a streamer follows one prompt: pass prompts one by one")
-    config = GenerationConfig.build(loaded.generation_defaults, arguments)
-    call = _prepare(loaded, _canvases(loaded, prompts, chat, config), sampler, cache, config, trace)
+    call = _prepare(loaded, prompts, chat, sampler, cache, trace, arguments)
     memory, start = PeakMemory(loaded.device), time.perf_counter()
     for steps in _with_progress(call, progress):
         if streamer is not None:
@@ -140,15 +147,14 @@ def stream(
     """Like `generate`, step by step: yields an `Event` per row and step."""
     loaded = load(model)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
-    config = GenerationConfig.build(loaded.generation_defaults, arguments)
-    call = _prepare(loaded, _canvases(loaded, prompts, chat, config), sampler, cache, config, trace)
-    return _events(call)
+    return _events(_prepare(loaded, prompts, chat, sampler, cache, trace, arguments))
 
 
 def infill(
     model: ModelLike,
     text: str | Sequence[int],
     *,
+    prompt: Any = None,
     sampler: SamplerLike = "threshold",
     cache: CacheLike = "none",
     trace: bool = False,
@@ -157,19 +163,31 @@ def infill(
     """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
 
     ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.
+    With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
     Stop ids are never proposed; the text around the holes stays as it is.  The result's ``text``
     is the whole text, ``tokens`` all of its ids.
     """
     loaded = load(model)
+    fixed = {"max_new_tokens", "min_new_tokens", "eos_policy"} & set(arguments)
+    if fixed:
+        raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
+    before = np.zeros(0, np.int64) if prompt is None else encode(loaded, prompt)
     ids, holes = _holes(loaded, text)
-    if "max_new_tokens" in arguments or "min_new_tokens" in arguments:
-        raise ConfigError("infill writes what the holes ask for: drop max_new_tokens")
+    count = int(holes.sum())
+    if len(before) + len(ids) > loaded.facts.context_length:
+        raise PromptError(
+            f"{len(before) + len(ids)} tokens exceed the context of "
+            f"{loaded.facts.context_length}: shorten the text or its holes"
+        )
     defaults = {k: v for k, v in loaded.generation_defaults.items() if k != "max_new_tokens"}
-    arguments.setdefault("eos_policy", "none")
-    config = GenerationConfig.build(defaults, {**arguments, "max_new_tokens": int(holes.sum())})
-    _check_length(loaded, len(ids), int(holes.sum()))
-    canvas = Canvas.for_infill(ids, holes, **_canvas_facts(loaded, config))
-    call = _prepare(loaded, [canvas], sampler, cache, config, trace, ban_stops=True)
+    given = {**arguments, "max_new_tokens": count, "eos_policy": "none"}
+    config = GenerationConfig.build(defaults, given)
+    canvas = Canvas.for_infill(
+        np.concatenate([before, ids]), np.concatenate([before < 0, holes]), len(before),
+        **_canvas_facts(loaded, config),
+    )  # fmt: skip
+    call = _call(loaded, _compose(loaded, sampler, config), cache, config, ban_stops=True)
+    call.start([canvas], trace)
     memory, start = PeakMemory(loaded.device), time.perf_counter()
     for _ in call.run():
         pass
@@ -178,21 +196,35 @@ def infill(
 
 def _prepare(
     model: DiffusionModel,
-    canvases: list[Canvas],
+    prompts: list[Any],
+    chat: bool | None,
     sampler: SamplerLike,
     cache: CacheLike,
-    config: GenerationConfig,
     trace: bool,
+    arguments: dict[str, Any],
+) -> _Call:
+    """Everything that can be wrong is found here, before the first step: names first."""
+    config = GenerationConfig.build(model.generation_defaults, arguments)
+    call = _call(model, _compose(model, sampler, config), cache, config)
+    call.start(_canvases(model, prompts, chat, config), trace)
+    return call
+
+
+def _compose(model: DiffusionModel, sampler: SamplerLike, config: GenerationConfig) -> Sampler:
+    options, stop_ids = config.sampler_options, model.facts.stop_token_ids
+    return samplers.compose(sampler, options=options, stop_ids=stop_ids)
+
+
+def _call(
+    model: DiffusionModel,
+    sampler: Sampler,
+    cache: CacheLike,
+    config: GenerationConfig,
     ban_stops: bool = False,
 ) -> _Call:
-    composed = samplers.compose(
-        sampler, options=config.sampler_options, stop_ids=model.facts.stop_token_ids
-    )
-    chosen = caches.compose(cache)
     watch = _stop_strings(model, config) if config.stop_strings else None
-    engine = Engine(model, composed, chosen, config, watch, ban_stops)
-    traces = [Trace.start(c, composed.spec, chosen.name, model.name) for c in canvases]
-    return _Call(model, canvases, config, engine, traces if trace else None)
+    engine = Engine(model, sampler, caches.compose(cache), config, watch, ban_stops)
+    return _Call(model, config, engine)
 
 
 def _canvases(
@@ -202,14 +234,13 @@ def _canvases(
     if not prompts:
         raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
     seen: dict[bytes, int] = {}
-    canvases = []
+    canvases, facts = [], _canvas_facts(model, config)
     for prompt in prompts:
         ids = encode(model, prompt, chat)
-        _check_length(model, len(ids), config.max_new_tokens)
+        length = _canvas_length(model, len(ids), config)
         row = seen.get(ids.tobytes(), 0)
         seen[ids.tobytes()] = row + 1
-        facts = _canvas_facts(model, config)
-        canvases.append(Canvas.for_prompt(ids, config.max_new_tokens, row=row, **facts))
+        canvases.append(Canvas.for_prompt(ids, length, row=row, **facts))
     return canvases
 
 
@@ -224,13 +255,22 @@ def _canvas_facts(model: DiffusionModel, config: GenerationConfig) -> dict[str, 
     }
 
 
-def _check_length(model: DiffusionModel, prompt: int, new_tokens: int) -> None:
-    limit, total = model.facts.context_length, prompt + new_tokens
-    if limit and total > limit:
+def _canvas_length(model: DiffusionModel, prompt: int, config: GenerationConfig) -> int:
+    """How many positions to write after ``prompt`` tokens, within the context."""
+    limit, wanted = model.facts.context_length, config.max_new_tokens
+    if prompt >= limit:
         raise PromptError(
-            f"{prompt} prompt tokens and {new_tokens} new ones exceed the context of {limit}: "
-            f"shorten the prompt or pass max_new_tokens={max(1, limit - prompt)}"
+            f"the prompt has {prompt} tokens, the context {limit}: shorten it by at least "
+            f"{prompt - limit + 1}"
         )
+    if wanted is None:
+        return max(config.min_new_tokens, min(DEFAULT_LENGTH, limit - prompt))
+    if prompt + wanted > limit:
+        raise PromptError(
+            f"{prompt} prompt tokens and {wanted} new ones exceed the context of {limit}: "
+            f"shorten the prompt or pass max_new_tokens={limit - prompt}"
+        )
+    return wanted
 
 
 def _holes(model: DiffusionModel, text: str | Sequence[int]) -> tuple[IntArray, Any]:
@@ -243,7 +283,8 @@ def _holes(model: DiffusionModel, text: str | Sequence[int]) -> tuple[IntArray, 
             if i % 2:
                 ids += [-1] * int(piece)
             elif piece:
-                ids += encode_text(model.tokenizer, piece)
+                encode_piece = encode_continuation if ids else encode_text
+                ids += encode_piece(model.tokenizer, piece)
     else:
         ids = [int(i) for i in text]
     array = np.asarray(ids, np.int64)
@@ -275,7 +316,9 @@ def _stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[
     return check
 
 
-def _shortest_with(decode: Callable[[IntArray], str], tokens: IntArray, stops: Sequence[str]) -> int:
+def _shortest_with(
+    decode: Callable[[IntArray], str], tokens: IntArray, stops: Sequence[str]
+) -> int:
     """Index of the token that completes the first stop string."""
     low, high = 0, len(tokens) - 1
     while low < high:
@@ -288,33 +331,30 @@ def _shortest_with(decode: Callable[[IntArray], str], tokens: IntArray, stops: S
 
 
 def _answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
-    """Generated ids up to the first stop, and why they end."""
-    if len(canvas.tokens) > canvas.end and canvas.stop_position is None:  # text after the holes
-        return canvas.tokens, "length"
-    tokens = canvas.tokens[canvas.start : canvas.end]
-    stops = np.flatnonzero(is_stop(tokens, stop_ids))
+    """Ids of the answer, and why they end.  A text with holes is its own answer, all of it."""
+    tokens = canvas.tokens[canvas.prompt_length :]
+    if canvas.given[canvas.prompt_length :].any():
+        return tokens, "length"
+    stops = np.flatnonzero(is_stop(tokens[: canvas.end - canvas.prompt_length], stop_ids))
     if stops.size:
         return tokens[: int(stops[0]) + 1], "stop"
-    return tokens, canvas.finish_reason or "length"
+    return tokens[: canvas.end - canvas.prompt_length], canvas.finish_reason or "length"
 
 
-def _result(
-    call: _Call, canvas: Canvas, trace: Trace | None, seconds: float, peak: int
-) -> Result:
-    model, engine = call.model, call.engine
-    infilled = canvas.given[canvas.prompt_length :].any()
-    tokens, reason = _answer(canvas, model.facts.stop_token_ids)
-    first = canvas.start
-    if infilled:
-        tokens, reason, first = canvas.tokens, "length", 0
-    text = ""
-    if model.tokenizer is not None:
-        text = str(model.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-        found = [text.index(stop) for stop in call.config.stop_strings if stop in text]
-        text = text[: min(found)] if found else text
-    here = slice(first, first + len(tokens))
+def _text(call: _Call, tokens: IntArray) -> str:
+    """The answer as text, cut where the first stop string begins."""
+    if call.model.tokenizer is None:
+        return ""
+    text = str(call.model.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+    found = [text.index(stop) for stop in call.config.stop_strings if stop in text]
+    return text[: min(found)] if found else text
+
+
+def _result(call: _Call, canvas: Canvas, trace: Trace | None, seconds: float, peak: int) -> Result:
+    tokens, reason = _answer(canvas, call.model.facts.stop_token_ids)
+    here = slice(canvas.prompt_length, canvas.prompt_length + len(tokens))
     return Result(
-        text=text,
+        text=_text(call, tokens),
         tokens=tokens.tolist(),
         sequences=canvas.tokens.copy(),
         prompt_length=canvas.prompt_length,
@@ -326,8 +366,8 @@ def _result(
         finish_reason=reason,
         seconds=seconds,
         peak_memory=peak,
-        sampler=engine.sampler.spec,
-        cache=engine.cache.name,
+        sampler=call.engine.sampler.spec,
+        cache=call.engine.cache.name,
         seed=call.config.seed,
         trace=trace,
     )
@@ -335,12 +375,12 @@ def _result(
 
 def _events(call: _Call) -> Iterator[Event]:
     memory, start = PeakMemory(call.model.device), time.perf_counter()
-    index = {id(canvas): i for i, canvas in enumerate(call.canvases)}
     for steps in call.run():
         for step in steps:
-            row, canvas, p = index[id(step.canvas)], step.canvas, step.prediction
+            row, canvas, p = call.index[id(step.canvas)], step.canvas, step.prediction
             proposals = dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))
-            taken = set(step.decision.committed.tolist())
+            remasked = step.decision.remasked.tolist()
+            taken = set(step.decision.committed.tolist()) - set(remasked)
             result = None
             if canvas.finished:
                 result = call.result(row, time.perf_counter() - start, memory.peak())
@@ -349,7 +389,7 @@ def _events(call: _Call) -> Iterator[Event]:
                 step=canvas.step - 1,
                 committed={i: t for i, t in proposals.items() if i in taken},
                 drafts={i: t for i, t in proposals.items() if i not in taken and canvas.masked[i]},
-                remasked=step.decision.remasked.tolist(),
+                remasked=remasked,
                 canvas=canvas,
                 result=result,
             )

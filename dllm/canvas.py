@@ -84,13 +84,15 @@ class Canvas:
         return cls(tokens, masked, len(prompt), len(prompt), total, mask_id, pad_id, row, noise)
 
     @classmethod
-    def for_infill(cls, tokens: IntArray, holes: BoolArray, *, mask_id: int, pad_id: int,
-                   row: int = 0, noise: UniformNoise = no_noise) -> Canvas:  # fmt: skip
-        """Fixed text with holes: the region reaches from the first hole to the last."""
+    def for_infill(
+        cls, tokens: IntArray, holes: BoolArray, prompt_length: int, *, mask_id: int, pad_id: int,
+        row: int = 0, noise: UniformNoise = no_noise,
+    ) -> Canvas:  # fmt: skip
+        """A prompt and a text with holes: the region reaches from the first hole to the last."""
         where = np.flatnonzero(holes)
         start, end = int(where[0]), int(where[-1]) + 1
         tokens = np.where(holes, mask_id, tokens)
-        return cls(tokens, holes.copy(), start, start, end, mask_id, pad_id, row, noise)
+        return cls(tokens, holes.copy(), prompt_length, start, end, mask_id, pad_id, row, noise)
 
     @property
     def finished(self) -> bool:

@@ -13,7 +13,8 @@ from .errors import ConfigError, UnknownNameError
 class GenerationConfig:
     """How to decode.  Names follow transformers where it has one.
 
-    ``max_new_tokens``: positions of the canvas after the prompt.  ``min_new_tokens``: stop ids are
+    ``max_new_tokens``: positions of the canvas after the prompt; None (default) takes what the
+    checkpoint recommends, else 128 or what is left of the context.  ``min_new_tokens``: stop ids are
     not proposed among the first that many positions.  ``steps`` and ``block_length`` go to the
     parts of the sampler that have such a field; None leaves their default.  ``temperature`` 0 is
     greedy; ``top_p``, ``top_k`` (0 = off) filter proposals.  ``cfg_scale`` > 0: classifier-free
@@ -25,7 +26,7 @@ class GenerationConfig:
     does: only for exact reproduction of its probabilities.
     """
 
-    max_new_tokens: int = 128
+    max_new_tokens: int | None = None
     min_new_tokens: int = 0
     steps: int | None = None
     block_length: int | None = None
@@ -50,10 +51,9 @@ class GenerationConfig:
             self._at_least(name, 0)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p must lie in (0, 1], not {self.top_p}")
-        if self.min_new_tokens > self.max_new_tokens:
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ConfigError(
-                f"min_new_tokens={self.min_new_tokens} exceeds "
-                f"max_new_tokens={self.max_new_tokens}"
+                f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}"
             )
         if any(not text for text in self.stop_strings):
             raise ConfigError("stop_strings must not be empty strings")

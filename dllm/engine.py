@@ -209,7 +209,9 @@ class Engine:
             top_p=config.top_p,
             top_k=config.top_k,
             tempered=self.model.facts.score_source == "tempered",
-            noise_keys=noise_keys(jobs, config.seed).to(hidden.device) if config.temperature else None,
+            noise_keys=noise_keys(jobs, config.seed).to(hidden.device)
+            if config.temperature
+            else None,
             top=config.top_candidates,
             needs=self.sampler.statistics,
         )

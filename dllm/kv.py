@@ -27,7 +27,12 @@ class KVBuffer(Cache):
         self._values: list[torch.Tensor | None] = [None] * layers
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (1, kv_heads, Q, head_dim) at `slots`; return the layer's whole buffer."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]

@@ -80,8 +80,22 @@ def encode_text(
     tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool = False
 ) -> list[int]:
     """Ids of plain text: nothing in it is taken for a special token."""
-    ids = tokenizer(text, add_special_tokens=add_special_tokens, split_special_tokens=True)
+    ids = tokenizer(
+        text, add_special_tokens=add_special_tokens, split_special_tokens=True, verbose=False
+    )
     return list(ids["input_ids"])
+
+
+def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of text in the middle of other text: no blank is put in front of it.
+
+    Many tokenizers do that at the start of what they are given, so the text is encoded behind a
+    character that does not merge with it.
+    """
+    anchor = "\n" if text[:1].isalnum() else "a"
+    head = encode_text(tokenizer, anchor)
+    ids = encode_text(tokenizer, anchor + text)
+    return ids[len(head) :] if ids[: len(head)] == head else encode_text(tokenizer, text)
 
 
 def _template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> IntArray:
@@ -106,7 +120,12 @@ def _template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -
         if not found:
             before, text = "", before
             continue
-        ids += tokenizer(before, add_special_tokens=False)["input_ids"]
+        ids += _encode_markup(tokenizer, before)
         ids += encode_text(tokenizer, str(message["content"]).strip())
-    ids += tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids += _encode_markup(tokenizer, text)
     return np.asarray(ids, np.int64)
+
+
+def _encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a rendered template, whose special tokens are meant."""
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

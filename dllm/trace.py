@@ -61,7 +61,9 @@ class Trace:
         """Record one step."""
         p, d, canvas = step.prediction, step.decision, step.canvas
         taken = set(d.committed.tolist())
-        proposals = list(zip(p.positions.tolist(), p.token.tolist(), p.logprob.tolist(), strict=True))
+        proposals = list(
+            zip(p.positions.tolist(), p.token.tolist(), p.logprob.tolist(), strict=True)
+        )
         entry = TraceStep(
             step=canvas.step - 1,
             window=canvas.window,

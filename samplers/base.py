@@ -217,8 +217,9 @@ class Sampler:
     def prepare(self, canvas: Canvas) -> bool:
         """Move the window; False when the schedule grants this step nothing."""
         self.window.advance(canvas)
-        resting = all([selector.rests(canvas) for selector in self.selectors])
-        return self.window.decides(canvas) or not resting
+        # Every selector is asked, so that each sets up its schedule when a window opens.
+        active = [not selector.rests(canvas) for selector in self.selectors]
+        return any(active) or self.window.decides(canvas)
 
     def targets(self, canvas: Canvas) -> IntArray:
         """Positions whose predictions this step needs, ascending."""

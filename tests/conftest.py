@@ -11,6 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import dllm
 from dllm.train.tokenizer import build_tokenizer
 
+# Tiny tensors: threads cost more than they bring, the more so beside other work.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def tiny() -> dllm.DiffusionModel:

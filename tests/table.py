@@ -72,7 +72,9 @@ def hashed(seed: int, sharpness: float = 4.0) -> Table:
         mix = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         mix ^= (positions.astype(np.uint64) + np.uint64(seed)) << np.uint64(20)
         context = int(np.bitwise_xor.reduce(mix * np.uint64(0xBF58476D1CE4E5B9)) % 2**31)
-        rows = [np.random.default_rng((seed, context, int(p))).normal(size=VOCAB) for p in positions]
+        rows = [
+            np.random.default_rng((seed, context, int(p))).normal(size=VOCAB) for p in positions
+        ]
         return np.stack(rows) * sharpness
 
     return table

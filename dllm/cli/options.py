@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from ..config import GenerationConfig
-from ..errors import ConfigError
 from .output import waiting
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class Decoding:
         with waiting(f"loading {self.model}"):
             from ..models import load
 
-            return load(self.model, dtype=self.dtype, device=usable_device(self.device))
+            return load(self.model, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,20 +133,6 @@ class Generation(Decoding):
         given = super().arguments()
         given["stop_strings"] = tuple(self.stop or ())
         return given if self.stop else {k: v for k, v in given.items() if k != "stop_strings"}
-
-
-def usable_device(name: str) -> str:
-    """``name`` if the machine has it; what "auto" stands for here."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} cannot be used ({reason}); see dllm doctor") from error
-    return name
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

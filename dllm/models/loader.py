@@ -34,7 +34,8 @@ def load(
             model (changed in place: attention, eval mode), or a `DiffusionModel` (returned as is).
         dtype: "auto" (as stored; float32 for bundled models), "float32", "bfloat16", "float16",
             or one of these torch dtypes.
-        device: where to put the whole model, CPU by default; or ``device_map`` as in transformers.
+        device: where to put the whole model, CPU by default, "auto" for CUDA where there is one;
+            or ``device_map`` as in transformers.
         attn_implementation: "sdpa", "eager", "flex_attention", "flash_attention_2" or "_3".
         quantization_config: a transformers quantisation config.
         revision: branch, tag or commit of a hub id.
@@ -57,6 +58,7 @@ def load(
     if "trust_remote_code" in options:
         raise ConfigError("remote code is never run; leave trust_remote_code out")
     wanted = resolve_dtype(dtype)
+    device = resolve_device(device)
     given = {name: options.pop(name) for name in SETTABLE if name in options}
     with quiet():
         if not isinstance(model, PreTrainedModel):
@@ -73,6 +75,21 @@ def load(
         return adopt(
             model, family, tokenizer, given, attn_implementation, dtype=wanted, device=device
         )
+
+
+def resolve_device(device: str | torch.device | None) -> str | torch.device | None:
+    """``device`` if the machine has it; what "auto" stands for here."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        if device is not None:
+            torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"device {str(device)!r} cannot be used ({reason}); see dllm doctor"
+        ) from error
+    return device
 
 
 def _from_files(

@@ -92,8 +92,14 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> LlamaForC
 
 
 def _float32_attention(
-    module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0, **_: Any,
+    module: torch.nn.Module,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """SDPA in float32: on CPU its bfloat16 backward is an order of magnitude slower."""
     causal = module.config.is_causal  # type: ignore[union-attr]
@@ -107,7 +113,9 @@ def _float32_attention(
 AttentionInterface.register("dllm_train_float32", _float32_attention)
 
 
-def loss_of(model: Any, batch: Batch, recipe: Recipe, mask_id: int, gen: torch.Generator) -> torch.Tensor:
+def loss_of(
+    model: Any, batch: Batch, recipe: Recipe, mask_id: int, gen: torch.Generator
+) -> torch.Tensor:
     """Mean cross-entropy over the masked (or, causal: over all) answer tokens of a batch."""
     ids, weight = batch.ids, batch.answer * torch.where(batch.tail, recipe.tail_weight, 1.0)
     inputs, targets = ids, ids
@@ -142,8 +150,12 @@ def rate(step: int, recipe: Recipe) -> float:
 
 
 def train(
-    recipe: Recipe, folder: Path, device: str = "cpu", compile_model: bool = True,
-    save_every: int = 500, log_every: int = 50,
+    recipe: Recipe,
+    folder: Path,
+    device: str = "cpu",
+    compile_model: bool = True,
+    save_every: int = 500,
+    log_every: int = 50,
 ) -> Iterator[dict[str, float]]:
     """Run (or resume) ``recipe`` in ``folder``; yields log entries, leaves ``state.pt`` there."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,9 +24,7 @@ def parse_items(text: str) -> list[str]:
     return [item.strip().strip("'\"") for item in inner.split(",")] if inner else []
 
 
-def _items(
-    rng: random.Random, longest: int, extra: int = 0, names: float = 0.7
-) -> list[str]:
+def _items(rng: random.Random, longest: int, extra: int = 0, names: float = 0.7) -> list[str]:
     """Distinct words; a list holds names with probability ``names``, else objects."""
     pool = NAMES if rng.random() < names else OBJECTS
     return rng.sample(pool, rng.randint(SHORTEST, longest) + extra)
@@ -37,8 +35,12 @@ def _show(items: Sequence[str]) -> str:
 
 
 def _plain(
-    name: str, wordings: Sequence[str], solve: Callable[[list[str], random.Random], list[str]],
-    check: Callable[[Example, str], bool], longest: int = LONGEST, names: float = 0.7,
+    name: str,
+    wordings: Sequence[str],
+    solve: Callable[[list[str], random.Random], list[str]],
+    check: Callable[[Example, str], bool],
+    longest: int = LONGEST,
+    names: float = 0.7,
 ) -> Task:
     """An operation that needs nothing but the list."""
 
@@ -63,7 +65,10 @@ def _indexed(name: str, wordings: Sequence[str], edit: Edit, new_slot: bool = Fa
 
 
 def _anywhere(
-    name: str, wordings: Sequence[str], edit: Edit, valid: Callable[[list[str], str, list[str]], bool],
+    name: str,
+    wordings: Sequence[str],
+    edit: Edit,
+    valid: Callable[[list[str], str, list[str]], bool],
     new_slot: bool = False,
 ) -> Task:
     """An operation at a place of the model's own choice: many answers are right."""
@@ -117,28 +122,77 @@ def _one_edit(edit: Edit, new_slot: bool = False) -> Callable[[list[str], str, l
 
 
 TASKS = (
-    _plain("copy", ["Copy this list: {}", "Repeat this list: {}", "Write the same list: {}"],
-           lambda items, rng: items, _same_list),
-    _plain("reverse", ["Reverse this list: {}", "Write this list backwards: {}",
-                       "Turn this list around: {}"],
-           lambda items, rng: items[::-1], _same_list),
-    _plain("sort", ["Sort this list: {}", "Sort alphabetically: {}", "Put in order: {}"],
-           lambda items, rng: sorted(items), _same_list, LONGEST_SORT, names=1.0),
-    _plain("shuffle", ["Shuffle this list: {}", "Mix this list up: {}",
-                       "Write in another order: {}"],
-           _shuffled, _check_shuffle),
-    _indexed("insert", ["Insert {word} at index {index}: {}", "Put {word} at index {index}: {}",
-                        "Add {word} at index {index} in this list: {}"], _insert, new_slot=True),
-    _indexed("remove", ["Remove index {index}: {}", "Delete index {index} in this list: {}",
-                        "Drop the item at index {index}: {}"], _remove),
-    _indexed("replace", ["Replace index {index} with {word}: {}",
-                         "Change index {index} to {word}: {}",
-                         "Swap in {word} at index {index} in this list: {}"], _replace),
-    _anywhere("insert_random", ["Insert {word} anywhere: {}", "Put {word} at a random index: {}"],
-              _insert, _one_edit(_insert, new_slot=True), new_slot=True),
-    _anywhere("remove_random", ["Remove any item: {}", "Delete one random item: {}"],
-              _remove, _one_edit(_remove)),
-    _anywhere("replace_random", ["Replace any item with {word}: {}",
-                                 "Change a random item to {word}: {}"],
-              _replace, _one_edit(_replace)),
+    _plain(
+        "copy",
+        ["Copy this list: {}", "Repeat this list: {}", "Write the same list: {}"],
+        lambda items, rng: items,
+        _same_list,
+    ),
+    _plain(
+        "reverse",
+        ["Reverse this list: {}", "Write this list backwards: {}", "Turn this list around: {}"],
+        lambda items, rng: items[::-1],
+        _same_list,
+    ),
+    _plain(
+        "sort",
+        ["Sort this list: {}", "Sort alphabetically: {}", "Put in order: {}"],
+        lambda items, rng: sorted(items),
+        _same_list,
+        LONGEST_SORT,
+        names=1.0,
+    ),
+    _plain(
+        "shuffle",
+        ["Shuffle this list: {}", "Mix this list up: {}", "Write in another order: {}"],
+        _shuffled,
+        _check_shuffle,
+    ),
+    _indexed(
+        "insert",
+        [
+            "Insert {word} at index {index}: {}",
+            "Put {word} at index {index}: {}",
+            "Add {word} at index {index} in this list: {}",
+        ],
+        _insert,
+        new_slot=True,
+    ),
+    _indexed(
+        "remove",
+        [
+            "Remove index {index}: {}",
+            "Delete index {index} in this list: {}",
+            "Drop the item at index {index}: {}",
+        ],
+        _remove,
+    ),
+    _indexed(
+        "replace",
+        [
+            "Replace index {index} with {word}: {}",
+            "Change index {index} to {word}: {}",
+            "Swap in {word} at index {index} in this list: {}",
+        ],
+        _replace,
+    ),
+    _anywhere(
+        "insert_random",
+        ["Insert {word} anywhere: {}", "Put {word} at a random index: {}"],
+        _insert,
+        _one_edit(_insert, new_slot=True),
+        new_slot=True,
+    ),
+    _anywhere(
+        "remove_random",
+        ["Remove any item: {}", "Delete one random item: {}"],
+        _remove,
+        _one_edit(_remove),
+    ),
+    _anywhere(
+        "replace_random",
+        ["Replace any item with {word}: {}", "Change a random item to {word}: {}"],
+        _replace,
+        _one_edit(_replace),
+    ),
 )

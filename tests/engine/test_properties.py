@@ -12,6 +12,7 @@ from dllm.config import GenerationConfig
 from dllm.engine import Engine
 from dllm.kernels.noise import uniform
 from dllm.samplers import compose
+from dllm.samplers.eos import CHECKS
 
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
 
@@ -30,11 +31,11 @@ def canvas_of(prompt: list[int], new_tokens: int) -> Canvas:
     )  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     spec=st.sampled_from(SPECS),
     cache=st.sampled_from(["none", "prefix", "dual"]),
-    policy=st.sampled_from(["none", "prefix_complete", "block_contains", "first_commit", "suppress"]),
+    policy=st.sampled_from(sorted(CHECKS)),
     prompts=st.lists(st.lists(st.integers(0, 29), min_size=1, max_size=9), min_size=1, max_size=3),
     masks=st.integers(1, 24),
     seed=st.integers(0, 10**6),

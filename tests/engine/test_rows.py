@@ -72,7 +72,10 @@ def test_a_cache_that_refreshes_each_step_is_no_cache(
     model: dllm.DiffusionModel, sampler: str, cache: str
 ) -> None:
     """C14"""
-    exact, reference = run(model, PROMPTS[2], sampler, cache), run(model, PROMPTS[2], sampler, "none")
+    exact, reference = (
+        run(model, PROMPTS[2], sampler, cache),
+        run(model, PROMPTS[2], sampler, "none"),
+    )
     assert outcome(exact) == outcome(reference)
     assert exact.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
 

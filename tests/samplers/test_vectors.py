@@ -223,7 +223,9 @@ def test_rank_last_orders_stops_behind_everything_and_still_selects_them() -> No
     for tokens in ([STOP, 1, STOP], [STOP, STOP], [STOP]):
         probabilities = [0.9, 0.1, 0.8][: len(tokens)]
         sampler.prepare(canvas)
-        order += sampler.decide(canvas, predict(canvas, probabilities, tokens=tokens)).committed.tolist()
+        order += sampler.decide(
+            canvas, predict(canvas, probabilities, tokens=tokens)
+        ).committed.tolist()
         canvas.block_step += 1
         if canvas.finished:
             break

@@ -1,0 +1,248 @@
+"""generate, stream and infill as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import TextDiffusionStreamer
+
+import dllm
+from dllm.errors import ConfigError, OutOfMemoryError, PromptError, UnknownNameError
+from dllm.prompts import encode
+
+PROMPT = "Reverse this list: Tom, Anna, Ben"
+
+
+def test_every_form_of_a_prompt(tiny: dllm.DiffusionModel) -> None:
+    message = {"role": "user", "content": PROMPT}
+    ids = encode(tiny, PROMPT)
+    forms: list[Any] = [PROMPT, message, [message], ids, ids.tolist(), torch.from_numpy(ids)]
+    texts = {dllm.generate(tiny, form, max_new_tokens=8).text for form in forms}
+    assert len(texts) == 1
+    assert isinstance(dllm.generate(tiny, [PROMPT], max_new_tokens=8), list)
+    assert len(dllm.generate(tiny, [[message], [message]], max_new_tokens=8)) == 2
+
+
+def test_a_raw_prompt_skips_the_template(tiny: dllm.DiffusionModel) -> None:
+    raw = encode(tiny, PROMPT, chat=False)
+    assert len(encode(tiny, PROMPT)) == len(raw) + 2  # the template's two role tokens
+
+
+def test_the_text_of_a_special_token_is_text(tiny: dllm.DiffusionModel) -> None:
+    assert tiny.tokenizer is not None
+    ids = encode(tiny, "What is <|mdm_mask|> worth?")
+    assert tiny.facts.mask_token_id not in ids
+    assert ids[0] == tiny.tokenizer.convert_tokens_to_ids("<|user|>")
+    assert "<|mdm_mask|> worth" in tiny.tokenizer.decode(ids)
+    plain = encode(tiny, "What is it worth?")
+    assert plain[0] == ids[0] and plain[-1] == ids[-1]
+
+
+def test_the_result_accounts_for_itself(tiny: dllm.DiffusionModel) -> None:
+    out = dllm.generate(tiny, PROMPT, sampler="llada", max_new_tokens=12, steps=6, trace=True)
+    assert out.trace is not None
+    assert out.nfe == len(out.trace.steps) == 6
+    assert out.computed == 6 * (out.prompt_length + 12)
+    assert len(out.order) == len(out.tokens) == len(out.logprobs)
+    assert out.sequences[out.prompt_length :][: len(out.tokens)].tolist() == out.tokens
+    assert out.tokens_per_forward == len(out.tokens) / 6
+    assert sorted(set(out.order)) == list(range(6))
+    assert "6 forwards" in out.footer()
+    assert str(out) == out.text and "<pre" in out._repr_html_()
+
+
+def test_generation_ends_at_the_first_stop(tiny: dllm.DiffusionModel) -> None:
+    """Decode everything, then cut, gives the text that stopping early gives."""
+    for seed in range(8):
+        arguments = {"temperature": 1.5, "seed": seed, "max_new_tokens": 40, "block_length": 8}
+        early = dllm.generate(tiny, PROMPT, **arguments)
+        late = dllm.generate(tiny, PROMPT, eos_policy="none", **arguments)
+        assert early.tokens == late.tokens
+        assert early.nfe <= late.nfe
+        assert (early.finish_reason == "stop") == (early.tokens[-1] in tiny.facts.stop_token_ids)
+
+
+def test_stop_strings_cut_the_text(tiny: dllm.DiffusionModel) -> None:
+    full = dllm.generate(tiny, PROMPT, sampler="threshold(inf)", max_new_tokens=24)
+    stop = full.text[len(full.text) // 2 :][:4]
+    out = dllm.generate(
+        tiny, PROMPT, sampler="threshold(inf)", max_new_tokens=24, stop_strings=stop
+    )
+    assert out.text == full.text[: full.text.index(stop)]
+    assert out.finish_reason == "stop"
+    assert out.nfe <= full.nfe
+
+
+def test_stream_tells_everything_once(tiny: dllm.DiffusionModel) -> None:
+    events = list(dllm.stream(tiny, [PROMPT, "Hello"], max_new_tokens=10))
+    finals = {event.row: event.result for event in events if event.result is not None}
+    whole = dllm.generate(tiny, [PROMPT, "Hello"], max_new_tokens=10)
+    for row, expected in enumerate(whole):
+        told: dict[int, int] = {}
+        for event in events:
+            if event.row == row:
+                assert not told.keys() & event.committed.keys()
+                told |= event.committed
+        result = finals[row]
+        assert result is not None and result.text == expected.text
+        written = {p: int(t) for p, t in enumerate(expected.sequences) if p in told}
+        assert {p: told[p] for p in written} == written
+
+
+def test_a_transformers_streamer_prints_the_text(
+    tiny: dllm.DiffusionModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streamer = TextDiffusionStreamer(tiny.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    out = dllm.generate(tiny, PROMPT, max_new_tokens=10, streamer=streamer)
+    printed = capsys.readouterr().out
+    assert printed.rsplit("\x1b[J", 1)[-1].strip() in out.text
+    assert "\x1b[33m" in printed
+
+
+def test_holes_are_filled_and_the_rest_is_kept(tiny: dllm.DiffusionModel) -> None:
+    out = dllm.infill(tiny, "Tom has[[2]] apples. Anna buys[[3]] more.")
+    assert out.text.startswith("Tom has") and out.text.endswith("more.")
+    assert " apples. Anna buys" in out.text
+    assert tiny.tokenizer is not None
+    middle = tiny.tokenizer("apples. Anna buys", add_special_tokens=False)["input_ids"]
+    assert out.tokens[4 : 4 + len(middle)] == middle  # no blank was added in front
+    form = dllm.infill(tiny, "[[4]] The answer is [[2]].", prompt="What is 3 + 4?")
+    assert " The answer is" in form.text and form.text.endswith(".")
+    assert form.prompt_length == len(encode(tiny, "What is 3 + 4?"))
+    ids = dllm.infill(tiny, [5, 6, -1, 7])
+    assert [ids.tokens[i] for i in (0, 1, 3)] == [5, 6, 7]
+    assert ids.tokens[2] not in tiny.facts.stop_token_ids
+
+
+def test_a_trace_is_plain_json(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
+    out = dllm.generate(
+        tiny, PROMPT, cache="dual", sampler="llada", max_new_tokens=8, trace=True, top_candidates=3
+    )
+    assert out.trace is not None
+    out.trace.save(tmp_path / "trace.json")
+    data = json.loads((tmp_path / "trace.json").read_text())
+    steps = data["steps"]
+    replayed = [*data["prompt"], *[-1] * 8]
+    for step in steps:
+        for position, token, _ in step["commits"]:
+            replayed[position] = token
+        assert len(step["candidates"][0][1]) == 3
+        assert step["computed"] == sum(high - low for low, high in step["compute"])
+    assert replayed == data["final"] == out.sequences.tolist()
+    assert [step["refresh"] for step in steps] == [True, *[False] * 7]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "arguments", "error", "words"),
+    [
+        ("", {}, PromptError, "empty"),
+        ("  \n", {}, PromptError, "empty"),
+        ([], {}, PromptError, "empty"),
+        ([[1, 2], []], {}, PromptError, "empty"),
+        ("word " * 300, {}, PromptError, "shorten it by at least"),
+        (PROMPT, {"max_new_tokens": 4000}, PromptError, "max_new_tokens="),
+        ([1, 10**6], {}, PromptError, "outside the vocabulary"),
+        ([1, -5], {}, PromptError, "outside the vocabulary"),
+        ([1, 2.5], {}, PromptError, "token ids"),
+        ([{"text": "hi"}], {}, PromptError, "'role'"),
+        (PROMPT, {"sampler": "trheshold"}, UnknownNameError, "did you mean 'threshold'"),
+        (PROMPT, {"cache": "daul"}, UnknownNameError, "did you mean 'dual'"),
+        (PROMPT, {"cache": "dual+prefix"}, ConfigError, "choose one"),
+        (PROMPT, {"temprature": 1}, UnknownNameError, "did you mean 'temperature'"),
+        (PROMPT, {"max_new_tokens": 0}, ConfigError, "at least 1"),
+        (PROMPT, {"max_new_tokens": 2.5}, ConfigError, "must be a number"),
+        (PROMPT, {"temperature": -1}, ConfigError, "at least 0"),
+        (PROMPT, {"top_p": 0}, ConfigError, "top_p"),
+        (PROMPT, {"min_new_tokens": 9, "max_new_tokens": 8}, ConfigError, "exceeds"),
+        (PROMPT, {"stop_strings": ""}, ConfigError, "empty"),
+        (PROMPT, {"seed": -1}, ConfigError, "seed"),
+        (PROMPT, {"eos_policy": "never"}, UnknownNameError, "eos_policy"),
+        (PROMPT, {"sampler": "threshold(3)"}, ConfigError, "outside [0, 1]"),
+        (
+            PROMPT,
+            {"sampler": "llada", "steps": 2, "block_length": 4, "max_new_tokens": 32},
+            ConfigError,
+            "no step",
+        ),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    tiny: dllm.DiffusionModel,
+    prompt: Any,
+    arguments: dict[str, Any],
+    error: type[Exception],
+    words: str,
+) -> None:
+    with pytest.raises(error) as found:
+        dllm.generate(tiny, prompt, **arguments)
+    assert words in str(found.value) and "\n" not in str(found.value)
+    assert dllm.generate(tiny, PROMPT, max_new_tokens=4).tokens  # everything stays usable
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [("no hole", {}, "no hole"), ("[[3]]", {"max_new_tokens": 4}, "drop max_new_tokens"),
+     ("[[500]]", {}, "context")],
+)  # fmt: skip
+def test_bad_holes(
+    tiny: dllm.DiffusionModel, text: str, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(dllm.DllmError, match=words):
+        dllm.infill(tiny, text, **arguments)
+
+
+def test_a_block_length_that_does_not_divide_works(tiny: dllm.DiffusionModel) -> None:
+    out = dllm.generate(
+        tiny, PROMPT, block_length=5, max_new_tokens=12, eos_policy="none", trace=True
+    )
+    assert out.trace is not None
+    windows = {step.window for step in out.trace.steps}
+    start = out.prompt_length
+    assert windows == {
+        (start, start + 5),
+        (start + 5, start + 10),
+        (start + 10, start + 12),
+    }
+
+
+def test_an_autoregressive_model_is_refused() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2)  # fmt: skip
+    verifier = dllm.load(LlamaForCausalLM(config), family="autoregressive")
+    with pytest.raises(ConfigError, match="autoregressive"):
+        dllm.generate(verifier, [1, 2, 3])
+
+
+def test_out_of_memory_says_what_to_do(
+    tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tiny.backbone), "forward", fail)
+        with pytest.raises(OutOfMemoryError, match="max_batch_tokens="):
+            dllm.generate(tiny, PROMPT, max_new_tokens=8)
+    assert dllm.generate(tiny, PROMPT, max_new_tokens=8).tokens
+
+
+def test_progress_goes_to_stderr(
+    tiny: dllm.DiffusionModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dllm.generate(tiny, PROMPT, max_new_tokens=8, progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == "" and "tokens per forward" in captured.err
+
+
+def test_bfloat16_decodes(tiny_folder: Path) -> None:
+    model = dllm.load(tiny_folder, dtype="bfloat16")
+    for cache in ("none", "dual"):
+        out = dllm.generate(model, PROMPT, cache=cache, max_new_tokens=12, block_length=4)
+        assert np.isfinite(out.logprobs).all()
