@@ -50,7 +50,7 @@ def nano(
     """Train nano from scratch; a run that was stopped goes on where it saved last."""
     import torch
 
-    from ..train.nano import Recipe, train
+    from ..train.nano import Recipe, export, train
 
     recipe = Recipe(objective=objective, seed=seed)
     recipe = recipe if steps is None else Recipe(objective=objective, seed=seed, steps=steps)
@@ -58,7 +58,8 @@ def nano(
     if threads is not None:
         torch.set_num_threads(threads)
     follow(train(recipe, folder, device=device, compile_model=compiled), recipe.steps)
-    note(f"{recipe.steps} steps of the {objective} recipe are in {folder}")
+    export(folder, folder / NAMES[objective])
+    note(f"{recipe.steps} steps of the {objective} recipe: {folder / NAMES[objective]}")
 
 
 def follow(entries: Iterable[dict[str, float]], steps: int) -> None:

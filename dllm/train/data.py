@@ -28,6 +28,10 @@ class Batch:
     answer: torch.Tensor
     tail: torch.Tensor
 
+    def to(self, device: str) -> Batch:
+        """The same on a device."""
+        return Batch(self.ids.to(device), self.answer.to(device), self.tail.to(device))
+
 
 class TaskStream:
     """Step number -> `Batch` of about ``tokens`` token positions.

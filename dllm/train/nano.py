@@ -1,18 +1,18 @@
 """Recipe of the bundled models: ``nano`` (masked diffusion) and ``nano-ar`` (autoregressive).
 
 Both are Llama-shaped networks on the same tokenizer and the same generated tasks.  ``nano`` learns
-to fill in masked answer tokens (mean cross-entropy over them, with the mask ratio drawn
-uniformly); ``nano-ar`` learns to continue.  A run is a pure function of the recipe, can be stopped
-at any time and resumed, and writes one JSON line per log entry.
+to fill in masked answer tokens (mean cross-entropy over them), ``nano-ar`` to continue.  A run is a
+pure function of the recipe, can be stopped at any time and resumed, and logs JSON lines.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from ..errors import ConfigError
-from .data import Batch, TaskStream
+from ..models import DiffusionModel, load
+from .accuracy import accuracy
+from .data import CANVAS, Batch, TaskStream
 from .tokenizer import build_tokenizer
 
 TASK_WEIGHTS = {
@@ -120,9 +122,7 @@ def loss_of(
     ids, weight = batch.ids, batch.answer * torch.where(batch.tail, recipe.tail_weight, 1.0)
     inputs, targets = ids, ids
     if recipe.objective == "masked":
-        ratio = torch.rand(len(ids), 1, generator=gen)
-        noise = torch.rand(ids.shape, generator=gen).to(ids.device)
-        masked = batch.answer & (noise < ratio.to(ids.device))
+        masked = draw_masks(batch, gen)
         inputs, weight = torch.where(masked, mask_id, ids), weight * masked
     else:
         inputs, targets, weight = ids[:, :-1], ids[:, 1:], weight[:, 1:]
@@ -130,6 +130,23 @@ def loss_of(
         logits = model(input_ids=inputs, use_cache=False).logits
     losses = F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
     return (losses * weight).sum() / weight.sum().clamp(min=1.0)
+
+
+def draw_masks(batch: Batch, gen: torch.Generator) -> torch.Tensor:
+    """(B, L) bool: which answer tokens are hidden.
+
+    Half of the rows hide each token with a probability drawn with density 2t; the others show the
+    answer up to a uniform place and hide at least half of what follows.  Plain uniform ratios
+    leave too many results visible a second time further right, and the model learns to copy them
+    from there instead of computing them.
+    """
+    rows, device = len(batch.ids), batch.ids.device
+    ratio, cut, late, kind = torch.rand(4, rows, 1, generator=gen).to(device)
+    noise = torch.rand(batch.ids.shape, generator=gen).to(device)
+    place = batch.answer.cumsum(1)  # 1 at the first answer token
+    shown = cut * (batch.answer & ~batch.tail).sum(1, keepdim=True)
+    suffix = (place > shown) & (noise < 1 - 0.5 * late)
+    return batch.answer & torch.where(kind < 0.5, noise < ratio.sqrt(), suffix)
 
 
 def optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -156,8 +173,14 @@ def train(
     compile_model: bool = True,
     save_every: int = 500,
     log_every: int = 50,
-) -> Iterator[dict[str, float]]:
-    """Run (or resume) ``recipe`` in ``folder``; yields log entries, leaves ``state.pt`` there."""
+    accuracy_every: int = 1_000,
+) -> Iterator[dict[str, Any]]:
+    """Run ``recipe`` in ``folder``, or resume it there.
+
+    Yields (and writes to ``log.jsonl``) an entry per ``log_every`` steps: step, mean loss, seconds,
+    and now and then the accuracy per task on a few held-out prompts.  Leaves ``state.pt``, to be
+    resumed from and to be turned into a checkpoint by `export`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     model = build_model(recipe, tokenizer).to(device)
@@ -165,24 +188,15 @@ def train(
         model.set_attn_implementation("dllm_train_float32")
     opts = optimizers(model, recipe)
     peaks = [group["lr"] for opt in opts for group in opt.param_groups]
+    start = _restore(recipe, folder, model, opts)
     stream = TaskStream(tokenizer, recipe.weights_at, recipe.tokens, recipe.seed)
-    state_file, start = folder / "state.pt", 0
-    if state_file.exists():
-        state = torch.load(state_file, weights_only=True, map_location=device)
-        model.load_state_dict(state["model"])
-        for opt, saved in zip(opts, state["optimizers"], strict=True):
-            opt.load_state_dict(saved)
-        start = state["step"]
-    (folder / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1))
     forward = torch.compile(model, dynamic=True) if compile_model else model
     mask_id = int(tokenizer.mask_token_id)  # type: ignore[arg-type]
-    clock, total = time.perf_counter(), 0.0
+    clock, total, since = time.perf_counter(), 0.0, start
     with (folder / "log.jsonl").open("a") as log:
         for step in range(start, recipe.steps):
             gen = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-            batch = stream[step]
-            batch = Batch(*(t.to(device) for t in (batch.ids, batch.answer, batch.tail)))
-            loss = loss_of(forward, batch, recipe, mask_id, gen)
+            loss = loss_of(forward, stream[step].to(device), recipe, mask_id, gen)
             loss.backward()
             groups = [group for opt in opts for group in opt.param_groups]
             for group, peak in zip(groups, peaks, strict=True):
@@ -191,18 +205,79 @@ def train(
                 opt.step()
                 opt.zero_grad()
             total += loss.item()
-            if (step + 1) % log_every == 0:
-                seconds = time.perf_counter() - clock
-                entry = {"step": step + 1, "loss": total / log_every, "seconds": seconds}
+            done = step + 1
+            if done % save_every == 0 or done == recipe.steps:
+                _save(folder, model, opts, done)
+            if done % log_every == 0 or done == recipe.steps:
+                entry: dict[str, Any] = {
+                    "step": done,
+                    "loss": total / (done - since),
+                    "seconds": time.perf_counter() - clock,
+                }
+                if done % accuracy_every == 0 or done == recipe.steps:
+                    entry["accuracy"] = accuracy(snapshot(model, tokenizer), n=16)
                 log.write(json.dumps(entry) + "\n")
                 log.flush()
                 yield entry
-                clock, total = time.perf_counter(), 0.0
-            if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
-                saved = {
-                    "model": model.state_dict(),
-                    "optimizers": [opt.state_dict() for opt in opts],
-                    "step": step + 1,
-                }
-                torch.save(saved, state_file.with_suffix(".tmp"))
-                state_file.with_suffix(".tmp").replace(state_file)
+                clock, total, since = time.perf_counter(), 0.0, done
+
+
+def _restore(
+    recipe: Recipe,
+    folder: Path,
+    model: LlamaForCausalLM,
+    opts: list[torch.optim.Optimizer],
+) -> int:
+    """The step to go on from.  Only the length of a run may change between its parts."""
+    recipe_file, state_file = folder / "recipe.json", folder / "state.pt"
+    if state_file.exists():
+        begun = Recipe(**json.loads(recipe_file.read_text()))
+        if replace(begun, steps=recipe.steps) != recipe:
+            raise ConfigError(
+                f"{folder} holds a run of another recipe: choose another folder or repeat its "
+                "options (only the number of steps may change)"
+            )
+        state = torch.load(state_file, weights_only=True, map_location=model.device)
+        model.load_state_dict(state["model"])
+        for opt, saved in zip(opts, state["optimizers"], strict=True):
+            opt.load_state_dict(saved)
+    recipe_file.write_text(json.dumps(asdict(recipe), indent=1) + "\n")
+    return int(state["step"]) if state_file.exists() else 0
+
+
+def _save(
+    folder: Path, model: LlamaForCausalLM, opts: list[torch.optim.Optimizer], step: int
+) -> None:
+    state = {
+        "model": model.state_dict(),
+        "optimizers": [opt.state_dict() for opt in opts],
+        "step": step,
+    }
+    torch.save(state, folder / "state.tmp")
+    (folder / "state.tmp").replace(folder / "state.pt")
+
+
+def snapshot(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> DiffusionModel:
+    """The network as `dllm.load` would return it: a copy on CPU, ready to decode."""
+    clone = copy.deepcopy(model).cpu().requires_grad_(False)
+    clone.set_attn_implementation("sdpa")
+    clone.generation_config.max_new_tokens = CANVAS
+    clone.generation_config.block_length = CANVAS // 2
+    if model.config.is_causal:
+        return load(clone, family="autoregressive", tokenizer=tokenizer)
+    mask_id = tokenizer.mask_token_id
+    return load(clone, family="llada", tokenizer=tokenizer, mask_token_id=mask_id)
+
+
+def export(folder: Path, destination: Path) -> None:
+    """Write the run in ``folder`` as a float16 checkpoint: ``nano`` in LLaDA's official layout,
+    ``nano-ar`` as a plain Llama."""
+    recipe = Recipe(**json.loads((folder / "recipe.json").read_text()))
+    tokenizer = build_tokenizer()
+    model = build_model(recipe, tokenizer)
+    state = torch.load(folder / "state.pt", weights_only=True, map_location="cpu")
+    model.load_state_dict(state["model"])
+    loaded = snapshot(model.half(), tokenizer)
+    layout = "official" if recipe.objective == "masked" else "native"
+    loaded.save_pretrained(destination, layout=layout)
+    (destination / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
