@@ -1,7 +1,8 @@
 """Time per step outside the transformer forward, as a share of the forward.
 
-The forward (backbone plus head, as the engine calls it) is timed inside whole generations; what
-remains of a step is planning, packing, statistics, decisions and bookkeeping.
+The forward (backbone plus bare head product, with the rows the engine gives them) is timed inside
+whole generations; what remains of a step is planning, packing, statistics beyond the product,
+decisions and bookkeeping.
 
     python benchmarks/step_cost.py
 """
@@ -14,71 +15,64 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
+from dllm import engine
 
 from report import RESULTS, write  # isort: skip
+from shapes import llada_135m  # isort: skip
 
 
 class Clock:
-    """Wraps the forward of a module and adds up its time."""
+    """Times the parts of the forward inside the engine: the backbone, and the bare head product.
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.seconds, self.calls, self._forward = 0.0, 0, module.forward
-        module.forward = self  # type: ignore[method-assign]
+    The product is computed once more, beside the statistics that contain it; ``extra`` is what
+    this measurement adds to a generation.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __init__(self, model: dllm.DiffusionModel) -> None:
+        self.backbone = self.head = self.extra = 0.0
+        self.steps = 0
+        self._forward, self._statistics = model.backbone.forward, engine.token_statistics
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         out = self._forward(*args, **kwargs)
-        self.seconds += time.perf_counter() - start
-        self.calls += 1
+        self.backbone += time.perf_counter() - start
+        self.steps += 1
         return out
 
-
-def shaped_135m() -> dllm.DiffusionModel:
-    """A LLaDA-shaped model of about 135M parameters with random weights."""
-    config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-        num_attention_heads=9, num_key_value_heads=9, max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return dllm.load(LlamaForCausalLM(config), family="llada", mask_token_id=49151, eos_token_id=0)
+    def statistics(self, hidden: torch.Tensor, head: torch.nn.Module, **options: Any) -> Any:
+        start = time.perf_counter()
+        head(hidden)
+        took = time.perf_counter() - start
+        self.head, self.extra = self.head + took, self.extra + took
+        return self._statistics(hidden, head, **options)
 
 
-def measure(model: dllm.DiffusionModel, prompt: Any, repeats: int, **arguments: Any) -> dict[str, Any]:
-    """Medians over generations of the seconds per step, in and outside the forward."""
-    clock = Clock(model.backbone)
-    head_rows: list[int] = []
-    try:
-        dllm.generate(model, prompt, **arguments)  # warm-up
-        inside, outside = [], []
-        for _ in range(repeats):
-            clock.seconds, clock.calls = 0.0, 0
+def measure(
+    model: dllm.DiffusionModel, prompt: Any, repeats: int, **arguments: Any
+) -> dict[str, float]:
+    """Medians over generations: microseconds per step of backbone, head product and the rest."""
+    rows: list[tuple[float, float, float]] = []
+    for repeat in range(repeats + 1):  # the first is the warm-up
+        clock = Clock(model)
+        with (
+            patch.object(model.backbone, "forward", clock.forward),
+            patch.object(engine, "token_statistics", clock.statistics),
+        ):
             start = time.perf_counter()
-            out = dllm.generate(model, prompt, **arguments)
-            total = time.perf_counter() - start
-            inside.append(clock.seconds / clock.calls)
-            outside.append((total - clock.seconds) / clock.calls)
-            head_rows.append(out.nfe)
-    finally:
-        del model.backbone.forward
-    return {"forward_us": median(inside) * 1e6, "outside_us": median(outside) * 1e6}
-
-
-def head_only(model: dllm.DiffusionModel, rows: int, repeats: int = 200) -> float:
-    """Microseconds of the bare head product for that many rows: part of any forward."""
-    hidden = torch.randn(rows, model.hf.config.hidden_size)
-    times = []
-    with torch.inference_mode():
-        for _ in range(repeats):
-            start = time.perf_counter()
-            model.head(hidden)
-            times.append(time.perf_counter() - start)
-    return median(times) * 1e6
+            dllm.generate(model, prompt, **arguments)
+            total = time.perf_counter() - start - clock.extra
+        rest = total - clock.backbone - clock.head
+        if repeat:
+            rows.append(tuple(1e6 * x / clock.steps for x in (clock.backbone, clock.head, rest)))  # type: ignore[arg-type]
+    backbone, head, rest = (median(column) for column in zip(*rows, strict=True))
+    share = rest / (backbone + head)
+    return {"backbone_us": backbone, "head_us": head, "rest_us": rest, "rest_share": share}
 
 
 def main() -> None:
@@ -91,7 +85,7 @@ def main() -> None:
     cases: list[dict[str, Any]] = []
     ids = list(range(40, 72))
     models: dict[str, Callable[[], dllm.DiffusionModel]] = {
-        "nano": lambda: dllm.load("nano"), "135M": shaped_135m,
+        "nano": lambda: dllm.load("nano"), "135M": llada_135m,
     }  # fmt: skip
     for name, build in models.items():
         model = build()
@@ -104,13 +98,9 @@ def main() -> None:
                 prompt = ids if batch == 1 else [ids] * batch
                 repeats = options.repeats if name == "nano" else max(3, options.repeats // 5)
                 found = measure(model, prompt, repeats, **arguments)
-                head = head_only(model, 16 * batch)
-                share = (found["outside_us"] - head) / (found["forward_us"] + head)
-                cases.append({"model": name, "cache": cache, "batch": batch, "head_us": head,
-                              **found, "overhead_share": share})  # fmt: skip
-                print(f"{name:5} {cache:5} batch {batch}: forward {found['forward_us']:.0f} us + "
-                      f"head {head:.0f} us, rest {found['outside_us'] - head:.0f} us "
-                      f"= {share:.1%}")  # fmt: skip
+                cases.append({"model": name, "cache": cache, "batch": batch, **found})
+                print(f"{name:5} {cache:5} batch {batch}: " + ", ".join(
+                    f"{key} {value:.3g}" for key, value in found.items()))  # fmt: skip
     write(options.output, {"threads": options.threads, "cases": cases})
 
 

@@ -85,11 +85,11 @@ def close(plan: Plan, targets: IntArray, shift: int) -> Plan:
     """The plan with every row added that scores a target: row t - shift for target t."""
     if plan.refresh:
         return plan
-    rows = np.maximum(targets - shift, 0)
-    missing = np.setdiff1d(rows, plan.compute, assume_unique=False)
-    if not missing.size:
+    rows, compute = np.maximum(targets - shift, 0), plan.compute
+    run = compute.size > 0 and compute.size == compute[-1] - compute[0] + 1
+    if run and compute[0] <= rows[0] and rows[-1] <= compute[-1]:
         return plan
-    return Plan(np.union1d(plan.compute, missing), plan.read, plan.refresh)
+    return Plan(np.union1d(compute, rows), plan.read, plan.refresh)
 
 
 def check(plan: Plan, canvas: Canvas, slots: Slots) -> None:

@@ -44,9 +44,7 @@ class BlockCache(Cache):
             or (self.refresh_every is not None and steps + 1 >= self.refresh_every)
             or (self.refresh_after is not None and masks - undecided >= self.refresh_after)
         )
-        slots.memory["refresh"] = (
-            (canvas.block, 0, undecided) if due else (block, steps + 1, masks)
-        )
+        slots.memory["refresh"] = (canvas.block, 0, undecided) if due else (block, steps + 1, masks)
         return due
 
     def first_to_last(self, canvas: Canvas) -> tuple[int, int]:

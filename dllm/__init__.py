@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import cache, samplers
-    from .api import Event, generate, infill, stream
+    from .api import generate, infill, stream
+    from .call import Event
     from .config import GenerationConfig
     from .errors import (
         CheckpointError,
@@ -31,7 +32,7 @@ __version__ = "0.1.0"
 
 # Imported on first use: `import dllm` stays cheap and `dllm --help` needs no torch.
 _WHERE = {
-    "Event": "api", "generate": "api", "infill": "api", "stream": "api",
+    "Event": "call", "generate": "api", "infill": "api", "stream": "api",
     "GenerationConfig": "config", "DiffusionModel": "models", "load": "models",
     "Result": "result", "Trace": "trace", "CheckpointError": "errors", "ConfigError": "errors",
     "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",

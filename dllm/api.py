@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,19 +12,17 @@ import torch
 from . import cache as caches
 from . import samplers
 from .cache.base import CacheLike
+from .call import Call, Event, stop_strings
 from .canvas import Canvas, IntArray
 from .config import GenerationConfig
 from .engine import Engine, Step
 from .errors import ConfigError, PromptError
 from .kernels.noise import uniform
-from .memory import PeakMemory
 from .models import DiffusionModel, load
 from .prompts import encode, encode_continuation, encode_text, is_batch
 from .result import Result
 from .samplers import Sampler
 from .samplers.compose import SamplerLike
-from .samplers.eos import is_stop
-from .trace import Trace
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 HOLE = re.compile(r"\[\[(\d+)\]\]")
@@ -40,56 +36,6 @@ class Streamer(Protocol):
     def put(self, value: torch.Tensor) -> None: ...
     def put_draft(self, value: torch.Tensor, **kwargs: Any) -> None: ...
     def end(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Event:
-    """One step of one row, as it happens.
-
-    ``committed`` and ``drafts`` map positions to token ids: decided in this step, proposed but
-    still open.  ``canvas`` is the live row (read only).  ``result`` is set on the row's last
-    event.
-    """
-
-    row: int
-    step: int
-    committed: dict[int, int]
-    drafts: dict[int, int]
-    remasked: list[int]
-    canvas: Canvas
-    result: Result | None = None
-
-
-@dataclass
-class _Call:
-    """One call of generate, stream or infill: rows and what they need to become results."""
-
-    model: DiffusionModel
-    config: GenerationConfig
-    engine: Engine
-    canvases: list[Canvas] = field(default_factory=list)
-    traces: list[Trace] = field(default_factory=list)
-    index: dict[int, int] = field(default_factory=dict)
-
-    def start(self, canvases: list[Canvas], trace: bool) -> None:
-        names = (self.engine.sampler.spec, self.engine.cache.name, self.model.name)
-        self.canvases = canvases
-        self.traces = [Trace.start(canvas, *names) for canvas in canvases] if trace else []
-        self.index = {id(canvas): i for i, canvas in enumerate(canvases)}
-
-    def run(self) -> Iterator[list[Step]]:
-        for steps in self.engine.run(self.canvases):
-            if self.traces:
-                for step in steps:
-                    self.traces[self.index[id(step.canvas)]].add(step)
-            yield steps
-
-    def result(self, row: int, seconds: float, peak: int) -> Result:
-        canvas, trace = self.canvases[row], None
-        if self.traces:
-            trace = self.traces[row]
-            trace.close(canvas, self.model.tokenizer.decode if self.model.tokenizer else None)
-        return _result(self, canvas, trace, seconds, peak)
 
 
 def generate(
@@ -123,14 +69,12 @@ def generate(
     if streamer is not None and len(prompts) > 1:
         raise ConfigError("a streamer follows one prompt: pass prompts one by one")
     call = _prepare(loaded, prompts, chat, sampler, cache, trace, arguments)
-    memory, start = PeakMemory(loaded.device), time.perf_counter()
     for steps in _with_progress(call, progress):
         if streamer is not None:
             _feed(streamer, steps[0])
     if streamer is not None:
         streamer.end()
-    seconds, peak = time.perf_counter() - start, memory.peak()
-    results = [call.result(i, seconds, peak) for i in range(len(prompts))]
+    results = [call.result(i) for i in range(len(prompts))]
     return results if is_batch(prompt) else results[0]
 
 
@@ -147,7 +91,7 @@ def stream(
     """Like `generate`, step by step: yields an `Event` per row and step."""
     loaded = load(model)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
-    return _events(_prepare(loaded, prompts, chat, sampler, cache, trace, arguments))
+    return _prepare(loaded, prompts, chat, sampler, cache, trace, arguments).events()
 
 
 def infill(
@@ -188,10 +132,9 @@ def infill(
     )  # fmt: skip
     call = _call(loaded, _compose(loaded, sampler, config), cache, config, ban_stops=True)
     call.start([canvas], trace)
-    memory, start = PeakMemory(loaded.device), time.perf_counter()
     for _ in call.run():
         pass
-    return call.result(0, time.perf_counter() - start, memory.peak())
+    return call.result(0)
 
 
 def _prepare(
@@ -202,7 +145,7 @@ def _prepare(
     cache: CacheLike,
     trace: bool,
     arguments: dict[str, Any],
-) -> _Call:
+) -> Call:
     """Everything that can be wrong is found here, before the first step: names first."""
     config = GenerationConfig.build(model.generation_defaults, arguments)
     call = _call(model, _compose(model, sampler, config), cache, config)
@@ -221,10 +164,10 @@ def _call(
     cache: CacheLike,
     config: GenerationConfig,
     ban_stops: bool = False,
-) -> _Call:
-    watch = _stop_strings(model, config) if config.stop_strings else None
+) -> Call:
+    watch = stop_strings(model, config) if config.stop_strings else None
     engine = Engine(model, sampler, caches.compose(cache), config, watch, ban_stops)
-    return _Call(model, config, engine)
+    return Call(model, config, engine)
 
 
 def _canvases(
@@ -293,109 +236,7 @@ def _holes(model: DiffusionModel, text: str | Sequence[int]) -> tuple[IntArray, 
     return np.maximum(array, 0), array == -1
 
 
-def _stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[Canvas], None]:
-    """After a step: finish a row whose decided beginning contains a stop string."""
-    if model.tokenizer is None:
-        raise ConfigError(f"{model.name} came without a tokenizer: it has no stop_strings")
-    decode = model.tokenizer.decode
-
-    def check(canvas: Canvas) -> None:
-        undecided = canvas.masked[canvas.start : canvas.end]
-        frontier = int(undecided.argmax()) if undecided.any() else len(undecided)
-        if frontier == canvas.memory.get("stop_strings"):
-            return
-        canvas.memory["stop_strings"] = frontier
-        tokens = canvas.tokens[canvas.start : canvas.start + frontier]
-        text = decode(tokens)
-        if any(stop in text for stop in config.stop_strings):
-            last = _shortest_with(decode, tokens, config.stop_strings)
-            canvas.stop_position = canvas.start + last
-            canvas.cut(canvas.stop_position)
-            canvas.finish("stop")
-
-    return check
-
-
-def _shortest_with(
-    decode: Callable[[IntArray], str], tokens: IntArray, stops: Sequence[str]
-) -> int:
-    """Index of the token that completes the first stop string."""
-    low, high = 0, len(tokens) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if any(stop in decode(tokens[: middle + 1]) for stop in stops):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
-    """Ids of the answer, and why they end.  A text with holes is its own answer, all of it."""
-    tokens = canvas.tokens[canvas.prompt_length :]
-    if canvas.given[canvas.prompt_length :].any():
-        return tokens, "length"
-    stops = np.flatnonzero(is_stop(tokens[: canvas.end - canvas.prompt_length], stop_ids))
-    if stops.size:
-        return tokens[: int(stops[0]) + 1], "stop"
-    return tokens[: canvas.end - canvas.prompt_length], canvas.finish_reason or "length"
-
-
-def _text(call: _Call, tokens: IntArray) -> str:
-    """The answer as text, cut where the first stop string begins."""
-    if call.model.tokenizer is None:
-        return ""
-    text = str(call.model.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-    found = [text.index(stop) for stop in call.config.stop_strings if stop in text]
-    return text[: min(found)] if found else text
-
-
-def _result(call: _Call, canvas: Canvas, trace: Trace | None, seconds: float, peak: int) -> Result:
-    tokens, reason = _answer(canvas, call.model.facts.stop_token_ids)
-    here = slice(canvas.prompt_length, canvas.prompt_length + len(tokens))
-    return Result(
-        text=_text(call, tokens),
-        tokens=tokens.tolist(),
-        sequences=canvas.tokens.copy(),
-        prompt_length=canvas.prompt_length,
-        nfe=canvas.nfe,
-        computed=canvas.computed,
-        forced=canvas.forced,
-        order=canvas.commit_step[here].tolist(),
-        logprobs=canvas.logprob[here].copy(),
-        finish_reason=reason,
-        seconds=seconds,
-        peak_memory=peak,
-        sampler=call.engine.sampler.spec,
-        cache=call.engine.cache.name,
-        seed=call.config.seed,
-        trace=trace,
-    )
-
-
-def _events(call: _Call) -> Iterator[Event]:
-    memory, start = PeakMemory(call.model.device), time.perf_counter()
-    for steps in call.run():
-        for step in steps:
-            row, canvas, p = call.index[id(step.canvas)], step.canvas, step.prediction
-            proposals = dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))
-            remasked = step.decision.remasked.tolist()
-            taken = set(step.decision.committed.tolist()) - set(remasked)
-            result = None
-            if canvas.finished:
-                result = call.result(row, time.perf_counter() - start, memory.peak())
-            yield Event(
-                row=row,
-                step=canvas.step - 1,
-                committed={i: t for i, t in proposals.items() if i in taken},
-                drafts={i: t for i, t in proposals.items() if i not in taken and canvas.masked[i]},
-                remasked=remasked,
-                canvas=canvas,
-                result=result,
-            )
-
-
-def _with_progress(call: _Call, show: bool) -> Iterator[list[Step]]:
+def _with_progress(call: Call, show: bool) -> Iterator[list[Step]]:
     """The steps, with a bar of decided positions on stderr when asked for."""
     if not show:
         yield from call.run()

@@ -14,8 +14,8 @@ class GenerationConfig:
     """How to decode.  Names follow transformers where it has one.
 
     ``max_new_tokens``: positions of the canvas after the prompt; None (default) takes what the
-    checkpoint recommends, else 128 or what is left of the context.  ``min_new_tokens``: stop ids are
-    not proposed among the first that many positions.  ``steps`` and ``block_length`` go to the
+    checkpoint recommends, else 128 or what is left of the context.  ``min_new_tokens``: stop ids
+    are not proposed among the first that many positions.  ``steps`` and ``block_length`` go to the
     parts of the sampler that have such a field; None leaves their default.  ``temperature`` 0 is
     greedy; ``top_p``, ``top_k`` (0 = off) filter proposals.  ``cfg_scale`` > 0: classifier-free
     guidance, two lanes per row.  ``eos_policy``: what a stop id does (see `dllm.samplers.eos`).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,11 +60,12 @@ class Engine:
         self.after_step = after_step
         self.lanes = 2 if config.cfg_scale > 0 else 1
         self.shift = model.facts.logit_shift
+        self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.forwards = 0
         self.buffer: KVBuffer | None = None
         self._banned, self._conditional_bans = self._bans(ban_stops)
         # An attention mask that is 4-D already: transformers then builds none of its own.
-        self._no_mask = torch.empty(1, 1, 1, 1, device=model.device)
+        self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
 
     def _bans(self, ban_stops: bool) -> tuple[tuple[int, ...], int]:
         """Ids that may not be proposed; the last ``n`` of them only where the text is too short."""
@@ -174,10 +176,10 @@ class Engine:
     def _hidden(self, jobs: list[Job]) -> torch.Tensor:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
         stride = None if self.buffer is None else self.buffer.stride
-        packed = pack(jobs, self.shift, stride, self.model.device)
+        packed = pack(jobs, self.shift, stride, self.device)
         if self.buffer is not None:
             self.buffer.slots = packed.slots
-        hidden = self.model.backbone(
+        hidden: torch.Tensor = self.backbone(
             input_ids=packed.ids,
             position_ids=packed.positions,
             attention_mask=self._no_mask,
@@ -202,7 +204,7 @@ class Engine:
             banned_rows = torch.from_numpy(rows).to(hidden.device)
         return token_statistics(
             hidden,
-            self.model.head,
+            self.head,
             banned=self._banned,
             banned_rows=banned_rows,
             temperature=config.temperature,
@@ -218,7 +220,7 @@ class Engine:
 
 
 def _prediction(job: Job, found: TokenStatistics, here: slice) -> Prediction:
-    def cut(array: np.ndarray | None) -> np.ndarray | None:  # type: ignore[type-arg]
+    def cut(array: Any) -> Any:
         return None if array is None else array[here]
 
     return Prediction(

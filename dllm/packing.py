@@ -104,9 +104,9 @@ def _tensor(array: IntArray, device: torch.device) -> torch.Tensor:
 
 def _indices(compute: IntArray, rows: IntArray) -> IntArray:
     """Where ``rows`` stand in ``compute``; both ascending, rows contained in compute."""
-    if len(compute) == compute[-1] - compute[0] + 1:
-        return rows - compute[0]
-    return np.searchsorted(compute, rows)
+    run = len(compute) == compute[-1] - compute[0] + 1
+    found: IntArray = rows - compute[0] if run else np.searchsorted(compute, rows)
+    return found
 
 
 def _keys(plan: Plan, base: int, length: int, device: torch.device) -> slice | torch.Tensor:

@@ -12,7 +12,7 @@ whose needs nobody meets, with a sentence that names both sides and a way out.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,7 +41,10 @@ class Prediction:
 
     def take(self, keep: BoolArray | IntArray) -> Prediction:
         """The same for a subset of the positions."""
-        pick = lambda a: None if a is None else a[keep]  # noqa: E731
+
+        def pick(array: Any) -> Any:
+            return None if array is None else array[keep]
+
         return Prediction(
             self.positions[keep], self.token[keep], self.logprob[keep], pick(self.margin),
             pick(self.gap), pick(self.entropy), pick(self.top_token), pick(self.top_logprob),

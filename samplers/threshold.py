@@ -103,6 +103,7 @@ class CappedThreshold(Selector):
             count = len(canvas.masks())
             table = even_quota(count, self.steps or count)
             canvas.memory["capped"] = canvas.block, table, 0
+        carry: int
         _, table, carry = canvas.memory["capped"]
         due = int(table[canvas.block_step]) if canvas.block_step < len(table) else 0
         return min(due + carry, len(canvas.masks()))
@@ -112,7 +113,7 @@ class CappedThreshold(Selector):
 
     def select(self, view: View) -> BoolArray:
         scheduled = self._scheduled(view.canvas)
-        chosen = top(view.score, scheduled) & (view.score >= self.tau)
+        chosen: BoolArray = top(view.score, scheduled) & (view.score >= self.tau)
         if len(chosen):
             chosen[view.score.argmax()] = True
         block, table, _ = view.canvas.memory["capped"]

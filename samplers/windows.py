@@ -41,7 +41,8 @@ class StaticBlocks(Window):
         return self.force_first and canvas.block_step == 0
 
     def select(self, view: View) -> BoolArray:
-        return np.arange(len(view.positions)) == 0
+        first: BoolArray = np.arange(len(view.positions)) == 0
+        return first
 
 
 @register("whole", paper="Dream 7B", arxiv="2508.15487")

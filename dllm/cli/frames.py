@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..api import Event
+    from ..call import Event
     from ..canvas import Canvas
 
 COMMITTED, FRESH, DRAFT, MASK, REST = "committed", "fresh", "draft", "mask", "rest"

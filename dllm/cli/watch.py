@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -24,7 +23,7 @@ from .output import interactive, stderr
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..api import Event
+    from ..call import Event
     from ..models import DiffusionModel
     from ..result import Result
 
@@ -46,23 +45,18 @@ def watch(
 ) -> list[Result]:
     """Show ``events`` until every row has its result.
 
-    ``delay``: seconds to pause after each step.  What showing costs is taken off the seconds in
-    the results.
+    ``delay``: seconds to pause after each step; results do not count them.
     """
     assert model.tokenizer is not None
     speller = Speller(model.tokenizer, model.facts.stop_token_ids)
     results: dict[int, Result] = {}
-    spent = 0.0
     with _view() as view:
         for event in events:
             if event.result is not None:
-                seconds = max(0.0, event.result.seconds - spent)
-                results[event.row] = replace(event.result, seconds=seconds)
-            began = time.perf_counter()
+                results[event.row] = event.result
             view.show(frame(event, speller))
             if delay:
                 time.sleep(delay / max(1, rows - len(results)))
-            spent += time.perf_counter() - began
     return [results[row] for row in range(rows)]
 
 

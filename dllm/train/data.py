@@ -66,7 +66,7 @@ class TaskStream:
         for name in rng.choices(names, weights, k=rows):
             examples.append(TASKS[name].sample(rng, "train"))
             canvases.append(_draw_canvas(rng))
-        encode = self.tokenizer.backend_tokenizer.encode_batch  # type: ignore[attr-defined]
+        encode = self.tokenizer.backend_tokenizer.encode_batch
         prompts = encode(
             [f"<|user|>{example.prompt}<|assistant|>" for example in examples],
             add_special_tokens=False,
@@ -81,15 +81,14 @@ class TaskStream:
         batches = []
         for i in range(POOL):
             batch = triples[i * size : (i + 1) * size]
-            length = max(len(p) + canvas for p, _, canvas in batch)
+            length = _length(batch)
             batches.append(rng.sample(batch, min(len(batch), max(1, self.tokens // length))))
         rng.shuffle(batches)
         return batches
 
     def _collate(self, rows: list[tuple[list[int], list[int], int]]) -> Batch:
-        length = max(len(p) + canvas for p, _, canvas in rows)
-        length += -length % 4  # few distinct shapes
-        eos = int(self.tokenizer.eos_token_id)  # type: ignore[arg-type]
+        length = _length(rows)
+        eos = int(self.tokenizer.eos_token_id)
         ids = torch.full((len(rows), length), eos)
         answer = torch.zeros((len(rows), length), dtype=torch.bool)
         tail = torch.zeros((len(rows), length), dtype=torch.bool)
@@ -98,6 +97,12 @@ class TaskStream:
             answer[i, len(p) :] = True
             tail[i, len(p) + len(a) + 1 :] = True
         return Batch(ids, answer, tail)
+
+
+def _length(rows: list[tuple[list[int], list[int], int]]) -> int:
+    """Positions of a batch, rounded up: matrix libraries prepare themselves once per shape."""
+    length = max(len(p) + canvas for p, _, canvas in rows)
+    return length + -length % 8
 
 
 def _draw_canvas(rng: random.Random) -> int:

@@ -174,6 +174,7 @@ def train(
     save_every: int = 500,
     log_every: int = 50,
     accuracy_every: int = 1_000,
+    accuracy_examples: int = 16,
 ) -> Iterator[dict[str, Any]]:
     """Run ``recipe`` in ``folder``, or resume it there.
 
@@ -183,7 +184,8 @@ def train(
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    model = build_model(recipe, tokenizer).to(device)
+    model: Any = build_model(recipe, tokenizer)
+    model.to(device)
     if device == "cpu":
         model.set_attn_implementation("dllm_train_float32")
     opts = optimizers(model, recipe)
@@ -191,13 +193,13 @@ def train(
     start = _restore(recipe, folder, model, opts)
     stream = TaskStream(tokenizer, recipe.weights_at, recipe.tokens, recipe.seed)
     forward = torch.compile(model, dynamic=True) if compile_model else model
-    mask_id = int(tokenizer.mask_token_id)  # type: ignore[arg-type]
+    mask_id = int(tokenizer.mask_token_id)
     clock, total, since = time.perf_counter(), 0.0, start
     with (folder / "log.jsonl").open("a") as log:
         for step in range(start, recipe.steps):
             gen = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
             loss = loss_of(forward, stream[step].to(device), recipe, mask_id, gen)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             groups = [group for opt in opts for group in opt.param_groups]
             for group, peak in zip(groups, peaks, strict=True):
                 group["lr"] = peak * rate(step, recipe)
@@ -215,7 +217,7 @@ def train(
                     "seconds": time.perf_counter() - clock,
                 }
                 if done % accuracy_every == 0 or done == recipe.steps:
-                    entry["accuracy"] = accuracy(snapshot(model, tokenizer), n=16)
+                    entry["accuracy"] = accuracy(snapshot(model, tokenizer), n=accuracy_examples)
                 log.write(json.dumps(entry) + "\n")
                 log.flush()
                 yield entry
@@ -259,7 +261,8 @@ def _save(
 
 def snapshot(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> DiffusionModel:
     """The network as `dllm.load` would return it: a copy on CPU, ready to decode."""
-    clone = copy.deepcopy(model).cpu().requires_grad_(False)
+    clone: Any = copy.deepcopy(model).requires_grad_(False)
+    clone.to("cpu")
     clone.set_attn_implementation("sdpa")
     clone.generation_config.max_new_tokens = CANVAS
     clone.generation_config.block_length = CANVAS // 2
@@ -277,7 +280,8 @@ def export(folder: Path, destination: Path) -> None:
     model = build_model(recipe, tokenizer)
     state = torch.load(folder / "state.pt", weights_only=True, map_location="cpu")
     model.load_state_dict(state["model"])
-    loaded = snapshot(model.half(), tokenizer)
+    loaded = snapshot(model, tokenizer)
+    loaded.hf.to(dtype=torch.float16)  # type: ignore[call-arg]
     layout = "official" if recipe.objective == "masked" else "native"
     loaded.save_pretrained(destination, layout=layout)
     (destination / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")

@@ -7,6 +7,7 @@ text can be encoded and decoded back.
 from __future__ import annotations
 
 import string
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -58,7 +59,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in specials])
-    return PreTrainedTokenizerFast(
+    wrap: Any = PreTrainedTokenizerFast
+    wrapped: PreTrainedTokenizerFast = wrap(
         tokenizer_object=tokenizer,
         eos_token=EOS,
         pad_token=EOS,
@@ -68,3 +70,4 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_max_length=128,
     )
+    return wrapped

@@ -23,6 +23,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nano.Recipe, Path, dict[
         yield {"step": 50, "loss": 1.25, "seconds": 1.0}
 
     monkeypatch.setattr(nano, "train", train)
+    monkeypatch.setattr(nano, "export", lambda run, out: None)
     return asked
 
 

@@ -1,0 +1,19 @@
+"""Models with the shape of real ones and random weights."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import dllm
+
+
+def llada_135m() -> dllm.DiffusionModel:
+    """A LLaDA-shaped model of about 135M parameters (30 layers, width 576)."""
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=9, max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return dllm.load(LlamaForCausalLM(config), family="llada", mask_token_id=49151, eos_token_id=0)

@@ -1,0 +1,94 @@
+"""The bundled models: small, complete, and able to do what their card says."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+
+import pytest
+import torch
+
+import dllm
+from dllm.eval.tasks import TASKS
+from dllm.train.accuracy import accuracy
+from dllm.train.tokenizer import build_tokenizer
+
+MOST_BYTES = 12_000_000
+APPLES = "Tom has 23 apples. Tom buys 12 more. How many apples does Tom have?"
+
+
+@cache
+def nano() -> dllm.DiffusionModel:
+    return dllm.load("nano")
+
+
+def test_the_readme_prompt_is_answered() -> None:
+    assert "The answer is 35." in dllm.generate("nano", APPLES).text
+
+
+@pytest.mark.parametrize("task", ["copy", "reverse", "insert", "remove", "replace", "story2"])
+def test_held_out_prompts_are_answered(task: str) -> None:
+    assert accuracy(nano(), 24, [task])[task] >= 0.8
+
+
+def test_too_much_parallelism_costs_accuracy() -> None:
+    careful = accuracy(nano(), 24, ["story2"])["story2"]
+    hasty = accuracy(nano(), 24, ["story2"], sampler="threshold(0)")["story2"]
+    assert hasty <= careful - 0.2
+
+
+def test_a_threshold_saves_forwards_at_little_cost() -> None:
+    prompts = [e.prompt for e in TASKS["reverse"].examples(16)]
+    slow = dllm.generate(nano(), prompts, sampler="llada")
+    fast = dllm.generate(nano(), prompts, sampler="threshold(0.9)")
+    assert sum(r.nfe for r in fast) < 0.7 * sum(r.nfe for r in slow)
+
+
+def test_nano_ar_answers_too() -> None:
+    verifier = dllm.load("nano-ar")
+    assert verifier.facts.mask_token_id is None
+    assert verifier.tokenizer is not None and nano().tokenizer is not None
+    assert verifier.tokenizer.get_vocab() == nano().tokenizer.get_vocab()
+    assert accuracy(verifier, 24, ["reverse"])["reverse"] >= 0.8
+
+
+def test_the_tokenizer_is_the_one_the_tasks_define() -> None:
+    assert nano().tokenizer is not None
+    assert build_tokenizer().get_vocab() == nano().tokenizer.get_vocab()
+
+
+def test_they_fit_their_budget_and_are_float16() -> None:
+    folder = resources.files("dllm") / "nano"
+    files = [f for name in ("nano", "nano-ar") for f in (folder / name).iterdir() if f.is_file()]
+    assert sum(len(f.read_bytes()) for f in files) <= MOST_BYTES
+    for name in ("nano", "nano-ar"):
+        config = json.loads((folder / name / "config.json").read_text())
+        assert config.get("torch_dtype", config.get("dtype")) == "float16"
+    assert nano().dtype == torch.float32  # on CPU, bundled models compute in float32
+
+
+def test_the_examples_of_a_split_are_disjoint_and_seeded() -> None:
+    for task in TASKS.values():
+        test, train = task.examples(200), task.examples(200, split="train")
+        assert not {e.facts for e in test} & {e.facts for e in train}
+        assert test == task.examples(200)
+        assert all(task.check(e, e.answer) for e in (*test, *train))
+
+
+@pytest.mark.parametrize(
+    ("task", "wrong"),
+    [("copy", "Tom"), ("sum", "The answer is 1000."), ("shuffle", ""), ("latin", "A B C D"),
+     ("sudoku", "1 1 1 1 / 1 1 1 1 / 1 1 1 1 / 1 1 1 1"), ("insert_random", "Tom, Anna")],
+)  # fmt: skip
+def test_wrong_answers_are_wrong(task: str, wrong: str) -> None:
+    example = TASKS[task].examples(1)[0]
+    assert not TASKS[task].check(example, wrong)
+
+
+def test_a_shuffle_must_differ_and_keep_its_items() -> None:
+    example = TASKS["shuffle"].examples(1)[0]
+    items = [str(fact) for fact in example.facts]
+    assert not TASKS["shuffle"].check(example, ", ".join(items))
+    assert TASKS["shuffle"].check(example, ", ".join(items[::-1]))
+    assert not TASKS["shuffle"].check(example, ", ".join([*items[:-1], items[0]]))

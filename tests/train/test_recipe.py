@@ -1,0 +1,95 @@
+"""The recipe of the bundled models, at toy size."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import dllm
+from dllm.errors import ConfigError
+from dllm.train.data import TaskStream
+from dllm.train.nano import Recipe, build_model, draw_masks, export, rate, train
+from dllm.train.tokenizer import build_tokenizer
+
+TOY = Recipe(
+    hidden_size=32, layers=1, heads=2, intermediate_size=48, steps=6, tokens=512, warmup=2,
+    first_steps=2, weights={"copy": 1.0}, first_weights={"sum": 1.0},
+)  # fmt: skip
+
+
+def run(recipe: Recipe, folder: Path) -> list[float]:
+    entries = train(
+        recipe, folder, compile_model=False, save_every=3, log_every=1, accuracy_examples=1
+    )
+    return [entry["loss"] for entry in entries]
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_a_run_resumes_where_it_was(objective: str, tmp_path: Path) -> None:
+    recipe = replace(TOY, objective=objective)
+    whole = run(recipe, tmp_path / "whole")
+    run_until_3 = train(recipe, tmp_path / "parts", compile_model=False, save_every=3, log_every=1)
+    first = [next(run_until_3)["loss"] for _ in range(3)]
+    run_until_3.close()
+    rest = run(recipe, tmp_path / "parts")
+    assert [*first, *rest] == whole
+    log = [json.loads(x) for x in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in log] == [1, 2, 3, 4, 5, 6]
+    assert set(log[-1]["accuracy"]) >= {"copy", "story2"}
+
+
+def test_another_recipe_does_not_continue_a_run(tmp_path: Path) -> None:
+    run(replace(TOY, steps=1), tmp_path)
+    with pytest.raises(ConfigError, match="another recipe"):
+        run(replace(TOY, seed=5), tmp_path)
+    assert len(run(replace(TOY, steps=2), tmp_path)) == 1  # a longer run does
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_a_run_becomes_a_checkpoint(objective: str, tmp_path: Path) -> None:
+    run(replace(TOY, objective=objective, steps=1), tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "out")
+    model = dllm.load(tmp_path / "out", dtype="float32")
+    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)["model"]
+    weight = model.hf.state_dict()["lm_head.weight"]
+    assert torch.equal(weight, state["lm_head.weight"].half().float())
+    assert model.generation_defaults == {"max_new_tokens": 64, "block_length": 32}
+
+
+def test_batches_depend_on_the_step_alone() -> None:
+    tokenizer = build_tokenizer()
+    streams = [TaskStream(tokenizer, TOY.weights_at, 512, seed=1) for _ in range(2)]
+    assert torch.equal(streams[0][9].ids, [streams[1][i] for i in (3, 20, 9)][-1].ids)
+    batch = streams[0][9]
+    assert batch.ids.numel() <= 512
+    text = tokenizer.decode(batch.ids[0])
+    assert text.startswith("<|user|>") and "<|assistant|>" in text
+    assert not (batch.tail & ~batch.answer).any()
+
+
+def test_only_answer_tokens_are_hidden() -> None:
+    batch = TaskStream(build_tokenizer(), TOY.weights_at, 4096, seed=0)[9]
+    hidden = draw_masks(batch, torch.Generator().manual_seed(0))
+    assert not (hidden & ~batch.answer).any()
+    share = hidden.sum() / batch.answer.sum()
+    assert 0.4 < share < 0.8
+
+
+def test_the_head_starts_as_the_embedding() -> None:
+    model = build_model(TOY, build_tokenizer())
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+
+
+def test_the_learning_rate_warms_up_and_falls() -> None:
+    rates = [rate(step, replace(TOY, steps=100, warmup=10, decay=0.5)) for step in range(100)]
+    assert rates[0] == 0.1 and rates[30] == 1.0
+    assert rates[-1] == pytest.approx(0.02)
+
+
+def test_objectives_are_checked() -> None:
+    with pytest.raises(ConfigError, match="masked"):
+        Recipe(objective="reversed")
