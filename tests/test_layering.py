@@ -43,6 +43,9 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config", "kv", "packing"},
         {"numpy", "torch"},
     ),
+    "trace": ({"canvas", "engine"}, set()),
+    "result": ({"canvas", "trace"}, set()),
+    "prompts": ({"errors", "canvas", "models"}, {"numpy", "torch", "transformers"}),
     "eval.tasks": (set(), set()),  # training needs it: it stands on its own
 }
 # What users run.  Nothing below imports these; what has no rule (api, result, trace, ...) is below.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -43,6 +43,9 @@ def nano(
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the network first.")
     ] = True,
+    weights_from: Annotated[
+        Path | None, typer.Option(help="Folder of a run whose weights a new run starts with.")
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
     ] = False,
@@ -57,7 +60,12 @@ def nano(
     folder = output or Path("runs") / NAMES[objective]
     if threads is not None:
         torch.set_num_threads(threads)
-    follow(train(recipe, folder, device=device, compile_model=compiled), recipe.steps)
+    how: dict[str, Any] = {
+        "device": device,
+        "compile_model": compiled,
+        "weights_from": weights_from,
+    }
+    follow(train(recipe, folder, **how), recipe.steps)
     export(folder, folder / NAMES[objective])
     note(f"{recipe.steps} steps of the {objective} recipe: {folder / NAMES[objective]}")
 

@@ -27,7 +27,7 @@ from .data import CANVAS, Batch, TaskStream
 from .tokenizer import build_tokenizer
 
 TASK_WEIGHTS = {
-    "sum": 12.0, "story1": 6.0, "story2": 24.0, "copy": 2.0, "reverse": 4.0, "sort": 12.0,
+    "fact": 6.0, "sum": 10.0, "story1": 6.0, "story2": 24.0, "copy": 2.0, "reverse": 4.0, "sort": 12.0,
     "shuffle": 2.0, "insert": 7.0, "remove": 7.0, "replace": 7.0, "insert_random": 2.0,
     "remove_random": 2.0, "replace_random": 2.0, "latin": 2.0, "sudoku": 3.0,
 }  # fmt: skip
@@ -175,12 +175,14 @@ def train(
     log_every: int = 50,
     accuracy_every: int = 1_000,
     accuracy_examples: int = 16,
+    weights_from: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Run ``recipe`` in ``folder``, or resume it there.
 
     Yields (and writes to ``log.jsonl``) an entry per ``log_every`` steps: step, mean loss, seconds,
     and now and then the accuracy per task on a few held-out prompts.  Leaves ``state.pt``, to be
-    resumed from and to be turned into a checkpoint by `export`.
+    resumed from and to be turned into a checkpoint by `export`.  ``weights_from``: the folder of
+    another run whose weights a new run starts with.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
@@ -191,6 +193,9 @@ def train(
     opts = optimizers(model, recipe)
     peaks = [group["lr"] for opt in opts for group in opt.param_groups]
     start = _restore(recipe, folder, model, opts)
+    if weights_from is not None and start == 0:
+        other = torch.load(weights_from / "state.pt", weights_only=True, map_location=device)
+        model.load_state_dict(other["model"])
     stream = TaskStream(tokenizer, recipe.weights_at, recipe.tokens, recipe.seed)
     forward = torch.compile(model, dynamic=True) if compile_model else model
     mask_id = int(tokenizer.mask_token_id)

@@ -41,6 +41,21 @@ def _worked(*steps: Step) -> str:
     return " ".join([*(_columns(*step) for step in steps), f"The answer is {result}."])
 
 
+def _draw_fact(rng: random.Random) -> Example:
+    """One column: what all other arithmetic is made of.  There are few, so the test split holds
+    out wordings of them, not the columns."""
+    right = rng.randint(0, 9)
+    if rng.random() < 0.5:
+        left, carry = rng.randint(0, 9), rng.random() < 0.3
+        column = f"{left} + {right}" + (" + 1" if carry else "")
+        result = left + right + carry
+    else:
+        result = rng.randint(0, 9)
+        left, column = result + right, f"{result + right} - {right}"
+    wording = rng.choice(["What is {}?", "Compute {}.", "{} = ?"])
+    return Example("fact", wording.format(column), f"{column} = {result}.", (column, wording))
+
+
 def _draw_sum(rng: random.Random) -> Example:
     if rng.random() < 0.5:
         step = (_number(rng), "+", _number(rng))
@@ -121,6 +136,7 @@ def _check(example: Example, text: str) -> bool:
 
 
 TASKS = (
+    Task("fact", _draw_fact, _check, "arithmetic"),
     Task("sum", _draw_sum, _check, "arithmetic"),
     Task("story1", lambda rng: _draw_story(rng, 1), _check, "arithmetic"),
     Task("story2", _draw_two_steps, _check, "arithmetic"),

@@ -31,7 +31,11 @@ def test_defaults_are_the_recipe(cli: Run, runs: list[Any]) -> None:
     result = cli("train", "nano")
     assert (result.exit_code, result.stdout) == (0, "")
     assert runs == [
-        (nano.Recipe(), Path("runs/nano"), {"device": "cpu", "compile_model": True}),
+        (
+            nano.Recipe(),
+            Path("runs/nano"),
+            {"device": "cpu", "compile_model": True, "weights_from": None},
+        ),
     ]
     assert f"step 50/{nano.Recipe().steps} loss 1.2500" in result.stderr
 

@@ -1,0 +1,142 @@
+"""Write the measured parts of the README and of the model card from the committed JSON.
+
+python benchmarks/readme.py          # rewrite them
+python benchmarks/readme.py --check  # exit 1 if they are not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def load(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """95 % interval of a share of ``n``."""
+    z = 1.96
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return middle - half, middle + half
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def accuracy_table(found: dict[str, Any]) -> str:
+    """One row per task, one column per way of decoding, percent with 95 % intervals."""
+    columns = {
+        f"{model}, {way}": by_task
+        for model, ways in found["accuracy"].items()
+        for way, by_task in ways.items()
+    }
+    rows = []
+    for task in next(iter(columns.values())):
+        cells = []
+        for by_task in columns.values():
+            low, high = wilson(by_task[task], found["examples"])
+            cells.append(f"{100 * by_task[task]:.1f} ({100 * low:.0f}–{100 * high:.0f})")
+        rows.append([f"`{task}`", *cells])
+    note = f"Percent right of {found['examples']} held-out prompts, with 95 % intervals.\n\n"
+    return note + table(["task", *columns], rows)
+
+
+def speed() -> str:
+    """Ratios, each measured side by side in one run."""
+    head, step, caches = load("head_cost"), load("step_cost"), load("caches")
+    machine = step["machine"]
+    parts = [
+        f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {machine['torch']}, "
+        f"transformers {machine['transformers']}, float32.  Ratios come from one run each; "
+        "compare them, not seconds.",
+        "**A step costs little beside its forward** (time of a step outside the backbone and the "
+        "bare head product, batch 1):",
+        table(
+            ["model", "cache", "share of the forward"],
+            [
+                [c["model"], f"`{c['cache']}`", f"{100 * c['rest_share']:.1f} %"]
+                for c in step["cases"]
+                if c["batch"] == 1
+            ],
+        ),
+        "**Logits are never stored**: statistics of R positions at LLaDA's head shape "
+        "(4096 → 126,464) against the bare matrix product, and extra memory against the float64 "
+        "softmax over all logits of the official loops:",
+        table(
+            ["R", "time / bare product", "extra memory", "float64 softmax"],
+            [head_row(case) for case in head["results"] if case["dtype"] == "float32"],
+        ),
+        f"**Caches** (135M parameters, LLaDA-shaped, random weights, prompt {caches['prompt']}, "
+        f"{caches['new']} new tokens, blocks of {caches['block']}):",
+        table(
+            ["tokens per step", "cache", "positions computed", "faster than none"],
+            [
+                [
+                    str(c["tokens_per_step"]),
+                    f"`{c['cache']}`",
+                    f"{c['computed']:,}",
+                    f"{c['speedup']:.2f}×",
+                ]
+                for c in caches["cases"]
+            ],
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
+def head_row(case: dict[str, Any]) -> list[str]:
+    memory = case["peak_extra_mib"]
+    return [
+        str(case["rows"]),
+        f"{case['statistics_to_bare']['wall']:.2f}",
+        f"{memory['statistics']:.0f} MB",
+        f"{memory['float64_softmax']:.0f} MB",
+    ]
+
+
+def between(text: str, name: str, content: str) -> str:
+    """``text`` with what stands between the markers of ``name`` replaced."""
+    pattern = rf"(<!-- {name}:begin -->).*?(<!-- {name}:end -->)"
+    new, count = re.subn(pattern, lambda m: f"{m[1]}\n{content}\n{m[2]}", text, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(f"markers of {name} not found")
+    return new
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    parts = {
+        ROOT / "README.md": {"speed": speed()},
+        ROOT / "dllm" / "nano" / "README.md": {"accuracy": accuracy_table(load("nano"))},
+    }
+    stale = []
+    for path, contents in parts.items():
+        old = new = path.read_text()
+        for name, content in contents.items():
+            new = between(new, name, content)
+        if new != old:
+            stale.append(path.name)
+            if not options.check:
+                path.write_text(new)
+    if stale and options.check:
+        sys.exit(f"not up to date: {', '.join(stale)}; run python benchmarks/readme.py")
+    print("written: " + ", ".join(stale) if stale else "up to date")
+
+
+if __name__ == "__main__":
+    main()
