@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..eval.tasks import TASKS, Example
+from ..eval.tasks import TASKS
 
 CANVAS = 64  # the canvas the bundled models are used with by default
 POOL = 8  # batches drawn together and sorted by length
+
+Row = tuple[list[int], list[int], int]  # prompt ids, answer ids, positions of the canvas
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class TaskStream:
         seed: int,
     ) -> None:
         self.tokenizer, self.weights, self.tokens, self.seed = tokenizer, weights, tokens, seed
-        self._pool: list[list[tuple[list[int], list[int], int]]] = []
+        self._pool: list[list[Row]] = []
         self._pool_index = -1
 
     def __getitem__(self, step: int) -> Batch:
@@ -56,37 +58,44 @@ class TaskStream:
             self._pool, self._pool_index = self._draw_pool(index), index
         return self._collate(self._pool[offset])
 
-    def _draw_pool(self, index: int) -> list[list[tuple[list[int], list[int], int]]]:
+    def _draw_pool(self, index: int) -> list[list[Row]]:
+        """`POOL` batches of rows of similar length, each as full as the budget allows."""
         rng = random.Random(f"{self.seed}/{index}")
-        tasks = self.weights(index * POOL)
-        names, weights = list(tasks), list(tasks.values())
-        examples: list[Example] = []
-        canvases: list[int] = []
-        rows = POOL * self.tokens // 44  # a generous first guess; surplus rows are dropped
-        for name in rng.choices(names, weights, k=rows):
-            examples.append(TASKS[name].sample(rng, "train"))
-            canvases.append(_draw_canvas(rng))
+        rows: list[Row] = []
+        batches: list[list[Row]] = []
+        while len(batches) < POOL:
+            rows += self._draw_rows(rng, 256, self.weights(index * POOL))
+            rows.sort(key=lambda row: len(row[0]) + row[2])
+            batches = self._split(rows)
+        return rng.sample(batches, POOL)
+
+    def _draw_rows(self, rng: random.Random, count: int, tasks: Mapping[str, float]) -> list[Row]:
+        names = rng.choices(list(tasks), list(tasks.values()), k=count)
+        examples = [TASKS[name].sample(rng, "train") for name in names]
         encode = self.tokenizer.backend_tokenizer.encode_batch
         prompts = encode(
             [f"<|user|>{example.prompt}<|assistant|>" for example in examples],
             add_special_tokens=False,
         )
         answers = encode([example.answer for example in examples], add_special_tokens=False)
-        triples = [
-            (p.ids, a.ids, max(len(a.ids) + 1, canvas))
-            for p, a, canvas in zip(prompts, answers, canvases, strict=True)
+        return [
+            (p.ids, a.ids, max(len(a.ids) + 1, _draw_canvas(rng)))
+            for p, a in zip(prompts, answers, strict=True)
         ]
-        triples.sort(key=lambda triple: len(triple[0]) + triple[2])
-        size = len(triples) // POOL
-        batches = []
-        for i in range(POOL):
-            batch = triples[i * size : (i + 1) * size]
-            length = _length(batch)
-            batches.append(rng.sample(batch, min(len(batch), max(1, self.tokens // length))))
-        rng.shuffle(batches)
+
+    def _split(self, rows: list[Row]) -> list[list[Row]]:
+        """Full batches of neighbours, from the longest rows down; the shortest may be left."""
+        batches: list[list[Row]] = []
+        left = len(rows)
+        while left:
+            size = min(left, max(1, self.tokens // _length(rows[left - 1 : left])))
+            if size == left:
+                break
+            batches.append(rows[left - size : left])
+            left -= size
         return batches
 
-    def _collate(self, rows: list[tuple[list[int], list[int], int]]) -> Batch:
+    def _collate(self, rows: list[Row]) -> Batch:
         length = _length(rows)
         eos = int(self.tokenizer.eos_token_id)
         ids = torch.full((len(rows), length), eos)
@@ -99,7 +108,7 @@ class TaskStream:
         return Batch(ids, answer, tail)
 
 
-def _length(rows: list[tuple[list[int], list[int], int]]) -> int:
+def _length(rows: list[Row]) -> int:
     """Positions of a batch, rounded up: matrix libraries prepare themselves once per shape."""
     length = max(len(p) + canvas for p, _, canvas in rows)
     return length + -length % 8

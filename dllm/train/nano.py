@@ -27,7 +27,8 @@ from .data import CANVAS, Batch, TaskStream
 from .tokenizer import build_tokenizer
 
 TASK_WEIGHTS = {
-    "fact": 6.0, "sum": 10.0, "story1": 6.0, "story2": 24.0, "copy": 2.0, "reverse": 4.0, "sort": 12.0,
+    "fact": 6.0, "sum": 10.0, "story1": 6.0, "story2": 24.0, "copy": 2.0, "reverse": 4.0,
+    "sort": 12.0,
     "shuffle": 2.0, "insert": 7.0, "remove": 7.0, "replace": 7.0, "insert_random": 2.0,
     "remove_random": 2.0, "replace_random": 2.0, "latin": 2.0, "sudoku": 3.0,
 }  # fmt: skip
