@@ -244,6 +244,7 @@ class Sampler:
         committed = self._commit(view, chosen)
         remasked = committed[:0]
         if self.reviser is not None:
+            canvas.memory["revises"] = True  # end-of-text rules wait for the window to close
             remasked = self.reviser.revise(view, committed)
             canvas.remask(remasked)
         self.eos.check(canvas, committed, self.stop_ids)
