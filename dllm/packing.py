@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,38 +11,64 @@ import torch
 from .cache import Plan, Slots
 from .canvas import PROPOSAL, PURPOSES, Canvas, IntArray
 from .models.attention import Segment
+from .samplers import NOTHING, Gamble
 
 
 @dataclass(slots=True)
 class Row:
-    """A canvas in the engine: the freshness of its slots, and its lanes in the buffer.
+    """A canvas in the engine: the freshness of its slots, its first lane in the buffer, the
+    branches its next forward feeds, and what is kept of its last distributions.
 
-    A guided row has two lanes: as it is, and with the given text masked.
+    A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
+    their own, which hold the same keys and values between steps.
     """
 
     canvas: Canvas
     slots: Slots
     lane: int = 0
+    gambles: tuple[Gamble, ...] = ()
+    previous: tuple[IntArray, torch.Tensor] | None = None
+
+    def branches(self) -> list[Canvas]:
+        """The canvases to feed: the row itself, or a copy per gamble."""
+        if not self.gambles:
+            return [self.canvas]
+        found = []
+        for gamble in self.gambles:
+            branch = self.canvas.fork()
+            branch.commit(gamble.positions, gamble.tokens, gamble.logprobs)
+            found.append(branch)
+        return found
+
+
+@dataclass(slots=True)
+class Job:
+    """What one branch of one row wants of this step.  ``shadow``: positions that are fed once
+    more, as [MASK] tokens that see every token but the one at their own position."""
+
+    row: Row
+    canvas: Canvas
+    plan: Plan
+    targets: IntArray
+    lane: int = 0
     lanes: int = 1
+    shadow: IntArray = field(default_factory=lambda: NOTHING)
+    logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
+
+    @property
+    def size(self) -> int:
+        """Token positions it feeds to the model."""
+        return len(self.plan.compute) * self.lanes + len(self.shadow)
+
+    @property
+    def asked(self) -> IntArray:
+        """Positions of the hidden rows that meet the head."""
+        return np.concatenate([self.targets, self.shadow]) if self.shadow.size else self.targets
 
     def lane_tokens(self, lane: int) -> IntArray:
         """Token ids of a lane, (N,)."""
         canvas = self.canvas
         return canvas.tokens if lane == 0 else np.where(canvas.given, canvas.mask_id, canvas.tokens)
-
-
-@dataclass(slots=True)
-class Job:
-    """What one row wants of this step."""
-
-    row: Row
-    plan: Plan
-    targets: IntArray
-
-    @property
-    def size(self) -> int:
-        """Token positions it feeds to the model."""
-        return len(self.plan.compute) * self.row.lanes
 
 
 @dataclass(slots=True)
@@ -63,7 +89,7 @@ def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.devi
     ``shift``: target t is scored by row t - shift.  ``stride``: slots per lane of the buffer, or
     None when keys and values are not kept.
     """
-    lanes = jobs[0].row.lanes
+    lanes = jobs[0].lanes
     ids: list[IntArray] = []
     positions: list[IntArray] = []
     slots: list[IntArray] = []
@@ -72,24 +98,41 @@ def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.devi
     at = 0
     for lane in range(lanes):
         for job in jobs:
-            compute, row = job.plan.compute, job.row
+            compute = job.plan.compute
             queries = slice(at, at + len(compute))
-            ids.append(row.lane_tokens(lane)[compute])
+            ids.append(job.lane_tokens(lane)[compute])
             positions.append(compute)
             keys: slice | torch.Tensor = queries
             if stride is not None:
-                base = (row.lane + lane) * stride
+                base = (job.lane + lane) * stride
                 slots.append(compute + base)
-                keys = _keys(job.plan, base, row.canvas.length, device)
+                keys = _keys(job.plan, base, job.canvas.length, device)
             segments.append(Segment(queries, keys))
             scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
             at += len(compute)
+            if job.shadow.size:
+                ids.append(np.full(len(job.shadow), job.canvas.mask_id))
+                positions.append(job.shadow)
+                segments.append(_shadow(queries, job.shadow, device))
+                scored[lane].append(at + np.arange(len(job.shadow)))
+                at += len(job.shadow)
     return Packed(
         _tensor(_join(ids), device)[None],
         _tensor(_join(positions), device)[None],
         _tensor(_join(slots), device) if slots else None,
         group(segments),
         _tensor(np.stack([_join(part) for part in scored]), device),
+    )
+
+
+def _shadow(row: slice, shadow: IntArray, device: torch.device) -> Segment:
+    """Shadow tokens behind their row see the row but their own position, and one another."""
+    length, count = row.stop - row.start, len(shadow)
+    hidden = np.zeros((count, length + count), np.float32)
+    hidden[np.arange(count), shadow] = -np.inf
+    keys = slice(row.start, row.stop + count)
+    return Segment(
+        slice(row.stop, row.stop + count), keys, mask=torch.from_numpy(hidden).to(device)
     )
 
 
@@ -132,6 +175,8 @@ def _append(last: Segment, new: Segment) -> Segment | None:
     """``last`` with ``new`` as its next row, if sizes and distance allow it."""
     if not isinstance(last.keys, slice) or not isinstance(new.keys, slice):
         return None
+    if last.mask is not None or new.mask is not None:
+        return None
     queries = (last.queries.stop - last.queries.start) // last.rows
     stride = (new.keys.start - last.keys.start) // last.rows
     if (
@@ -146,14 +191,14 @@ def _append(last: Segment, new: Segment) -> Segment | None:
 
 
 def noise_keys(jobs: Sequence[Job], seed: int) -> torch.Tensor:
-    """(R, 4) int64: seed, stream, position, step of every target, for keyed proposals."""
+    """(R, 4) int64: seed, stream, position, step of every scored row, for keyed proposals."""
     parts = []
     for job in jobs:
-        canvas = job.row.canvas
-        keys = np.empty((len(job.targets), 4), np.int64)
+        canvas = job.canvas
+        keys = np.empty((len(job.asked), 4), np.int64)
         keys[:, 0] = seed
         keys[:, 1] = canvas.row * PURPOSES + PROPOSAL
-        keys[:, 2] = job.targets
+        keys[:, 2] = job.asked
         keys[:, 3] = canvas.step
         parts.append(keys)
     return torch.from_numpy(np.concatenate(parts))
