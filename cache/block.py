@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas
-from ..capabilities import REGION_LOGITS, WINDOW_LOGITS
+from ..capabilities import BRANCHES, REGION_LOGITS, WINDOW_LOGITS
 from ..errors import ConfigError
 from .base import Cache, Plan, Slots, everything, register
 
@@ -62,7 +62,7 @@ class BlockCache(Cache):
 class PrefixCache(BlockCache):
     """Freeze everything left of the open block; recompute from its start to the end."""
 
-    offers = frozenset({REGION_LOGITS, WINDOW_LOGITS})
+    offers = frozenset({REGION_LOGITS, WINDOW_LOGITS, BRANCHES})
 
     def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
         return canvas.window[0], canvas.length
@@ -73,7 +73,7 @@ class PrefixCache(BlockCache):
 class DualCache(BlockCache):
     """Freeze everything outside the open block; recompute the block alone."""
 
-    offers = frozenset({WINDOW_LOGITS})
+    offers = frozenset({WINDOW_LOGITS, BRANCHES})
 
     def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
         return canvas.window

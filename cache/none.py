@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas
+from ..capabilities import BRANCHES, COMMITTED_LOGITS, REGION_LOGITS, SHADOW, WINDOW_LOGITS
 from .base import Cache, Plan, Slots, everything, register
 
 
@@ -14,6 +15,9 @@ class NoCache(Cache):
     """Recompute every position in every step: exact."""
 
     stores = False
+    offers = frozenset(
+        {REGION_LOGITS, WINDOW_LOGITS, COMMITTED_LOGITS, BRANCHES, SHADOW}
+    )
 
     def plan(self, canvas: Canvas, slots: Slots) -> Plan:
         return everything(canvas)

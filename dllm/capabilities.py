@@ -42,3 +42,7 @@ COMMITTED_LOGITS = Capability(
 )
 BRANCHES = Capability("several continuations of a row in one forward", "a cache", NO_CACHE)
 SHADOW = Capability("second predictions of the window's positions", "a cache", NO_CACHE)
+MEMORYLESS = Capability(
+    "choices that depend on the present scores alone", "a selector", "use threshold or fixed"
+)
+STEADY = Capability("scores without noise", "a scorer", "use prob")

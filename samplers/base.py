@@ -166,7 +166,8 @@ class Scorer(Part):
 class Selector(Part):
     """Which positions of the view are committed now.
 
-    A selector that ``extends`` adds to what others chose: it does not stand alone in a chain.
+    A selector that ``extends`` adds to what others chose: it does not stand alone in a chain, and
+    sees at least one commit before it.
     """
 
     role: ClassVar[str] = "selector"
@@ -201,7 +202,7 @@ class EosRule(Part):
     role: ClassVar[str] = "eos"
     suppress: ClassVar[bool] = False  # whether the end-of-text id may be proposed at all
 
-    def foresee(self, view: View) -> None:
+    def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
         """Before the step's own commits: cut the region by what is proposed."""
 
     def rescore(self, view: View) -> FloatArray:
@@ -407,14 +408,10 @@ class Sampler:
         view = self._view(canvas, prediction, shadow)
         if any(stop.fill(view) for stop in self.stops):
             return self._fill(view)
-        chosen, tokens = self._select(view)
+        chosen, tokens, forced = self._select(view)
         if self.window.reconsiders(view, chosen):
             return Decision(NOTHING, NOTHING)
-        held = self.explorer is not None and self.explorer.instead(view, chosen)
-        forced = len(chosen) > 0 and not chosen.any() and not held
-        if forced:  # the progress guarantee: a step that was paid for decides something
-            chosen[view.score.argmax()] = True
-            canvas.forced += 1
+        canvas.forced += forced
         decision = self._commit(view, chosen, tokens)
         remasked = NOTHING
         if self.reviser is not None:
@@ -426,6 +423,7 @@ class Sampler:
         return replace(decision, remasked=remasked, forced=forced, gambles=gambles)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
+        self.eos.foresee(canvas, prediction, self.stop_ids)
         here = prediction
         low, high = canvas.window
         at = prediction.positions
@@ -434,7 +432,6 @@ class Sampler:
             here = prediction.take(keep)
         score = self.scorer.score(canvas, here)
         view = View(canvas, here, score, prediction, shadow, self.stop_ids)
-        self.eos.foresee(view)
         rescored = self.eos.rescore(view)
         return view if rescored is score else replace(view, score=rescored)
 
@@ -446,12 +443,15 @@ class Sampler:
         self.eos.check(view.canvas, decision.committed, self.stop_ids)
         return decision
 
-    def _select(self, view: View) -> tuple[BoolArray, IntArray]:
-        """What is committed, (n,) bool, and with which ids, (n,)."""
+    def _select(self, view: View) -> tuple[BoolArray, IntArray, bool]:
+        """What is committed, (n,) bool, with which ids, (n,), and whether it had to be forced."""
         if self.window.decides(view.canvas):
-            return self.window.select(view), view.prediction.token
+            return self.window.select(view), view.prediction.token, False
         chosen, tokens = self.selectors[0].select(view), self.selectors[0].tokens(view)
+        forced = False
         for selector in self.selectors[1:]:
+            if selector.extends:
+                forced |= self._force(view, chosen)
             left = ~chosen
             rest = view.take(left)
             more = selector.select(rest)
@@ -459,7 +459,16 @@ class Sampler:
             if (own := selector.tokens(rest)) is not rest.prediction.token:
                 tokens = tokens.copy()
                 tokens[np.flatnonzero(left)[more]] = own[more]
-        return chosen, tokens
+        return chosen, tokens, forced | self._force(view, chosen)
+
+    def _force(self, view: View, chosen: BoolArray) -> bool:
+        """The progress guarantee: a step that was paid for decides something."""
+        if not len(chosen) or chosen.any():
+            return False
+        if self.explorer is not None and self.explorer.instead(view, chosen):
+            return False
+        chosen[view.score.argmax()] = True
+        return True
 
     def _commit(self, view: View, chosen: BoolArray, tokens: IntArray) -> Decision:
         positions, ids = view.positions[chosen], tokens[chosen]

@@ -144,9 +144,10 @@ def _complete(parts: Iterable[Part]) -> dict[str, list[Part]]:
 
 def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> None:
     """Needs that parts of the same sampler have to meet."""
-    for role in ("scorer", "window", "reviser", "eos"):
+    sources = {"eos": "an eos rule", "stop": "a selector", "transform": "a selector"}
+    for role in ("scorer", "window", "selector", "reviser", "eos", "stop", "transform"):
         for part in roles[role]:
-            source = "an eos rule" if role == "eos" else f"a {role}"
+            source = sources.get(role, f"a {role}")
             others = [other for other in parts if other is not part]
             check_needs(others, source, str(part), part.offers)
 

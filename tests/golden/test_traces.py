@@ -20,7 +20,8 @@ from .conftest import goldens_dir
 from .replay import BUILDERS, call_of
 
 FILES = (
-    "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*",
+    "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*", "adablock_*",
+    "prophet_*", "r2_*", "dinfer_*",
 )  # fmt: skip
 
 Steps = list[list[tuple[int, int]]]
