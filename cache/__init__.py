@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from . import block, none
+from . import block, dkv, none
 from .base import CACHES, Cache, Info, Plan, Slots, available, compose, register
 
 __all__ = [
-    "CACHES", "Cache", "Info", "Plan", "Slots", "available", "block", "compose", "none", "register",
+    "CACHES", "Cache", "Info", "Plan", "Slots", "available", "block", "compose", "dkv", "none",
+    "register",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..canvas import Canvas
+from ..canvas import Canvas, IntArray
 from .base import Cache, Plan, Slots, everything, register
 
 
@@ -15,5 +15,5 @@ class NoCache(Cache):
 
     stores = False
 
-    def plan(self, canvas: Canvas, slots: Slots) -> Plan:
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         return everything(canvas)

@@ -17,6 +17,7 @@ import torch
 from .cache import Cache, Plan, Slots
 from .cache.base import check, close
 from .canvas import Canvas
+from .capabilities import FORESIGHT
 from .config import GenerationConfig
 from .errors import ConfigError, OutOfMemoryError
 from .kernels.statistics import TokenStatistics, token_statistics
@@ -56,6 +57,7 @@ class Engine:
         ban_stops: bool = False,
     ) -> None:
         check_needs(sampler.parts, {cache.name: cache.offers}, "a cache")
+        check_needs([cache], {sampler.spec: sampler.offers}, "a sampler")
         self.model, self.sampler, self.cache, self.config = model, sampler, cache, config
         self.after_step = after_step
         self.lanes = 2 if config.cfg_scale > 0 else 1
@@ -87,7 +89,7 @@ class Engine:
     def run(self, canvases: Sequence[Canvas]) -> Iterator[list[Step]]:
         """Decode all rows; yields what happened after every step."""
         rows = [
-            Row(canvas, Slots.empty(len(canvas.tokens)), i * self.lanes, self.lanes)
+            Row(canvas, Slots.empty(len(canvas.tokens), self.shift), i * self.lanes, self.lanes)
             for i, canvas in enumerate(canvases)
         ]
         if self.cache.stores and rows:
@@ -115,10 +117,17 @@ class Engine:
             canvas.block_step += 1
         else:
             raise ConfigError(f"sampler {self.sampler.spec!r} never decides anything")
-        targets = self.sampler.targets(canvas)
-        plan = close(self.cache.plan(canvas, row.slots), targets, self.shift)
+        foresight = FORESIGHT in self.cache.needs
+        targets = self.sampler.foreseen(canvas) if foresight else self.sampler.targets(canvas)
+        slots = row.slots
+        plan = self.cache.plan(canvas, slots, targets)
+        if plan.answers is not None:
+            served = np.intersect1d(targets, plan.answers, assume_unique=True)
+            targets = served if served.size else targets
+        pending = slots.waiting(canvas.length) if self.cache.prompt else targets[:0]
+        plan = close(plan, targets, slots, pending)
         if self.cache.stores:
-            check(plan, canvas, row.slots)
+            check(plan, canvas, slots)
         return Job(row, plan, targets)
 
     def _chunks(self, jobs: list[Job]) -> Iterator[list[Job]]:

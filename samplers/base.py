@@ -145,6 +145,11 @@ class EosRule(Part):
     role: ClassVar[str] = "eos"
     suppress: ClassVar[bool] = False  # whether the end-of-text id may be proposed at all
 
+    @property
+    def reorders(self) -> bool:
+        """Whether `rescore` does anything."""
+        return False
+
     def rescore(self, view: View) -> FloatArray:
         """Scores after the rule had its say."""
         return view.score
@@ -227,6 +232,25 @@ class Sampler:
     def targets(self, canvas: Canvas) -> IntArray:
         """Positions whose predictions this step needs, ascending."""
         return canvas.masks()
+
+    @property
+    def offers(self) -> frozenset[Capability]:
+        """What it offers to a cache: foresight, when no part looks at predictions."""
+        blind = (self.scorer, *self.selectors)
+        looks = self.stops or self.reviser or self.eos.reorders
+        return frozenset.intersection(*(p.offers for p in blind)) if not looks else frozenset()
+
+    def foreseen(self, canvas: Canvas) -> IntArray:
+        """The positions that this step is going to commit, ascending; only with foresight."""
+        positions = canvas.masks()
+        blank = Prediction(
+            positions, np.zeros_like(positions), np.zeros(len(positions), np.float32)
+        )
+        view = View(canvas, blank, self.scorer.score(canvas, blank), self.stop_ids)
+        chosen = self._select(view)
+        if not chosen.any():
+            chosen[view.score.argmax()] = True
+        return positions[chosen]
 
     def decide(self, canvas: Canvas, prediction: Prediction) -> Decision:
         """Commit, revise and stop on one row, given predictions for `targets`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from ..capabilities import Capability
 from ..errors import ConfigError, UnknownNameError
@@ -48,8 +48,17 @@ def available() -> list[Info]:
     return sorted(infos, key=lambda i: (i.role != "selector", i.role, i.name))
 
 
+class Needy(Protocol):
+    """A part of a sampler, or a cache."""
+
+    name: ClassVar[str]
+
+    @property
+    def needs(self) -> frozenset[Capability]: ...
+
+
 def check_needs(
-    parts: Iterable[Part], offers: Mapping[str, frozenset[Capability]], source: str
+    parts: Iterable[Needy], offers: Mapping[str, frozenset[Capability]], source: str
 ) -> None:
     """Raise when a part needs something from ``source`` (e.g. "a cache") that is not offered.
 
@@ -62,7 +71,7 @@ def check_needs(
                 others = sorted(
                     name for name in SAMPLERS if need in SAMPLERS[name].offers and name != offerer
                 )
-                hint = f"use {' or '.join(others)}" if others else "use cache='none'"
+                hint = f"use {need.remedy or ' or '.join(others)}"
                 raise ConfigError(
                     f"{part.name} needs {need}, which {offerer} does not offer; {hint} instead"
                 )

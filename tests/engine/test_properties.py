@@ -34,7 +34,7 @@ def canvas_of(prompt: list[int], new_tokens: int) -> Canvas:
 @settings(max_examples=100, deadline=None)
 @given(
     spec=st.sampled_from(SPECS),
-    cache=st.sampled_from(["none", "prefix", "dual"]),
+    cache=st.sampled_from(["none", "prefix", "dual", "dkv", "dkv_pd"]),
     policy=st.sampled_from(sorted(CHECKS)),
     prompts=st.lists(st.lists(st.integers(0, 29), min_size=1, max_size=9), min_size=1, max_size=3),
     masks=st.integers(1, 24),

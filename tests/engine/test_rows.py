@@ -18,8 +18,8 @@ SAMPLERS = [
     "dream(alg=maskgit_plus, alg_temp=0.5)", "capped_threshold(0.3)",
     "dream(alg=entropy)+blocks(8)", "threshold(0.4)+whole",
 ]  # fmt: skip
-CACHES = ["none", "prefix", "dual"]
-EXACT = ["prefix(refresh_every=1)", "dual(refresh_every=1)"]
+CACHES = ["none", "prefix", "dual", "dkv(refresh_every=4)", "dkv_pd", "dkv_prefill"]
+EXACT = [f"{name}(refresh_every=1)" for name in ("prefix", "dual", "dkv", "dkv_prefill")]
 PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from dllm.canvas import Canvas, FloatArray
+from dllm.capabilities import FORESIGHT
+from dllm.samplers.base import Prediction, Scorer
+from dllm.samplers.llada import LLaDA
 
 # Replays decode everything and keep the mask token proposable, as the official loops do.
 OFFICIAL = {"eos_policy": "none", "suppress_mask": False}
@@ -11,8 +19,8 @@ OFFICIAL = {"eos_policy": "none", "suppress_mask": False}
 class Call(NamedTuple):
     """Arguments of `dllm.generate`."""
 
-    sampler: str
-    cache: str
+    sampler: Any
+    cache: Any
     arguments: dict[str, Any]
 
 
@@ -64,6 +72,49 @@ def _dparallel(case: dict[str, Any]) -> Call:
     return Call(sampler, case.get("cache", "none"), {"block_length": case["block_length"]})
 
 
+def _dkv_dream(case: dict[str, Any]) -> Call:
+    names = {"decoded": "dkv", "pd": "dkv_pd", "prefill": "dkv_prefill"}
+    how = "(refresh_every={cache_steps}, official={shift_type})"
+    cache = names[case["cache_type"]]
+    if cache != "dkv_prefill":
+        cache += how.format(**case)
+    # This code, too, keeps transformers' default of top_k=50.
+    return _dream({**case, "top_k": 50})._replace(cache=cache)
+
+
+def _dkv_llada(case: dict[str, Any]) -> Call:
+    cache = "dkv(refresh_every={cache_reloading_step}, official=llada)".format(**case)
+    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
+    return Call("llada", cache, arguments)
+
+
+def _dkv_greedy(case: dict[str, Any]) -> Call:
+    cache = "dkv_greedy(refresh_every={cache_reloading_step}, window={window_size})".format(**case)
+    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
+    return Call([LLaDA(), Recorded.of(case)], cache, arguments)
+
+
+@dataclass(frozen=True)
+class Recorded(Scorer):
+    """The order of a recorded run, whose random numbers are not at hand."""
+
+    name = "recorded"
+    offers = frozenset({FORESIGHT})
+
+    rank: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, case: dict[str, Any]) -> Recorded:
+        rank = [0] * len(case["final"])
+        for i, step in enumerate(case["steps"]):
+            for position, _ in step:
+                rank[position] = i
+        return cls(tuple(rank))
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        return -np.array(self.rank, np.float32)[prediction.positions]
+
+
 BUILDERS = {
     "llada_generate": _llada,
     "fastdllm_llada": _fast_dllm_llada,
@@ -71,4 +122,7 @@ BUILDERS = {
     "fastdllm_dream": _fast_dllm_dream,
     "dparallel_llada": _dparallel,
     "dparallel_dream": _dparallel,
+    "dkv_cache_dream": _dkv_dream,
+    "dkv_cache_llada_decode": _dkv_llada,
+    "dkv_cache_llada_greedy": _dkv_greedy,
 }

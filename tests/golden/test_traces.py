@@ -20,7 +20,7 @@ from .conftest import goldens_dir
 from .replay import BUILDERS, call_of
 
 FILES = (
-    "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*",
+    "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*", "dkv_*",
 )  # fmt: skip
 
 Steps = list[list[tuple[int, int]]]
@@ -57,6 +57,17 @@ def _expected(case: dict[str, Any], row: int, moved: int) -> Steps:
     return [[(p, t) for p, t in step] for step in steps if step]
 
 
+def _expected_sizes(case: dict[str, Any]) -> list[int]:
+    """Positions fed to the model in each forward that has a counterpart."""
+    sizes, most = [], 0
+    for size, step in zip(case["n_query"], case["steps"], strict=True):
+        most = max(most, size)
+        if step:
+            sizes.append(most)
+            most = 0
+    return sizes
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     call, rows = call_of(case), _rows(case)
@@ -71,6 +82,8 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
         assert found == expected
         assert result.sequences.tolist() == final[moved:]
         assert result.nfe == len(expected)
+        if "batch" not in case:  # there sizes include padding
+            assert [step.computed for step in result.trace.steps] == _expected_sizes(case)
 
 
 def test_there_are_cases_of_every_algorithm() -> None:
