@@ -92,7 +92,9 @@ def _check_given(given: Mapping[str, Any]) -> None:
     if given.get("logit_shift", 0) not in (0, 1):
         raise ConfigError(f"logit_shift is 0 or 1, not {given['logit_shift']!r}")
     if given.get("score_source", "clean") not in ("clean", "tempered"):
-        raise ConfigError(f"score_source is 'clean' or 'tempered', not {given['score_source']!r}")
+        raise ConfigError(
+            f"score_source is 'clean' or 'tempered', not {given['score_source']!r}"
+        )
 
 
 def _check_range(facts: Facts, family: Family) -> None:
