@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ SAMPLERS = [
     "dream(alg=maskgit_plus, alg_temp=0.5)", "capped_threshold(0.3)",
     "dream(alg=entropy)+blocks(8)", "threshold(0.4)+whole",
 ]  # fmt: skip
-CACHES = ["none", "prefix", "dual", "dkv(refresh_every=4)", "dkv_pd", "dkv_prefill"]
-EXACT = [f"{name}(refresh_every=1)" for name in ("prefix", "dual", "dkv", "dkv_prefill")]
+CACHES = ["none", "prefix", "dual"]
+OTHERS = ["dkv(refresh_every=4)", "dkv_pd", "dkv_prefill",
+          "window_diffusion(refresh_every=4, active=4, window=10)"]  # fmt: skip
+EXACT = ["prefix", "dual", "dkv", "dkv_prefill", "window_diffusion"]
 PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
 
 
@@ -43,8 +46,10 @@ def outcome(result: Result) -> tuple[Any, ...]:
     return result.sequences.tolist(), result.nfe, result.computed, result.order, commits
 
 
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    ("sampler", "cache"),
+    [*product(SAMPLERS, CACHES), *product(["llada", "threshold(0.4)+whole"], OTHERS)],
+)
 def test_a_batch_equals_its_rows_alone(
     model: dllm.DiffusionModel, sampler: str, cache: str
 ) -> None:
@@ -73,7 +78,7 @@ def test_a_cache_that_refreshes_each_step_is_no_cache(
 ) -> None:
     """C14"""
     exact, reference = (
-        run(model, PROMPTS[2], sampler, cache),
+        run(model, PROMPTS[2], sampler, f"{cache}(refresh_every=1)"),
         run(model, PROMPTS[2], sampler, "none"),
     )
     assert outcome(exact) == outcome(reference)

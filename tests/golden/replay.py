@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dllm.canvas import Canvas, FloatArray
+from dllm.canvas import BoolArray, Canvas, FloatArray
 from dllm.capabilities import FORESIGHT
-from dllm.samplers.base import Prediction, Scorer
+from dllm.samplers.base import Prediction, Scorer, View
+from dllm.samplers.dream import Dream
 from dllm.samplers.llada import LLaDA
+from dllm.samplers.windows import WholeRegion
 
 # Replays decode everything and keep the mask token proposable, as the official loops do.
 OFFICIAL = {"eos_policy": "none", "suppress_mask": False}
@@ -115,6 +117,40 @@ class Recorded(Scorer):
         return -np.array(self.rank, np.float32)[prediction.positions]
 
 
+def _window_llada(case: dict[str, Any]) -> Call:
+    cache = (
+        "window_diffusion(refresh_every={refresh_cycle}, active={active_tokens}, "
+        "window={window_tokens}, official=llada)"
+    ).format(**case)
+    return Call("llada", cache, {"steps": case["num_steps"], "block_length": case["gen_length"]})
+
+
+def _window_dream(case: dict[str, Any]) -> Call:
+    form = "dream_sliding" if case["slide_window"] else "dream"
+    cache = (
+        "window_diffusion(refresh_every={refresh_cycle}, active={i_win_size}, "
+        "window={o_win_size}, official={form})"
+    ).format(**case, form=form)
+    sampler = [Dream(eps=case["eps"]), FirstMaskAtRefresh(case["refresh_cycle"])]
+    return Call(sampler, cache, {"steps": case["num_steps"], "top_k": 50})
+
+
+@dataclass(frozen=True)
+class FirstMaskAtRefresh(WholeRegion):
+    """Window-Diffusion's Dream code commits exactly the first mask when it refreshes."""
+
+    name = "first_mask_at_refresh"
+
+    cycle: int = 1
+
+    def decides(self, canvas: Canvas) -> bool:
+        return canvas.step % self.cycle == 0
+
+    def select(self, view: View) -> BoolArray:
+        first: BoolArray = np.arange(len(view.positions)) == 0
+        return first
+
+
 BUILDERS = {
     "llada_generate": _llada,
     "fastdllm_llada": _fast_dllm_llada,
@@ -125,4 +161,6 @@ BUILDERS = {
     "dkv_cache_dream": _dkv_dream,
     "dkv_cache_llada_decode": _dkv_llada,
     "dkv_cache_llada_greedy": _dkv_greedy,
+    "window_diffusion_llada": _window_llada,
+    "window_diffusion_dream": _window_dream,
 }
