@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import block, dkv, none, window_diffusion
+from . import block, dkv, dllm_cache, none, window_diffusion
 from .base import CACHES, Cache, Info, Plan, Slots, available, compose, register
 
 __all__ = [
-    "CACHES", "Cache", "Info", "Plan", "Slots", "available", "block", "compose", "dkv", "none",
-    "register", "window_diffusion",
+    "CACHES", "Cache", "Info", "Plan", "Slots", "available", "block", "compose", "dkv",
+    "dllm_cache", "none", "register", "window_diffusion",
 ]  # fmt: skip

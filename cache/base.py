@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, IntArray
+from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import REGION_LOGITS, WINDOW_LOGITS, Capability
 from ..errors import ConfigError
 from ..registry import Registry
@@ -64,10 +64,39 @@ class Plan:
     answers: IntArray | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """One row at one layer: ``compute`` and ``read`` as in `Plan`."""
+
+    compute: IntArray
+    read: IntArray | None = None
+
+
+class Layer(Protocol):
+    """One row at one decoder layer.  ``stream``: the positions whose hidden states have come here;
+    ``memory``: what the cache remembers of the row, apart for each lane of a guided row."""
+
+    index: int
+    stream: IntArray
+    memory: dict[str, Any]
+
+    def value_similarity(self, positions: IntArray) -> FloatArray:
+        """Before the layer: cosine between the stored values of ``positions`` and their fresh
+        ones, which replace them, over all heads; (n,)."""
+
+    def attention(self, queries: IntArray) -> FloatArray:
+        """After the attention: what computed positions attend to, mean over heads, (n, N)."""
+
+    def key_importance(self, queries: IntArray, keys: IntArray) -> FloatArray:
+        """After the attention: product of the mean query with each key, mean over heads, (m,)."""
+
+
 @dataclass(frozen=True)
 class Cache:
     """A caching method.  ``stores`` is False when nothing outlives the step; ``needs`` is what it
-    needs of the sampler, ``offers`` what it offers to one."""
+    needs of the sampler, ``offers`` what it offers to one.  ``layerwise`` caches are also asked at
+    every layer and ``keeps`` says which hidden states are stored for them: the "input" of each
+    layer, or the "change" it makes."""
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -75,6 +104,8 @@ class Cache:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     offers: ClassVar[frozenset[Capability]] = frozenset({REGION_LOGITS, WINDOW_LOGITS})
     stores: ClassVar[bool] = True
+    layerwise: ClassVar[bool] = False
+    keeps: ClassVar[str | None] = None
 
     @property
     def prompt(self) -> bool:
@@ -89,6 +120,22 @@ class Cache:
         `prompt` cache, what is pending.
         """
         raise NotImplementedError
+
+    def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
+        """What this layer computes and reads; None: the whole stream, read as planned.
+
+        Positions of the stream that are not computed need `keeps` "change", positions computed
+        that are not in the stream need "input".
+        """
+        return None
+
+    def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
+        """A chance to look at the attention of a layer."""
+
+    def after_step(
+        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
+    ) -> None:
+        """A chance to look at the predictions, before anything is decided."""
 
 
 CACHES: Registry[Cache] = Registry("cache")

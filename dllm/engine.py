@@ -22,6 +22,7 @@ from .config import GenerationConfig
 from .errors import ConfigError, OutOfMemoryError
 from .kernels.statistics import TokenStatistics, token_statistics
 from .kv import KVBuffer
+from .layers import LayerHook
 from .models import DiffusionModel
 from .packing import Job, Row, noise_keys, pack
 from .samplers import Decision, Prediction, Sampler
@@ -65,6 +66,7 @@ class Engine:
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.forwards = 0
         self.buffer: KVBuffer | None = None
+        self.hook: LayerHook | None = None
         self._banned, self._conditional_bans = self._bans(ban_stops)
         # An attention mask that is 4-D already: transformers then builds none of its own.
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
@@ -96,6 +98,8 @@ class Engine:
             layers = self.model.hf.config.num_hidden_layers
             stride = max(len(canvas.tokens) for canvas in canvases)
             self.buffer = KVBuffer(layers, len(rows) * self.lanes, stride)
+            if self.cache.layerwise:
+                self.hook = LayerHook(self.backbone, self.cache, self.buffer)
         live = [row for row in rows if not self._complete(row.canvas)]
         while live:
             jobs = [self._job(row) for row in live]
@@ -146,11 +150,12 @@ class Engine:
         for job, prediction in zip(jobs, predictions, strict=True):
             canvas, slots = job.row.canvas, job.row.slots
             slots.computed(job.plan.compute, canvas.step)
+            self.cache.after_step(canvas, slots, prediction.positions, prediction.logprob)
             decision = self.sampler.decide(canvas, prediction)
             slots.changed(decision.committed)
             slots.changed(decision.remasked)
             canvas.nfe += 1
-            canvas.computed += job.size
+            canvas.computed += job.cost
             canvas.step += 1
             canvas.block_step += 1
             if self.after_step is not None and not canvas.finished:
@@ -188,14 +193,20 @@ class Engine:
         packed = pack(jobs, self.shift, stride, self.device)
         if self.buffer is not None:
             self.buffer.slots = packed.slots
-        hidden: torch.Tensor = self.backbone(
-            input_ids=packed.ids,
-            position_ids=packed.positions,
-            attention_mask=self._no_mask,
-            past_key_values=self.buffer,
-            use_cache=False,
-            segments=packed.segments,
-        ).last_hidden_state[0]
+        inputs = {
+            "input_ids": packed.ids,
+            "position_ids": packed.positions,
+            "attention_mask": self._no_mask,
+            "past_key_values": self.buffer,
+            "use_cache": False,
+            "segments": packed.segments,
+        }
+        hidden: torch.Tensor
+        if self.hook is None:
+            hidden = self.backbone(**inputs).last_hidden_state[0]
+        else:
+            with self.hook.attached(jobs, packed):
+                hidden = self.backbone(**inputs, watch=self.hook.watch).last_hidden_state[0]
         if self.lanes == 1:
             return hidden[packed.scored[0]]
         # The head is affine and the weights sum to one: mixing hidden states mixes the logits.

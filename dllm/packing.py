@@ -30,19 +30,30 @@ class Row:
         canvas = self.canvas
         return canvas.tokens if lane == 0 else np.where(canvas.given, canvas.mask_id, canvas.tokens)
 
+    def base(self, lane: int, stride: int) -> int:
+        """The first slot of a lane in a buffer with ``stride`` slots per lane."""
+        return (self.lane + lane) * stride
+
 
 @dataclass(slots=True)
 class Job:
-    """What one row wants of this step."""
+    """What one row wants of this step.  ``work``: positions computed per layer on average, where
+    layers differ."""
 
     row: Row
     plan: Plan
     targets: IntArray
+    work: int | None = None
 
     @property
     def size(self) -> int:
         """Token positions it feeds to the model."""
         return len(self.plan.compute) * self.row.lanes
+
+    @property
+    def cost(self) -> int:
+        """Token positions that the model computed for it."""
+        return self.size if self.work is None else self.work
 
 
 @dataclass(slots=True)
@@ -73,23 +84,23 @@ def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.devi
     for lane in range(lanes):
         for job in jobs:
             compute, row = job.plan.compute, job.row
-            queries = slice(at, at + len(compute))
             ids.append(row.lane_tokens(lane)[compute])
             positions.append(compute)
-            keys: slice | torch.Tensor = queries
-            if stride is not None:
-                base = (row.lane + lane) * stride
+            if stride is None:
+                queries = slice(at, at + len(compute))
+                segments.append(Segment(queries, queries))
+            else:
+                base = row.base(lane, stride)
                 slots.append(compute + base)
-                keys = _keys(job.plan, base, row.canvas.length, device)
-            segments.append(Segment(queries, keys))
+                segments += segments_of(compute, job.plan.read, at, base, row.canvas.length, device)
             scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
             at += len(compute)
     return Packed(
-        _tensor(_join(ids), device)[None],
-        _tensor(_join(positions), device)[None],
-        _tensor(_join(slots), device) if slots else None,
+        tensor(_join(ids), device)[None],
+        tensor(_join(positions), device)[None],
+        tensor(_join(slots), device) if slots else None,
         group(segments),
-        _tensor(np.stack([_join(part) for part in scored]), device),
+        tensor(np.stack([_join(part) for part in scored]), device),
     )
 
 
@@ -97,7 +108,8 @@ def _join(parts: list[IntArray]) -> IntArray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _tensor(array: IntArray, device: torch.device) -> torch.Tensor:
+def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
+    """``array`` on ``device``; no copy on CPU."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
@@ -109,10 +121,13 @@ def _indices(compute: IntArray, rows: IntArray) -> IntArray:
     return found
 
 
-def _keys(plan: Plan, base: int, length: int, device: torch.device) -> slice | torch.Tensor:
-    if plan.read is None:
-        return slice(base, base + length)
-    return _tensor(plan.read + base, device)
+def segments_of(
+    compute: IntArray, read: IntArray | None, at: int, base: int, length: int, device: torch.device
+) -> list[Segment]:
+    """The segments of a row whose queries ``compute`` begin at ``at`` on the packed axis and whose
+    keys lie in the slots from ``base``: those of ``read``, or all ``length`` live ones."""
+    keys = slice(base, base + length) if read is None else tensor(read + base, device)
+    return [Segment(slice(at, at + len(compute)), keys)]
 
 
 def group(segments: list[Segment]) -> list[Segment]:

@@ -21,8 +21,12 @@ SAMPLERS = [
 ]  # fmt: skip
 CACHES = ["none", "prefix", "dual"]
 OTHERS = ["dkv(refresh_every=4)", "dkv_pd", "dkv_prefill",
-          "window_diffusion(refresh_every=4, active=4, window=10)"]  # fmt: skip
-EXACT = ["prefix", "dual", "dkv", "dkv_prefill", "window_diffusion"]
+          "window_diffusion(refresh_every=4, active=4, window=10)", "dllm_cache(6, 3)"]  # fmt: skip
+EXACT = [
+    *(f"{name}(refresh_every=1)" for name in ("prefix", "dual", "dkv", "window_diffusion")),
+    "dllm_cache(1, 1)",
+    "dllm_cache(prompt_every=1, response_every=1000, ratio=1.0)",
+]
 PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
 
 
@@ -78,7 +82,7 @@ def test_a_cache_that_refreshes_each_step_is_no_cache(
 ) -> None:
     """C14"""
     exact, reference = (
-        run(model, PROMPTS[2], sampler, f"{cache}(refresh_every=1)"),
+        run(model, PROMPTS[2], sampler, cache),
         run(model, PROMPTS[2], sampler, "none"),
     )
     assert outcome(exact) == outcome(reference)

@@ -135,6 +135,14 @@ def _window_dream(case: dict[str, Any]) -> Call:
     return Call(sampler, cache, {"steps": case["num_steps"], "top_k": 50})
 
 
+def _dllm_cache(case: dict[str, Any]) -> Call:
+    cache = (
+        "dllm_cache(prompt_every={prompt_interval_steps}, response_every={gen_interval_steps}, "
+        "ratio={transfer_ratio}, force_pending=False)"
+    )
+    return _llada(case)._replace(cache=cache.format(**case))
+
+
 @dataclass(frozen=True)
 class FirstMaskAtRefresh(WholeRegion):
     """Window-Diffusion's Dream code commits exactly the first mask when it refreshes."""
@@ -161,6 +169,7 @@ BUILDERS = {
     "dkv_cache_dream": _dkv_dream,
     "dkv_cache_llada_decode": _dkv_llada,
     "dkv_cache_llada_greedy": _dkv_greedy,
+    "dllm_cache_llada": _dllm_cache,
     "window_diffusion_llada": _window_llada,
     "window_diffusion_dream": _window_dream,
 }

@@ -21,7 +21,7 @@ from .replay import BUILDERS, call_of
 
 FILES = (
     "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*", "dkv_*",
-    "window_diffusion_*",
+    "dllm_cache_*", "window_diffusion_*",
 )  # fmt: skip
 
 # Cases whose official end is not reproduced, and what is compared instead.
