@@ -78,7 +78,7 @@ class Layer(Protocol):
 
     index: int
     stream: IntArray
-    memory: dict[str, Any]
+    memory: dict[Any, Any]
 
     def value_similarity(self, positions: IntArray) -> FloatArray:
         """Before the layer: cosine between the stored values of ``positions`` and their fresh
@@ -199,7 +199,7 @@ def available() -> list[Info]:
     for name in sorted(CACHES):
         cls = CACHES[name]
         summary = (cls.__doc__ or "").strip().split("\n")[0]
-        offers = tuple(sorted(map(str, cls.offers)))
+        offers = tuple(sorted(map(str, cls().offers)))
         infos.append(Info(name, summary, cls.paper, cls.arxiv, offers, arguments(cls)))
     return infos
 

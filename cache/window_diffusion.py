@@ -12,12 +12,7 @@ from .base import Plan, Slots, everything, register
 from .refresh import Refreshing
 
 
-@register(
-    "window_diffusion",
-    paper="Window-Diffusion: Accelerating Diffusion Language Model Inference with Windowed Token "
-    "Pruning and Caching",
-    arxiv="2601.20332",
-)
+@register("window_diffusion", paper="Window-Diffusion", arxiv="2601.20332")
 @dataclass(frozen=True)
 class WindowDiffusion(Refreshing):
     """Compute the first ``active`` masks, attend to the first ``window`` masks and to what is

@@ -38,7 +38,7 @@ class Piece:
 
     job: Job
     base: int
-    memory: dict[str, Any]
+    memory: dict[Any, Any]
     stream: IntArray
     now: LayerPlan = field(init=False)
     rows: int = 0
@@ -52,7 +52,7 @@ class LayerHook:
 
     def __init__(self, backbone: nn.Module, cache: Cache, buffer: KVBuffer) -> None:
         self.backbone, self.cache, self.buffer = backbone, cache, buffer
-        self.layers: Sequence[nn.Module] = getattr(backbone, "layers", ())  # type: ignore[assignment]
+        self.layers: Sequence[nn.Module] = getattr(backbone, "layers", ())
         self.pieces: list[Piece] = []
         self.index = 0
         self.inputs: Tensor  # (1, Q, D), hidden states of the streams
