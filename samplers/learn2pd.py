@@ -112,5 +112,3 @@ class EoTP(EosRule):
 
     def check(self, canvas: Canvas, committed: IntArray, stop_ids: tuple[int, ...]) -> None:
         prefix_complete(canvas, committed, stop_ids)
-
-
