@@ -1,7 +1,8 @@
 """From hidden rows and the head to a few numbers per row; logits live one tile at a time.
 
-`token_statistics` starts from hidden rows and a head, `logits_statistics` from logits.  Both take
-the same options and return `TokenStatistics`.  Numbers are computed in float32 whatever the dtype
+`token_statistics` starts from hidden rows and a head, `logits_statistics` from logits; with a head
+that is split over processes, `parallel.parallel_statistics` does.  All take the same options and
+return `TokenStatistics`.  Numbers are computed in float32 whatever the dtype
 of the model; the logits themselves have the precision the head gives them.
 """
 

@@ -92,6 +92,7 @@ class Options:
     tempered: bool = False
     top: int = 0
     needs: frozenset[str] = OPTIONAL
+    warm: bool = False  # also sum at the temperature, for candidates
 
     @property
     def filters(self) -> bool:
