@@ -20,11 +20,12 @@ from .canvas import Canvas, FloatArray, IntArray
 from .capabilities import SHADOW, UNSHIFTED
 from .config import GenerationConfig
 from .errors import ConfigError, OutOfMemoryError
+from .graphs import Static
 from .kernels.divergence import divergence, log_probabilities
 from .kernels.statistics import TokenStatistics, logprobs_of, token_statistics
 from .kv import KVBuffer
 from .models import DiffusionModel
-from .packing import Job, Row, noise_keys, pack
+from .packing import Job, Packed, Row, noise_keys, pack
 from .samplers import NOTHING, Decision, Gamble, Prediction, Sampler
 from .samplers.compose import check_needs
 
@@ -66,6 +67,7 @@ class Engine:
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.forwards = 0
         self.buffer: KVBuffer | None = None
+        self.static: Static | None = None
         self._banned, self._conditional_bans = self._bans(ban_stops)
         # An attention mask that is 4-D already: transformers then builds none of its own.
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
@@ -97,7 +99,10 @@ class Engine:
         if self.cache.stores and rows:
             layers = self.model.hf.config.num_hidden_layers
             stride = max(len(canvas.tokens) for canvas in canvases)
-            self.buffer = KVBuffer(layers, len(rows) * per_row, stride)
+            static = self.config.cuda_graphs or self.config.compile
+            self.buffer = KVBuffer(layers, len(rows) * per_row + static, stride)
+            if static:
+                self.static = Static(self.backbone, self.buffer, self.device, self.config.compile)
         live = [row for row in rows if not self._complete(row.canvas)]
         while live:
             groups = [self._jobs(row) for row in live]
@@ -211,7 +216,7 @@ class Engine:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-            self.buffer = None
+            self.buffer = self.static = None
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             size = sum(job.size for job in jobs)
@@ -235,6 +240,20 @@ class Engine:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
         stride = None if self.buffer is None else self.buffer.stride
         packed = pack(jobs, self.shift, stride, self.device)
+        hidden = self._backbone(packed)
+        if self.lanes == 1:
+            return hidden[packed.scored[0]]
+        # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
+        given, hidden_prompt = hidden[packed.scored[0]].float(), hidden[packed.scored[1]].float()
+        mixed = hidden_prompt + (self.config.cfg_scale + 1) * (given - hidden_prompt)
+        return mixed.to(hidden.dtype)
+
+    def _backbone(self, packed: Packed) -> torch.Tensor:
+        """Final hidden states of a step, (Q, D)."""
+        if self.static is not None:
+            found = self.static.hidden(packed)
+            if found is not None:
+                return found
         if self.buffer is not None:
             self.buffer.slots = packed.slots
         hidden: torch.Tensor = self.backbone(
@@ -245,12 +264,7 @@ class Engine:
             use_cache=False,
             segments=packed.segments,
         ).last_hidden_state[0]
-        if self.lanes == 1:
-            return hidden[packed.scored[0]]
-        # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
-        given, hidden_prompt = hidden[packed.scored[0]].float(), hidden[packed.scored[1]].float()
-        mixed = hidden_prompt + (self.config.cfg_scale + 1) * (given - hidden_prompt)
-        return mixed.to(hidden.dtype)
+        return hidden
 
     def _statistics(self, jobs: list[Job], hidden: torch.Tensor) -> TokenStatistics:
         config = self.config
@@ -275,7 +289,6 @@ class Engine:
             top=config.top_candidates,
             needs=self.sampler.statistics,
         )
-
 
     def _extras(
         self, jobs: list[Job], hidden: torch.Tensor, found: TokenStatistics
@@ -308,13 +321,13 @@ class Engine:
         ).cpu().numpy()  # fmt: skip
 
 
-def _check(
-    model: DiffusionModel, sampler: Sampler, cache: Cache, config: GenerationConfig
-) -> None:
+def _check(model: DiffusionModel, sampler: Sampler, cache: Cache, config: GenerationConfig) -> None:
     """Refuse parts that cannot work with the cache, the model or the call."""
     check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", cache.offers)
     if config.temperature > 0:
-        check_needs(sampler.parts, "a temperature", f"temperature={config.temperature}", frozenset())
+        check_needs(
+            sampler.parts, "a temperature", f"temperature={config.temperature}", frozenset()
+        )
     offered = frozenset({UNSHIFTED} if model.facts.logit_shift == 0 else ())
     check_needs(sampler.parts, "a model", model.name, offered)
     shadows = sampler.reviser is not None and SHADOW in sampler.reviser.needs
@@ -322,7 +335,9 @@ def _check(
         raise ConfigError(f"{sampler.reviser} cannot be guided: use cfg_scale=0")
     implementation = getattr(model.hf.config, "_attn_implementation", "") or ""
     if shadows and "flash" in implementation:
-        raise ConfigError(f"{sampler.reviser} needs attention masks: load with attn_implementation='sdpa'")
+        raise ConfigError(
+            f"{sampler.reviser} needs attention masks: load with attn_implementation='sdpa'"
+        )
 
 
 def _prediction(positions: IntArray, found: TokenStatistics, here: slice) -> Prediction:

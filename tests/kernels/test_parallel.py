@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def shards(
     )
     rest = {n: v for n, v in chosen.items() if n not in (*names, "needs")}
     bounds = sorted({0, len(weight), *(c for c in cuts if 0 < c < len(weight))})
-    pairs = list(zip(bounds, bounds[1:], strict=False))
+    pairs = list(pairwise(bounds))
     listed = min(20, *(b - a for a, b in pairs)) if len(pairs) > 1 else 20
     listed = min(listed, len(weight))
     if options.top > min(b - a for a, b in pairs):
