@@ -20,12 +20,13 @@ from .canvas import Canvas, FloatArray, IntArray
 from .capabilities import FORESIGHT, SHADOW, UNSHIFTED
 from .config import GenerationConfig
 from .errors import ConfigError, OutOfMemoryError
+from .graphs import Static
 from .kernels.divergence import divergence, log_probabilities
 from .kernels.statistics import TokenStatistics, logprobs_of, token_statistics
 from .kv import KVBuffer
 from .layers import LayerHook
 from .models import DiffusionModel
-from .packing import Job, Row, noise_keys, pack
+from .packing import Job, Packed, Row, noise_keys, pack
 from .samplers import NOTHING, Decision, Gamble, Prediction, Sampler
 from .samplers.compose import check_needs
 
@@ -68,6 +69,7 @@ class Engine:
         self.forwards = 0
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
+        self.static: Static | None = None
         self._banned, self._conditional_bans = self._bans(ban_stops)
         # An attention mask that is 4-D already: transformers then builds none of its own.
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
@@ -99,9 +101,12 @@ class Engine:
         if self.cache.stores and rows:
             layers = self.model.hf.config.num_hidden_layers
             stride = max(len(canvas.tokens) for canvas in canvases)
-            self.buffer = KVBuffer(layers, len(rows) * per_row, stride)
+            static = self.config.cuda_graphs or self.config.compile
+            self.buffer = KVBuffer(layers, len(rows) * per_row + static, stride)
             if self.cache.layerwise:
                 self.hook = LayerHook(self.backbone, self.cache, self.buffer)
+            elif static:
+                self.static = Static(self.backbone, self.buffer, self.device, self.config.compile)
         live = [row for row in rows if not self._complete(row.canvas)]
         while live:
             groups = [self._jobs(row) for row in live]
@@ -223,7 +228,7 @@ class Engine:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-            self.buffer = None
+            self.buffer = self.static = None
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             size = sum(job.size for job in jobs)
@@ -247,6 +252,20 @@ class Engine:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
         stride = None if self.buffer is None else self.buffer.stride
         packed = pack(jobs, self.shift, stride, self.device)
+        hidden = self._backbone(jobs, packed)
+        if self.lanes == 1:
+            return hidden[packed.scored[0]]
+        # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
+        given, hidden_prompt = hidden[packed.scored[0]].float(), hidden[packed.scored[1]].float()
+        mixed = hidden_prompt + (self.config.cfg_scale + 1) * (given - hidden_prompt)
+        return mixed.to(hidden.dtype)
+
+    def _backbone(self, jobs: list[Job], packed: Packed) -> torch.Tensor:
+        """Final hidden states of a step, (Q, D)."""
+        if self.static is not None:
+            found = self.static.hidden(packed)
+            if found is not None:
+                return found
         if self.buffer is not None:
             self.buffer.slots = packed.slots
         inputs = {
@@ -263,12 +282,7 @@ class Engine:
         else:
             with self.hook.attached(jobs, packed):
                 hidden = self.backbone(**inputs, watch=self.hook.watch).last_hidden_state[0]
-        if self.lanes == 1:
-            return hidden[packed.scored[0]]
-        # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
-        given, hidden_prompt = hidden[packed.scored[0]].float(), hidden[packed.scored[1]].float()
-        mixed = hidden_prompt + (self.config.cfg_scale + 1) * (given - hidden_prompt)
-        return mixed.to(hidden.dtype)
+        return hidden
 
     def _statistics(self, jobs: list[Job], hidden: torch.Tensor) -> TokenStatistics:
         config = self.config

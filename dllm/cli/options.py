@@ -88,6 +88,14 @@ class Decoding:
         int | None,
         option("--max-batch-tokens", panel=DECODING, text="Most positions fed at once."),
     ] = None
+    cuda_graphs: Annotated[
+        bool | None,
+        option("--cuda-graphs", panel=DECODING, text="Replay cached steps as CUDA graphs."),
+    ] = None
+    compile: Annotated[
+        bool | None,
+        option("--compile", panel=DECODING, text="Pass cached steps through torch.compile."),
+    ] = None
     debug: Annotated[
         bool,
         option("--debug", panel=OUTPUT, text="Show tracebacks.", callback=remember_debug),
