@@ -13,6 +13,7 @@ from .. import __version__
 from ..errors import DllmError
 from .chat import chat
 from .doctor import doctor
+from .evaluate import evaluate
 from .generate import generate
 from .infill import infill
 from .listing import caches, samplers
@@ -73,4 +74,5 @@ def root(
 
 for command in (generate, chat, infill, samplers, caches, doctor):
     app.command()(command)
+app.command("eval")(evaluate)
 app.add_typer(train_app, name="train")
