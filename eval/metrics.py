@@ -56,7 +56,7 @@ def paired(a: Sequence[bool], b: Sequence[bool], z: float = Z95) -> Paired:
 def _mcnemar(only_a: int, only_b: int) -> float:
     """Chance of a split at least this uneven among the examples on which they differ."""
     n, fewer = only_a + only_b, min(only_a, only_b)
-    tail = sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n
+    tail = sum(math.comb(n, k) for k in range(fewer + 1)) / float(2**n)
     return min(1.0, 2 * tail)
 
 

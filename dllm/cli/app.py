@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import DllmError
+from .bench import bench
 from .chat import chat
 from .doctor import doctor
 from .evaluate import evaluate
@@ -72,7 +73,7 @@ def root(
     """
 
 
-for command in (generate, chat, infill, samplers, caches, doctor):
+for command in (generate, chat, infill, samplers, caches, doctor, bench):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(train_app, name="train")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import dllm
-from tests.cli.conftest import Run, cli  # noqa: F401
+from tests.cli.conftest import Run
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the harness and what it imports
@@ -194,7 +194,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_command_line(cli: Run, tasks: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_command_line(cli: Run, tasks: Path, tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     result = cli(
         "eval", "--tasks", "my_reverse", "--include-path", str(tasks), "--chat", "--limit", "2",
@@ -208,7 +208,7 @@ def test_command_line(cli: Run, tasks: Path, tmp_path: Path) -> None:  # noqa: F
 
 
 @pytest.mark.usefixtures("quick")
-def test_bad_input(cli: Run, tasks: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_bad_input(cli: Run, tasks: Path, tmp_path: Path) -> None:
     missing = GENERATE.replace("my_reverse", "my_missing").format(file="/no/such/file.jsonl")
     (tmp_path / "missing.yaml").write_text(missing)
     (tmp_path / "docs.jsonl").write_text('{"question": "Copy this list: Tom, Anna, Ben"}\n')
