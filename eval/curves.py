@@ -50,6 +50,7 @@ BY_FIELD: dict[str, Sequence[Any]] = {
     "tau": TAUS, "threshold": TAUS, "gamma": KNOBS["eb"].values, "steps": SHARES,
 }  # fmt: skip
 SWEPT = ("selector", "window", "explorer", "stop", "reviser")  # roles that make a method
+OPTIONS = ("steps", "block_length", "eos_policy")  # arguments that are meant for samplers
 BASIC = {"blocks", "whole", "eos"}  # what other samplers are built from
 
 
@@ -82,10 +83,10 @@ def _derived(info: Info, canvas: int) -> list[str]:
     return [f"{info.name}+{spec}" for spec in KNOBS["threshold"].specs("threshold", canvas)]
 
 
-def composes(spec: str) -> bool:
-    """Whether the parts that ``spec`` names go together."""
+def composes(spec: str, options: dict[str, Any] | None = None) -> bool:
+    """Whether the parts that ``spec`` names go together, and take the options."""
     try:
-        compose(spec)
+        compose(spec, options=options)
     except ConfigError:
         return False
     return True
@@ -102,14 +103,22 @@ def spread(spec: str) -> Iterator[str]:
 def settings(
     samplers: Sequence[str], curves: Sequence[str], caches: Sequence[str], arguments: dict[str, Any]
 ) -> list[Setting]:
-    """Every combination, each once: specs as they are, names in ``curves`` as their curve."""
+    """Every combination, each once: specs as they are, names in ``curves`` as their curve.
+
+    A sampler gets those of the ``arguments`` for samplers, e.g. ``block_length``, that it takes.
+    """
     canvas = int(arguments.get("max_new_tokens", 64))
     chosen = [(spec.split("(")[0], one) for spec in samplers for one in spread(spec)]
     chosen += [(name, spec) for name in curves for spec in curve(name, canvas)]
     for _, spec in chosen:
         compose(spec)  # an unknown name is refused before anything is measured
     found = [
-        Setting(method if cache == "none" else f"{method} · {cache}", spec, cache, arguments)
+        Setting(
+            method if cache == "none" else f"{method} · {cache}",
+            spec,
+            cache,
+            {k: v for k, v in arguments.items() if k not in OPTIONS or composes(spec, {k: v})},
+        )
         for cache, (method, spec) in product(caches, chosen)
     ]
     return list({repr(setting): setting for setting in found}.values())

@@ -67,7 +67,7 @@ def refusal(setting: Setting) -> str | None:
     cache = compose_cache(setting.cache)
     parts = compose_sampler(setting.sampler).parts
     try:
-        check_needs(parts, {cache.name: cache.offers}, "a cache")
+        check_needs(parts, "a cache", f"cache={cache.name!r}", cache.offers)
     except ConfigError as error:
         return str(error)
     return None

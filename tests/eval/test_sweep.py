@@ -125,6 +125,12 @@ def test_braces_are_several_values() -> None:
     assert len(found) == len({s.sampler for s in found})
 
 
+def test_samplers_get_the_options_they_take() -> None:
+    arguments = {"max_new_tokens": 32, "block_length": 8}
+    found = {s.sampler: s.arguments for s in settings(["dream", "llada"], [], ["none"], arguments)}
+    assert found == {"dream": {"max_new_tokens": 32}, "llada": arguments}
+
+
 def test_presets_cover_everything() -> None:
     readme = preset("readme")
     measured = {s.setting.method for s in readme[0].cells()}
