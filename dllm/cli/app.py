@@ -21,6 +21,7 @@ from .listing import caches, samplers
 from .options import DEBUG, remember_debug
 from .output import complain
 from .train import train_app
+from .tune import tune
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 
@@ -73,7 +74,7 @@ def root(
     """
 
 
-for command in (generate, chat, infill, samplers, caches, doctor, bench):
+for command in (generate, chat, infill, samplers, caches, doctor, bench, tune):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(train_app, name="train")
