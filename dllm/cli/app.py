@@ -20,6 +20,7 @@ from .infill import infill
 from .listing import caches, samplers
 from .options import DEBUG, remember_debug
 from .output import complain
+from .trace import trace
 from .train import train_app
 from .tune import tune
 
@@ -74,7 +75,7 @@ def root(
     """
 
 
-for command in (generate, chat, infill, samplers, caches, doctor, bench, tune):
+for command in (generate, chat, infill, samplers, caches, doctor, bench, tune, trace):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(train_app, name="train")
