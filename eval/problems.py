@@ -1,4 +1,4 @@
-"""Tasks by name: the generated ones, and files of questions with answers.
+"""Tasks by name: the generated ones, HumanEval, and files of questions with answers.
 
 A file is JSON lines with ``prompt`` (a string or chat messages) and ``answer``; an answer is right
 when it equals the reference up to blanks at its ends, or contains it where the line has
@@ -17,7 +17,9 @@ from typing import Any, Protocol
 from ..errors import ConfigError, UnknownNameError
 from ..models import DiffusionModel
 from ..prompts import encode
+from .humaneval import HumanEval
 from .tasks import TASKS, Example
+from .tasks.parallel import PARALLEL
 
 MATCHES = ("equals", "contains")
 
@@ -95,14 +97,20 @@ def _question(path: Path, number: int, line: str) -> Question:
 
 
 def task_names() -> list[str]:
-    """Every generated task."""
-    return list(TASKS)
+    """Every task that has a name."""
+    return [*TASKS, *PARALLEL, "humaneval"]
 
 
-def problems(name: str) -> Problems:
-    """The task of that name, or in that file.  Raises `UnknownNameError` or `ConfigError`."""
-    if name in TASKS:
-        return TASKS[name]
+def problems(name: str, run_code: bool = False) -> Problems:
+    """The task of that name, or in that file.
+
+    ``run_code`` confirms that answers may be run where a task needs that.  Raises
+    `UnknownNameError` or `ConfigError`.
+    """
+    if name in TASKS or name in PARALLEL:
+        return TASKS.get(name) or PARALLEL[name]
+    if name == "humaneval":
+        return HumanEval(run_code)
     if name.endswith(".jsonl"):
         return read_file(Path(name))
     raise UnknownNameError("task", name, task_names())

@@ -123,15 +123,17 @@ def run(
     cells: Sequence[Cell],
     journal: Journal,
     progress: Progress = lambda *_: None,
+    run_code: bool = False,
 ) -> list[Record]:
     """Measure what the journal lacks; the records of all cells, in order.
 
     ``progress(done, total, cell, record)`` is called before (record None) and after each cell.
+    ``run_code``: see `problems`.
     """
     identity, about = fingerprint(model), {"machine": machine()}
     loaded: dict[str, Problems] = {}
     for task in dict.fromkeys(cell.task for cell in cells):
-        loaded[task] = problems(task)
+        loaded[task] = problems(task, run_code)
     found = []
     for done, cell in enumerate(cells):
         record = journal.records.get(cell.key(identity))

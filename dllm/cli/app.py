@@ -13,6 +13,7 @@ from .. import __version__
 from ..errors import DllmError
 from .bench import bench
 from .chat import chat
+from .compare import compare
 from .doctor import doctor
 from .evaluate import evaluate
 from .generate import generate
@@ -75,7 +76,7 @@ def root(
     """
 
 
-for command in (generate, chat, infill, samplers, caches, doctor, bench, tune, trace):
+for command in (generate, chat, infill, samplers, caches, doctor, compare, bench, tune, trace):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(train_app, name="train")

@@ -43,6 +43,10 @@ class Bench:
     cache: Annotated[
         list[str] | None, option("--cache", "-c", panel=SWEEP, text="Default none; repeatable.")
     ] = None
+    confirm_run_unsafe_code: Annotated[
+        bool,
+        option("--confirm-run-unsafe-code", panel=SWEEP, text="Let humaneval run answers."),
+    ] = False
     examples: Annotated[
         int | None, option("--examples", "-n", panel=SWEEP, text="Per task, default 100.", min=1)
     ] = None
@@ -96,7 +100,7 @@ def bench(*, options: Bench) -> None:
         from ..models import load
 
         model = load(options.model, dtype=options.dtype, device=options.device)
-    records = run(model, cells, journal, tell)
+    records = run(model, cells, journal, tell, options.confirm_run_unsafe_code)
     texts = {
         "table.md": report.full_table(records),
         "areas.md": report.area_table(records),
