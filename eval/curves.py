@@ -41,7 +41,7 @@ KNOBS: dict[str, Knob] = {
     "llada": Knob("steps", SHARES),
     "dream": Knob("steps", SHARES),
     "threshold": Knob("tau", TAUS),
-    "capped_threshold": Knob("tau", TAUS),
+    "capped_threshold": Knob("steps", SHARES),
     "factor": Knob("factor", (0.1, 0.25, 0.5, 1.0, 1.5, 2.0)),
     "eb": Knob("gamma", (0.001, 0.01, 0.05, 0.1, 0.5, 1.0)),
     "dparallel": Knob("tau", (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)),

@@ -94,9 +94,10 @@ def code(text: str, source: dict[str, Any]) -> str:
     blocks = [match.group(1) for match in FENCE.finditer(text)] or [text]
     chosen = next((block for block in blocks if entry in block), blocks[0]).strip("\n")
     if entry in chosen:
-        before = source["prompt"].split(entry)[0]
+        before: str = source["prompt"].split(entry)[0]
         return before + _complete(chosen)
-    return str(source["prompt"]) + _complete(_indented(chosen), source["prompt"])
+    header: str = source["prompt"]
+    return header + _complete(_indented(chosen), header)
 
 
 def _indented(body: str) -> str:

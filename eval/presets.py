@@ -19,8 +19,8 @@ def readme() -> list[Sweep]:
     canvas = (("max_new_tokens", 32), ("block_length", 16))
     names = [cache.name for cache in caches()]
     return [
-        Sweep(README_TASKS, curves=samplers_with_curves(), examples=48, rows=48, arguments=canvas),
-        Sweep(README_TASKS, samplers=[BASELINE, AT], caches=names, examples=48, rows=48,
+        Sweep(README_TASKS, curves=samplers_with_curves(), examples=96, rows=48, arguments=canvas),
+        Sweep(README_TASKS, samplers=[BASELINE, AT], caches=names, examples=96, rows=48,
               arguments=canvas),
     ]  # fmt: skip
 

@@ -189,7 +189,7 @@ def _draw_latin(rng: random.Random) -> Example:
     symbols = rng.sample(LETTERS, 4)
     prompt = (
         f"Write a Latin square of size 4 with the symbols {', '.join(symbols)}: every row and "
-        "every column holds each symbol once.  Answer with four lines of comma-separated symbols only."
+        "every column holds each symbol once.  Answer with four lines, symbols separated by commas."
     )
     answer = "\n".join(",".join(row) for row in _latin(rng, symbols))
     return Example("pb_latin", prompt, answer, tuple(symbols))
