@@ -8,7 +8,7 @@ length, and the rate at each draft position given that the positions before it w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,13 @@ class Turn:
     seconds: float
     drafted: tuple[int, ...]
     accepted: tuple[int, ...]
+
+    @classmethod
+    def of(cls, result: Any) -> Turn:
+        """From what `dllm.speculate` returns: the depth of each round's draft, what it kept."""
+        drafted = tuple(int(entry.depth) for entry in result.rounds)
+        accepted = tuple(int(entry.accepted) for entry in result.rounds)
+        return cls(result.text, len(result.tokens), result.seconds, drafted, accepted)
 
     @property
     def lengths(self) -> list[int]:
@@ -70,6 +77,20 @@ def _question(path: Path, number: int, line: str) -> Question:
     reference = entry.get("reference") or ()
     reference = (reference,) if isinstance(reference, str) else tuple(map(str, reference))
     return Question(entry["question_id"], str(entry["category"]), tuple(turns), reference)
+
+
+def answer(question: Question, speak: Callable[[list[dict[str, str]]], Any]) -> list[Turn]:
+    """All turns of a question, each with what was said before.
+
+    ``speak(messages)`` answers a conversation, e.g. with `dllm.speculate`.
+    """
+    messages: list[dict[str, str]] = []
+    turns = []
+    for text in question.turns:
+        messages.append({"role": "user", "content": text})
+        turns.append(Turn.of(speak(list(messages))))
+        messages.append({"role": "assistant", "content": turns[-1].text})
+    return turns
 
 
 def write_answers(

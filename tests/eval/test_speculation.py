@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import dllm
-from dllm.eval.speculation import Turn, by_category, read_questions, rows, write_answers
+from dllm.eval.speculation import Turn, answer, by_category, read_questions, rows, write_answers
 
 
 @pytest.fixture
@@ -34,6 +35,19 @@ def test_questions_in_answers_out(file: Path, tmp_path: Path) -> None:
         {"index": 0, "turns": ["a", "b"], "decoding_steps": [2, 1], "new_tokens": [7, 3],
          "wall_time": [0.5, 0.25], "accept_lengths": [5, 2, 3]}
     ]  # fmt: skip
+
+
+def test_turns_are_asked_with_what_was_said_before(file: Path) -> None:
+    question, heard = read_questions(file)[0], []
+
+    def speak(messages: list[dict[str, str]]) -> SimpleNamespace:
+        heard.append([message["content"] for message in messages])
+        rounds = [SimpleNamespace(depth=4, accepted=len(messages))]
+        return SimpleNamespace(text=f"a{len(messages)}", tokens=[1] * 3, seconds=0.1, rounds=rounds)
+
+    turns = answer(question, speak)
+    assert heard == [["Write."], ["Write.", "a1", "Again."]]
+    assert [turn.accepted for turn in turns] == [(1,), (3,)] and turns[0].drafted == (4,)
 
 
 def test_figures_per_category(file: Path) -> None:
