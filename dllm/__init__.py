@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         PromptError,
         UnknownNameError,
     )
+    from .likelihood import Score, score
     from .models import DiffusionModel, load
     from .result import Result
     from .trace import Trace
@@ -36,13 +37,13 @@ _WHERE = {
     "GenerationConfig": "config", "DiffusionModel": "models", "load": "models",
     "Result": "result", "Trace": "trace", "CheckpointError": "errors", "ConfigError": "errors",
     "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",
-    "UnknownNameError": "errors",
+    "UnknownNameError": "errors", "Score": "likelihood", "score": "likelihood",
 }  # fmt: skip
 
 __all__ = [
     "CheckpointError", "ConfigError", "DiffusionModel", "DllmError", "Event", "GenerationConfig",
-    "OutOfMemoryError", "PromptError", "Result", "Trace", "UnknownNameError", "cache", "generate",
-    "infill", "load", "samplers", "stream",
+    "OutOfMemoryError", "PromptError", "Result", "Score", "Trace", "UnknownNameError", "cache",
+    "generate", "infill", "load", "samplers", "score", "stream",
 ]  # fmt: skip
 
 
