@@ -296,7 +296,6 @@ class Engine:
             needs=self.sampler.statistics,
         )
 
-
     def _extras(
         self, jobs: list[Job], hidden: torch.Tensor, found: TokenStatistics
     ) -> list[tuple[FloatArray | None, dict[str, FloatArray], FloatArray | None]]:
@@ -328,13 +327,13 @@ class Engine:
         ).cpu().numpy()  # fmt: skip
 
 
-def _check(
-    model: DiffusionModel, sampler: Sampler, cache: Cache, config: GenerationConfig
-) -> None:
+def _check(model: DiffusionModel, sampler: Sampler, cache: Cache, config: GenerationConfig) -> None:
     """Refuse parts that cannot work with the cache, the model or the call."""
     check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", cache.offers)
     if config.temperature > 0:
-        check_needs(sampler.parts, "a temperature", f"temperature={config.temperature}", frozenset())
+        check_needs(
+            sampler.parts, "a temperature", f"temperature={config.temperature}", frozenset()
+        )
     offered = frozenset({UNSHIFTED} if model.facts.logit_shift == 0 else ())
     check_needs(sampler.parts, "a model", model.name, offered)
     shadows = sampler.reviser is not None and SHADOW in sampler.reviser.needs
@@ -342,7 +341,9 @@ def _check(
         raise ConfigError(f"{sampler.reviser} cannot be guided: use cfg_scale=0")
     implementation = getattr(model.hf.config, "_attn_implementation", "") or ""
     if shadows and "flash" in implementation:
-        raise ConfigError(f"{sampler.reviser} needs attention masks: load with attn_implementation='sdpa'")
+        raise ConfigError(
+            f"{sampler.reviser} needs attention masks: load with attn_implementation='sdpa'"
+        )
 
 
 def _prediction(positions: IntArray, found: TokenStatistics, here: slice) -> Prediction:

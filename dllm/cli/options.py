@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..models import DiffusionModel
 
 DEBUG = "dllm.debug"  # key in the context's meta, which nested contexts share
-MODEL, DECODING, OUTPUT = "Model", "Decoding", "Output"
+MODEL, DECODING, DRAFTING, OUTPUT = "Model", "Decoding", "Drafting", "Output"
 RENAMED = {"stop": "stop_strings"}
 
 

@@ -98,13 +98,19 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
 
     register_all()
     if isinstance(drafter, list | tuple):
-        parts = [make_drafter(one, **options) for one in drafter]
+        parts = [make_drafter(one, **options) for one in drafter if one is not None]
         return FirstOf(tuple(part for part in parts if part is not None))
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
-    if isinstance(drafter, str) and drafter.split("(")[0].strip() in DRAFTERS:
+    if isinstance(drafter, str) and is_drafter_spec(drafter):
         return single(drafter, DRAFTERS, Drafter)
     return DiffusionDrafter(load(drafter), **options)
+
+
+def is_drafter_spec(name: str) -> bool:
+    """Whether ``name`` is the spec of a registered drafter, not the name of a model."""
+    register_all()
+    return name.split("(")[0].strip() in DRAFTERS
 
 
 def _config(model: DiffusionModel, arguments: dict[str, Any]) -> GenerationConfig:

@@ -152,7 +152,9 @@ class DiffusionDrafting(Drafting):
         pad = facts.pad_token_id if facts.pad_token_id is not None else facts.mask_token_id
         self.canvas_facts = {"mask_id": facts.mask_token_id, "pad_id": pad}
         sampler = samplers.compose(
-            part.sampler or f"llada(steps={part.steps})+whole", options={"eos_policy": "none"}
+            part.sampler or f"llada(steps={part.steps})+whole",
+            options={"eos_policy": "none"},
+            family=model.family.name,
         )
         cache = Reuse() if self.reuse else caches.compose(part.cache)
         self.engine = Engine(model, sampler, cache, GenerationConfig())
