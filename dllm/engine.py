@@ -93,6 +93,10 @@ class Engine:
 
     def run(self, canvases: Sequence[Canvas]) -> Iterator[list[Step]]:
         """Decode all rows; yields what happened after every step."""
+        yield from self.resume(self.open(canvases))
+
+    def open(self, canvases: Sequence[Canvas]) -> list[Row]:
+        """Rows nothing was computed for yet, and room for their keys and values."""
         per_row = self.lanes * self.width
         rows = [
             Row(canvas, Slots.empty(len(canvas.tokens), self.shift), i * per_row)
@@ -107,11 +111,27 @@ class Engine:
                 self.hook = LayerHook(self.backbone, self.cache, self.buffer)
             elif static:
                 self.static = Static(self.backbone, self.buffer, self.device, self.config.compile)
+        return rows
+
+    def resume(self, rows: Sequence[Row]) -> Iterator[list[Step]]:
+        """Decode rows from `open`, from wherever they are."""
         live = [row for row in rows if not self._complete(row.canvas)]
         while live:
             groups = [self._jobs(row) for row in live]
             yield [step for chunk in self._chunks(groups) for step in self._step(chunk)]
             live = [row for row in live if not row.canvas.finished]
+
+    def logits(self, row: Row) -> torch.Tensor:
+        """Raw logits (n, V) of the undecided positions of the row's window.  Decides nothing."""
+        canvas, targets = row.canvas, row.canvas.masks()
+        plan = close(self.cache.plan(canvas, row.slots), targets, self.shift)
+        job = Job(row, canvas, plan, targets, row.lane, self.lanes)
+        with torch.inference_mode():
+            scored: torch.Tensor = self.head(self._hidden([job]))
+        row.slots.computed(plan.compute, canvas.step)
+        canvas.nfe += 1
+        canvas.computed += job.size
+        return scored
 
     def _complete(self, canvas: Canvas) -> bool:
         """Finish the row if nothing is left to decide."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..models import DiffusionModel
 
 DEBUG = "dllm.debug"  # key in the context's meta, which nested contexts share
-MODEL, DECODING, OUTPUT = "Model", "Decoding", "Output"
+MODEL, DECODING, DRAFTING, OUTPUT = "Model", "Decoding", "Drafting", "Output"
 SAMPLER, CACHE = "threshold", "none"
 RENAMED = {"stop": "stop_strings"}
 
