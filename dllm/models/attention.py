@@ -23,9 +23,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.models.llama import modeling_llama
 
 from ..errors import ConfigError, UnknownNameError
+from .varlen import Varlen
 
 PREFIX = "dllm_"
 PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+VARLEN = {name: Varlen(package) for name, package in PACKAGES.items()}
 BASES = ("eager", "sdpa", *PACKAGES, "flex_attention")
 
 FUNCTIONS: Mapping[str, Any] = AttentionInterface()  # type: ignore[no-untyped-call]
@@ -76,6 +78,10 @@ def attend(
         options.pop(name, None)
     if watch is not None:
         watch(q, k)
+    if base in VARLEN and v.dtype in (torch.float16, torch.bfloat16):  # else transformers casts
+        found = VARLEN[base](q, k, v, segments, scaling)
+        if found is not None:
+            return found, None
     call = partial(call, is_causal=False, **options)
     return _packed(call, module, q, k, v, segments), None
 
