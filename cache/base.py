@@ -17,10 +17,21 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import REGION_LOGITS, WINDOW_LOGITS, Capability
+from ..capabilities import (
+    BRANCHES,
+    COMMITTED_LOGITS,
+    REGION_LOGITS,
+    WINDOW_LOGITS,
+    Capability,
+)
 from ..errors import ConfigError
 from ..registry import Registry
 from ..spec import arguments, parse
+
+# What caches offer that serve whatever is asked, by computing more where they must: BLOCK those
+# that plan for the window, REGION those that compute all masks anyway.
+BLOCK = frozenset({WINDOW_LOGITS, COMMITTED_LOGITS, BRANCHES})
+REGION = BLOCK | {REGION_LOGITS}
 
 
 @dataclass(slots=True)
@@ -102,7 +113,7 @@ class Cache:
     paper: ClassVar[str] = ""
     arxiv: ClassVar[str] = ""
     needs: ClassVar[frozenset[Capability]] = frozenset()
-    offers: ClassVar[frozenset[Capability]] = frozenset({REGION_LOGITS, WINDOW_LOGITS})
+    offers: ClassVar[frozenset[Capability]] = frozenset()
     stores: ClassVar[bool] = True
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None

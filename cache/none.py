@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
-from .base import Cache, Plan, Slots, everything, register
+from ..capabilities import SHADOW
+from .base import REGION, Cache, Plan, Slots, everything, register
 
 
 @register("none")
@@ -13,6 +14,7 @@ from .base import Cache, Plan, Slots, everything, register
 class NoCache(Cache):
     """Recompute every position in every step: exact."""
 
+    offers = REGION | {SHADOW}
     stores = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:

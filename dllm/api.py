@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -130,7 +130,7 @@ def infill(
         np.concatenate([before, ids]), np.concatenate([before < 0, holes]), len(before),
         **_canvas_facts(loaded, config),
     )  # fmt: skip
-    call = _call(loaded, _compose(loaded, sampler, config), cache, config, ban_stops=True)
+    call = _call(loaded, _compose(loaded, sampler, config, given), cache, config, ban_stops=True)
     call.start([canvas], trace)
     for _ in call.run():
         pass
@@ -148,14 +148,25 @@ def _prepare(
 ) -> Call:
     """Everything that can be wrong is found here, before the first step: names first."""
     config = GenerationConfig.build(model.generation_defaults, arguments)
-    call = _call(model, _compose(model, sampler, config), cache, config)
+    call = _call(model, _compose(model, sampler, config, arguments), cache, config)
     call.start(_canvases(model, prompts, chat, config), trace)
     return call
 
 
-def _compose(model: DiffusionModel, sampler: SamplerLike, config: GenerationConfig) -> Sampler:
-    options, stop_ids = config.sampler_options, model.facts.stop_token_ids
-    return samplers.compose(sampler, options=options, stop_ids=stop_ids)
+def _compose(
+    model: DiffusionModel,
+    sampler: SamplerLike,
+    config: GenerationConfig,
+    given: Mapping[str, Any],
+) -> Sampler:
+    """The sampler for this model.  What the call gives must be of use to some part; what the
+    checkpoint recommends need not."""
+    options = {key: value for key, value in config.sampler_options.items() if key in given}
+    facts = {**config.sampler_options, "delimiters": model.delimiters}
+    return samplers.compose(
+        sampler, options=options, stop_ids=model.facts.stop_token_ids,
+        family=model.family.name if model.family else "llada", facts=facts,
+    )  # fmt: skip
 
 
 def _call(

@@ -82,12 +82,13 @@ class Call:
         row, canvas, p = self.index[id(step.canvas)], step.canvas, step.prediction
         proposals = dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))
         remasked = step.decision.remasked.tolist()
-        taken = set(step.decision.committed.tolist()) - set(remasked)
+        d = step.decision
+        committed = dict(zip(d.committed.tolist(), d.tokens.tolist(), strict=True))
         return Event(
             row=row,
             step=canvas.step - 1,
-            committed={i: t for i, t in proposals.items() if i in taken},
-            drafts={i: t for i, t in proposals.items() if i not in taken and canvas.masked[i]},
+            committed={i: t for i, t in committed.items() if i not in remasked},
+            drafts={i: t for i, t in proposals.items() if canvas.masked[i]},
             remasked=remasked,
             canvas=canvas,
             result=self.result(row) if canvas.finished else None,

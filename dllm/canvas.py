@@ -140,4 +140,8 @@ class Canvas:
 
     def fork(self) -> Canvas:
         """An independent copy, e.g. a branch of an exploration."""
-        return copy.deepcopy(self)
+        twin = copy.copy(self)
+        for name in ("tokens", "masked", "given", "commit_step", "logprob"):
+            setattr(twin, name, getattr(self, name).copy())
+        twin.memory = copy.deepcopy(self.memory)
+        return twin

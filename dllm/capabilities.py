@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Capability:
-    """Something one part needs and another offers; ``source`` says what kind of part can offer
-    it ("a scorer", "a selector", "a cache", "a sampler"), ``remedy`` names one that does."""
+    """Something one part needs and another offers.
+
+    ``source`` says what kind of part can offer it ("a scorer", "a cache", ...), ``remedy`` what to
+    do where it is missing, for errors.
+    """
 
     name: str
     source: str
-    remedy: str = ""
+    remedy: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return self.name
 
 
+NO_CACHE = "use cache='none'"
+
 PROBABILITY = Capability("probability scores", "a scorer")
 ENTROPY = Capability("negative-entropy scores", "a scorer")
+FIXED_WINDOW = Capability("a window that stays until it is decided", "a window", "use blocks")
+FINAL = Capability("decisions that nobody takes back", "a reviser", "leave the reviser out")
+KEEPS_TEXT = Capability(
+    "an end-of-text rule that overwrites nothing decided", "an eos rule",
+    "use eos_policy='prefix_complete'",
+)  # fmt: skip
+GREEDY = Capability("greedy proposals", "a temperature", "use temperature=0")
+UNSHIFTED = Capability("logits that stand at their own position", "a model", "use a LLaDA model")
 REGION_LOGITS = Capability(
-    "predictions of every undecided position at every step", "a cache", "cache='none'"
+    "predictions of every undecided position at every step", "a cache", NO_CACHE
 )
-WINDOW_LOGITS = Capability(
-    "predictions of the whole window at every step", "a cache", "cache='none'"
+WINDOW_LOGITS = Capability("predictions of the whole window at every step", "a cache", NO_CACHE)
+COMMITTED_LOGITS = Capability(
+    "predictions of decided positions at every step", "a cache", NO_CACHE
 )
+BRANCHES = Capability("several continuations of a row in one forward", "a cache", NO_CACHE)
 FORESIGHT = Capability(
-    "commits that are known before the forward", "a sampler", "sampler='llada(remasking=random)'"
-)
+    "commits that are known before the forward", "a sampler",
+    "use sampler='llada(remasking=random)'",
+)  # fmt: skip
+SHADOW = Capability("second predictions of the window's positions", "a cache", NO_CACHE)

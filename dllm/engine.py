@@ -8,7 +8,7 @@ never proposed, every forward is counted, rows do not influence one another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,17 @@ import torch
 
 from .cache import Cache, Plan, Slots
 from .cache.base import check, close
-from .canvas import Canvas
-from .capabilities import FORESIGHT
+from .canvas import Canvas, FloatArray, IntArray
+from .capabilities import FORESIGHT, SHADOW, UNSHIFTED
 from .config import GenerationConfig
 from .errors import ConfigError, OutOfMemoryError
-from .kernels.statistics import TokenStatistics, token_statistics
+from .kernels.divergence import divergence, log_probabilities
+from .kernels.statistics import TokenStatistics, logprobs_of, token_statistics
 from .kv import KVBuffer
 from .layers import LayerHook
 from .models import DiffusionModel
 from .packing import Job, Row, noise_keys, pack
-from .samplers import Decision, Prediction, Sampler
+from .samplers import NOTHING, Decision, Gamble, Prediction, Sampler
 from .samplers.compose import check_needs
 
 MOST_IDLE_STEPS = 1_000_000  # a schedule that grants nothing for longer is broken
@@ -57,11 +58,11 @@ class Engine:
         after_step: Callable[[Canvas], None] | None = None,
         ban_stops: bool = False,
     ) -> None:
-        check_needs(sampler.parts, {cache.name: cache.offers}, "a cache")
-        check_needs([cache], {sampler.spec: sampler.offers}, "a sampler")
+        _check(model, sampler, cache, config)
         self.model, self.sampler, self.cache, self.config = model, sampler, cache, config
         self.after_step = after_step
         self.lanes = 2 if config.cfg_scale > 0 else 1
+        self.width = 1 if sampler.explorer is None else sampler.explorer.width
         self.shift = model.facts.logit_shift
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.forwards = 0
@@ -90,20 +91,21 @@ class Engine:
 
     def run(self, canvases: Sequence[Canvas]) -> Iterator[list[Step]]:
         """Decode all rows; yields what happened after every step."""
+        per_row = self.lanes * self.width
         rows = [
-            Row(canvas, Slots.empty(len(canvas.tokens), self.shift), i * self.lanes, self.lanes)
+            Row(canvas, Slots.empty(len(canvas.tokens), self.shift), i * per_row)
             for i, canvas in enumerate(canvases)
         ]
         if self.cache.stores and rows:
             layers = self.model.hf.config.num_hidden_layers
             stride = max(len(canvas.tokens) for canvas in canvases)
-            self.buffer = KVBuffer(layers, len(rows) * self.lanes, stride)
+            self.buffer = KVBuffer(layers, len(rows) * per_row, stride)
             if self.cache.layerwise:
                 self.hook = LayerHook(self.backbone, self.cache, self.buffer)
         live = [row for row in rows if not self._complete(row.canvas)]
         while live:
-            jobs = [self._job(row) for row in live]
-            yield [step for chunk in self._chunks(jobs) for step in self._step(chunk)]
+            groups = [self._jobs(row) for row in live]
+            yield [step for chunk in self._chunks(groups) for step in self._step(chunk)]
             live = [row for row in live if not row.canvas.finished]
 
     def _complete(self, canvas: Canvas) -> bool:
@@ -112,7 +114,8 @@ class Engine:
             canvas.finish("length" if canvas.stop_position is None else "stop")
         return canvas.finished
 
-    def _job(self, row: Row) -> Job:
+    def _jobs(self, row: Row) -> list[Job]:
+        """What the row feeds in this step: itself, or its branches."""
         canvas = row.canvas
         for _ in range(MOST_IDLE_STEPS):
             if self.sampler.prepare(canvas):
@@ -121,9 +124,23 @@ class Engine:
             canvas.block_step += 1
         else:
             raise ConfigError(f"sampler {self.sampler.spec!r} never decides anything")
+        plan, targets = self._plan(row)
+        shadow = self.sampler.shadow(canvas)
+        branches = row.branches()
+        return [
+            Job(
+                row, branch, plan,
+                targets if branch is canvas else self.sampler.targets(branch),
+                row.lane + i * self.lanes, self.lanes, shadow,
+            )
+            for i, branch in enumerate(branches)
+        ]  # fmt: skip
+
+    def _plan(self, row: Row) -> tuple[Plan, IntArray]:
+        """What the cache computes and reads, and the targets that it serves."""
+        canvas, slots = row.canvas, row.slots
         foresight = FORESIGHT in self.cache.needs
         targets = self.sampler.foreseen(canvas) if foresight else self.sampler.targets(canvas)
-        slots = row.slots
         plan = self.cache.plan(canvas, slots, targets)
         if plan.answers is not None:
             served = np.intersect1d(targets, plan.answers, assume_unique=True)
@@ -132,43 +149,82 @@ class Engine:
         plan = close(plan, targets, slots, pending)
         if self.cache.stores:
             check(plan, canvas, slots)
-        return Job(row, plan, targets)
+        return plan, targets
 
-    def _chunks(self, jobs: list[Job]) -> Iterator[list[Job]]:
+    def _chunks(self, groups: list[list[Job]]) -> Iterator[list[list[Job]]]:
         """Micro-batches of at most ``max_batch_tokens`` computed positions, at least one row."""
         limit = self.config.max_batch_tokens
-        chunk: list[Job] = []
-        for job in jobs:
-            if limit and chunk and sum(j.size for j in chunk) + job.size > limit:
+        chunk: list[list[Job]] = []
+        held = 0
+        for group in groups:
+            size = sum(job.size for job in group)
+            if limit and chunk and held + size > limit:
                 yield chunk
-                chunk = []
-            chunk.append(job)
+                chunk, held = [], 0
+            chunk.append(group)
+            held += size
         yield chunk
 
-    def _step(self, jobs: list[Job]) -> Iterator[Step]:
-        predictions = self._predict(jobs)
-        for job, prediction in zip(jobs, predictions, strict=True):
-            canvas, slots = job.row.canvas, job.row.slots
-            slots.computed(job.plan.compute, canvas.step)
+    def _step(self, groups: list[list[Job]]) -> Iterator[Step]:
+        found = iter(self._predict([job for group in groups for job in group]))
+        for group in groups:
+            predictions = [next(found) for _ in group]
+            row, plan, kept = group[0].row, group[0].plan, 0
+            canvas, slots = row.canvas, row.slots
+            if len(group) > 1:
+                kept = self._choose(group, [prediction for prediction, _ in predictions])
+            gained = self._keep(group, kept)
+            slots.computed(plan.compute, canvas.step)
+            prediction, shadow = predictions[kept]
+            decision = Decision(NOTHING, NOTHING)
             self.cache.after_step(canvas, slots, prediction.positions, prediction.logprob)
-            decision = self.sampler.decide(canvas, prediction)
+            if not canvas.finished:
+                decision = self.sampler.decide(canvas, prediction, shadow)
             slots.changed(decision.committed)
             slots.changed(decision.remasked)
+            row.gambles = decision.gambles
+            if gained is not None or len(group) > 1:
+                decision = decision.after(gained, explored=len(group) - 1)
             canvas.nfe += 1
-            canvas.computed += job.cost
+            canvas.computed += sum(job.cost for job in group)
             canvas.step += 1
             canvas.block_step += 1
             if self.after_step is not None and not canvas.finished:
                 self.after_step(canvas)
             self._complete(canvas)
-            yield Step(canvas, job.plan, prediction, decision)
+            yield Step(canvas, plan, prediction, decision)
 
-    def _predict(self, jobs: list[Job]) -> list[Prediction]:
+    def _choose(self, group: list[Job], predictions: list[Prediction]) -> int:
+        assert self.sampler.explorer is not None
+        branches = [job.canvas for job in group]
+        return self.sampler.explorer.choose(self.sampler.inner.decide, branches, predictions)
+
+    def _keep(self, group: list[Job], kept: int) -> Gamble | None:
+        """Make a branch the row: its gamble, its keys and values, its last distributions."""
+        job = group[kept]
+        row = job.row
+        gamble = row.gambles[kept] if row.gambles else None
+        if gamble is not None:
+            self.sampler.adopt(row.canvas, gamble)
+        if self.buffer is not None and self.width > 1:
+            lanes = range(row.lane, row.lane + self.width * self.lanes, self.lanes)
+            for lane in range(self.lanes):
+                others = [first + lane for first in lanes if first != job.lane]
+                at = torch.from_numpy(job.plan.compute)
+                self.buffer.copy(job.lane + lane, others, at)
+        if job.logprobs is not None:
+            row.previous = job.targets, job.logprobs
+        return gamble
+
+    def _predict(self, jobs: list[Job]) -> list[tuple[Prediction, Prediction | None]]:
         """One forward; the numbers every row asked for."""
         self.forwards += 1
         try:
             with torch.inference_mode():
-                found = self._statistics(jobs, self._hidden(jobs)).numpy()
+                hidden = self._hidden(jobs)
+                found = self._statistics(jobs, hidden)
+                extras = self._extras(jobs, hidden, found)
+                found = found.numpy()
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -181,10 +237,15 @@ class Engine:
                 f"pass max_batch_tokens={max(1, size // 2)} or fewer prompts"
             ) from error
         predictions, at = [], 0
-        for job in jobs:
+        for job, (kl, asked, stands) in zip(jobs, extras, strict=True):
             here = slice(at, at + len(job.targets))
-            predictions.append(_prediction(job, found, here))
-            at = here.stop
+            at = here.stop + len(job.shadow)
+            main = replace(_prediction(job.targets, found, here), kl=kl, asked=asked)
+            shadow = None
+            if job.shadow.size:
+                shadow = _prediction(job.shadow, found, slice(here.stop, at))
+                shadow = replace(shadow, asked={"stands": stands})
+            predictions.append((main, shadow))
         return predictions
 
     def _hidden(self, jobs: list[Job]) -> torch.Tensor:
@@ -218,7 +279,7 @@ class Engine:
         config = self.config
         banned_rows = None
         if self._conditional_bans:
-            short = [j.targets < j.row.canvas.start + config.min_new_tokens for j in jobs]
+            short = [j.asked < j.canvas.start + config.min_new_tokens for j in jobs]
             rows = np.ones((len(hidden), len(self._banned)), np.bool_)
             rows[:, -self._conditional_bans :] = np.concatenate(short)[:, None]
             banned_rows = torch.from_numpy(rows).to(hidden.device)
@@ -239,13 +300,62 @@ class Engine:
         )
 
 
-def _prediction(job: Job, found: TokenStatistics, here: slice) -> Prediction:
+    def _extras(
+        self, jobs: list[Job], hidden: torch.Tensor, found: TokenStatistics
+    ) -> list[tuple[FloatArray | None, dict[str, FloatArray], FloatArray | None]]:
+        """Per job what few samplers read: divergence from the last step, log-probabilities of the
+        ids that parts ask for, and of the tokens that stand at the shadow positions."""
+        extras, at = [], 0
+        for job in jobs:
+            here = slice(at, at + len(job.targets))
+            at = here.stop + len(job.shadow)
+            kl, stands = None, None
+            if "kl" in self.sampler.statistics:
+                job.logprobs = log_probabilities(hidden[here], self.head, self._banned)
+                kl = divergence(job.targets, job.logprobs, job.row.previous)
+            ids = self.sampler.asks(job.canvas, job.targets)
+            asked = {name: self._of(hidden, found, here, wanted) for name, wanted in ids.items()}
+            if job.shadow.size:
+                standing = job.canvas.tokens[job.shadow][:, None]
+                stands = self._of(hidden, found, slice(here.stop, at), standing)
+            extras.append((kl, asked, stands))
+        return extras
+
+    def _of(
+        self, hidden: torch.Tensor, found: TokenStatistics, here: slice, ids: IntArray
+    ) -> FloatArray:
+        """(n, m) log-probabilities of ``ids``."""
+        wanted = torch.from_numpy(ids).to(hidden.device)
+        return logprobs_of(
+            hidden[here], self.head, wanted, found.token[here], found.logprob[here]
+        ).cpu().numpy()  # fmt: skip
+
+
+def _check(
+    model: DiffusionModel, sampler: Sampler, cache: Cache, config: GenerationConfig
+) -> None:
+    """Refuse parts that cannot work with the cache, the model or the call."""
+    check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", cache.offers)
+    check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
+    if config.temperature > 0:
+        check_needs(sampler.parts, "a temperature", f"temperature={config.temperature}", frozenset())
+    offered = frozenset({UNSHIFTED} if model.facts.logit_shift == 0 else ())
+    check_needs(sampler.parts, "a model", model.name, offered)
+    shadows = sampler.reviser is not None and SHADOW in sampler.reviser.needs
+    if shadows and config.cfg_scale > 0:
+        raise ConfigError(f"{sampler.reviser} cannot be guided: use cfg_scale=0")
+    implementation = getattr(model.hf.config, "_attn_implementation", "") or ""
+    if shadows and "flash" in implementation:
+        raise ConfigError(f"{sampler.reviser} needs attention masks: load with attn_implementation='sdpa'")
+
+
+def _prediction(positions: IntArray, found: TokenStatistics, here: slice) -> Prediction:
     def cut(array: Any) -> Any:
         return None if array is None else array[here]
 
     return Prediction(
-        job.targets, found.token[here], found.logprob[here],
-        cut(found.margin), cut(found.gap), cut(found.entropy),
+        positions, found.token[here], found.logprob[here],
+        cut(found.margin), cut(found.gap), cut(found.entropy), cut(found.max_logprob), None,
         cut(found.top_token), cut(found.top_logprob),
     )  # fmt: skip
 

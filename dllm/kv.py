@@ -7,6 +7,7 @@ writes exactly the slots it computed, in place.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -48,6 +49,14 @@ class KVBuffer(Cache):
         keys.index_copy_(2, slots, key_states.to(keys.dtype))
         values.index_copy_(2, slots, value_states)
         return keys, values
+
+    def copy(self, lane: int, others: Iterable[int], positions: torch.Tensor) -> None:
+        """Give other lanes what ``lane`` holds at ``positions``."""
+        for held in (*self._keys, *self._values):
+            if held is not None:
+                at = positions.to(held.device)
+                for other in others:
+                    held[:, :, other * self.stride + at] = held[:, :, lane * self.stride + at]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions are explicit in every step: nothing is ever appended."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,49 +11,70 @@ import torch
 from .cache import Plan, Slots
 from .canvas import PROPOSAL, PURPOSES, Canvas, IntArray
 from .models.attention import Segment
+from .samplers import NOTHING, Gamble
 
 
 @dataclass(slots=True)
 class Row:
-    """A canvas in the engine: the freshness of its slots, and its lanes in the buffer.
+    """A canvas in the engine: the freshness of its slots, its first lane in the buffer, the
+    branches its next forward feeds, and what is kept of its last distributions.
 
-    A guided row has two lanes: as it is, and with the given text masked.
+    A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
+    their own, which hold the same keys and values between steps.
     """
 
     canvas: Canvas
     slots: Slots
     lane: int = 0
-    lanes: int = 1
+    gambles: tuple[Gamble, ...] = ()
+    previous: tuple[IntArray, torch.Tensor] | None = None
 
-    def lane_tokens(self, lane: int) -> IntArray:
-        """Token ids of a lane, (N,)."""
-        canvas = self.canvas
-        return canvas.tokens if lane == 0 else np.where(canvas.given, canvas.mask_id, canvas.tokens)
-
-    def base(self, lane: int, stride: int) -> int:
-        """The first slot of a lane in a buffer with ``stride`` slots per lane."""
-        return (self.lane + lane) * stride
+    def branches(self) -> list[Canvas]:
+        """The canvases to feed: the row itself, or a copy per gamble."""
+        if not self.gambles:
+            return [self.canvas]
+        found = []
+        for gamble in self.gambles:
+            branch = self.canvas.fork()
+            branch.commit(gamble.positions, gamble.tokens, gamble.logprobs)
+            found.append(branch)
+        return found
 
 
 @dataclass(slots=True)
 class Job:
-    """What one row wants of this step.  ``work``: positions computed per layer on average, where
-    layers differ."""
+    """What one branch of one row wants of this step.  ``shadow``: positions that are fed once
+    more, as [MASK] tokens that see every token but the one at their own position."""
 
     row: Row
+    canvas: Canvas
     plan: Plan
     targets: IntArray
-    work: int | None = None
+    lane: int = 0
+    lanes: int = 1
+    shadow: IntArray = field(default_factory=lambda: NOTHING)
+    logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
+    work: int | None = None  # positions computed per layer on average, where layers differ
 
     @property
     def size(self) -> int:
         """Token positions it feeds to the model."""
-        return len(self.plan.compute) * self.row.lanes
+        return len(self.plan.compute) * self.lanes + len(self.shadow)
 
     @property
     def cost(self) -> int:
         """Token positions that the model computed for it."""
         return self.size if self.work is None else self.work
+
+    @property
+    def asked(self) -> IntArray:
+        """Positions of the hidden rows that meet the head."""
+        return np.concatenate([self.targets, self.shadow]) if self.shadow.size else self.targets
+
+    def lane_tokens(self, lane: int) -> IntArray:
+        """Token ids of a lane, (N,)."""
+        canvas = self.canvas
+        return canvas.tokens if lane == 0 else np.where(canvas.given, canvas.mask_id, canvas.tokens)
 
 
 @dataclass(slots=True)
@@ -74,7 +95,7 @@ def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.devi
     ``shift``: target t is scored by row t - shift.  ``stride``: slots per lane of the buffer, or
     None when keys and values are not kept.
     """
-    lanes = jobs[0].row.lanes
+    lanes = jobs[0].lanes
     ids: list[IntArray] = []
     positions: list[IntArray] = []
     slots: list[IntArray] = []
@@ -83,18 +104,26 @@ def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.devi
     at = 0
     for lane in range(lanes):
         for job in jobs:
-            compute, row = job.plan.compute, job.row
-            ids.append(row.lane_tokens(lane)[compute])
+            compute = job.plan.compute
+            queries = slice(at, at + len(compute))
+            ids.append(job.lane_tokens(lane)[compute])
             positions.append(compute)
             if stride is None:
-                queries = slice(at, at + len(compute))
                 segments.append(Segment(queries, queries))
             else:
-                base = row.base(lane, stride)
+                base = (job.lane + lane) * stride
                 slots.append(compute + base)
-                segments += segments_of(compute, job.plan.read, at, base, row.canvas.length, device)
+                segments += segments_of(
+                    compute, job.plan.read, at, base, job.canvas.length, device
+                )
             scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
             at += len(compute)
+            if job.shadow.size:
+                ids.append(np.full(len(job.shadow), job.canvas.mask_id))
+                positions.append(job.shadow)
+                segments.append(_shadow(queries, job.shadow, device))
+                scored[lane].append(at + np.arange(len(job.shadow)))
+                at += len(job.shadow)
     return Packed(
         tensor(_join(ids), device)[None],
         tensor(_join(positions), device)[None],
@@ -104,14 +133,25 @@ def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.devi
     )
 
 
+def _shadow(row: slice, shadow: IntArray, device: torch.device) -> Segment:
+    """Shadow tokens behind their row see the row but their own position, and one another."""
+    length, count = row.stop - row.start, len(shadow)
+    hidden = np.zeros((count, length + count), np.float32)
+    hidden[np.arange(count), shadow] = -np.inf
+    keys = slice(row.start, row.stop + count)
+    return Segment(
+        slice(row.stop, row.stop + count), keys, mask=torch.from_numpy(hidden).to(device)
+    )
+
+
 def _join(parts: list[IntArray]) -> IntArray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
     """``array`` on ``device``; no copy on CPU."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+    found = torch.from_numpy(np.ascontiguousarray(array))
+    return found if device.type == "cpu" else found.to(device, non_blocking=True)
 
 
 def _indices(compute: IntArray, rows: IntArray) -> IntArray:
@@ -147,6 +187,8 @@ def _append(last: Segment, new: Segment) -> Segment | None:
     """``last`` with ``new`` as its next row, if sizes and distance allow it."""
     if not isinstance(last.keys, slice) or not isinstance(new.keys, slice):
         return None
+    if last.mask is not None or new.mask is not None:
+        return None
     queries = (last.queries.stop - last.queries.start) // last.rows
     stride = (new.keys.start - last.keys.start) // last.rows
     if (
@@ -161,14 +203,14 @@ def _append(last: Segment, new: Segment) -> Segment | None:
 
 
 def noise_keys(jobs: Sequence[Job], seed: int) -> torch.Tensor:
-    """(R, 4) int64: seed, stream, position, step of every target, for keyed proposals."""
+    """(R, 4) int64: seed, stream, position, step of every scored row, for keyed proposals."""
     parts = []
     for job in jobs:
-        canvas = job.row.canvas
-        keys = np.empty((len(job.targets), 4), np.int64)
+        canvas = job.canvas
+        keys = np.empty((len(job.asked), 4), np.int64)
         keys[:, 0] = seed
         keys[:, 1] = canvas.row * PURPOSES + PROPOSAL
-        keys[:, 2] = job.targets
+        keys[:, 2] = job.asked
         keys[:, 3] = canvas.step
         parts.append(keys)
     return torch.from_numpy(np.concatenate(parts))

@@ -18,8 +18,9 @@ class TraceStep:
     """One forward of one row.
 
     ``commits``: [position, token, log-probability]; ``remasked``: positions; ``computed``: the
-    number of positions fed to the model, ``compute`` and ``read`` the positions as [low, high)
-    runs; ``drafts``: [position, proposed token] of what stayed undecided; ``candidates``:
+    number of positions fed to the model per branch, ``compute`` and ``read`` the positions as [low, high)
+    runs; ``drafts``: [position, proposed token] of what stayed undecided; ``bits``: information
+    committed, the sum of -log2 p; ``explored``: branches fed beyond the one kept; ``candidates``:
     [position, [[token, log-probability], ...]] when they were recorded.
     """
 
@@ -33,6 +34,8 @@ class TraceStep:
     refresh: bool
     forced: bool
     drafts: list[tuple[int, int]]
+    bits: float = 0.0
+    explored: int = 0
     candidates: list[tuple[int, list[tuple[int, float]]]] = field(default_factory=list)
 
 
@@ -61,20 +64,21 @@ class Trace:
         """Record one step."""
         p, d, canvas = step.prediction, step.decision, step.canvas
         taken = set(d.committed.tolist())
-        proposals = list(
-            zip(p.positions.tolist(), p.token.tolist(), p.logprob.tolist(), strict=True)
-        )
+        proposals = zip(p.positions.tolist(), p.token.tolist(), strict=True)
+        commits = zip(d.committed.tolist(), d.tokens.tolist(), d.logprobs.tolist(), strict=True)
         entry = TraceStep(
             step=canvas.step - 1,
             window=canvas.window,
-            commits=[(i, t, round(q, 6)) for i, t, q in proposals if i in taken],
+            commits=sorted((i, t, round(q, 6)) for i, t, q in commits),
             remasked=d.remasked.tolist(),
             computed=len(step.plan.compute),
             compute=runs(step.plan.compute.tolist()),
             read=None if step.plan.read is None else runs(step.plan.read.tolist()),
             refresh=step.plan.refresh,
             forced=d.forced,
-            drafts=[(i, t) for i, t, _ in proposals if i not in taken],
+            drafts=[(i, t) for i, t in proposals if i not in taken and canvas.masked[i]],
+            bits=round(d.bits, 6),
+            explored=d.explored,
         )
         if p.top_token is not None and p.top_logprob is not None:
             entry.candidates = [

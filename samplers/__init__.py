@@ -10,7 +10,10 @@ from __future__ import annotations
 from ..capabilities import Capability
 from . import dparallel, dream, eb, eos, llada, scorers, threshold, windows
 from .base import (
+    NOTHING,
     Decision,
+    Explorer,
+    Gamble,
     Part,
     Prediction,
     Reviser,
@@ -18,13 +21,14 @@ from .base import (
     Scorer,
     Selector,
     Stop,
+    Transform,
     View,
     Window,
 )
 from .compose import SAMPLERS, Info, available, compose, register
 
 __all__ = [
-    "SAMPLERS", "Capability", "Decision", "Info", "Part", "Prediction", "Reviser", "Sampler",
-    "Scorer", "Selector", "Stop", "View", "Window", "available", "compose", "register",
+    "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Gamble", "Info", "Part", "Prediction", "Reviser", "Sampler",
+    "Scorer", "Selector", "Stop", "Transform", "View", "Window", "available", "compose", "register",
     "dparallel", "dream", "eb", "eos", "llada", "scorers", "threshold", "windows",
 ]  # fmt: skip

@@ -1,9 +1,10 @@
 """What a sampler is made of.
 
 A sampler answers five questions about one row: *where* may positions be committed (a `Window`),
-*how sure* is the model (a `Scorer`), *which* positions now (`Selector`s, a chain), *when to stop*
-(`Stop`s), *what to take back* (a `Reviser`).  Each answer is a `Part`: a small frozen dataclass
-with the paper's parameter names.  Parts are NumPy on one row; they never see a batch or a device.
+*how sure* is the model (a `Scorer`, after `Transform`s of what it says), *which* positions now
+(`Selector`s, a chain), *when to stop* (`Stop`s), *what to take back or try first* (a `Reviser`, an
+`Explorer`).  Each answer is a `Part`: a small frozen dataclass with the paper's parameter names.
+Parts are NumPy on one row; they never see a batch or a device.
 
 Parts state what they need of one another as `Capability` objects; `compose` refuses a combination
 whose needs nobody meets, with a sentence that names both sides and a way out.
@@ -11,7 +12,9 @@ whose needs nobody meets, with a sentence that names both sides and a way out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,8 +29,10 @@ class Prediction:
 
     All arrays have the length of ``positions`` (ascending int64).  ``token`` is the proposal x0,
     ``logprob`` its log-probability; ``margin`` p1 - p2, ``gap`` top logit minus second logit,
-    ``entropy`` in nats, ``top_token`` / ``top_logprob`` (n, k): present when a part's
-    ``statistics`` ask for them.
+    ``entropy`` in nats, ``max_logprob`` log-probability of the likeliest token, ``kl`` divergence
+    from the distribution of the row's previous step (infinite where there was none), ``top_token``
+    / ``top_logprob`` (n, k): present when a part's ``statistics`` ask for them.  ``asked``: part
+    name -> (n, m) log-probabilities of the ids that the part `Part.asks` for.
     """
 
     positions: IntArray
@@ -36,8 +41,11 @@ class Prediction:
     margin: FloatArray | None = None
     gap: FloatArray | None = None
     entropy: FloatArray | None = None
+    max_logprob: FloatArray | None = None
+    kl: FloatArray | None = None
     top_token: IntArray | None = None
     top_logprob: FloatArray | None = None
+    asked: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def take(self, keep: BoolArray | IntArray) -> Prediction:
         """The same for a subset of the positions."""
@@ -47,20 +55,30 @@ class Prediction:
 
         return Prediction(
             self.positions[keep], self.token[keep], self.logprob[keep], pick(self.margin),
-            pick(self.gap), pick(self.entropy), pick(self.top_token), pick(self.top_logprob),
+            pick(self.gap), pick(self.entropy), pick(self.max_logprob), pick(self.kl),
+            pick(self.top_token), pick(self.top_logprob),
+            {name: array[keep] for name, array in self.asked.items()},
         )  # fmt: skip
+
+    def at(self, positions: IntArray) -> Prediction:
+        """The same for some of the positions, which must be among these."""
+        return self.take(np.searchsorted(self.positions, positions))
 
 
 @dataclass(frozen=True)
 class View:
     """What a part sees: the row, predictions for its undecided window positions, their scores.
 
-    ``score`` (n,) float32: larger means commit earlier.  ``stop_ids`` are the ids that end a text.
+    ``score`` (n,) float32: larger means commit earlier.  ``everything`` holds the predictions of
+    all positions that some part `Part.wants`, the window's among them; ``shadow`` those of a
+    reviser's shadow positions.  ``stop_ids`` are the ids that end a text.
     """
 
     canvas: Canvas
     prediction: Prediction
     score: FloatArray
+    everything: Prediction
+    shadow: Prediction | None = None
     stop_ids: tuple[int, ...] = ()
 
     @property
@@ -68,7 +86,8 @@ class View:
         return self.prediction.positions
 
     def take(self, keep: BoolArray) -> View:
-        return View(self.canvas, self.prediction.take(keep), self.score[keep], self.stop_ids)
+        """The same for a subset of the positions."""
+        return replace(self, prediction=self.prediction.take(keep), score=self.score[keep])
 
 
 @dataclass(frozen=True)
@@ -82,10 +101,23 @@ class Part:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     offers: ClassVar[frozenset[Capability]] = frozenset()
     statistics: ClassVar[frozenset[str]] = frozenset()  # fields of Prediction it reads
+    # Family -> field -> value: what the paper uses there, for fields left at None.
+    family_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    def __str__(self) -> str:
+        return self.name
 
     def companions(self) -> tuple[Part, ...]:
         """Parts that complete the paper's method where a composition leaves a role open."""
         return ()
+
+    def wants(self, canvas: Canvas) -> IntArray | None:
+        """Positions beyond the window's masks whose predictions it reads, ascending."""
+        return None
+
+    def asks(self, canvas: Canvas, positions: IntArray) -> IntArray | None:
+        """(n, m) ids whose log-probabilities it reads at ``positions``."""
+        return None
 
 
 class Window(Part):
@@ -97,12 +129,28 @@ class Window(Part):
         """Before a forward: make sure the window holds an undecided position, if any is left."""
         raise NotImplementedError
 
+    def settle(self, canvas: Canvas, prediction: Prediction) -> None:
+        """After a forward: bounds that depend on what the model says."""
+
+    def reconsiders(self, view: View, chosen: BoolArray) -> bool:
+        """Whether the window has just grown and the step's commits should wait for that."""
+        return False
+
     def decides(self, canvas: Canvas) -> bool:
         """Whether the window itself says what this step commits, in place of the selectors."""
         return False
 
     def select(self, view: View) -> BoolArray:
         """(n,) bool over ``view.positions``, in a step that the window `decides`."""
+        raise NotImplementedError
+
+
+class Transform(Part):
+    """What becomes of the predictions before anyone looks at them."""
+
+    role: ClassVar[str] = "transform"
+
+    def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
         raise NotImplementedError
 
 
@@ -116,17 +164,25 @@ class Scorer(Part):
 
 
 class Selector(Part):
-    """Which positions of the view are committed now."""
+    """Which positions of the view are committed now.
+
+    A selector that ``extends`` adds to what others chose: it does not stand alone in a chain.
+    """
 
     role: ClassVar[str] = "selector"
+    extends: ClassVar[bool] = False
 
     def rests(self, canvas: Canvas) -> bool:
         """Whether the schedule grants this step nothing, so that no forward is needed."""
         return False
 
     def select(self, view: View) -> BoolArray:
-        """(n,) bool over ``view.positions``."""
+        """(n,) bool over ``view.positions``: those that no earlier selector has chosen."""
         raise NotImplementedError
+
+    def tokens(self, view: View) -> IntArray:
+        """(n,) ids that it commits: the proposals, unless it says otherwise."""
+        return view.prediction.token
 
 
 class Stop(Part):
@@ -150,6 +206,9 @@ class EosRule(Part):
         """Whether `rescore` does anything."""
         return False
 
+    def foresee(self, view: View) -> None:
+        """Before the step's own commits: cut the region by what is proposed."""
+
     def rescore(self, view: View) -> FloatArray:
         """Scores after the rule had its say."""
         return view.score
@@ -164,8 +223,42 @@ class Reviser(Part):
 
     role: ClassVar[str] = "reviser"
 
+    def shadow(self, canvas: Canvas) -> IntArray | None:
+        """Positions to predict once more from all tokens but their own (WINO), ascending."""
+        return None
+
     def revise(self, view: View, committed: IntArray) -> IntArray:
-        """Positions to return to undecided."""
+        """Positions to return to undecided.  The predictions are from before the commits."""
+        raise NotImplementedError
+
+
+class Explorer(Part):
+    """What to try first: several continuations of a row, fed in one forward.
+
+    After the step's own commits it proposes gambles: sets of further positions to commit with
+    their proposals.  Each is a branch; an empty one is the row as it stands.  The next forward
+    feeds all branches, `choose` picks one, its gamble becomes final, and the step goes on with its
+    predictions: no forward is spent on choosing.
+    """
+
+    role: ClassVar[str] = "explorer"
+
+    @property
+    def width(self) -> int:
+        """Most branches it feeds at once."""
+        raise NotImplementedError
+
+    def instead(self, view: View, chosen: BoolArray) -> bool:
+        """Whether gambles replace the commit that the progress guarantee would force."""
+        return False
+
+    def gambles(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+        """Branches as (n,) bool over ``view.positions``, disjoint from the commits ``chosen``;
+        none means: feed the row as it stands."""
+        raise NotImplementedError
+
+    def choose(self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]) -> int:
+        """Index of the branch to keep.  ``decide`` makes an inner step on a canvas of its own."""
         raise NotImplementedError
 
 
@@ -187,13 +280,53 @@ def even_quota(items: int, steps: int) -> IntArray:
     return base + (np.arange(steps) < rest).astype(np.int64)
 
 
+NOTHING: IntArray = np.zeros(0, np.int64)
+NO_SCORES: FloatArray = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Gamble:
+    """Commits that one branch makes beyond its row."""
+
+    positions: IntArray
+    tokens: IntArray
+    logprobs: FloatArray
+
+
 @dataclass(frozen=True)
 class Decision:
-    """What one step did to one row."""
+    """What one step did to one row: ``committed`` positions with their ``tokens`` and
+    ``logprobs``, ``remasked`` positions; ``forced``: whether only the progress guarantee
+    committed; ``gambles``: the branches that the next forward feeds; ``explored``: branches that
+    were fed in this step beyond the one kept."""
 
     committed: IntArray
     remasked: IntArray
     forced: bool = False
+    gambles: tuple[Gamble, ...] = ()
+    explored: int = 0
+    tokens: IntArray = field(default_factory=lambda: NOTHING)
+    logprobs: FloatArray = field(default_factory=lambda: NO_SCORES)
+
+    def after(self, gamble: Gamble | None, explored: int) -> Decision:
+        """The same with the gamble that came before it."""
+        if gamble is None:
+            return replace(self, explored=explored)
+        return replace(
+            self,
+            committed=np.concatenate([gamble.positions, self.committed]),
+            tokens=np.concatenate([gamble.tokens, self.tokens]),
+            logprobs=np.concatenate([gamble.logprobs, self.logprobs]),
+            explored=explored,
+        )
+
+    @property
+    def bits(self) -> float:
+        """Information committed in this step: sum of -log2 p (2511.21103)."""
+        return float(-self.logprobs.sum() / np.log(2))
+
+
+Decide = Callable[[Canvas, Prediction], Decision]
 
 
 @dataclass(frozen=True)
@@ -209,18 +342,54 @@ class Sampler:
     selectors: tuple[Selector, ...]
     eos: EosRule
     stops: tuple[Stop, ...] = ()
+    transforms: tuple[Transform, ...] = ()
     reviser: Reviser | None = None
+    explorer: Explorer | None = None
     stop_ids: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
-        revisers = (self.reviser,) if self.reviser else ()
-        return (self.window, self.scorer, *self.selectors, self.eos, *self.stops, *revisers)
+        single = tuple(part for part in (self.reviser, self.explorer) if part is not None)
+        return (
+            self.window, *self.transforms, self.scorer, *self.selectors, self.eos, *self.stops,
+            *single,
+        )  # fmt: skip
 
-    @property
+    @cached_property
     def statistics(self) -> frozenset[str]:
         """Fields of `Prediction` that some part reads."""
         return frozenset().union(*(part.statistics for part in self.parts))
+
+    @cached_property
+    def _wanting(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if type(part).wants is not Part.wants)
+
+    @cached_property
+    def _asking(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if type(part).asks is not Part.asks)
+
+    @cached_property
+    def offers(self) -> frozenset[Capability]:
+        """What it offers to a cache: foresight, when no part looks at predictions."""
+        window = type(self.window)
+        looks = (
+            self.stops or self.transforms or self.reviser or self.explorer or self.eos.reorders
+            or self._wanting or self._asking
+            or window.settle is not Window.settle or window.reconsiders is not Window.reconsiders
+        )  # fmt: skip
+        blind = (self.scorer, *self.selectors)
+        return frozenset() if looks else frozenset.intersection(*(p.offers for p in blind))
+
+    def foreseen(self, canvas: Canvas) -> IntArray:
+        """The positions that this step is going to commit, ascending; only with foresight."""
+        positions = canvas.masks()
+        unknown = np.zeros(len(positions), np.float32)
+        blank = Prediction(positions, np.zeros_like(positions), unknown)
+        view = self._view(canvas, blank, None)
+        chosen, _ = self._select(view)
+        if not chosen.any():
+            chosen[view.score.argmax()] = True
+        return positions[chosen]
 
     def prepare(self, canvas: Canvas) -> bool:
         """Move the window; False when the schedule grants this step nothing."""
@@ -231,60 +400,104 @@ class Sampler:
 
     def targets(self, canvas: Canvas) -> IntArray:
         """Positions whose predictions this step needs, ascending."""
-        return canvas.masks()
+        masks = canvas.masks()
+        wanted = [w for part in self._wanting if (w := part.wants(canvas)) is not None]
+        return np.unique(np.concatenate([masks, *wanted])) if wanted else masks
 
-    @property
-    def offers(self) -> frozenset[Capability]:
-        """What it offers to a cache: foresight, when no part looks at predictions."""
-        blind = (self.scorer, *self.selectors)
-        looks = self.stops or self.reviser or self.eos.reorders
-        return frozenset.intersection(*(p.offers for p in blind)) if not looks else frozenset()
+    def shadow(self, canvas: Canvas) -> IntArray:
+        """Positions to predict once more from all tokens but their own, ascending."""
+        found = None if self.reviser is None else self.reviser.shadow(canvas)
+        return NOTHING if found is None else found
 
-    def foreseen(self, canvas: Canvas) -> IntArray:
-        """The positions that this step is going to commit, ascending; only with foresight."""
-        positions = canvas.masks()
-        blank = Prediction(
-            positions, np.zeros_like(positions), np.zeros(len(positions), np.float32)
-        )
-        view = View(canvas, blank, self.scorer.score(canvas, blank), self.stop_ids)
-        chosen = self._select(view)
-        if not chosen.any():
-            chosen[view.score.argmax()] = True
-        return positions[chosen]
+    def asks(self, canvas: Canvas, positions: IntArray) -> dict[str, IntArray]:
+        """Part name -> (n, m) ids whose log-probabilities it reads at ``positions``."""
+        found = {part.name: part.asks(canvas, positions) for part in self._asking}
+        return {name: ids for name, ids in found.items() if ids is not None}
 
-    def decide(self, canvas: Canvas, prediction: Prediction) -> Decision:
+    @cached_property
+    def inner(self) -> Sampler:
+        """The same without its explorer."""
+        return replace(self, explorer=None)
+
+    def adopt(self, canvas: Canvas, gamble: Gamble) -> None:
+        """Make a gamble final."""
+        if gamble.positions.size:
+            canvas.commit(gamble.positions, gamble.tokens, gamble.logprobs)
+            self.eos.check(canvas, gamble.positions, self.stop_ids)
+
+    def decide(
+        self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None = None
+    ) -> Decision:
         """Commit, revise and stop on one row, given predictions for `targets`."""
-        view = View(canvas, prediction, self.scorer.score(canvas, prediction), self.stop_ids)
-        view = replace(view, score=self.eos.rescore(view))
+        self.window.settle(canvas, prediction)
+        for transform in self.transforms:
+            prediction = transform.apply(canvas, prediction)
+        view = self._view(canvas, prediction, shadow)
         if any(stop.fill(view) for stop in self.stops):
-            self._commit(view, np.ones(len(view.positions), np.bool_))
-            self.eos.check(canvas, view.positions, self.stop_ids)
-            return Decision(view.positions, view.positions[:0])
-        chosen = self._select(view)
-        forced = not chosen.any() and len(chosen) > 0
+            return self._fill(view)
+        chosen, tokens = self._select(view)
+        if self.window.reconsiders(view, chosen):
+            return Decision(NOTHING, NOTHING)
+        held = self.explorer is not None and self.explorer.instead(view, chosen)
+        forced = len(chosen) > 0 and not chosen.any() and not held
         if forced:  # the progress guarantee: a step that was paid for decides something
             chosen[view.score.argmax()] = True
             canvas.forced += 1
-        committed = self._commit(view, chosen)
-        remasked = committed[:0]
+        decision = self._commit(view, chosen, tokens)
+        remasked = NOTHING
         if self.reviser is not None:
             canvas.memory["revises"] = True  # end-of-text rules wait for the window to close
-            remasked = self.reviser.revise(view, committed)
+            remasked = self.reviser.revise(view, decision.committed)
             canvas.remask(remasked)
-        self.eos.check(canvas, committed, self.stop_ids)
-        return Decision(committed, remasked, forced)
+        self.eos.check(canvas, decision.committed, self.stop_ids)
+        gambles = self._gambles(view, chosen)
+        return replace(decision, remasked=remasked, forced=forced, gambles=gambles)
 
-    def _select(self, view: View) -> BoolArray:
+    def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
+        here = prediction
+        low, high = canvas.window
+        at = prediction.positions
+        keep = canvas.masked[at] & (at >= low) & (at < high)
+        if not keep.all():
+            here = prediction.take(keep)
+        score = self.scorer.score(canvas, here)
+        view = View(canvas, here, score, prediction, shadow, self.stop_ids)
+        self.eos.foresee(view)
+        rescored = self.eos.rescore(view)
+        return view if rescored is score else replace(view, score=rescored)
+
+    def _fill(self, view: View) -> Decision:
+        """Commit all that is undecided with its proposal."""
+        found = view.everything.take(view.canvas.masked[view.everything.positions])
+        whole = replace(view, prediction=found)
+        decision = self._commit(whole, np.ones(len(found.positions), np.bool_), found.token)
+        self.eos.check(view.canvas, decision.committed, self.stop_ids)
+        return decision
+
+    def _select(self, view: View) -> tuple[BoolArray, IntArray]:
+        """What is committed, (n,) bool, and with which ids, (n,)."""
         if self.window.decides(view.canvas):
-            return self.window.select(view)
-        chosen = self.selectors[0].select(view)
+            return self.window.select(view), view.prediction.token
+        chosen, tokens = self.selectors[0].select(view), self.selectors[0].tokens(view)
         for selector in self.selectors[1:]:
             left = ~chosen
-            chosen[left] = selector.select(view.take(left))
-        return chosen
+            rest = view.take(left)
+            more = selector.select(rest)
+            chosen[left] = more
+            if (own := selector.tokens(rest)) is not rest.prediction.token:
+                tokens = tokens.copy()
+                tokens[np.flatnonzero(left)[more]] = own[more]
+        return chosen, tokens
 
-    def _commit(self, view: View, chosen: BoolArray) -> IntArray:
+    def _commit(self, view: View, chosen: BoolArray, tokens: IntArray) -> Decision:
+        positions, ids = view.positions[chosen], tokens[chosen]
+        logprobs = view.prediction.logprob[chosen]
+        view.canvas.commit(positions, ids, logprobs)
+        return Decision(positions, NOTHING, tokens=ids, logprobs=logprobs)
+
+    def _gambles(self, view: View, chosen: BoolArray) -> tuple[Gamble, ...]:
+        if self.explorer is None or view.canvas.finished:
+            return ()
         p = view.prediction
-        positions = p.positions[chosen]
-        view.canvas.commit(positions, p.token[chosen], p.logprob[chosen])
-        return positions
+        sets = self.explorer.gambles(view, chosen)
+        return tuple(Gamble(p.positions[s], p.token[s], p.logprob[s]) for s in sets)

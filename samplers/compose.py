@@ -10,13 +10,24 @@ from ..capabilities import Capability
 from ..errors import ConfigError, UnknownNameError
 from ..registry import Registry
 from ..spec import arguments, parse
-from .base import Part, Reviser, Sampler, Scorer, Selector, Stop, Window
+from .base import (
+    EosRule,
+    Explorer,
+    Part,
+    Reviser,
+    Sampler,
+    Scorer,
+    Selector,
+    Stop,
+    Transform,
+    Window,
+)
 
 SAMPLERS: Registry[Part] = Registry("sampler")
 register = SAMPLERS.register
 
-EXCLUSIVE = ("window", "scorer", "reviser", "eos")
-ROLES = (*EXCLUSIVE, "selector", "stop")
+EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer")
+ROLES = (*EXCLUSIVE, "selector", "stop", "transform")
 DEFAULTS = ("threshold", "blocks", "prob", "eos")  # what fills a role that nobody asks for
 
 SamplerLike = str | Part | Sequence[Part] | Sampler
@@ -58,23 +69,23 @@ class Needy(Protocol):
 
 
 def check_needs(
-    parts: Iterable[Needy], offers: Mapping[str, frozenset[Capability]], source: str
+    parts: Iterable[Needy], source: str, offerer: str, offered: frozenset[Capability]
 ) -> None:
-    """Raise when a part needs something from ``source`` (e.g. "a cache") that is not offered.
-
-    ``offers`` has one entry: the name of what fills that place, and what it offers.
-    """
-    (offerer, offered), *_ = offers.items()
+    """Raise when a part needs something that ``source`` (e.g. "a cache") could offer, but
+    ``offerer``, which fills that place, does not."""
     for part in parts:
         for need in sorted(part.needs - offered, key=str):
             if need.source == source:
-                others = sorted(
-                    name for name in SAMPLERS if need in SAMPLERS[name].offers and name != offerer
-                )
-                hint = f"use {need.remedy or ' or '.join(others)}"
+                remedy = need.remedy or f"use {' or '.join(_offering(need))}"
                 raise ConfigError(
-                    f"{part.name} needs {need}, which {offerer} does not offer; {hint} instead"
+                    f"{part.name} needs {need}, which {offerer} does not offer; {remedy} instead"
                 )
+
+
+def _offering(need: Capability) -> list[str]:
+    """Names of the parts whose class says that it offers something."""
+    offers = {name: SAMPLERS[name].offers for name in SAMPLERS}
+    return sorted(n for n, found in offers.items() if isinstance(found, frozenset) and need in found)
 
 
 def compose(
@@ -82,16 +93,44 @@ def compose(
     *,
     options: Mapping[str, Any] | None = None,
     stop_ids: Sequence[int] = (),
+    family: str = "llada",
+    facts: Mapping[str, Any] | None = None,
 ) -> Sampler:
     """Build a complete sampler.
 
     ``sampler`` is a string, a part, parts, or a finished `Sampler`.  ``options`` (e.g. ``steps``,
     ``block_length``) fill the fields of that name which the parts leave at ``None``; an option
-    that no part takes is an error, never ignored.
+    that no part takes is an error, never ignored.  Fields still open then are filled from
+    ``facts`` (what is known about the model, e.g. ``delimiters``; a value or a function that
+    finds it) and from what the paper uses for
+    the model's ``family``.
     """
     if isinstance(sampler, Sampler):
         return replace(sampler, stop_ids=tuple(stop_ids))
-    parts = _as_parts(sampler)
+    parts, spec = _as_parts(sampler), _spec_of(sampler)
+    roles = _complete(parts)
+    roles = _fill_options(roles, options or {}, spec)
+    roles = {
+        role: [_fill_open(part, facts or {}, family) for part in group]
+        for role, group in roles.items()
+    }
+    _check_composition([part for group in roles.values() for part in group], roles)
+    return Sampler(
+        spec=spec,
+        window=cast(Window, roles["window"][0]),
+        scorer=cast(Scorer, roles["scorer"][0]),
+        selectors=cast("tuple[Selector, ...]", tuple(roles["selector"])),
+        eos=cast(EosRule, roles["eos"][0]),
+        stops=cast("tuple[Stop, ...]", tuple(roles["stop"])),
+        transforms=cast("tuple[Transform, ...]", tuple(roles["transform"])),
+        reviser=cast("Reviser | None", next(iter(roles["reviser"]), None)),
+        explorer=cast("Explorer | None", next(iter(roles["explorer"]), None)),
+        stop_ids=tuple(stop_ids),
+    )
+
+
+def _complete(parts: Iterable[Part]) -> dict[str, list[Part]]:
+    """The parts by role; open roles filled by what the parts bring along, then by defaults."""
     roles: dict[str, list[Part]] = {role: [] for role in ROLES}
     for part in parts:
         if part.role in EXCLUSIVE and roles[part.role]:
@@ -99,37 +138,38 @@ def compose(
                 f"{roles[part.role][0].name} and {part.name} are both a {part.role}: keep one"
             )
         roles[part.role].append(part)
-    completing = [companion for part in parts for companion in part.companions()]
-    for part in (*completing, *(SAMPLERS[name]() for name in DEFAULTS)):
-        if not roles[part.role]:
-            roles[part.role].append(part)
-    roles = _fill_options(roles, options or {}, spec=_spec_of(sampler))
-    scorer = cast(Scorer, roles["scorer"][0])
-    check_needs(
-        (part for group in roles.values() for part in group),
-        {scorer.name: scorer.offers},
-        "a scorer",
-    )
-    return Sampler(
-        spec=_spec_of(sampler),
-        window=cast(Window, roles["window"][0]),
-        scorer=scorer,
-        selectors=cast("tuple[Selector, ...]", tuple(roles["selector"])),
-        eos=roles["eos"][0],  # type: ignore[arg-type]
-        stops=cast("tuple[Stop, ...]", tuple(roles["stop"])),
-        reviser=cast("Reviser | None", roles["reviser"][0] if roles["reviser"] else None),
-        stop_ids=tuple(stop_ids),
-    )
+    given = [part for group in roles.values() for part in group]
+    brought = [companion for part in given for companion in part.companions()]
+    # A companion may bring companions of its own, e.g. the score its rule is about.
+    brought += [companion for part in brought for companion in part.companions()]
+    for part in (*brought, *(SAMPLERS[name]() for name in DEFAULTS)):
+        group = roles[part.role]
+        if not group:
+            group.append(part)
+        elif part.role == "selector" and all(getattr(p, "extends", False) for p in group):
+            group.insert(0, part)
+    return roles
+
+
+def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> None:
+    """Needs that parts of the same sampler have to meet."""
+    for role in ("scorer", "window", "reviser", "eos"):
+        for part in roles[role]:
+            source = "an eos rule" if role == "eos" else f"a {role}"
+            others = [other for other in parts if other is not part]
+            check_needs(others, source, str(part), part.offers)
 
 
 def _as_parts(sampler: str | Part | Sequence[Part]) -> tuple[Part, ...]:
     if isinstance(sampler, str):
-        return parse(sampler, SAMPLERS)
-    parts = tuple(sampler) if isinstance(sampler, list | tuple) else (sampler,)
+        parts = parse(sampler, SAMPLERS)
+    else:
+        parts = tuple(sampler) if isinstance(sampler, list | tuple) else (sampler,)
     for part in parts:
         if not isinstance(part, Part) or part.role not in ROLES:
             raise ConfigError(f"{part!r} is not a sampler part: use a name or a registered class")
-    return parts
+    # What a part wraps stands before it: lopa(localleap) is localleap, explored by lopa.
+    return tuple(p for part in parts for p in (*_as_parts(getattr(part, "base", ())), part))
 
 
 def _spec_of(sampler: str | Part | Sequence[Part]) -> str:
@@ -162,3 +202,15 @@ def _fill_options(
             raise UnknownNameError("sampler option", key, ("steps", "block_length"))
         raise ConfigError(f"sampler {spec!r} takes no {key}; {', '.join(takers)} would")
     return filled
+
+
+def _fill_open(part: Part, facts: Mapping[str, Any], family: str) -> Part:
+    """A copy of the part without open fields, as far as something is known about them."""
+    defaults = part.family_defaults.get(family) or part.family_defaults.get("llada", {})
+    known = {**facts, **defaults}
+    found = {
+        name: known[name]() if callable(known[name]) else known[name]
+        for name in arguments(part)
+        if name in known and getattr(part, name) is None
+    }
+    return replace(part, **found) if found else part

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..capabilities import KEEPS_TEXT, Capability
 from ..errors import UnknownNameError
 from .base import EosRule, View
 from .compose import register
@@ -109,6 +110,13 @@ class Eos(EosRule):
     def __post_init__(self) -> None:
         if self.eos_policy is not None and self.eos_policy not in CHECKS:
             raise UnknownNameError("eos_policy", self.eos_policy, CHECKS)
+
+    def __str__(self) -> str:
+        return f"eos_policy={self.eos_policy!r}"
+
+    @property
+    def offers(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset() if self.eos_policy == "first_commit" else frozenset({KEEPS_TEXT})
 
     @property
     def suppress(self) -> bool:  # type: ignore[override]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
+from ..capabilities import FIXED_WINDOW
 from ..errors import ConfigError
 from .base import View, Window
 from .compose import register
@@ -21,6 +22,8 @@ class StaticBlocks(Window):
     ``force_first`` commits exactly the first position when a block opens, whatever its score:
     only for parity with the cached Dream code of Fast-dLLM, which cannot predict it later.
     """
+
+    offers = frozenset({FIXED_WINDOW})
 
     block_length: int | None = None
     force_first: bool = False
@@ -49,6 +52,8 @@ class StaticBlocks(Window):
 @dataclass(frozen=True)
 class WholeRegion(Window):
     """Every undecided position of the region, from the first step on."""
+
+    offers = frozenset({FIXED_WINDOW})
 
     def advance(self, canvas: Canvas) -> None:
         if canvas.window != (canvas.start, canvas.end):

@@ -38,7 +38,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),
     "kv": ({"errors", "models"}, {"torch", "transformers"}),
-    "packing": ({"errors", "canvas", "cache", "models", "kernels"}, {"numpy", "torch"}),
+    "packing": ({"errors", "canvas", "samplers", "cache", "models", "kernels"}, {"numpy", "torch"}),
     "layers": ({"canvas", "cache", "kv", "packing"}, {"numpy", "torch"}),
     "engine": (
         GROUND

@@ -35,18 +35,20 @@ Attended = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Queries that attend all of the named keys, and nothing else, without a mask.
+    """Queries that attend the named keys and nothing else: all of them, unless there is a mask.
 
     ``queries`` is a range of the packed query axis; ``keys`` a range (a view) or a 1-D LongTensor
     (a gather) of the packed key axis.  ``rows > 1`` folds that many rows of equal size into one
     call: they lie back to back in ``queries``, and row ``r`` reads the keys of row 0 moved by
-    ``r * key_stride`` slots.
+    ``r * key_stride`` slots.  ``mask`` (queries, keys) float, for one row, is added to the scores;
+    flash kernels take none.
     """
 
     queries: slice
     keys: slice | Tensor
     rows: int = 1
     key_stride: int = 0
+    mask: Tensor | None = None
 
 
 def attend(
@@ -74,7 +76,7 @@ def attend(
         options.pop(name, None)
     if watch is not None:
         watch(q, k)
-    call = partial(call, attention_mask=None, is_causal=False, **options)
+    call = partial(call, is_causal=False, **options)
     return _packed(call, module, q, k, v, segments), None
 
 
@@ -91,6 +93,7 @@ def _packed(
             queries.transpose(0, 1),
             _rows_of(k, segment),
             _rows_of(v, segment),
+            None if segment.mask is None else segment.mask[None, None].to(v.dtype),
         )
         out[0, segment.queries] = rows.flatten(0, 1)
     return out

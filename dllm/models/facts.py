@@ -13,7 +13,7 @@ from .family import ConfigDict, Facts, Family
 SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
             "logit_shift", "context_length", "score_source")  # fmt: skip
 UNBOUNDED = 2**30  # positions of networks that state no limit
-GENERATION = ("max_new_tokens", "block_length")  # what generation_config.json may recommend
+GENERATION = ("max_new_tokens", "block_length", "delimiters")  # what generation_config.json may recommend
 
 
 def read_facts(

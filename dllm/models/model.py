@@ -6,12 +6,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .family import Facts, Family
+
+
+_DELIMITERS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, ...]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -55,6 +59,19 @@ class DiffusionModel:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.hf.dtype
         return dtype
+
+    def delimiters(self) -> tuple[int, ...]:
+        """Ids that end a unit of text: what ``generation_config.json`` lists as ``delimiters``,
+        else every token with a line break in it."""
+        given = self.generation_defaults.get("delimiters")
+        if given is not None or self.tokenizer is None:
+            return tuple(given or ())
+        known = _DELIMITERS.get(self.tokenizer)
+        if known is None:
+            pieces = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))])
+            known = tuple(i for i, piece in enumerate(pieces) if "\n" in piece)
+            _DELIMITERS[self.tokenizer] = known
+        return known
 
     def save_pretrained(
         self,

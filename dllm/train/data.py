@@ -116,4 +116,4 @@ def _length(rows: list[Row]) -> int:
 
 def _draw_canvas(rng: random.Random) -> int:
     """Canvas lengths: mostly as short as the answer, else one block or the default canvas."""
-    return rng.choices((1, CANVAS // 2, CANVAS), (12, 3, 5))[0]
+    return rng.choices((1, CANVAS // 2, CANVAS), (14, 3, 3))[0]

@@ -15,10 +15,11 @@ import torch as _torch
 from ...errors import UnknownNameError
 from . import naive as _naive
 from . import torch as _fast
+from .asked import logprobs_of
 from .heads import Head
 from .result import OPTIONAL, Options, TokenStatistics, check
 
-__all__ = ["Head", "TokenStatistics", "logits_statistics", "token_statistics"]
+__all__ = ["Head", "TokenStatistics", "logits_statistics", "logprobs_of", "token_statistics"]
 
 _BACKENDS: dict[str, ModuleType] = {"auto": _fast, "naive": _naive, "torch": _fast}
 

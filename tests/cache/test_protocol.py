@@ -138,7 +138,7 @@ def test_needs_and_offers_are_one_mechanism() -> None:
     def engine(sampler: Any, cache: str) -> Engine:
         return Engine(model, compose(sampler), caches.compose(cache), GenerationConfig())
 
-    with pytest.raises(dllm.ConfigError, match=r"dkv_greedy needs commits .* which threshold does"):
+    with pytest.raises(dllm.ConfigError, match=r"dkv_greedy needs commits .*'threshold' does not"):
         engine("threshold", "dkv_greedy")
     engine("llada(remasking=random)", "dkv_greedy")
     engine("dream(alg=origin)", "dkv_greedy")
@@ -149,7 +149,9 @@ def test_needs_and_offers_are_one_mechanism() -> None:
         needs = frozenset({WINDOW_LOGITS, PROBABILITY})
 
     engine(Whole(), "dual")
-    with pytest.raises(dllm.ConfigError, match=r"whole_window needs .* which d2 does not offer"):
+    with pytest.raises(
+        dllm.ConfigError, match=r"needs predictions of the whole window .*'d2' does not offer"
+    ):
         engine(Whole(), "d2")
 
 

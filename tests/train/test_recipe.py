@@ -17,7 +17,7 @@ from dllm.train.tokenizer import build_tokenizer
 
 TOY = Recipe(
     hidden_size=32, layers=1, heads=2, intermediate_size=48, steps=6, tokens=512, warmup=2,
-    first_steps=2, weights={"copy": 1.0}, first_weights={"sum": 1.0},
+    weights={"copy": 1.0}, phases=((2, {"sum": 1.0}),),
 )  # fmt: skip
 
 

@@ -1,0 +1,44 @@
+"""How far a distribution has moved since the last step: full log-probabilities are kept for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .statistics.heads import Head, full_logits
+
+
+def log_probabilities(
+    hidden: torch.Tensor, head: Head, banned: Sequence[int] = ()
+) -> torch.Tensor:
+    """(n, V) float32 log-probabilities of hidden rows (n, d) under ``head``, without ``banned``
+    ids.  This materialises n x V numbers: only for samplers that compare whole distributions."""
+    logits = full_logits(hidden, head).float()
+    if banned:
+        logits[:, list(banned)] = -torch.inf
+    return logits.log_softmax(-1)
+
+
+def divergence(
+    positions: npt.NDArray[np.int64],
+    logprobs: torch.Tensor,
+    previous: tuple[npt.NDArray[np.int64], torch.Tensor] | None,
+) -> npt.NDArray[np.float32]:
+    """(n,) float32 Kullback-Leibler divergence KL(now || before) in nats.
+
+    ``logprobs`` (n, V) at ``positions``; ``previous``: the same of the step before.  Infinite
+    where there is nothing to compare with.
+    """
+    found = np.full(len(positions), np.inf, np.float32)
+    if previous is not None and len(positions):
+        known, before = previous
+        both, here, there = np.intersect1d(positions, known, return_indices=True)
+        if both.size:
+            now = logprobs[torch.from_numpy(here).to(logprobs.device)]
+            then = before[torch.from_numpy(there).to(before.device)]
+            moved = torch.where(now > -torch.inf, now.exp() * (now - then), 0.0).sum(-1)
+            found[here] = moved.cpu().numpy()
+    return found
