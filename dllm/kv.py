@@ -50,6 +50,7 @@ class KVBuffer(Cache):
         values.index_copy_(2, slots, value_states)
         return keys, values
 
+    @torch.inference_mode()
     def copy(self, lane: int, others: Iterable[int], positions: torch.Tensor) -> None:
         """Give other lanes what ``lane`` holds at ``positions``."""
         for held in (*self._keys, *self._values):

@@ -65,7 +65,7 @@ class LayerHook:
         """Hook the layers for one forward over ``packed``."""
         self.packed = packed
         self.pieces = [
-            Piece(job, (job.lane + lane) * self.buffer.stride,
+            Piece(job, job.base(lane, self.buffer.stride),
                   job.row.slots.memory.setdefault(f"lane{lane}", {}), job.plan.compute)
             for lane in range(jobs[0].lanes) for job in jobs
         ]  # fmt: skip
@@ -151,7 +151,7 @@ class LayerHook:
     def _segments(self) -> Iterator[Any]:
         at = 0
         for piece in self.pieces:
-            now, length = piece.now, piece.job.canvas.length
+            now, length = piece.now, piece.job.row.canvas.length
             if now.compute.size:
                 yield from segments_of(now.compute, now.read, at, piece.base, length,
                                        self.inputs.device)  # fmt: skip
@@ -196,7 +196,7 @@ class View:
     def attention(self, queries: IntArray) -> FloatArray:
         q, k = self._queries(queries), self._hook.keys[0]
         read = self._piece.now.read
-        length = self._piece.job.canvas.length
+        length = self._piece.job.row.canvas.length
         read = np.arange(length) if read is None else read
         k = k[:, self._indices(self._piece.slots(read))].float()
         k = k.repeat_interleave(len(q) // len(k), dim=0)

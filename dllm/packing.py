@@ -76,6 +76,10 @@ class Job:
         canvas = self.canvas
         return canvas.tokens if lane == 0 else np.where(canvas.given, canvas.mask_id, canvas.tokens)
 
+    def base(self, lane: int, stride: int) -> int:
+        """The first slot of a lane in a buffer with ``stride`` slots per lane."""
+        return (self.lane + lane) * stride
+
 
 @dataclass(slots=True)
 class Packed:
@@ -111,11 +115,9 @@ def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.devi
             if stride is None:
                 segments.append(Segment(queries, queries))
             else:
-                base = (job.lane + lane) * stride
+                base = job.base(lane, stride)
                 slots.append(compute + base)
-                segments += segments_of(
-                    compute, job.plan.read, at, base, job.canvas.length, device
-                )
+                segments += segments_of(compute, job.plan.read, at, base, job.canvas.length, device)
             scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
             at += len(compute)
             if job.shadow.size:
@@ -150,8 +152,8 @@ def _join(parts: list[IntArray]) -> IntArray:
 
 def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
     """``array`` on ``device``; no copy on CPU."""
-    found = torch.from_numpy(np.ascontiguousarray(array))
-    return found if device.type == "cpu" else found.to(device, non_blocking=True)
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 def _indices(compute: IntArray, rows: IntArray) -> IntArray:

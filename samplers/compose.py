@@ -85,7 +85,9 @@ def check_needs(
 def _offering(need: Capability) -> list[str]:
     """Names of the parts whose class says that it offers something."""
     offers = {name: SAMPLERS[name].offers for name in SAMPLERS}
-    return sorted(n for n, found in offers.items() if isinstance(found, frozenset) and need in found)
+    return sorted(
+        n for n, found in offers.items() if isinstance(found, frozenset) and need in found
+    )
 
 
 def compose(
@@ -153,9 +155,10 @@ def _complete(parts: Iterable[Part]) -> dict[str, list[Part]]:
 
 def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> None:
     """Needs that parts of the same sampler have to meet."""
-    for role in ("scorer", "window", "reviser", "eos"):
+    sources = {"eos": "an eos rule", "stop": "a selector", "transform": "a selector"}
+    for role in ("scorer", "window", "selector", "reviser", "eos", "stop", "transform"):
         for part in roles[role]:
-            source = "an eos rule" if role == "eos" else f"a {role}"
+            source = sources.get(role, f"a {role}")
             others = [other for other in parts if other is not part]
             check_needs(others, source, str(part), part.offers)
 

@@ -74,6 +74,50 @@ def _dparallel(case: dict[str, Any]) -> Call:
     return Call(sampler, case.get("cache", "none"), {"block_length": case["block_length"]})
 
 
+def _adablock(case: dict[str, Any]) -> Call:
+    delimiters = case.get("delimiter_ids", [198])  # the Dream code has a fixed list
+    sampler = (
+        f"threshold(tau={case['threshold']})+adablock(block_length={case['init_block_length']}, "
+        f"delimiters={tuple(delimiters)}, delimiter_threshold={case['delimiter_threshold']}"
+    )
+    # The cached Dream code cannot predict a block's first position later on.
+    forced = case["algorithm"] == "adablock_dream" and case["cache"] != "none"
+    return Call(sampler + (", force_first=True)" if forced else ")"), case["cache"], {})
+
+
+def _prophet(case: dict[str, Any]) -> Call:
+    arguments = {"block_length": case["block_length"], "steps": case["num_steps"]}
+    gaps = ", ".join(f"{name}={gap}" for name, gap in case["early_exit_thresholds"].items())
+    start = case["answer_start_pos"] - len(case["prompt"])
+    sampler = f"prophet({gaps}, answer={case['answer_length']}, start={start})"
+    constraints = {int(k): v for k, v in (case["constraints"] or {}).items()}
+    return Call(sampler, "none", {**arguments, "constraints": constraints})
+
+
+def _r2(case: dict[str, Any]) -> Call:
+    rules = dict.fromkeys(
+        ("confidence_cluster_size", "confidence_cluster_unmasked", "token_cluster",
+         "temporal_steps")
+    )  # fmt: skip
+    rules |= case["r2"]
+    base = "factor(factor={factor}, official=True)" if case["policy"] == "factor" else (
+        "threshold(tau={threshold})"
+    )  # fmt: skip
+    sampler = base.format(**case) + f"+r2({', '.join(f'{k}={v!r}' for k, v in rules.items())})"
+    return Call(sampler, "dual", {"block_length": case["block_length"]})
+
+
+def _dinfer(case: dict[str, Any]) -> Call:
+    given = case["decoder_args"]
+    sampler = {
+        "threshold": "threshold(tau={threshold})",
+        "hierarchy": "hierarchical(threshold={threshold}, low_threshold={low_threshold})",
+        "credit": "threshold(tau={threshold})+credit(credit_alpha={credit_alpha}, "
+        "boost_gamma={boost_gamma}, decay_beta={decay_beta})",
+    }[case["decoder"]].format(**given)
+    return Call(sampler, "none", {"block_length": case["block_length"]})
+
+
 def _dkv_dream(case: dict[str, Any]) -> Call:
     names = {"decoded": "dkv", "pd": "dkv_pd", "prefill": "dkv_prefill"}
     how = "(refresh_every={cache_steps}, official={shift_type})"
@@ -166,6 +210,11 @@ BUILDERS = {
     "fastdllm_dream": _fast_dllm_dream,
     "dparallel_llada": _dparallel,
     "dparallel_dream": _dparallel,
+    "adablock_llada": _adablock,
+    "adablock_dream": _adablock,
+    "prophet_earlyexit": _prophet,
+    "r2_dllm_llada_dual": _r2,
+    "dinfer_blockwise": _dinfer,
     "dkv_cache_dream": _dkv_dream,
     "dkv_cache_llada_decode": _dkv_llada,
     "dkv_cache_llada_greedy": _dkv_greedy,

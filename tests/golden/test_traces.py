@@ -20,8 +20,8 @@ from .conftest import goldens_dir
 from .replay import BUILDERS, call_of
 
 FILES = (
-    "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*", "dkv_*",
-    "dllm_cache_*", "window_diffusion_*",
+    "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*", "adablock_*",
+    "prophet_*", "r2_*", "dinfer_*", "dkv_*", "dllm_cache_*", "window_diffusion_*",
 )  # fmt: skip
 
 # Cases whose official end is not reproduced, and what is compared instead.
