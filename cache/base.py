@@ -38,17 +38,19 @@ REGION = BLOCK | {REGION_LOGITS}
 class Slots:
     """Freshness of one row's slots.  ``age`` (N,) int64: step of the last computation, -1 never;
     ``pending`` (N,) bool: the stored key and value belong to another token than the present one;
-    ``shift``: target t is scored by row t - shift; ``memory``: whatever the cache wants to
-    remember about the row."""
+    ``shift``: target t is scored by row t - shift; ``grid``: the block length of block-causal
+    attention, 0 for bidirectional; ``memory``: whatever the cache wants to remember about the row.
+    """
 
     age: IntArray
     pending: BoolArray
     shift: int = 0
+    grid: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, length: int, shift: int = 0) -> Slots:
-        return cls(np.full(length, -1), np.zeros(length, np.bool_), shift)
+    def empty(cls, length: int, shift: int = 0, grid: int = 0) -> Slots:
+        return cls(np.full(length, -1), np.zeros(length, np.bool_), shift, grid)
 
     def computed(self, positions: IntArray, step: int) -> None:
         self.age[positions] = step

@@ -101,7 +101,8 @@ def test_promises(
     if revises and FORESIGHT not in cache.needs:
         parts.append(TakeBack(seed))
     sampler = compose(parts, options={"eos_policy": "none"})
-    engine = Engine(table_model(hashed(seed), logit_shift=shift), sampler, cache,
+    grid = {"block_length": 4} if spec == "block" else {}
+    engine = Engine(table_model(hashed(seed), logit_shift=shift, **grid), sampler, cache,
                     GenerationConfig())  # fmt: skip
     rows = [
         Canvas.for_prompt(np.arange(n) % 20, masks, mask_id=MASK, pad_id=EOS, noise=noise)
@@ -157,10 +158,11 @@ def test_needs_and_offers_are_one_mechanism() -> None:
 
 def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
     """First-commit end of text shortens the canvas in the middle of everything."""
-    for spec in SMALL.values():
+    for name, spec in SMALL.items():
+        grid = {"block_length": 4} if name == "block" else {}
         sampler = compose([StaticBlocks(6), Random(), Some(3)], stop_ids=(EOS,),
                           options={"eos_policy": "first_commit"})  # fmt: skip
-        model = table_model(lambda ids, at: np.eye(32)[np.where(at == 20, EOS, 5)] * 9.0)
+        model = table_model(lambda ids, at: np.eye(32)[np.where(at == 20, EOS, 5)] * 9.0, **grid)
         rows = [Canvas.for_prompt(np.arange(4), 30, mask_id=MASK, pad_id=EOS, noise=noise)]
         for steps in Engine(model, sampler, caches.compose(spec), GenerationConfig()).run(rows):
             assert all(step.plan.compute[-1] < 34 for step in steps)
