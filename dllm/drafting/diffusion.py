@@ -51,7 +51,7 @@ class Reuse(Cache):
 
     name = "reuse"
 
-    def plan(self, canvas: Canvas, slots: Slots) -> Plan:
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         if slots.memory.pop("refresh", False):
             return everything(canvas)
         live = slice(0, canvas.length)

@@ -71,6 +71,8 @@ def attend(
     if segments is None:
         causal = options.pop("is_causal", None)
         causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
+        if getattr(module, "block_length", None):
+            mask = _block_causal(module.block_length, options.get("position_ids"), q, mask)
         if not causal:  # flash kernels would take gaps between positions for borders of rows
             options.pop("position_ids", None)
         return call(module, q, k, v, mask, is_causal=causal, **options)
@@ -84,6 +86,20 @@ def attend(
             return found, None
     call = partial(call, is_causal=False, **options)
     return _packed(call, module, q, k, v, segments), None
+
+
+def _block_causal(length: Any, positions: Tensor | None, q: Tensor, mask: Any) -> Tensor:
+    """(B, 1, Q, Q) added to the scores: every block sees itself and what is left of it."""
+    if positions is None:
+        positions = torch.arange(q.shape[2], device=q.device)[None]
+    blocks = positions // length
+    hidden = (blocks[:, None, :] > blocks[:, :, None])[:, None]
+    found = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device)
+    found.masked_fill_(hidden, torch.finfo(q.dtype).min)
+    if mask is None:
+        return found
+    seen = mask if mask.dtype != torch.bool else torch.where(mask, 0.0, torch.finfo(q.dtype).min)
+    return torch.minimum(found, seen.to(q.dtype))
 
 
 def _packed(
