@@ -11,7 +11,7 @@ from .sweep import Sweep
 
 README_TASKS = ("sort", "shuffle", "replace", "sum")
 AT = "threshold(tau=0.9)"  # the sampler under which caches are compared
-BASELINE = "llada"  # one token per step
+BASELINE = "llada(steps=32)"  # one token per step
 
 
 def readme() -> list[Sweep]:

@@ -9,7 +9,7 @@ import pytest
 
 import dllm
 from dllm.eval import report
-from dllm.eval.curves import SWEPT, curve, samplers_with_curves, settings, spread
+from dllm.eval.curves import BASIC, KNOBS, SWEPT, composes, curve, samplers_with_curves, settings, spread
 from dllm.eval.measure import Cell, Record, Setting, fingerprint
 from dllm.eval.presets import PRESETS, preset
 from dllm.eval.problems import problems, read_file
@@ -93,14 +93,16 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 
 
 def test_every_sampler_has_a_curve() -> None:
-    names = {i.name for i in available() if i.role in SWEPT} - {"blocks", "whole", "eos"}
-    assert set(samplers_with_curves()) == names
+    names = {i.name for i in available() if i.role in SWEPT} - BASIC
+    names = {name for name in names if composes(name)}
+    assert set(samplers_with_curves()) == names >= {"llada", "threshold", "eb"}
     for name in names:
         specs = curve(name, 32)
-        assert len(specs) == len(set(specs)) >= 1
+        assert len(specs) == len(set(specs)) > 1, name
         for spec in specs:
             compose(spec)
-    assert curve("llada", 32)[:2] == ["llada", "llada(steps=16)"]
+    assert curve("llada", 32)[:2] == ["llada(steps=32)", "llada(steps=16)"]
+    assert set(KNOBS) <= {i.name for i in available()}
 
 
 def test_a_window_of_a_plugin_gets_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
