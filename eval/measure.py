@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..api import generate
+from ..errors import ConfigError
 from ..models import DiffusionModel
 from .metrics import Outcome, Point, wilson
 from .problems import Problems, check_fits, prompt_of
@@ -111,13 +112,20 @@ def fingerprint(model: DiffusionModel) -> str:
     return f"{model.name}@{digest.hexdigest()}"
 
 
+class RefusedError(ConfigError):
+    """The model does not go with the setting: a sampler without its trained part, say."""
+
+
 def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str) -> Record:
     """Decode the examples and check the answers.  ``identity`` is the model's fingerprint."""
     examples = problems.examples(cell.examples, cell.seed)
     how = {"sampler": cell.setting.sampler, "cache": cell.setting.cache, **cell.setting.arguments}
     check_fits(model, examples, int(how.get("max_new_tokens") or 1), cell.task)
     prompts = [prompt_of(example) for example in examples]
-    generate(model, prompts[:1], **how)  # warm-up, not measured
+    try:
+        generate(model, prompts[:1], **how)  # warm-up, not measured
+    except ConfigError as error:
+        raise RefusedError(str(error)) from error
     outs: list[Any] = []
     seconds, peak = 0.0, 0
     for start in range(0, len(prompts), cell.rows):

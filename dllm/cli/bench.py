@@ -88,9 +88,7 @@ def bench(*, options: Bench) -> None:
 
     sweeps = _sweeps(options)
     cells = list({repr(cell): cell for sweep in sweeps for cell in sweep.cells()}.values())
-    for sweep in sweeps:
-        for label, reason in sweep.refused().items():
-            note(f"left out {label}: {reason}")
+    refused = {label: why for sweep in sweeps for label, why in sweep.refused().items()}
     journal = Journal(options.output / "results.jsonl")
     if options.threads is not None:
         import torch
@@ -100,7 +98,11 @@ def bench(*, options: Bench) -> None:
         from ..models import load
 
         model = load(options.model, dtype=options.dtype, device=options.device)
-    records = run(model, cells, journal, tell, options.confirm_run_unsafe_code)
+    records = run(model, cells, journal, tell, options.confirm_run_unsafe_code, refused)
+    if not records:
+        raise ConfigError(next(iter(refused.values()), "there is nothing to measure"))
+    for label, reason in refused.items():
+        note(f"left out {label}: {reason}")
     texts = {
         "table.md": report.full_table(records),
         "areas.md": report.area_table(records),

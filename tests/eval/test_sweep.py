@@ -9,7 +9,16 @@ import pytest
 
 import dllm
 from dllm.eval import report
-from dllm.eval.curves import BASIC, KNOBS, SWEPT, composes, curve, samplers_with_curves, settings, spread
+from dllm.eval.curves import (
+    BASIC,
+    KNOBS,
+    SWEPT,
+    composes,
+    curve,
+    samplers_with_curves,
+    settings,
+    spread,
+)
 from dllm.eval.measure import Cell, Record, Setting, fingerprint
 from dllm.eval.presets import PRESETS, preset
 from dllm.eval.problems import problems, read_file
@@ -151,6 +160,16 @@ def test_what_cannot_work_is_left_out_with_its_reason(monkeypatch: pytest.Monkey
     found = sweep(samplers=["threshold"])
     assert {cell.setting.cache for cell in found.cells()} == {"none"}
     assert "threshold needs" in found.refused()["threshold · dual"]
+
+
+def test_a_setting_without_its_parts_is_left_out(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
+    cells = sweep(samplers=["pc(frequencies='/no/such/file.npy')", "threshold"], caches=["none"])
+    refused: dict[str, str] = {}
+    found = run(tiny, cells.cells(), Journal(tmp_path / "r.jsonl"), refused=refused)
+    assert {r.sampler for r in found} == {"threshold"}
+    assert "cannot read token frequencies" in next(iter(refused.values()))
+    with pytest.raises(dllm.ConfigError, match="cannot read token frequencies"):
+        run(tiny, cells.cells(), Journal(tmp_path / "r2.jsonl"))
 
 
 def test_tables(records: list[Record]) -> None:
