@@ -50,7 +50,7 @@ def accuracy_table(found: dict[str, Any]) -> str:
 
 def speed() -> str:
     """Ratios, each measured side by side in one run."""
-    head, step, caches = load("head_cost"), load("step_cost"), load("caches")
+    head, step, caches = load("kernels_llada"), load("step_cost"), load("caches")
     machine = step["machine"]
     parts = [
         f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {machine['torch']}, "

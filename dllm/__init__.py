@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .api import generate, infill, stream
     from .call import Event
     from .config import GenerationConfig
+    from .drafting import DiffusionDrafter, SpeculativeResult, speculate
     from .errors import (
         CheckpointError,
         ConfigError,
@@ -38,12 +39,14 @@ _WHERE = {
     "Result": "result", "Trace": "trace", "CheckpointError": "errors", "ConfigError": "errors",
     "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",
     "UnknownNameError": "errors", "Score": "likelihood", "score": "likelihood",
+    "speculate": "drafting", "SpeculativeResult": "drafting", "DiffusionDrafter": "drafting",
 }  # fmt: skip
 
 __all__ = [
-    "CheckpointError", "ConfigError", "DiffusionModel", "DllmError", "Event", "GenerationConfig",
-    "OutOfMemoryError", "PromptError", "Result", "Score", "Trace", "UnknownNameError", "cache",
-    "generate", "infill", "load", "samplers", "score", "stream",
+    "CheckpointError", "ConfigError", "DiffusionDrafter", "DiffusionModel", "DllmError", "Event",
+    "GenerationConfig", "OutOfMemoryError", "PromptError", "Result", "Score", "SpeculativeResult",
+    "Trace", "UnknownNameError", "cache", "generate", "infill", "load", "samplers", "score",
+    "speculate", "stream",
 ]  # fmt: skip
 
 

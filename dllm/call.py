@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from .canvas import Canvas, IntArray
 from .config import GenerationConfig
 from .engine import Engine, Step

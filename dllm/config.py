@@ -22,10 +22,12 @@ class GenerationConfig:
     ``stop_strings`` end the text where they first appear.  ``seed``: all random choices are a
     function of it, the prompt's repetition count, position and step.  ``max_batch_tokens``: most
     token positions fed to the model at once.  ``top_candidates``: record that many candidates
-    per prediction.  ``suppress_mask=False`` lets the model propose [MASK], as most official code
-    does: only for exact reproduction of its probabilities.  ``constraints`` fixes parts of the
-    answer: offset from its start -> token id, or text whose tokens stand from there on; the answer
-    does not end before the last of them.
+    per prediction.  ``cuda_graphs``: pad cached steps to a few sizes and replay each as one CUDA
+    graph; off a GPU the padded steps run as they are.  ``compile``: pass the network of such steps
+    through `torch.compile`.  ``suppress_mask=False`` lets the model propose [MASK], as most
+    official code does: only for exact reproduction of its probabilities.  ``constraints`` fixes
+    parts of the answer: offset from its start -> token id, or text whose tokens stand from there
+    on; the answer does not end before the last of them.
     """
 
     max_new_tokens: int | None = None
@@ -41,6 +43,8 @@ class GenerationConfig:
     seed: int = 0
     max_batch_tokens: int | None = None
     top_candidates: int = 0
+    cuda_graphs: bool = False
+    compile: bool = False
     suppress_mask: bool = True
     constraints: Mapping[int, int | str] = field(default_factory=dict)
 

@@ -54,7 +54,10 @@ from .base import (
 from .compose import SAMPLERS, Info, available, compose, register
 
 __all__ = [
-    "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Gamble", "Info", "Part", "Prediction", "Reviser", "Sampler",
-    "Scorer", "Selector", "Stop", "Transform", "View", "Window", "available", "compose", "register",
-    "adablock", "credit", "dcd", "dparallel", "dream", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass", "learn2pd", "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber", "scorers", "slowfast", "threshold", "windows", "wino",
+    "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Gamble", "Info", "Part",
+    "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform", "View",
+    "Window", "available", "compose", "register", "adablock", "credit", "dcd", "dparallel",
+    "dream", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass", "learn2pd",
+    "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber", "scorers", "slowfast",
+    "threshold", "windows", "wino",
 ]  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..canvas import Canvas
 from ..errors import ConfigError
-from .base import Prediction
+from .base import FamilyDefaults, Prediction
 from .compose import register
 from .threshold import check_probability
 from .windows import StaticBlocks
@@ -32,7 +33,7 @@ class AdaBlock(StaticBlocks):
     """
 
     statistics = frozenset({"max_logprob", "top_token"})
-    family_defaults = {
+    family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"delimiter_threshold": 0.3},
         "dream": {"delimiter_threshold": 0.5},
     }

@@ -90,6 +90,9 @@ class View:
         return replace(self, prediction=self.prediction.take(keep), score=self.score[keep])
 
 
+FamilyDefaults = Mapping[str, Mapping[str, Any]]  # family -> field -> value
+
+
 @dataclass(frozen=True)
 class Part:
     """A piece of a sampler.  Class attributes describe it to `compose` and to `available`."""
@@ -102,7 +105,7 @@ class Part:
     offers: ClassVar[frozenset[Capability]] = frozenset()
     statistics: ClassVar[frozenset[str]] = frozenset()  # fields of Prediction it reads
     # Family -> field -> value: what the paper uses there, for fields left at None.
-    family_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    family_defaults: ClassVar[FamilyDefaults] = {}
 
     def __str__(self) -> str:
         return self.name
@@ -205,6 +208,11 @@ class EosRule(Part):
     def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
         """Before the step's own commits: cut the region by what is proposed."""
 
+    @property
+    def reorders(self) -> bool:
+        """Whether `rescore` does anything."""
+        return False
+
     def rescore(self, view: View) -> FloatArray:
         """Scores after the rule had its say."""
         return view.score
@@ -253,7 +261,9 @@ class Explorer(Part):
         none means: feed the row as it stands."""
         raise NotImplementedError
 
-    def choose(self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]) -> int:
+    def choose(
+        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+    ) -> int:
         """Index of the branch to keep.  ``decide`` makes an inner step on a canvas of its own."""
         raise NotImplementedError
 
@@ -397,6 +407,25 @@ class Sampler:
         if gamble.positions.size:
             canvas.commit(gamble.positions, gamble.tokens, gamble.logprobs)
             self.eos.check(canvas, gamble.positions, self.stop_ids)
+
+    @property
+    def offers(self) -> frozenset[Capability]:
+        """What it offers to a cache: foresight, when no part looks at predictions; a fixed
+        window."""
+        looks = self.stops or self.reviser or self.explorer or self.transforms or self._wanting
+        blind = () if looks or self.eos.reorders else (self.scorer, *self.selectors)
+        found = frozenset.intersection(*(p.offers for p in blind)) if blind else frozenset()
+        return found | self.window.offers
+
+    def foreseen(self, canvas: Canvas) -> IntArray:
+        """The positions that this step is going to commit, ascending; only with foresight."""
+        positions = canvas.masks()
+        blank = Prediction(
+            positions, np.zeros_like(positions), np.zeros(len(positions), np.float32)
+        )
+        score = self.scorer.score(canvas, blank)
+        chosen, _, _ = self._select(View(canvas, blank, score, blank, None, self.stop_ids))
+        return positions[chosen]
 
     def decide(
         self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None = None

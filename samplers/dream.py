@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..canvas import SCHEDULE, SELECTION, BoolArray, Canvas, FloatArray
-from ..capabilities import FIXED_WINDOW
+from ..capabilities import FIXED_WINDOW, FORESIGHT
 from ..errors import ConfigError, UnknownNameError
 from .base import Part, Selector, View, top
 from .compose import register
@@ -53,6 +53,7 @@ class Dream(Selector):
     """
 
     needs = frozenset({FIXED_WINDOW})
+    offers = frozenset({FORESIGHT})  # what it looks at is the score
 
     steps: int | None = None
     eps: float = 1e-3

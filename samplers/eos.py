@@ -129,8 +129,12 @@ class Eos(EosRule):
     def suppress(self) -> bool:  # type: ignore[override]
         return self.eos_policy == "suppress"
 
+    @property
+    def reorders(self) -> bool:
+        return self.eos_policy == "rank_last"
+
     def rescore(self, view: View) -> FloatArray:
-        if self.eos_policy != "rank_last" or not view.stop_ids:
+        if not self.reorders or not view.stop_ids:
             return view.score
         late = is_stop(view.prediction.token, view.stop_ids)
         spread = np.ptp(view.score) + 1 if view.score.size else 0

@@ -112,7 +112,9 @@ class ETE(Explorer):
             picked |= top(rest, self.k - int(picked.sum())) & open_
         return [np.arange(len(open_)) == i for i in np.flatnonzero(picked)]
 
-    def choose(self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]) -> int:
+    def choose(
+        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+    ) -> int:
         def rank(i: int) -> tuple[int, float, float]:
             p = found[i]
             sure = int((np.exp(p.logprob) >= self.tau).sum())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
 from ..capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, MEMORYLESS, STEADY
 from ..errors import ConfigError
-from .base import Decide, Explorer, Part, Prediction, View
+from .base import Decide, Explorer, FamilyDefaults, Part, Prediction, View
 from .compose import register
 from .fixed import Fixed
 
@@ -33,7 +34,10 @@ class FreeDave(Explorer):
     """
 
     needs = frozenset({BRANCHES, FINAL, GREEDY, KEEPS_TEXT, MEMORYLESS, STEADY})
-    family_defaults = {"llada": {"draft_depth": 4}, "dream": {"draft_depth": 8}}
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"draft_depth": 4},
+        "dream": {"draft_depth": 8},
+    }
 
     base: tuple[Part, ...] = ()
     draft_depth: int | None = None
@@ -59,16 +63,16 @@ class FreeDave(Explorer):
             drafts[j + 1 :, i] = True
         return list(drafts)
 
-    def choose(self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]) -> int:
+    def choose(
+        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+    ) -> int:
         best = 0
         while True:
             target = branches[best].fork()
             if not len(found[best].positions):
                 return best  # the window is decided: nothing to confirm beyond it
             decide(target, found[best])
-            agreed = [
-                j for j in range(best + 1, len(branches)) if _follows(branches[j], target)
-            ]
+            agreed = [j for j in range(best + 1, len(branches)) if _follows(branches[j], target)]
             if not agreed:
                 return best
             best = agreed[-1]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray
 from ..capabilities import PROBABILITY
 from ..errors import ConfigError, UnknownNameError
-from .base import Part, Selector, View, top
+from .base import FamilyDefaults, Part, Selector, View, top
 from .compose import register
 from .threshold import check_probability
 from .windows import StaticBlocks
@@ -37,7 +38,10 @@ class KLASS(Selector):
 
     needs = frozenset({PROBABILITY})
     statistics = frozenset({"kl"})
-    family_defaults = {"llada": {"tau": 0.6, "kappa": 0.015}, "dream": {"tau": 0.9, "kappa": 0.001}}
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"tau": 0.6, "kappa": 0.015},
+        "dream": {"tau": 0.9, "kappa": 0.001},
+    }
 
     tau: float | None = None
     kappa: float | None = None

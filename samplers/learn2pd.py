@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_WINDOW, PROBABILITY, WINDOW_LOGITS
@@ -27,11 +28,12 @@ def filter_weights(source: str) -> dict[str, FloatArray]:
     """``w1`` (K, H), ``b1`` (H,), ``w2`` (H, K), ``b2`` (K,) of a filter."""
     try:
         if source == "nano":
-            data = (resources.files("dllm") / "nano" / "nano" / "filter.safetensors").read_bytes()
+            data = (resources.files("dllm") / "nano" / "nano" / "filter.npz").read_bytes()
         else:
             data = Path(source).read_bytes()
-        return {name: array.astype(np.float32) for name, array in load(data).items()}
-    except Exception as error:
+        with np.load(io.BytesIO(data), allow_pickle=False) as found:
+            return {name: found[name].astype(np.float32) for name in ("w1", "b1", "w2", "b2")}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ConfigError(
             f"cannot read the filter {source!r}: train one with `dllm train filter` ({error})"
         ) from error
@@ -51,7 +53,7 @@ class Learn2PD(Selector):
 
     The filter is a two-layer perceptron from the K likeliest-token probabilities of a block,
     decided positions included, to K logits; what exceeds the probability ``theta`` (0.96) is
-    committed.  Its width is not published; 64 is this library's.  ``filter``: a safetensors file
+    committed.  Its width is not published; 64 is this library's.  ``filter``: an ``.npz`` file
     made by ``dllm train filter``; the default was trained on the bundled model, which it fits.
     Blocks are as long as the filter is wide; shorter ones are padded with certainty, longer ones
     filtered piece by piece.
@@ -112,5 +114,3 @@ class EoTP(EosRule):
 
     def check(self, canvas: Canvas, committed: IntArray, stop_ids: tuple[int, ...]) -> None:
         prefix_complete(canvas, committed, stop_ids)
-
-

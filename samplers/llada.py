@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import FIXED_WINDOW
+from ..capabilities import FIXED_WINDOW, FORESIGHT
 from ..errors import ConfigError, UnknownNameError
 from .base import Part, Selector, View, even_quota, top
 from .compose import register
@@ -46,6 +46,7 @@ class LLaDA(Selector):
     """
 
     needs = frozenset({FIXED_WINDOW})
+    offers = frozenset({FORESIGHT})  # what it looks at is the score
 
     steps: int | None = None
     remasking: str = "low_confidence"

@@ -63,7 +63,9 @@ class LoPA(Explorer):
         index = np.arange(len(chosen))
         return [np.zeros(len(chosen), np.bool_), *(index == i for i in order)]
 
-    def choose(self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]) -> int:
+    def choose(
+        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+    ) -> int:
         def score(i: int) -> float:
             own = branches[0].masked & ~branches[i].masked
             creation = float(np.exp(branches[i].logprob[own].sum()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import SELECTION, Canvas, FloatArray
-from ..capabilities import ENTROPY, PROBABILITY, STEADY
+from ..capabilities import ENTROPY, FORESIGHT, PROBABILITY, STEADY
 from .base import Prediction, Scorer
 from .compose import register
 
@@ -57,6 +57,8 @@ class NegEntropy(Scorer):
 @dataclass(frozen=True)
 class Random(Scorer):
     """Uniform noise per position and step: a random order of commits."""
+
+    offers = frozenset({FORESIGHT})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         return canvas.uniform(SELECTION, prediction.positions)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import ConfigError
 from .inputs import read_prompts
-from .options import DECODING, OUTPUT, Generation, option, takes
+from .options import DECODING, DRAFTING, OUTPUT, Generation, option, takes
 from .output import as_json, interactive, note, save_traces, trace_files
+from .speculate import speculate
 from .watch import watch
 
 if TYPE_CHECKING:
@@ -26,6 +28,29 @@ class Answers(Generation):
         int | None,
         option("--top-candidates", panel=OUTPUT, text="Candidates per position in the trace."),
     ] = None
+    verifier: Annotated[
+        str | None,
+        option("--verifier", panel=DRAFTING, text="Autoregressive model whose text it will be."),
+    ] = None
+    drafter: Annotated[
+        list[str] | None,
+        option(
+            "--drafter",
+            panel=DRAFTING,
+            text="With --verifier: what proposes tokens, a model or e.g. prompt_lookup; "
+            "repeatable, the first that has something to say; default --model; 'none'.",
+        ),
+    ] = None
+    search: Annotated[
+        str | None, option("--search", panel=DRAFTING, text="How a draft is found, e.g. cps.")
+    ] = None
+    rule: Annotated[
+        str | None, option("--rule", panel=DRAFTING, text="How drafts are accepted, e.g. keyed.")
+    ] = None
+    controller: Annotated[
+        str | None,
+        option("--controller", panel=DRAFTING, text="Length of drafts, e.g. 'fixed(k=8)'."),
+    ] = None
     raw: Annotated[
         bool, option("--raw", panel=DECODING, text="Take the prompt as it is: no chat template.")
     ] = False
@@ -35,6 +60,12 @@ class Answers(Generation):
     trace: Annotated[
         Path | None, option("--trace", panel=OUTPUT, text="Write every step to this JSON file.")
     ] = None
+
+    @property
+    def drafters(self) -> list[str]:
+        """Names of drafters; none for plain decoding."""
+        named = self.drafter or [self.model]
+        return [] if named == ["none"] else named
 
 
 @takes(Answers)
@@ -53,6 +84,12 @@ def generate(
 ) -> None:
     """Answer a prompt.  The answer goes to stdout, figures and --watch to stderr."""
     prompts = read_prompts(prompt, file, lines)
+    if options.verifier is not None:
+        speculate(prompts, options)
+        return
+    for name in ("drafter", "search", "rule", "controller"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name} goes with --verifier: name the model that verifies")
     files = trace_files(options.trace, len(prompts))
     model = options.load()
     results = run(model, prompts, options)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..models import DiffusionModel
 
 DEBUG = "dllm.debug"  # key in the context's meta, which nested contexts share
-MODEL, DECODING, OUTPUT = "Model", "Decoding", "Output"
+MODEL, DECODING, DRAFTING, OUTPUT = "Model", "Decoding", "Drafting", "Output"
 SAMPLER, CACHE = "threshold", "none"
 RENAMED = {"stop": "stop_strings"}
 
@@ -94,6 +94,14 @@ class Decoding:
     max_batch_tokens: Annotated[
         int | None,
         option("--max-batch-tokens", panel=DECODING, text="Most positions fed at once."),
+    ] = None
+    cuda_graphs: Annotated[
+        bool | None,
+        option("--cuda-graphs", panel=DECODING, text="Replay cached steps as CUDA graphs."),
+    ] = None
+    compile: Annotated[
+        bool | None,
+        option("--compile", panel=DECODING, text="Pass cached steps through torch.compile."),
     ] = None
     debug: Annotated[
         bool,

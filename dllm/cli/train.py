@@ -82,3 +82,44 @@ def follow(entries: Iterable[dict[str, float]], steps: int) -> None:
         task = bar.add_task("train", total=steps, loss="-")
         for entry in entries:
             bar.update(task, completed=int(entry["step"]), loss=f"{entry['loss']:.4f}")
+
+
+@train_app.command()
+def deer(
+    verifier: Annotated[str, typer.Option(help="Hub id, folder or nano-ar.")] = "nano-ar",
+    drafter: Annotated[str, typer.Option(help="Hub id, folder or nano.")] = "nano",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Text file, one prompt per line.", show_default="generated tasks"),
+    ] = None,
+    examples: Annotated[int, typer.Option(help="Prompts the verifier answers.", min=1)] = 1_000,
+    stage1_steps: Annotated[int, typer.Option(help="Steps of stage 1.", min=1)] = 400,
+    stage2_steps: Annotated[int, typer.Option(help="Steps of stage 2.", min=1)] = 200,
+    window: Annotated[int, typer.Option(help="Masks of a drafting window.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the result.")] = Path(
+        "runs/deer"
+    ),
+    debug: Annotated[
+        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
+    ] = False,
+) -> None:
+    """Align a diffusion drafter with a verifier, in DEER's two stages."""
+    from ..models import load
+    from ..train.deer import Alignment, align, save_aligned, task_prompts, teacher_answers
+
+    recipe = Alignment(
+        stage1_steps=stage1_steps, stage2_steps=stage2_steps, window=window, far=window, seed=seed
+    )
+    asked: list[str] = (
+        task_prompts(examples, seed)
+        if prompts is None
+        else prompts.read_text(encoding="utf-8").splitlines()
+    )
+    note(f"{len(asked)} answers of {verifier}")
+    pairs = teacher_answers(load(verifier), asked)
+    for entry, model in align(load(drafter), pairs, recipe):
+        note(f"stage {entry['stage']} step {entry['step']} loss {entry['loss']:.4f}")
+        if entry["done"]:
+            save_aligned(model, recipe, output / f"stage{entry['stage']}")
+    note(f"aligned drafter: {output / 'stage2'}")

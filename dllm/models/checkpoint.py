@@ -134,9 +134,7 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def _no_weights(checkpoint: Checkpoint) -> str:
-    pickles = sorted(
-        file.name for file in checkpoint.folder.iterdir() if file.suffix in PICKLES
-    )
+    pickles = sorted(file.name for file in checkpoint.folder.iterdir() if file.suffix in PICKLES)
     found = f"only pickles ({', '.join(pickles)})" if pickles else "no weights"
     return (
         f"{checkpoint.folder} holds {found}, and only safetensors are loaded, because unpickling "

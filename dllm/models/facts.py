@@ -13,7 +13,11 @@ from .family import ConfigDict, Facts, Family
 SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
             "logit_shift", "context_length", "score_source")  # fmt: skip
 UNBOUNDED = 2**30  # positions of networks that state no limit
-GENERATION = ("max_new_tokens", "block_length", "delimiters")  # what generation_config.json may recommend
+GENERATION = (
+    "max_new_tokens",
+    "block_length",
+    "delimiters",
+)  # what generation_config.json may recommend
 
 
 def read_facts(
@@ -92,9 +96,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
     if given.get("logit_shift", 0) not in (0, 1):
         raise ConfigError(f"logit_shift is 0 or 1, not {given['logit_shift']!r}")
     if given.get("score_source", "clean") not in ("clean", "tempered"):
-        raise ConfigError(
-            f"score_source is 'clean' or 'tempered', not {given['score_source']!r}"
-        )
+        raise ConfigError(f"score_source is 'clean' or 'tempered', not {given['score_source']!r}")
 
 
 def _check_range(facts: Facts, family: Family) -> None:

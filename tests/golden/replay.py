@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from dllm.canvas import BoolArray, Canvas, FloatArray
+from dllm.capabilities import FORESIGHT
+from dllm.samplers.base import Prediction, Scorer, View
+from dllm.samplers.dream import Dream
+from dllm.samplers.llada import LLaDA
+from dllm.samplers.windows import WholeRegion
 
 # Replays decode everything and keep the mask token proposable, as the official loops do.
 OFFICIAL = {"eos_policy": "none", "suppress_mask": False}
@@ -11,8 +21,8 @@ OFFICIAL = {"eos_policy": "none", "suppress_mask": False}
 class Call(NamedTuple):
     """Arguments of `dllm.generate`."""
 
-    sampler: str
-    cache: str
+    sampler: Any
+    cache: Any
     arguments: dict[str, Any]
 
 
@@ -108,6 +118,91 @@ def _dinfer(case: dict[str, Any]) -> Call:
     return Call(sampler, "none", {"block_length": case["block_length"]})
 
 
+def _dkv_dream(case: dict[str, Any]) -> Call:
+    names = {"decoded": "dkv", "pd": "dkv_pd", "prefill": "dkv_prefill"}
+    how = "(refresh_every={cache_steps}, official={shift_type})"
+    cache = names[case["cache_type"]]
+    if cache != "dkv_prefill":
+        cache += how.format(**case)
+    # This code, too, keeps transformers' default of top_k=50.
+    return _dream({**case, "top_k": 50})._replace(cache=cache)
+
+
+def _dkv_llada(case: dict[str, Any]) -> Call:
+    cache = "dkv(refresh_every={cache_reloading_step}, official=llada)".format(**case)
+    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
+    return Call("llada", cache, arguments)
+
+
+def _dkv_greedy(case: dict[str, Any]) -> Call:
+    cache = "dkv_greedy(refresh_every={cache_reloading_step}, window={window_size})".format(**case)
+    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
+    return Call([LLaDA(), Recorded.of(case)], cache, arguments)
+
+
+@dataclass(frozen=True)
+class Recorded(Scorer):
+    """The order of a recorded run, whose random numbers are not at hand."""
+
+    name = "recorded"
+    offers = frozenset({FORESIGHT})
+
+    rank: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, case: dict[str, Any]) -> Recorded:
+        rank = [0] * len(case["final"])
+        for i, step in enumerate(case["steps"]):
+            for position, _ in step:
+                rank[position] = i
+        return cls(tuple(rank))
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        return -np.array(self.rank, np.float32)[prediction.positions]
+
+
+def _window_llada(case: dict[str, Any]) -> Call:
+    cache = (
+        "window_diffusion(refresh_every={refresh_cycle}, active={active_tokens}, "
+        "window={window_tokens}, official=llada)"
+    ).format(**case)
+    return Call("llada", cache, {"steps": case["num_steps"], "block_length": case["gen_length"]})
+
+
+def _window_dream(case: dict[str, Any]) -> Call:
+    form = "dream_sliding" if case["slide_window"] else "dream"
+    cache = (
+        "window_diffusion(refresh_every={refresh_cycle}, active={i_win_size}, "
+        "window={o_win_size}, official={form})"
+    ).format(**case, form=form)
+    sampler = [Dream(eps=case["eps"]), FirstMaskAtRefresh(case["refresh_cycle"])]
+    return Call(sampler, cache, {"steps": case["num_steps"], "top_k": 50})
+
+
+def _dllm_cache(case: dict[str, Any]) -> Call:
+    cache = (
+        "dllm_cache(prompt_every={prompt_interval_steps}, response_every={gen_interval_steps}, "
+        "ratio={transfer_ratio}, force_pending=False)"
+    )
+    return _llada(case)._replace(cache=cache.format(**case))
+
+
+@dataclass(frozen=True)
+class FirstMaskAtRefresh(WholeRegion):
+    """Window-Diffusion's Dream code commits exactly the first mask when it refreshes."""
+
+    name = "first_mask_at_refresh"
+
+    cycle: int = 1
+
+    def decides(self, canvas: Canvas) -> bool:
+        return canvas.step % self.cycle == 0
+
+    def select(self, view: View) -> BoolArray:
+        first: BoolArray = np.arange(len(view.positions)) == 0
+        return first
+
+
 BUILDERS = {
     "llada_generate": _llada,
     "fastdllm_llada": _fast_dllm_llada,
@@ -120,4 +215,10 @@ BUILDERS = {
     "prophet_earlyexit": _prophet,
     "r2_dllm_llada_dual": _r2,
     "dinfer_blockwise": _dinfer,
+    "dkv_cache_dream": _dkv_dream,
+    "dkv_cache_llada_decode": _dkv_llada,
+    "dkv_cache_llada_greedy": _dkv_greedy,
+    "dllm_cache_llada": _dllm_cache,
+    "window_diffusion_llada": _window_llada,
+    "window_diffusion_dream": _window_dream,
 }

@@ -1,0 +1,74 @@
+"""``dllm generate --verifier``: the model drafts, an autoregressive one verifies."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .output import MEASURED, note, versions, waiting
+
+if TYPE_CHECKING:
+    from ..drafting import SpeculativeResult
+    from .generate import Answers
+
+UNUSED = ("steps", "block_length", "cfg_scale", "eos_policy", "max_batch_tokens", "top_candidates")
+FIGURES = ("drafted", "accepted", "accepted_per_round", "acceptance_rate", "drafter", "rule")
+
+
+def speculate(prompts: list[str], options: Answers) -> None:
+    """Answers of the verifier on stdout, figures on stderr."""
+    given = options.arguments()
+    for name in UNUSED:
+        if name in given:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is not an option of a verifier: leave it out"
+            )
+    if options.watch or options.trace is not None:
+        raise ConfigError("--watch and --trace follow a canvas: leave them out with --verifier")
+    for result in _run(prompts, options, given):
+        print(as_json(result, options) if options.json else result.text, flush=True)
+        if not options.json:
+            note(result.footer())
+
+
+def _run(prompts: list[str], options: Answers, given: dict[str, Any]) -> list[SpeculativeResult]:
+    from .. import drafting
+    from ..models import load
+
+    parts = {n: getattr(options, n) for n in ("rule", "controller") if getattr(options, n)}
+    with waiting(f"loading {options.verifier}"):
+        assert options.verifier is not None
+        verifier = load(options.verifier, dtype=options.dtype, device=options.device)
+        drafters = [_load(name.strip(), options) for name in options.drafters]
+    if options.search and not any(isinstance(d, drafting.DiffusionDrafter) for d in drafters):
+        raise ConfigError("--search is for diffusion drafters: leave it out, or name one")
+    drafter = drafters[0] if len(drafters) == 1 else drafters or None
+    results: list[SpeculativeResult] = drafting.speculate(
+        verifier, drafter, prompts, chat=False if options.raw else None, **parts, **given
+    )
+    return results
+
+
+def _load(name: str, options: Answers) -> Any:
+    from ..drafting import DiffusionDrafter
+    from ..drafting.api import is_drafter_spec, make_drafter
+    from ..models import load
+
+    if is_drafter_spec(name):
+        return make_drafter(name)
+    model = load(name, dtype=options.dtype, device=options.device)
+    return DiffusionDrafter(model, search=options.search)
+
+
+def as_json(result: SpeculativeResult, options: Answers) -> str:
+    """One line of JSON: text, figures, and what determined them."""
+    names = [name for name in MEASURED if name not in ("forced", "sampler", "cache")]
+    payload: dict[str, Any] = {name: getattr(result, name) for name in (*names, *FIGURES)}
+    payload |= {
+        "verifier": options.verifier,
+        "survival": [round(float(share), 4) for share in result.survival],
+        "shares": result.shares,
+        "versions": versions(),
+    }
+    return json.dumps(payload, ensure_ascii=False)

@@ -1,0 +1,40 @@
+"""Lossless drafting: diffusion models and lookups propose, an autoregressive model verifies.
+
+`dllm.speculate` is the way in.  See docs/drafting.md.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import speculate
+    from .base import Budget, Draft, Drafter, Drafting, Feedback, Law, Request
+    from .diffusion import DiffusionDrafter
+    from .result import SpeculativeResult
+
+_WHERE = {
+    "speculate": "api", "SpeculativeResult": "result", "DiffusionDrafter": "diffusion",
+    "Budget": "base", "Draft": "base", "Drafter": "base", "Drafting": "base", "Feedback": "base",
+    "Law": "base", "Request": "base",
+}  # fmt: skip
+PARTS = ("rules", "trees", "lookup", "suffix", "recycling", "composite", "diffusion", "search",
+         "cps", "tree_search", "proxies", "control", "rate")  # fmt: skip
+
+__all__ = [
+    "Budget", "DiffusionDrafter", "Draft", "Drafter", "Drafting", "Feedback", "Law", "Request",
+    "SpeculativeResult", "speculate",
+]  # fmt: skip
+
+
+def register_all() -> None:
+    """Import every module that registers parts."""
+    for module in PARTS:
+        import_module(f".{module}", __name__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(f".{_WHERE[name]}", __name__), name)
+    raise AttributeError(f"module 'dllm.drafting' has no attribute {name!r}")

@@ -1,0 +1,242 @@
+"""`speculate`: a verifier, a drafter, a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from ..canvas import IntArray
+from ..config import GenerationConfig
+from ..errors import ConfigError, PromptError, UnknownNameError
+from ..models import DiffusionModel, load
+from ..prompts import encode, is_batch
+from . import register_all
+from .base import DRAFTERS, RULES, AcceptRule, Drafter, Request, single
+from .control import CONTROLLERS, LengthController
+from .loop import Speculation, StopCheck
+from .result import SpeculativeResult
+from .rows import Coins, LogitsProcessor, Sampling
+from .verifier import Verifier, is_causal_model
+
+DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
+ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "stop_strings",
+             "seed")  # fmt: skip
+DRAFTING = ("search", "window", "steps", "sampler", "cache", "refresh_rounds", "end_marker")
+
+DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
+VerifierLike = str | PreTrainedModel | DiffusionModel
+
+
+def speculate(
+    verifier: VerifierLike,
+    drafter: DrafterLike,
+    prompt: Any,
+    *,
+    rule: str | AcceptRule | None = None,
+    controller: str | LengthController | None = None,
+    chat: bool | None = None,
+    tokenizer: Any = None,
+    repetition_penalty: float = 1.0,
+    logits_processor: Sequence[LogitsProcessor] = (),
+    **arguments: Any,
+) -> Any:
+    """Write with ``verifier``, several tokens per forward, without changing what it writes.
+
+    ``verifier``: an autoregressive model: hub id, folder, transformers model or what `dllm.load`
+    returns.  ``drafter``: a diffusion model (or anything `dllm.load` takes), the spec of a drafter
+    such as ``"prompt_lookup"``, a `Drafter`, a list of these (the first one that has something to
+    say drafts), or None: plain decoding with the same loop and the same noise.  ``prompt``: as for
+    `dllm.generate`; a list is answered one prompt after the other.
+
+    ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
+    above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
+    "multi_round" and "traversal" give the same distribution.  ``controller``: how many tokens to
+    draft, e.g. "rate" (default) or "fixed(k=8)".  For a diffusion drafter: ``search`` (e.g. "cps"),
+    ``window`` (masks it sees), ``steps``, ``sampler``, ``cache``, ``refresh_rounds``,
+    ``end_marker``; see `DiffusionDrafter`.
+
+    ``arguments``: ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
+    ``stop_strings`` and ``seed`` of `dllm.GenerationConfig`; ``repetition_penalty`` and
+    ``logits_processor`` (transformers' callables) act on the verifier's logits with the history
+    that each row would have.
+
+    Returns a `SpeculativeResult`, or a list of them for a list of prompts.  Raises
+    `dllm.DllmError` with one sentence that says what to do.
+    """
+    model = load_verifier(verifier, tokenizer)
+    options = {name: arguments.pop(name) for name in DRAFTING if name in arguments}
+    config = _config(model, arguments)
+    part = make_drafter(drafter, **options)
+    session = Session(model, part, config, rule, controller, repetition_penalty, logits_processor)
+    prompts = list(prompt) if is_batch(prompt) else [prompt]
+    if not prompts:
+        raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
+    encoded = [encode(model, one, chat) for one in prompts]
+    results = session.answer(encoded)
+    return results if is_batch(prompt) else results[0]
+
+
+def load_verifier(verifier: VerifierLike, tokenizer: Any = None) -> DiffusionModel:
+    """The verifier, loaded.  Raises `ConfigError` when it is a diffusion model."""
+    model = load(verifier, tokenizer=tokenizer) if tokenizer is not None else load(verifier)
+    if not is_causal_model(model):
+        raise ConfigError(
+            f"{model.name} is a diffusion model: it drafts, but cannot verify; "
+            "pass an autoregressive model as the verifier"
+        )
+    return model
+
+
+def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
+    """A `Drafter` from whatever `speculate` takes; ``options`` are those of diffusion drafters."""
+    from .composite import FirstOf
+    from .diffusion import DiffusionDrafter
+
+    register_all()
+    if isinstance(drafter, list | tuple):
+        parts = [make_drafter(one, **options) for one in drafter if one is not None]
+        return FirstOf(tuple(part for part in parts if part is not None))
+    if drafter is None or isinstance(drafter, Drafter):
+        return drafter
+    if isinstance(drafter, str) and is_drafter_spec(drafter):
+        return single(drafter, DRAFTERS, Drafter)
+    return DiffusionDrafter(load(drafter), **options)
+
+
+def is_drafter_spec(name: str) -> bool:
+    """Whether ``name`` is the spec of a registered drafter, not the name of a model."""
+    register_all()
+    return name.split("(")[0].strip() in DRAFTERS
+
+
+def _config(model: DiffusionModel, arguments: dict[str, Any]) -> GenerationConfig:
+    for name in arguments:
+        if name not in ARGUMENTS:
+            known = {*ARGUMENTS, *DRAFTING, "rule", "controller", "repetition_penalty",
+                     "logits_processor", "chat", "tokenizer"}  # fmt: skip
+            raise UnknownNameError("argument of speculate", name, known)
+    defaults = {k: v for k, v in model.generation_defaults.items() if k in ARGUMENTS}
+    return GenerationConfig.build(defaults, arguments)
+
+
+class Session:
+    """Verifier, drafter and settings of one call; sequences are written one after the other."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        drafter: Drafter | None,
+        config: GenerationConfig,
+        rule: str | AcceptRule | None = None,
+        controller: str | LengthController | None = None,
+        repetition_penalty: float = 1.0,
+        logits_processor: Sequence[LogitsProcessor] = (),
+    ) -> None:
+        register_all()
+        if repetition_penalty <= 0:
+            raise ConfigError(f"repetition_penalty must be positive, not {repetition_penalty}")
+        self.model, self.drafter, self.config = model, drafter, config
+        self.rule = single(rule or ("keyed" if config.temperature else "greedy"), RULES, AcceptRule)
+        if self.rule.name == "greedy" and config.temperature:
+            raise ConfigError("rule 'greedy' is for temperature 0: use 'keyed' or 'match'")
+        self.controller = single(controller or "rate", CONTROLLERS, LengthController)
+        self.repetition_penalty = repetition_penalty
+        self.processors = tuple(logits_processor)
+        if drafter is not None and not drafter.laws & self.rule.accepts:
+            self.rule.check(next(iter(drafter.laws)), False)
+
+    def answer(self, prompts: Sequence[IntArray]) -> list[SpeculativeResult]:
+        """Answers to all prompts.  Equal prompts get different noise, in order."""
+        seen: dict[bytes, int] = {}
+        results = []
+        for prompt in prompts:
+            row = seen.get(prompt.tobytes(), 0)
+            seen[prompt.tobytes()] = row + 1
+            run = self.start(prompt, row)
+            for _ in run.run():
+                pass
+            results.append(self.result(run))
+        return results
+
+    def stream(self, prompt: IntArray) -> Iterator[list[int]]:
+        """The tokens of every round."""
+        return self.start(prompt).run()
+
+    def start(self, prompt: IntArray, row: int = 0) -> Speculation:
+        """A sequence, ready for its first round."""
+        model, config = self.model, self.config
+        limit = len(prompt) + self._room(len(prompt))
+        coins = Coins(config.seed, row)
+        request = Request(
+            prompt=prompt, vocab_size=model.facts.vocab_size, limit=limit,
+            stop_ids=model.facts.stop_token_ids, temperature=config.temperature,
+            noise_key=coins.emission, draft_key=coins.drafting, tokenizer=model.tokenizer,
+            name=model.name,
+        )  # fmt: skip
+        sampling = Sampling(
+            config.temperature, config.top_p, config.top_k, self.repetition_penalty,
+            self.processors, model.facts.stop_token_ids, len(prompt) + config.min_new_tokens,
+        )  # fmt: skip
+        return Speculation(
+            Verifier(model, prompt),
+            self.drafter.open(request) if self.drafter is not None else None,
+            self.controller.fresh(), self.rule, sampling, coins, limit,
+            model.facts.stop_token_ids, self._stop_check(),
+        )  # fmt: skip
+
+    def _room(self, prompt: int) -> int:
+        context, wanted = self.model.facts.context_length, self.config.max_new_tokens
+        if prompt >= context:
+            raise PromptError(
+                f"the prompt has {prompt} tokens, the context {context}: shorten it by at least "
+                f"{prompt - context + 1}"
+            )
+        if wanted is None:
+            return min(DEFAULT_LENGTH, context - prompt)
+        if prompt + wanted > context:
+            raise PromptError(
+                f"{prompt} prompt tokens and {wanted} new ones exceed the context of {context}: "
+                f"shorten the prompt or pass max_new_tokens={context - prompt}"
+            )
+        return wanted
+
+    def _stop_check(self) -> StopCheck | None:
+        strings, tokenizer = self.config.stop_strings, self.model.tokenizer
+        if not strings:
+            return None
+        if tokenizer is None:
+            raise ConfigError(f"{self.model.name} came without a tokenizer: it has no stop_strings")
+        return lambda ids: any(stop in str(tokenizer.decode(ids)) for stop in strings)
+
+    def result(self, run: Speculation) -> SpeculativeResult:
+        """What a sequence has become."""
+        tokens, tokenizer = run.tokens, self.model.tokenizer
+        text = "" if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True))
+        found = [text.index(stop) for stop in self.config.stop_strings if stop in text]
+        return SpeculativeResult(
+            text=text[: min(found)] if found else text,
+            tokens=tokens,
+            sequences=run.verifier.prefix,
+            prompt_length=run.prompt_length,
+            nfe=run.verifier.forwards,
+            computed=run.verifier.computed,
+            forced=0,
+            order=run.order,
+            logprobs=np.asarray(run.logprobs, np.float32),
+            finish_reason=run.finish_reason or "length",
+            seconds=run.seconds,
+            peak_memory=run.memory.peak(),
+            sampler=self.rule.name,
+            cache="verifier",
+            seed=self.config.seed,
+            rounds=run.rounds,
+            drafter="none" if self.drafter is None else repr(self.drafter),
+            rule=self.rule.name,
+        )
+
+
+assert set(ARGUMENTS) <= {field.name for field in fields(GenerationConfig)}

@@ -1,0 +1,287 @@
+"""What drafting is made of: a draft and its law, budgets, and the parts that are named in strings.
+
+One round: a *length controller* grants a budget, a *drafter* proposes tokens (often found by a
+*search* through a lattice, helped by a causal *proxy*), the verifier scores them in one forward,
+and an *accept rule* says how many are kept and which token follows.  A draft can cost time; it can
+change the output only if the accept rule does not match the draft's *law*, i.e. the distribution
+that its tokens were drawn from.  `AcceptRule.check` refuses that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..canvas import IntArray
+from ..errors import ConfigError
+from ..registry import Registry
+from ..spec import parse
+
+Array = npt.NDArray[np.float64]
+ROOT = -1  # the parent of a draft's first tokens: the last committed token
+
+
+class Law(Enum):
+    """Where the tokens of a draft come from, given everything known before each of them.
+
+    POINT: anything that is not plain sampling (argmax, search, lookup, best of several).
+    MARGINALS: each token was drawn from a law that depends on its depth only.
+    CONDITIONALS: each token was drawn from a law that depends on the path above it.
+    """
+
+    POINT = "point"
+    MARGINALS = "marginals"
+    CONDITIONALS = "conditionals"
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """Proposed tokens: a chain, or a tree in topological order.
+
+    ``tokens`` (n,) int64; ``parents`` (n,) int64 are node indices, `ROOT` for children of the last
+    committed token, None for a chain.  ``log_q`` are log-probabilities over the verifier's
+    vocabulary: (depths, V) for MARGINALS, row ``d`` for tokens at depth ``d``; (n + 1, V) for
+    CONDITIONALS, row ``i + 1`` for the children of node ``i``.  Siblings must stand in drawing
+    order and be drawn without replacement.  ``confidence`` (n,) is the drafter's largest
+    probability where each token stands.  ``end`` is the number of tokens before the drafter's own
+    end of text, if it expects one.
+    """
+
+    tokens: IntArray
+    parents: IntArray | None = None
+    law: Law = Law.POINT
+    log_q: npt.NDArray[np.floating[Any]] | None = None
+    confidence: npt.NDArray[np.floating[Any]] | None = None
+    end: int | None = None
+    source: str = ""
+    search_seconds: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents is None
+
+    def parent(self, node: int) -> int:
+        return node - 1 if self.parents is None else int(self.parents[node])
+
+    def children(self, node: int) -> list[int]:
+        """Nodes below ``node`` (`ROOT` for the first), in drawing order."""
+        if self.parents is None:
+            return [node + 1] if node + 1 < len(self) else []
+        return np.flatnonzero(self.parents == node).tolist()
+
+    def depth(self, node: int) -> int:
+        """0 for children of the root; -1 for the root itself."""
+        if self.parents is None or node == ROOT:
+            return node
+        return 1 + self.depth(int(self.parents[node]))
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the first one down to ``node``; empty for the root."""
+        found: list[int] = []
+        while node != ROOT:
+            found.append(node)
+            node = self.parent(node)
+        return found[::-1]
+
+    def q(self, node: int) -> Array:
+        """The law (V,) from which the children of ``node`` were drawn."""
+        assert self.log_q is not None
+        row = self.depth(node) + 1 if self.law is Law.MARGINALS else node + 1
+        law: Array = np.exp(self.log_q[row].astype(np.float64))
+        return law
+
+    def cut(self, length: int) -> Draft:
+        """A chain shortened to ``length`` tokens."""
+        if not self.is_chain or length >= len(self):
+            return self
+        few = None if self.confidence is None else self.confidence[:length]
+        return Draft(self.tokens[:length], None, self.law, self.log_q, few, self.end, self.source,
+                     self.search_seconds)  # fmt: skip
+
+
+def chain(tokens: Sequence[int] | IntArray, source: str = "") -> Draft:
+    """A chain found by lookup: law POINT."""
+    return Draft(np.asarray(tokens, np.int64), source=source)
+
+
+EMPTY = chain([])
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a round may use: ``length`` of a chain or depth of a tree (0 = do not draft), ``room``
+    that the sequence leaves; ``refine`` turns the drafter's largest probability per position (w,)
+    into the length of a chain, once the drafter has run."""
+
+    length: int
+    room: int
+    refine: Callable[[Array], int] | None = None
+
+    def chain_length(self, confidence: Array) -> int:
+        """Tokens to send to the verifier, given the drafter's confidences."""
+        length = self.length if self.refine is None else self.refine(confidence)
+        return max(0, min(length, self.room, len(confidence)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the verifier made of a draft: accepted nodes from the root down, and one more token."""
+
+    path: list[int]
+    extra: int
+
+
+@dataclass(frozen=True)
+class RoundStats:
+    """One round.  ``drafted`` nodes and ``depth`` of the draft, ``accepted`` tokens (without the
+    extra one), ``emitted`` tokens; ``extra`` is "correction", "bonus" or "none" (cut off).
+    ``first``: the round read the prompt; ``attempted``: the drafter was asked.  Seconds spent
+    drafting (search included), searching, verifying (accept rule included) and on everything else.
+    """
+
+    drafted: int
+    depth: int
+    accepted: int
+    emitted: int
+    extra: str
+    source: str
+    draft_seconds: float
+    search_seconds: float
+    verify_seconds: float
+    other_seconds: float
+    context: int
+    first: bool = False
+    attempted: bool = False
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What a drafter, a proxy or a controller learns from a round.  ``accepted`` counts drafted
+    tokens that were kept; ``emitted`` are the new tokens; ``fed`` are the tokens whose successors
+    the verifier scored and ``scores`` its raw logits (rows, V), on its device."""
+
+    draft: Draft
+    path: list[int]
+    emitted: list[int]
+    fed: IntArray
+    scores: Any
+
+    @property
+    def accepted(self) -> int:
+        return len(self.path)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is known when a sequence begins.  ``prompt`` (P,) int64; ``vocab_size`` and
+    ``stop_ids`` are the verifier's; ``limit`` is the longest the sequence can get; ``noise_key`` is
+    (seed, stream) of the verifier's emission noise, for drafters that share it."""
+
+    prompt: IntArray
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+    limit: int
+    temperature: float = 0.0
+    noise_key: tuple[int, int] = (0, 0)
+    draft_key: tuple[int, int] = (0, 3)
+    tokenizer: Any = None
+    name: str = ""
+
+
+class Drafting:
+    """A drafter at work on one sequence."""
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        """Tokens that may follow ``prefix`` (n,); an empty draft is always legal."""
+        raise NotImplementedError
+
+    def observe(self, feedback: Feedback) -> None:
+        """What became of the last proposal."""
+
+    def close(self) -> None:
+        """The sequence is complete."""
+
+
+@dataclass
+class DraftPart:
+    """A piece named in a string.  Class attributes describe it to listings."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    arxiv: ClassVar[str] = ""
+
+
+@dataclass
+class Drafter(DraftPart):
+    """Something that proposes tokens.  What outlives a sequence is kept in the drafter itself."""
+
+    laws: ClassVar[frozenset[Law]] = frozenset({Law.POINT})
+    trees: ClassVar[bool] = False
+
+    def open(self, request: Request) -> Drafting:
+        """Start on a new sequence."""
+        raise NotImplementedError
+
+
+@dataclass
+class AcceptRule(DraftPart):
+    """Which drafted tokens are kept.  ``accepts`` are the laws for which it is lossless."""
+
+    accepts: ClassVar[frozenset[Law]] = frozenset(Law)
+    trees: ClassVar[bool] = False
+
+    def check(self, law: Law, tree: bool) -> None:
+        """The law guard: raise when the rule would bias the output."""
+        if law not in self.accepts:
+            raise ConfigError(
+                f"accept rule {self.name!r} is lossless only for tokens sampled from a known law, "
+                f"not for a draft of law {law.value!r}; use 'keyed', 'match', 'point' or 'greedy', "
+                "or search='sample'"
+            )
+        if tree and not self.trees:
+            raise ConfigError(
+                f"accept rule {self.name!r} judges chains, the draft is a tree; use 'keyed', "
+                "'match' or 'greedy', or a search that returns a chain"
+            )
+
+    def judge(self, rows: Any, draft: Draft) -> Outcome:
+        """Accepted path and extra token; ``rows`` are `Rows` of the verifier."""
+        raise NotImplementedError
+
+
+T = TypeVar("T", bound=DraftPart)
+
+DRAFTERS: Registry[Drafter] = Registry("drafter")
+RULES: Registry[AcceptRule] = Registry("accept rule")
+
+
+def single(spec: str | T, registry: Registry[T], kind: type[T]) -> T:
+    """The one part that ``spec`` names; objects pass."""
+    if isinstance(spec, kind):
+        return spec
+    if not isinstance(spec, str):
+        raise ConfigError(f"{spec!r} is no {registry.kind}: use a name or an object")
+    found = parse(spec, registry)
+    if len(found) != 1:
+        raise ConfigError(f"{spec!r} names {len(found)} {registry.kind}s: choose one")
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Info:
+    """One line of a listing."""
+
+    name: str
+    role: str
+    summary: str
+    paper: str
+    arxiv: str
+    defaults: dict[str, Any] = field(default_factory=dict)

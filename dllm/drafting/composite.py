@@ -1,0 +1,101 @@
+"""Drafters made of drafters."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ..canvas import IntArray
+from ..errors import ConfigError
+from .base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Law, Request
+
+
+@dataclass
+class _Several(Drafter):
+    drafters: tuple[Drafter, ...] = ()
+
+    trees = True
+
+    def __post_init__(self) -> None:
+        if len(self.drafters) < 1 or not all(isinstance(d, Drafter) for d in self.drafters):
+            raise ConfigError(
+                f"{self.name} takes drafters joined with '+', e.g. {self.name}(prompt_lookup+anpd)"
+            )
+
+    @property
+    def laws(self) -> frozenset[Law]:  # type: ignore[override]
+        return frozenset().union(*(drafter.laws for drafter in self.drafters))
+
+
+@DRAFTERS.register("first_of")
+@dataclass
+class FirstOf(_Several):
+    """The first drafter that has something to say, e.g. a lookup before a model."""
+
+    def open(self, request: Request) -> Drafting:
+        return _FirstOf([drafter.open(request) for drafter in self.drafters])
+
+
+class _FirstOf(Drafting):
+    def __init__(self, members: list[Drafting]) -> None:
+        self.members = members
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        for member in self.members:
+            draft = member.propose(prefix, budget)
+            if len(draft):
+                return draft
+        return EMPTY
+
+    def observe(self, feedback: Feedback) -> None:
+        for member in self.members:
+            member.observe(feedback)
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+
+
+@DRAFTERS.register("arbiter")
+@dataclass
+class Arbiter(_Several):
+    """The drafter with the most tokens per second so far; now and then another one is tried.
+
+    Tokens per second are those emitted by rounds of a drafter over their seconds, both smoothed by
+    ``rho``; every ``explore``-th round goes to the drafter that was not used for longest.
+    """
+
+    rho: float = 0.2
+    explore: int = 12
+
+    def open(self, request: Request) -> Drafting:
+        return _Arbiter(self, [drafter.open(request) for drafter in self.drafters])
+
+
+class _Arbiter(_FirstOf):
+    def __init__(self, part: Arbiter, members: list[Drafting]) -> None:
+        super().__init__(members)
+        self.part, self.round, self.chosen = part, 0, 0
+        self.tokens, self.seconds = [0.0] * len(members), [0.0] * len(members)
+        self.last_used = [-1] * len(members)
+        self.began = 0.0
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        self.began = time.perf_counter()
+        oldest = min(range(len(self.members)), key=lambda i: (self.last_used[i], i))
+        if self.last_used[oldest] < 0 or self.round % self.part.explore == 0:
+            self.chosen = oldest
+        else:
+            self.chosen = max(range(len(self.members)), key=self._rate)
+        self.last_used[self.chosen] = self.round
+        self.round += 1
+        return self.members[self.chosen].propose(prefix, budget)
+
+    def _rate(self, index: int) -> float:
+        return self.tokens[index] / max(self.seconds[index], 1e-9)
+
+    def observe(self, feedback: Feedback) -> None:
+        rho, i = self.part.rho, self.chosen
+        self.tokens[i] += rho * (len(feedback.emitted) - self.tokens[i])
+        self.seconds[i] += rho * (time.perf_counter() - self.began - self.seconds[i])
+        super().observe(feedback)

@@ -1,0 +1,135 @@
+"""DiffuSpec's causal-consistency path search, and best of K by the same score."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .base import Draft
+from .marginals import Lattice, Marginals
+from .proxies import Proxy
+from .search import Search, SearchContext, register
+
+DIFFUSPEC = "DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding"
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A path through the first columns of a lattice."""
+
+    tokens: tuple[int, ...]
+    score: float
+    state: Any
+    done: bool
+
+    @property
+    def rank(self) -> tuple[float, tuple[int, ...]]:
+        """Sorts the best first; of equals the one with the lower token ids."""
+        return -self.score, self.tokens
+
+
+def beam_search(
+    lattice: Lattice, prefix: Sequence[int], proxy: Proxy, weight: float, beam: int
+) -> Hypothesis:
+    """The best path; all paths are compared over the whole depth of the lattice.
+
+    A path that ended keeps adding the drafter's log-probability of an end token: otherwise early
+    ends win for collecting fewer terms (reconstructed).  ``weight`` is the drafter's share of the
+    score, the proxy has the rest.
+    """
+    hypotheses = [Hypothesis((), 0.0, proxy.start(prefix), False)]
+    for depth, column in enumerate(lattice.columns):
+        tokens = [candidate.token for candidate in column]
+        grown: list[Hypothesis] = []
+        for h in hypotheses:
+            if h.done:
+                score = h.score + weight * lattice.end_logp[depth]
+                grown.append(Hypothesis(h.tokens, score, h.state, True))
+                continue
+            causal = proxy.logprobs(h.state, tokens) if weight < 1 else [0.0] * len(tokens)
+            for candidate, other in zip(column, causal, strict=True):
+                score = h.score + weight * candidate.logp + (1 - weight) * other
+                ends = candidate.token in lattice.stop_ids
+                grown.append(Hypothesis((*h.tokens, candidate.token), score, h, ends))
+        hypotheses = [_settle(h, proxy) for h in heapq.nsmallest(beam, grown, key=_rank)]
+        if all(h.done for h in hypotheses):
+            depth_left = range(depth + 1, len(lattice.columns))
+            rest = sum(lattice.end_logp[i] for i in depth_left)
+            first = hypotheses[0]
+            return Hypothesis(first.tokens, first.score + weight * rest, None, True)
+    return hypotheses[0]
+
+
+def _rank(hypothesis: Hypothesis) -> tuple[float, tuple[int, ...]]:
+    return hypothesis.rank
+
+
+def _settle(h: Hypothesis, proxy: Proxy) -> Hypothesis:
+    """Advance the proxy only for paths that survived: until then ``state`` is the parent."""
+    if not isinstance(h.state, Hypothesis):
+        return h
+    state = None if h.done else proxy.advance(h.state.state, h.tokens[-1])
+    return Hypothesis(h.tokens, h.score, state, h.done)
+
+
+@register("cps", paper=DIFFUSPEC, arxiv="2510.02358")
+@dataclass
+class CausalPathSearch(Search):
+    """Beam search through the pruned lattice for the chain that also reads well left to right.
+
+    ``mass``, ``cap``: pruning; ``beam``; ``weight``: share of the drafter's log-probability in the
+    score, the rest is the proxy's.  ``coupled``: at temperature > 0 search the laws with the
+    verifier's noise added.
+    """
+
+    mass: float = 0.8
+    cap: int = 15
+    beam: int = 3
+    weight: float = 0.5
+    coupled: bool = True
+
+    def find(self, marginals: Marginals, length: int, context: SearchContext) -> Draft:
+        lattice = context.shown(marginals, length, self.coupled).lattice(
+            length, self.mass, self.cap
+        )
+        best = beam_search(lattice, context.prefix.tolist(), context.proxy, self.weight, self.beam)
+        return self.draft(marginals, best.tokens)
+
+
+@register("best_of_k", paper="SpecDiff-2: Scaling Diffusion Drafter Alignment For Faster "
+          "Speculative Decoding", arxiv="2511.00606")  # fmt: skip
+@dataclass
+class BestOfK(Search):
+    """The best of ``k`` sampled chains, by the score of `cps`; the argmax chain is one of them."""
+
+    k: int = 8
+    weight: float = 0.5
+
+    def find(self, marginals: Marginals, length: int, context: SearchContext) -> Draft:
+        length = length if marginals.end is None else min(length, marginals.end + 1)
+        log_q = marginals.log_q[:length]
+        chains = [marginals.argmax[:length].tolist()]
+        for i in range(1, self.k):
+            noise = marginals.noise(context.draft_key, length, context.round * self.k + i)
+            chains.append((log_q + noise).argmax(-1).tolist())
+        rows = torch.arange(length, device=log_q.device)
+        scores = [
+            self.weight * float(log_q[rows, torch.tensor(c, device=log_q.device)].sum())
+            + (1 - self.weight) * chain_logprob(context.proxy, context.prefix.tolist(), c)
+            for c in chains
+        ]
+        best = max(range(len(chains)), key=lambda i: (scores[i], -i))
+        return self.draft(marginals, chains[best])
+
+
+def chain_logprob(proxy: Proxy, prefix: Sequence[int], tokens: Sequence[int]) -> float:
+    """The proxy's log-probability of a chain."""
+    state, total = proxy.start(prefix), 0.0
+    for token in tokens:
+        total += proxy.logprobs(state, [token])[0]
+        state = proxy.advance(state, token)
+    return total

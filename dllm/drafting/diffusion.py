@@ -1,0 +1,257 @@
+"""A masked diffusion model as a drafter.
+
+Every round its canvas is the committed text, ``window`` masks and, if it was trained with one, an
+end marker.  One forward (or ``steps``) gives a law for every mask; a search makes a draft of them.
+The laws are marginals: each averages over what might stand at the other positions.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import cache as caches
+from .. import samplers
+from ..cache.base import Cache, Plan, Slots, everything
+from ..canvas import Canvas, IntArray
+from ..config import GenerationConfig
+from ..engine import Engine
+from ..errors import ConfigError
+from ..models import load
+from ..packing import Row
+from .base import (
+    DRAFTERS,
+    EMPTY,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    Feedback,
+    Law,
+    Request,
+    single,
+)
+from .marginals import Marginals
+from .proxies import PROXIES, NGram, Proxy
+from .search import SEARCHES, Search, SearchContext
+
+
+@dataclass(frozen=True)
+class Reuse(Cache):
+    """Keeps the keys and values of the committed text from round to round.
+
+    Recomputed are masks and what was committed since; `DiffusionDrafting` says when everything is.
+    For a bidirectional model this is an approximation, which can only cost acceptance.
+    """
+
+    name = "reuse"
+
+    def plan(self, canvas: Canvas, slots: Slots) -> Plan:
+        if slots.memory.pop("refresh", False):
+            return everything(canvas)
+        live = slice(0, canvas.length)
+        stale = (slots.age[live] < 0) | slots.pending[live] | canvas.masked[live]
+        return Plan(np.flatnonzero(stale))
+
+
+@DRAFTERS.register("diffusion")
+@dataclass
+class DiffusionDrafter(Drafter):
+    """Any diffusion model of this library.
+
+    ``model``: what `dllm.load` takes.  ``search``: how marginals become a draft (default "cps" at
+    temperature 0, "coupled" above).  ``proxy``: the causal model that helps the search (default
+    "ngram", learning from the prompt and from what the verifier accepts).  ``window``: masks the
+    model sees, a hyperparameter of its own that changes every marginal, independent of how many
+    tokens are sent to the verifier.  ``steps`` forwards per round: before the last one, ``sampler``
+    commits tokens (default ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the
+    committed text across rounds and recomputes them every ``refresh_rounds`` rounds or when
+    acceptance falls by a quarter; "none" recomputes everything.  ``end_marker``: id that stood
+    behind the masks in training ("do not end here"), default what the checkpoint says.
+    """
+
+    model: Any = "nano"
+    search: Any = None
+    proxy: Any = None
+    window: int = 32
+    steps: int = 1
+    sampler: str | None = None
+    cache: str = "reuse"
+    refresh_rounds: int = 8
+    end_marker: int | None = None
+    banned: tuple[int, ...] = ()
+
+    trees = True
+
+    def __post_init__(self) -> None:
+        from . import register_all
+
+        register_all()
+        if min(self.window, self.steps, self.refresh_rounds) < 1:
+            raise ConfigError("window, steps and refresh_rounds must be at least 1")
+        self.model = load(self.model)
+        if self.model.facts.mask_token_id is None:
+            raise ConfigError(
+                f"{self.model.name} is autoregressive: it cannot draft by filling in masks; "
+                "load a diffusion model, or use a lookup drafter"
+            )
+        if self.search is not None:
+            self.search = single(self.search, SEARCHES, Search)
+        if self.proxy is None:
+            self.proxy = NGram(vocab_size=self.model.facts.vocab_size)
+        self.proxy = single(self.proxy, PROXIES, Proxy)
+        if self.end_marker is None:
+            self.end_marker = self.model.generation_defaults.get("end_marker")
+        if self.steps > 1 and self._search(0.0).law is not Law.POINT:
+            raise ConfigError(
+                "with steps > 1 tokens are not drawn from marginals: use search='cps'"
+            )
+
+    @property
+    def laws(self) -> frozenset[Law]:  # type: ignore[override]
+        return frozenset({self._search(0.0).law})
+
+    def _search(self, temperature: float) -> Search:
+        if self.search is not None:
+            found: Search = self.search
+            return found
+        return SEARCHES["coupled" if temperature > 0 else "cps"]()
+
+    def open(self, request: Request) -> Drafting:
+        return DiffusionDrafting(self, request)
+
+    def __repr__(self) -> str:
+        search = self.search.name if self.search is not None else "auto"
+        return f"diffusion({self.model.name}, search={search}, window={self.window})"
+
+
+@dataclass
+class DiffusionDrafting(Drafting):
+    """A diffusion drafter on one sequence: its engine, and the keys and values it keeps."""
+
+    part: DiffusionDrafter
+    request: Request
+    rounds: int = 0
+    learnt: int = 0  # committed tokens the proxy has seen
+    since_refresh: int = 0
+    fed: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    smoothed: float | None = None  # moving acceptance, and its value after the last refresh
+    reference: float | None = None
+
+    def __post_init__(self) -> None:
+        part, model = self.part, self.part.model
+        self.search = part._search(self.request.temperature)
+        self.marker = part.end_marker is not None
+        self.reuse = part.cache == "reuse"
+        facts = model.facts
+        pad = facts.pad_token_id if facts.pad_token_id is not None else facts.mask_token_id
+        self.canvas_facts = {"mask_id": facts.mask_token_id, "pad_id": pad}
+        sampler = samplers.compose(
+            part.sampler or f"llada(steps={part.steps})+whole",
+            options={"eos_policy": "none"},
+            family=model.family.name,
+        )
+        cache = Reuse() if self.reuse else caches.compose(part.cache)
+        self.engine = Engine(model, sampler, cache, GenerationConfig())
+        longest = min(self.request.limit + part.window + self.marker, facts.context_length)
+        canvas = Canvas.for_prompt(np.zeros(0, np.int64), longest, **self.canvas_facts)
+        (self.row,) = self.engine.open([canvas])
+        self.banned = (facts.mask_token_id, *part.banned)
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        self._learn(prefix)
+        marginals = self.marginals(prefix)
+        if marginals is None:
+            return EMPTY
+        began = time.perf_counter()
+        context = SearchContext(
+            prefix, self.part.proxy, self.request.temperature, self.request.noise_key,
+            self.request.draft_key, self.rounds,
+        )  # fmt: skip
+        length = budget.chain_length(marginals.confidence)
+        draft = self.search.find(marginals, length, context) if length else EMPTY
+        return replace(draft, search_seconds=time.perf_counter() - began)
+
+    def marginals(self, prefix: IntArray) -> Marginals | None:
+        """Laws of the positions after ``prefix``; None when the context has no room for one."""
+        room = len(self.row.slots.age) - len(prefix) - self.marker
+        window = min(self.part.window, room)
+        if window < 1:
+            return None
+        self._lay_out(prefix, window)
+        self.rounds += 1
+        for _ in islice(self.engine.resume([self.row]), self.part.steps - 1):
+            pass
+        canvas = self.row.canvas
+        canvas.window = (len(prefix), len(prefix) + window)
+        undecided = canvas.masks() - len(prefix)
+        logits = self.engine.logits(self.row) if len(undecided) else None
+        if logits is None or len(undecided) < window:
+            logits = self._with_decided(logits, undecided, window)
+        return Marginals.from_logits(
+            logits, len(prefix), vocab_size=self.request.vocab_size, banned=self.banned,
+            temperature=self.request.temperature, stop_ids=self.request.stop_ids,
+        )  # fmt: skip
+
+    def _lay_out(self, prefix: IntArray, window: int) -> None:
+        """A new canvas; slots whose token changed, or that held a mask, are stale."""
+        part = self.part
+        canvas = Canvas.for_prompt(prefix, window + self.marker, **self.canvas_facts)
+        if self.marker:
+            canvas.tokens[-1] = part.end_marker or 0
+            canvas.masked[-1], canvas.given[-1] = False, True
+            canvas.end -= 1
+        self.row = row = Row(canvas, self.row.slots)
+        common = min(len(self.fed), len(prefix))
+        different = np.flatnonzero(self.fed[:common] != prefix[:common])
+        row.slots.age[int(different[0]) if different.size else common :] = -1
+        row.slots.pending[:] = False
+        if not self.reuse:
+            row.slots.age[:] = -1
+            row.slots.memory.clear()
+        self.since_refresh += 1
+        if self.reuse and (self.rounds == 0 or self._refresh_due()):
+            row.slots.memory["refresh"] = True
+            self.since_refresh, self.reference = 0, None
+        self.fed = prefix.copy()
+
+    def _refresh_due(self) -> bool:
+        fallen = (
+            self.reference is not None
+            and self.smoothed is not None
+            and self.smoothed < 0.75 * self.reference
+        )
+        return fallen or self.since_refresh >= self.part.refresh_rounds
+
+    def _with_decided(
+        self, logits: torch.Tensor | None, undecided: IntArray, window: int
+    ) -> torch.Tensor:
+        """Logits (window, V): positions that the sampler decided are certain."""
+        canvas, size = self.row.canvas, self.part.model.facts.vocab_size
+        device = self.part.model.device
+        rows = torch.full((window, size), -torch.inf, device=device)
+        tokens = canvas.tokens[canvas.window[0] : canvas.window[1]]
+        rows[range(window), torch.from_numpy(tokens).to(device)] = 0.0
+        if logits is not None:
+            rows[undecided.tolist()] = logits.float()
+        return rows
+
+    def observe(self, feedback: Feedback) -> None:
+        if len(feedback.draft):
+            accepted = float(feedback.accepted)
+            old = accepted if self.smoothed is None else self.smoothed
+            self.smoothed = old + 0.3 * (accepted - old)
+            if self.reference is None:
+                self.reference = self.smoothed
+
+    def _learn(self, prefix: IntArray) -> None:
+        self.part.proxy.learn(prefix.tolist(), len(prefix) - self.learnt)
+        self.learnt = len(prefix)
+
+    def close(self) -> None:
+        self.engine.buffer = None  # keys and values of a finished sequence

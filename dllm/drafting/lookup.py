@@ -1,0 +1,124 @@
+"""Drafters that copy: what followed the present n-gram before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..canvas import IntArray
+from ..errors import ConfigError
+from .base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request, chain
+
+register = DRAFTERS.register
+
+
+def last_match(tokens: IntArray, n: int) -> int:
+    """Where the latest earlier occurrence of the last ``n`` tokens ends (exclusive); -1 if none."""
+    if n == 0 or len(tokens) <= n:
+        return -1
+    windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], n)
+    found = np.flatnonzero((windows == tokens[-n:]).all(1))
+    return int(found[-1]) + n if found.size else -1
+
+
+@register("prompt_lookup", paper="Prompt Lookup Decoding (github.com/apoorvumang)")
+@dataclass
+class PromptLookup(Drafter):
+    """Copy what followed the last n-gram the last time, trying longer n-grams first."""
+
+    n: int = 3
+    k: int = 10
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.n or self.k < 1:
+            raise ConfigError("prompt_lookup takes 1 <= least <= n and k >= 1")
+
+    def open(self, request: Request) -> Drafting:
+        return _Copying(self)
+
+
+class _Copying(Drafting):
+    def __init__(self, part: PromptLookup) -> None:
+        self.part = part
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        for n in range(self.part.n, self.part.least - 1, -1):
+            at = last_match(prefix, n)
+            if at >= 0:
+                length = min(self.part.k, budget.length)
+                return chain(prefix[at : at + length], self.part.name)
+        return EMPTY
+
+
+@register(
+    "anpd",
+    paper="Lossless Acceleration of Large Language Model via Adaptive N-gram Parallel Decoding",
+    arxiv="2404.08698",
+)
+@dataclass
+class AdaptiveNGram(Drafter):
+    """A multi-level n-gram table of the text so far, extended one token at a time.
+
+    Every step of a draft takes the most frequent successor of the longest known context of up to
+    ``n`` - 1 tokens.  The draft grows by ``grow`` after it was accepted whole and is cut back to
+    what was accepted otherwise (adaptation reconstructed), within [1, ``k_max``].
+    """
+
+    n: int = 5
+    k: int = 6
+    k_max: int = 24
+    grow: int = 2
+
+    def __post_init__(self) -> None:
+        if self.n < 2 or not 1 <= self.k <= self.k_max:
+            raise ConfigError("anpd takes n >= 2 and 1 <= k <= k_max")
+
+    def open(self, request: Request) -> Drafting:
+        return _NGrams(self)
+
+
+@dataclass
+class _NGrams(Drafting):
+    part: AdaptiveNGram
+    counts: dict[tuple[int, ...], dict[int, int]] = field(default_factory=dict)
+    known: int = 0  # tokens that were counted
+
+    def __post_init__(self) -> None:
+        self.length = self.part.k
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        tokens = prefix.tolist()
+        self._learn(tokens)
+        drafted: list[int] = []
+        while len(drafted) < min(self.length, budget.length):
+            successor = self._successor(tokens[-self.part.n :] + drafted)
+            if successor is None:
+                break
+            drafted.append(successor)
+        return chain(drafted, self.part.name)
+
+    def _learn(self, tokens: list[int]) -> None:
+        for end in range(max(1, self.known), len(tokens)):
+            for n in range(1, min(self.part.n, end + 1)):
+                seen = self.counts.setdefault(tuple(tokens[end - n : end]), {})
+                # an equal count of a later occurrence wins: it moves to the end
+                seen[tokens[end]] = seen.pop(tokens[end], 0) + 1
+        self.known = len(tokens)
+
+    def _successor(self, tokens: list[int]) -> int | None:
+        for n in range(self.part.n - 1, 0, -1):
+            seen = self.counts.get(tuple(tokens[-n:])) if len(tokens) >= n else None
+            if seen:
+                most = max(seen.values())
+                return [token for token, count in seen.items() if count == most][-1]
+        return None
+
+    def observe(self, feedback: Feedback) -> None:
+        drafted = len(feedback.draft)
+        if feedback.draft.source != self.part.name or not drafted:
+            return
+        whole = feedback.accepted == drafted
+        target = self.length + self.part.grow if whole else feedback.accepted + 1
+        self.length = int(np.clip(target, 1, self.part.k_max))

@@ -1,0 +1,97 @@
+"""What a speculative generation returns: a `Result` with acceptance statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..canvas import FloatArray
+from ..result import Result
+from .base import RoundStats
+
+
+@dataclass(frozen=True)
+class SpeculativeResult(Result):
+    """A verified text.  ``nfe`` counts the verifier's forwards (rounds, the first of which reads
+    the prompt), ``computed`` the positions it was fed; ``order`` is the round that emitted each
+    token, ``logprobs`` are the verifier's, before temperature and filters.  ``rounds`` has one
+    entry per forward."""
+
+    rounds: list[RoundStats] = field(default_factory=list, repr=False)
+    drafter: str = "none"
+    rule: str = "greedy"
+
+    @property
+    def drafted(self) -> int:
+        """Tokens sent to the verifier, nodes of trees included."""
+        return sum(r.drafted for r in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were kept; the extra token of each round is not among them."""
+        return sum(r.accepted for r in self.rounds)
+
+    @property
+    def accepted_per_round(self) -> float:
+        """Mean accepted tokens per round, rounds without a draft included."""
+        return self.accepted / max(1, len(self.rounds))
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; says nothing without the draft length."""
+        return self.accepted / max(1, self.drafted)
+
+    @property
+    def survival(self) -> FloatArray:
+        """Share of all rounds that accepted at least i tokens, i = 1, 2, ..."""
+        return survival(self.rounds)
+
+    @property
+    def conditional_acceptance(self) -> FloatArray:
+        """Share of the drafts that reach depth i with i - 1 accepted tokens, whose token i is
+        accepted too, i = 1, 2, ..."""
+        return conditional_acceptance(self.rounds)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the time spent drafting (without search), searching, verifying, elsewhere."""
+        return shares(self.rounds)
+
+    def footer(self) -> str:
+        """One line of figures."""
+        return (
+            f"{len(self.tokens)} tokens · {self.nfe} verifier forwards · "
+            f"{self.tokens_per_forward:.2f} tokens per forward · "
+            f"{self.accepted} of {self.drafted} drafted tokens accepted · {self.seconds:.2f} s · "
+            f"{self.finish_reason}"
+        )
+
+
+def survival(rounds: list[RoundStats]) -> FloatArray:
+    """See `SpeculativeResult.survival`."""
+    accepted = np.array([r.accepted for r in rounds])
+    deepest = int(max((r.depth for r in rounds), default=0))
+    return np.array([(accepted >= i).mean() for i in range(1, deepest + 1)], np.float32)
+
+
+def conditional_acceptance(rounds: list[RoundStats]) -> FloatArray:
+    """See `SpeculativeResult.conditional_acceptance`."""
+    found = []
+    for depth in range(1, max((r.depth for r in rounds), default=0) + 1):
+        reached = [r.accepted >= depth for r in rounds
+                   if r.depth >= depth and r.accepted >= depth - 1]  # fmt: skip
+        found.append(float(np.mean(reached)) if reached else np.nan)
+    return np.array(found, np.float32)
+
+
+def shares(rounds: list[RoundStats]) -> dict[str, float]:
+    """See `SpeculativeResult.shares`."""
+    seconds = {
+        "draft": sum(r.draft_seconds - r.search_seconds for r in rounds),
+        "search": sum(r.search_seconds for r in rounds),
+        "verify": sum(r.verify_seconds for r in rounds),
+        "other": sum(r.other_seconds for r in rounds),
+    }
+    total = sum(seconds.values()) or 1.0
+    return {name: value / total for name, value in seconds.items()}

@@ -1,0 +1,178 @@
+"""The verifier's laws after a forward, as accept rules see them.
+
+A row is the law of the token after one node of the draft (row 0: after the last committed token).
+Everything the user asked for is applied before any accept test: penalties and custom processors
+with the history that the row would have, then temperature, top-k and top-p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..canvas import IntArray
+from ..kernels.noise import bits, row_gumbel
+from ..kernels.statistics.filters import dropped
+from .base import Array, Draft
+
+EMIT, ACCEPT, RESIDUAL, DRAFT = 0, 1, 2, 3  # purposes of noise; EMIT is the engine's PROPOSAL
+PURPOSES = 4
+
+# transformers' LogitsProcessor: (ids (1, L), scores (1, V)) -> scores (1, V)
+LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Coins:
+    """Random numbers of one sequence, keyed by seed and stream.
+
+    Emission noise depends on the position only, so that it does not matter in which round a token
+    is emitted; the coins of accept tests and residual draws depend on the round as well, because a
+    position may be judged in several.
+    """
+
+    seed: int
+    row: int = 0
+
+    @property
+    def emission(self) -> tuple[int, int]:
+        """(seed, stream) of the emission noise."""
+        return self.seed, self.row * PURPOSES + EMIT
+
+    @property
+    def drafting(self) -> tuple[int, int]:
+        """(seed, stream) of the drafter's own randomness."""
+        return self.seed, self.row * PURPOSES + DRAFT
+
+    def uniform(self, purpose: int, position: int, round_: int, index: int = 0) -> float:
+        """A number in (0, 1) with 52 random bits."""
+        stream = self.row * PURPOSES + purpose
+        low, high = bits(self.seed, stream, position, round_, np.array([2 * index, 2 * index + 1]))
+        return ((int(high) << 20 | int(low) >> 12) + 0.5) * 2.0**-52
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the verifier's logits become the law that is sampled from; names as in transformers.
+
+    ``early_bans`` are ids that may not be emitted before position ``early_end``.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    processors: tuple[LogitsProcessor, ...] = ()
+    early_bans: tuple[int, ...] = ()
+    early_end: int = 0
+
+    @property
+    def needs_history(self) -> bool:
+        return self.repetition_penalty != 1.0 or bool(self.processors)
+
+    def law(
+        self, logits: torch.Tensor, histories: Sequence[IntArray], positions: IntArray
+    ) -> torch.Tensor:
+        """Log-laws (R, V) float32 of raw ``logits`` (R, V); at temperature 0 the processed logits
+        themselves.  ``histories`` are the tokens before each row, ``positions`` (R,) where its
+        token would stand."""
+        x = logits.float()
+        early = torch.from_numpy(positions < self.early_end).to(x.device)
+        if self.early_bans and bool(early.any()):
+            x = x.clone()
+            x[early.nonzero()[:, :1], list(self.early_bans)] = -torch.inf
+        if self.needs_history:
+            x = torch.cat([self._with_history(x[i : i + 1], h) for i, h in enumerate(histories)])
+        if self.temperature == 0:
+            return x
+        if self.top_p < 1 or self.top_k > 0:
+            lost = dropped(x, self.temperature, self.top_p, self.top_k)
+            x = x.masked_fill(lost, -torch.inf)
+        return (x / self.temperature).log_softmax(-1)
+
+    def _with_history(self, row: torch.Tensor, history: IntArray) -> torch.Tensor:
+        ids = torch.from_numpy(history).to(row.device)[None]
+        if self.repetition_penalty != 1.0:
+            seen = row.gather(1, ids)
+            penalty = self.repetition_penalty
+            row = row.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
+        for processor in self.processors:
+            row = processor(ids, row).float()
+        return row
+
+
+class Rows:
+    """Laws of a forward.  Row ``node + 1`` follows ``node`` of the draft; row 0 the last token.
+
+    ``logits`` (n + 1, V) are raw; ``prefix`` (L,) int64 the committed tokens; ``round_`` counts
+    forwards of the sequence.
+    """
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        draft: Draft,
+        prefix: IntArray,
+        sampling: Sampling,
+        coins: Coins,
+        round_: int,
+    ) -> None:
+        self.logits, self.draft, self.prefix = logits, draft, prefix
+        self.sampling, self.coins, self.round = sampling, coins, round_
+        nodes = range(-1, len(draft))
+        self.positions = len(prefix) + np.array([draft.depth(node) + 1 for node in nodes])
+        histories = [self._history(node) for node in nodes] if sampling.needs_history else []
+        self.log_law = sampling.law(logits, histories, self.positions)
+        self._best: list[int] | None = None
+
+    def _history(self, node: int) -> IntArray:
+        return np.concatenate([self.prefix, self.draft.tokens[self.draft.path(node)]])
+
+    def greedy(self, node: int) -> int:
+        """The most probable token after ``node``; the lowest id of equals."""
+        if self._best is None:
+            found: list[int] = self.log_law.argmax(-1).tolist()
+            self._best = found
+        return self._best[node + 1]
+
+    def keyed(self, node: int) -> int:
+        """The token that plain sampling with this seed draws after ``node``."""
+        if self.sampling.temperature == 0:
+            return self.greedy(node)
+        seed, stream = self.coins.emission
+        key = torch.tensor([[seed, stream, int(self.positions[node + 1]), 0]])
+        row = self.log_law[node + 1 : node + 2]
+        noise = row_gumbel(key.to(row.device), 0, row.shape[1])
+        return int((row + noise).argmax())
+
+    def law(self, node: int) -> Array:
+        """Probabilities (V,) float64 of the token after ``node``."""
+        if self.sampling.temperature == 0:
+            law: Array = np.zeros(self.log_law.shape[1])
+            law[self.greedy(node)] = 1.0
+        else:
+            law = self.log_law[node + 1].double().exp().cpu().numpy()
+            law /= law.sum()
+        return law
+
+    def coin(self, node: int) -> float:
+        """A fresh uniform number for the accept test of ``node`` (of the leaf itself in trees)."""
+        position = len(self.prefix) + self.draft.depth(node)
+        return self.coins.uniform(ACCEPT, position, self.round, node + 1)
+
+    def draw(self, law: Array, node: int) -> int:
+        """A token drawn from ``law`` (V,), not necessarily normalised, to follow ``node``."""
+        position = int(self.positions[node + 1])
+        total = law.cumsum()
+        u = self.coins.uniform(RESIDUAL, position, self.round) * total[-1]
+        found = int(np.searchsorted(total, u, side="right"))
+        return min(found, int(np.flatnonzero(law)[-1]))
+
+    def logprobs(self, nodes: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """Log-probabilities of ``tokens`` after ``nodes`` under the verifier's raw logits."""
+        rows = self.logits[[node + 1 for node in nodes]].float().log_softmax(-1)
+        found: list[float] = rows[range(len(nodes)), list(tokens)].tolist()
+        return found

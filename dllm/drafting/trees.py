@@ -1,0 +1,95 @@
+"""Accept rules for trees whose siblings were drawn without replacement from a known law."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .base import ROOT, RULES, AcceptRule, Array, Draft, Outcome
+from .rows import Rows
+from .rules import SAMPLED, residual
+
+
+@RULES.register(
+    "multi_round",
+    paper="SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative "
+    "Inference and Verification",
+    arxiv="2305.09781",
+)
+@dataclass
+class MultiRound(AcceptRule):
+    """Test siblings one after the other, each against what the ones before left over."""
+
+    accepts = SAMPLED
+    trees = True
+
+    def judge(self, rows: Rows, draft: Draft) -> Outcome:
+        node = ROOT
+        path: list[int] = []
+        while True:
+            p, chosen = rows.law(node), None
+            q = draft.q(node) if draft.children(node) else p
+            for child in draft.children(node):
+                token = int(draft.tokens[child])
+                if rows.coin(child) * q[token] < p[token]:
+                    chosen = child
+                    break
+                p = normal(residual(p, q))
+                q = without(q, token)
+            if chosen is None:
+                return Outcome(path, rows.draw(p, node))
+            node = chosen
+            path.append(node)
+
+
+@RULES.register(
+    "traversal",
+    paper="Traversal Verification for Speculative Tree Decoding",
+    arxiv="2505.12398",
+)
+@dataclass
+class Traversal(AcceptRule):
+    """Judge leaves first, then their parents; equals `block` on a chain."""
+
+    accepts = SAMPLED
+    trees = True
+
+    def judge(self, rows: Rows, draft: Draft) -> Outcome:
+        found = self._visit(rows, draft, ROOT, 1.0)
+        assert found is not None, "the root is always accepted"
+        return found
+
+    def _visit(self, rows: Rows, draft: Draft, node: int, weight: float) -> Outcome | None:
+        p, children = rows.law(node), draft.children(node)
+        q = draft.q(node) if children else p
+        for child in children:
+            token = int(draft.tokens[child])
+            below = min(1.0, weight * p[token] / q[token])
+            found = self._visit(rows, draft, child, below)
+            if found is not None:
+                return found
+            excess = np.maximum(weight * p - q, 0.0)
+            left = float(excess.sum())
+            if left > 0:
+                p = excess / left
+            if node != ROOT:
+                weight = left / (left + 1.0 - weight) if left > 0 else 0.0
+            q = without(q, token)
+        if node == ROOT or rows.coin(node) < weight:
+            return Outcome(draft.path(node), rows.draw(p, node))
+        return None
+
+
+def normal(law: Array) -> Array:
+    """The law scaled to sum to one."""
+    scaled: Array = law / law.sum()
+    return scaled
+
+
+def without(q: Array, token: int) -> Array:
+    """The law of the next sibling: ``token`` is taken."""
+    rest = q.copy()
+    rest[token] = 0.0
+    total = rest.sum()
+    return rest / total if total > 0 else rest

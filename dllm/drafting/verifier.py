@@ -1,0 +1,205 @@
+"""The autoregressive side: one sequence, its keys and values, and how a draft is scored.
+
+Between rounds the cache holds every committed token except the last, the anchor.  A round feeds
+the anchor and the draft; afterwards the entries of what was not accepted are dropped, for a tree by
+gathering the accepted path.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from ..canvas import IntArray
+from ..errors import ConfigError
+from ..models import DiffusionModel
+from .base import Draft
+
+GROWTH = 256  # positions added to a layer's buffer at least when it is full
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+MASKABLE = ("eager", "sdpa")  # attention implementations that take any mask
+
+
+class RollbackLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Keys and values of one layer in a buffer with room to grow: adding copies only what is new,
+    removing copies nothing.  Windowed layers keep everything too, so that they can be rolled back;
+    their mask hides what is out of reach."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.length = 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append (1, heads, n, head_dim); returns everything there is."""
+        end = self.length + key_states.shape[-2]
+        self.keys = self._room(self.keys, key_states, end)
+        self.values = self._room(self.values, value_states, end)
+        self.is_initialized = True
+        self.keys[..., self.length : end, :] = key_states
+        self.values[..., self.length : end, :] = value_states
+        self.length = end
+        return self.keys[..., :end, :], self.values[..., :end, :]
+
+    def _room(self, held: torch.Tensor | None, new: torch.Tensor, end: int) -> torch.Tensor:
+        if held is not None and end <= held.shape[-2]:
+            return held
+        shape = list(new.shape)
+        shape[-2] = max(end + GROWTH, 2 * (0 if held is None else held.shape[-2]))
+        grown = new.new_zeros(shape)
+        if held is not None:
+            grown[..., : self.length, :] = held[..., : self.length, :]
+        return grown
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``-tokens_to_remove`` positions."""
+        self.length += tokens_to_remove
+
+    def keep(self, start: int, offsets: Sequence[int]) -> None:
+        """Of the positions from ``start`` on keep those at ``offsets``, moved together."""
+        assert self.keys is not None and self.values is not None
+        chosen = torch.tensor(offsets, dtype=torch.int64, device=self.keys.device) + start
+        end = start + len(offsets)
+        self.keys[..., start:end, :] = self.keys[..., chosen, :]
+        self.values[..., start:end, :] = self.values[..., chosen, :]
+        self.length = end
+
+
+class VerifierCache(Cache):
+    """`RollbackLayer`s, made as the network asks for them."""
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=RollbackLayer)
+
+    @torch.inference_mode()
+    def keep(self, start: int, offsets: Sequence[int]) -> None:
+        """See `RollbackLayer.keep`."""
+        layer: Any
+        for layer in self.layers:
+            layer.keep(start, offsets)
+
+
+def is_causal_model(model: DiffusionModel) -> bool:
+    return model.facts.mask_token_id is None and model.facts.mask_kind == "causal"
+
+
+class Verifier:
+    """Scores drafts for one sequence.  ``tokens`` are the committed ids, prompt included."""
+
+    def __init__(self, model: DiffusionModel, prompt: IntArray) -> None:
+        self.model, self.hf = model, model.hf
+        self.tokens: list[int] = prompt.tolist()
+        self.cached = 0  # committed tokens whose keys and values are kept
+        self.forwards = 0
+        self.computed = 0
+        self.cache: Cache = self._new_cache()
+        self._few_logits = "logits_to_keep" in inspect.signature(self.hf.forward).parameters
+
+    def _new_cache(self) -> Cache:
+        config = self.hf.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if kinds <= ATTENTION_LAYERS:
+            return VerifierCache()
+        cache = DynamicCache(config=config)  # recurrent layers keep states of their own
+        cache.activate_past_recording()  # type: ignore[no-untyped-call]
+        if not cache.is_croppable:
+            raise ConfigError(
+                f"{self.model.name} has layers that cannot be rolled back ({', '.join(kinds)}): "
+                "it cannot verify drafts; use an attention-only model"
+            )
+        return cache
+
+    @property
+    def prefix(self) -> IntArray:
+        """Committed tokens (n,) int64."""
+        return np.asarray(self.tokens, np.int64)
+
+    def score(self, draft: Draft) -> torch.Tensor:
+        """One forward.  Raw logits (n + 1, V): after the last committed token and every node."""
+        fresh = self.tokens[self.cached :]
+        ids = np.concatenate([np.asarray(fresh, np.int64), draft.tokens])
+        wanted = len(draft) + 1
+        arguments: dict[str, Any] = {
+            "input_ids": self._tensor(ids)[None],
+            "past_key_values": self.cache,
+            "use_cache": True,
+        }
+        if not draft.is_chain and len(draft) > 0:
+            arguments |= self._tree_arguments(draft, len(fresh))
+        if self._few_logits:
+            arguments["logits_to_keep"] = wanted
+        with torch.inference_mode():
+            logits: torch.Tensor = self.hf(**arguments).logits[0, -wanted:]
+        self.forwards += 1
+        self.computed += len(ids)
+        return logits
+
+    def commit(self, draft: Draft, path: Sequence[int], emitted: Sequence[int]) -> None:
+        """Append ``emitted``; keep the entries of ``path`` before the last of them, drop others."""
+        base = len(self.tokens)
+        path = path[: len(emitted) - 1]
+        if isinstance(self.cache, VerifierCache) and not draft.is_chain:
+            self.cache.keep(base, path)
+        else:
+            self.cache.crop(len(path) - len(draft))
+        self.cached = base + len(path)
+        self.tokens += emitted
+        assert self.cached < len(self.tokens), "the last committed token is never in the cache"
+
+    def _tensor(self, array: IntArray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device)
+
+    def _tree_arguments(self, draft: Draft, fresh: int) -> dict[str, Any]:
+        """Positions by depth, and a mask that shows every node its ancestors."""
+        base_implementation = self.hf.config._attn_implementation.removeprefix("dllm_")
+        if not isinstance(self.cache, VerifierCache) or base_implementation not in MASKABLE:
+            raise ConfigError(
+                f"{self.model.name} with {base_implementation} attention cannot score a tree; use "
+                "a search that returns a chain, or attn_implementation='sdpa'"
+            )
+        depths = np.array([draft.depth(node) for node in range(len(draft))])
+        positions = np.concatenate([np.arange(self.cached, self.cached + fresh),
+                                    self.cached + fresh + depths])  # fmt: skip
+        key_positions = np.concatenate([np.arange(self.cached), positions])
+        seen = np.zeros((fresh + len(draft), self.cached + fresh + len(draft)), np.bool_)
+        seen[:, : self.cached] = True
+        first = self.cached + fresh
+        seen[:fresh, self.cached : first] = np.tri(fresh, dtype=np.bool_)
+        seen[fresh:, self.cached : first] = True
+        for node in range(len(draft)):
+            seen[fresh + node, first + np.array(draft.path(node))] = True
+        return {
+            "position_ids": self._tensor(positions)[None],
+            "attention_mask": self._masks(seen, positions, key_positions),
+        }
+
+    def _masks(self, seen: Any, positions: IntArray, keys: IntArray) -> Any:
+        """The additive mask (1, 1, Q, K); one per kind of layer where the network has several."""
+        config = self.hf.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        near = seen if window is None else seen & (keys[None] > positions[:, None] - window)
+        kinds = getattr(config, "layer_types", None)
+        if kinds is None:
+            return self._additive(near)
+        masks = {"full_attention": seen, "sliding_attention": near}
+        unknown = set(kinds) - set(masks)
+        if unknown:
+            raise ConfigError(f"{self.model.name} has {unknown} layers: use a chain, not a tree")
+        if set(kinds) == {"full_attention"}:
+            return self._additive(seen)
+        return {kind: self._additive(mask) for kind, mask in masks.items()}
+
+    def _additive(self, seen: Any) -> torch.Tensor:
+        mask = torch.zeros(1, 1, *seen.shape, dtype=self.model.dtype, device=self.model.device)
+        hidden = torch.from_numpy(~seen).to(mask.device)
+        return mask.masked_fill_(hidden, torch.finfo(mask.dtype).min)

@@ -1,0 +1,214 @@
+"""Speculative output is plain output: greedy and keyed, every architecture, chains and trees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dllm
+from dllm.drafting.api import Session
+from dllm.drafting.base import EMPTY, Drafter
+from dllm.drafting.verifier import Verifier, VerifierCache
+
+from .conftest import ARCHITECTURES, Scripted, prompts
+
+NEW = 24
+
+
+def plain(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> dllm.SpeculativeResult:
+    result: dllm.SpeculativeResult = dllm.speculate(
+        model, None, prompt, **({"max_new_tokens": NEW} | how)
+    )
+    return result
+
+
+def text_for(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[int]:
+    """Prompt and true continuation, further than the test writes."""
+    result = plain(model, prompt, **(how | {"max_new_tokens": NEW + 8}))
+    return [*prompt, *result.tokens]
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_greedy_equality(verifiers: dict[str, dllm.DiffusionModel], kind: str, tree: bool) -> None:
+    """Drafts that are right half of the time, so that every accepted length occurs."""
+    model, accepted = verifiers[kind], 0
+    for i, prompt in enumerate(prompts(34, seed=1)):  # 3 x 2 x 34 prompts in all
+        expected = plain(model, prompt)
+        drafter = Scripted([*prompt, *expected.tokens], noise=0.3, tree=tree, seed=i)
+        found = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=NEW)
+        assert found.tokens == expected.tokens
+        assert found.finish_reason == expected.finish_reason
+        assert np.allclose(found.logprobs, expected.logprobs, atol=1e-3)
+        accepted += found.accepted
+    assert accepted > 200
+
+
+def test_plain_decoding_is_what_transformers_does(
+    verifiers: dict[str, dllm.DiffusionModel],
+) -> None:
+    for model in verifiers.values():
+        hf: Any = model.hf
+        for prompt in prompts(5):
+            ids = torch.tensor([prompt])
+            theirs = hf.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW
+            )
+            assert plain(model, prompt).tokens == theirs[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("controller", ["fixed(k=4)", "adl_repaired", "rate"])
+@pytest.mark.parametrize("drafter", ["right", "random", "adversarial", "tree", "nano coupled",
+                                     "nano argmax"])  # fmt: skip
+def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, controller: str) -> None:
+    """The same seed gives the same tokens, whatever drafts; six seeds for each of 18 pairs."""
+    nano = dllm.load("nano")
+    for seed in range(6):
+        (prompt,) = prompts(1, seed=seed)
+        how: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": seed}
+        expected = plain(verifier, prompt, **how)
+        text = text_for(verifier, prompt, **how)
+        parts: dict[str, Drafter] = {
+            "right": Scripted(text),
+            "random": Scripted(None),
+            "adversarial": Scripted([(i + 1) % 400 for i in text], noise=0.5, seed=seed),
+            "tree": Scripted(text, noise=0.4, tree=True, seed=seed),
+            "nano coupled": dllm.DiffusionDrafter(nano, search="coupled", window=8),
+            "nano argmax": dllm.DiffusionDrafter(nano, search="argmax", window=8),
+        }
+        found = dllm.speculate(
+            verifier, parts[drafter], prompt, controller=controller, max_new_tokens=NEW, **how
+        )
+        assert found.tokens == expected.tokens
+
+
+def test_an_oracle_is_accepted_whole(verifier: dllm.DiffusionModel) -> None:
+    (prompt,) = prompts(1)
+    text = text_for(verifier, prompt)
+    found = dllm.speculate(
+        verifier, Scripted(text, k=3), prompt, controller="whole", max_new_tokens=NEW
+    )
+    assert [r.accepted for r in found.rounds] == [3] * 6
+    assert {r.extra for r in found.rounds} == {"bonus"}
+    assert found.tokens_per_forward == 4.0
+    assert found.survival.tolist() == found.conditional_acceptance.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_useless_drafter_costs_no_tokens(verifier: dllm.DiffusionModel) -> None:
+    (prompt,) = prompts(1)
+    expected = plain(verifier, prompt)
+    wrong = Scripted([(i + 1) % 400 for i in text_for(verifier, prompt)])
+    found = dllm.speculate(verifier, wrong, prompt, controller="whole", max_new_tokens=NEW)
+    assert found.tokens == expected.tokens
+    assert found.tokens_per_forward == 1.0
+    assert found.accepted == 0
+    assert {r.extra for r in found.rounds[:-1]} == {"correction"}
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
+    verifiers: dict[str, dllm.DiffusionModel], kind: str, tree: bool
+) -> None:
+    model = verifiers[kind]
+    for i, prompt in enumerate(prompts(3, seed=4)):
+        text = text_for(model, prompt)
+        session = Session(
+            model, Scripted(text, noise=0.4, tree=tree, seed=i),
+            dllm.GenerationConfig(max_new_tokens=NEW), controller="whole",
+        )  # fmt: skip
+        run = session.start(np.array(prompt))
+        for _ in run.run():
+            kept, length = run.verifier.cache, run.verifier.cached
+            fresh = VerifierCache()
+            ids = torch.tensor([run.verifier.tokens[:length]])
+            with torch.inference_mode():
+                model.hf(input_ids=ids, past_key_values=fresh, use_cache=True)
+            assert length == len(run.verifier.tokens) - 1 == kept.get_seq_length()
+            for a, b in zip(kept.layers, fresh.layers, strict=True):
+                for x, y in ((a.keys, b.keys), (a.values, b.values)):
+                    assert (x[..., :length, :] - y[..., :length, :]).abs().max() < 1e-4
+
+
+def test_a_batch_is_its_rows(verifier: dllm.DiffusionModel) -> None:
+    several = prompts(3)
+    how: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_new_tokens": NEW}
+    together = dllm.speculate(verifier, "prompt_lookup", [*several, several[0]], **how)
+    alone = [dllm.speculate(verifier, None, prompt, **how) for prompt in several]
+    assert [r.tokens for r in together[:3]] == [r.tokens for r in alone]
+    assert together[3].tokens != together[0].tokens  # a second answer to the same prompt
+
+
+@pytest.mark.parametrize("where", ["accepted", "correction", "bonus"])
+def test_a_stop_id_ends_the_text(verifier: dllm.DiffusionModel, where: str) -> None:
+    (prompt,) = prompts(1)
+    text = text_for(verifier, prompt)
+    stop = text[len(prompt) + 4]  # the fifth new token
+    first = text.index(stop, len(prompt)) - len(prompt)
+    k = {"accepted": 7, "correction": 7, "bonus": first}[where]
+    drafted = list(text)
+    if where == "correction":
+        drafted[len(prompt) + first] = (stop + 1) % 400
+    model = replace(verifier, facts=replace(verifier.facts, stop_token_ids=(stop,)))
+    found = dllm.speculate(
+        model, Scripted(drafted, k=k), prompt, controller="whole", max_new_tokens=NEW
+    )
+    assert found.tokens == text[len(prompt) : len(prompt) + first + 1]
+    assert found.finish_reason == "stop"
+    assert found.rounds[-1].extra == ("none" if where == "accepted" else where)
+    assert found.tokens == plain(model, prompt).tokens
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 7])
+def test_never_beyond_the_length(verifier: dllm.DiffusionModel, length: int) -> None:
+    (prompt,) = prompts(1)
+    text = text_for(verifier, prompt)
+    found = dllm.speculate(
+        verifier, Scripted(text, k=5), prompt, controller="whole", max_new_tokens=length
+    )
+    assert found.tokens == text[len(prompt) : len(prompt) + length]
+    assert found.finish_reason == "length"
+
+
+def test_history_processors_see_the_history_of_their_row(verifier: dllm.DiffusionModel) -> None:
+    """Repetition penalty and a custom processor, with full drafts and without any."""
+
+    def no_repeats(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, ids[0, -4:], -torch.inf)
+
+    for i, prompt in enumerate(prompts(6)):
+        for how in (
+            {"repetition_penalty": 1.7},
+            {"logits_processor": [no_repeats]},
+            {"temperature": 1.0, "repetition_penalty": 1.2, "top_k": 20, "seed": i},
+            {"min_new_tokens": 10},
+        ):
+            expected = plain(verifier, prompt, **how)
+            for tree in (False, True):
+                drafter = Scripted([*prompt, *expected.tokens], noise=0.2, tree=tree, seed=i)
+                found = dllm.speculate(
+                    verifier, drafter, prompt, controller="whole", max_new_tokens=NEW, **how
+                )
+                assert found.tokens == expected.tokens
+                assert found.accepted > 0
+
+
+def test_a_tree_shows_a_node_its_ancestors_only(verifiers: dict[str, dllm.DiffusionModel]) -> None:
+    """Every row of a tree forward equals the last row of a forward over its own path."""
+    for model in verifiers.values():
+        (prompt,) = prompts(1, seed=9)
+        drafter = Scripted(None, k=3, tree=True)
+        session = Session(model, drafter, dllm.GenerationConfig(max_new_tokens=NEW))
+        run = session.start(np.array(prompt))
+        assert run.drafting is not None
+        draft = run.drafting.propose(run.verifier.prefix, run.controller.next(9, 9))
+        rows = run.verifier.score(draft)
+        for node in range(len(draft)):
+            path = [*prompt, *draft.tokens[draft.path(node)].tolist()]
+            with torch.inference_mode():
+                alone = Verifier(model, np.array(path)).score(EMPTY)
+            assert torch.allclose(rows[node + 1], alone[0], atol=1e-3)

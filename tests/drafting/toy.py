@@ -1,0 +1,169 @@
+"""A vocabulary of five, a random target with memory, and drafts of every law: exact statistics."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from dllm.drafting.base import ROOT, Draft, Law, Outcome
+from dllm.drafting.rows import Rows
+
+V, LENGTH = 5, 3
+
+
+class Target:
+    """p(v | last three tokens), and marginals of the next three mixed with 30 % uniform."""
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.table = rng.dirichlet(np.full(V, 0.6), size=(V + 1,) * 3)
+        self._known: dict[tuple[tuple[int, ...], int], np.ndarray] = {}
+        self.joint = np.zeros((V,) * LENGTH)
+        for path in itertools.product(range(V), repeat=LENGTH):
+            p = 1.0
+            for i in range(LENGTH):
+                p *= self.law(path[:i])[path[i]]
+            self.joint[path] = p
+
+    def law(self, history: tuple[int, ...]) -> np.ndarray:
+        return self.table[((V,) * 3 + tuple(history))[-3:]].copy()
+
+    def marginals(self, history: tuple[int, ...], k: int) -> np.ndarray:
+        """(k, V): exact marginals of the next k tokens after ``history``, blurred."""
+        key = (history[-3:], k)
+        if key not in self._known:
+            self._known[key] = self._marginals(history, k)
+        return self._known[key]
+
+    def _marginals(self, history: tuple[int, ...], k: int) -> np.ndarray:
+        found = np.zeros((k, V))
+        alive = {(): 1.0}
+        for i in range(k):
+            grown: dict[tuple[int, ...], float] = {}
+            for path, mass in alive.items():
+                for v, p in enumerate(self.law((*history, *path))):
+                    found[i, v] += mass * p
+                    grown[(*path, v)] = mass * p
+            alive = grown
+        return 0.7 * found + 0.3 / V
+
+
+class TableRows(Rows):
+    """Rows of the toy target; coins from a NumPy generator, because thousands are needed."""
+
+    def __init__(self, target: Target, draft: Draft, history: tuple[int, ...], rng: Any) -> None:
+        self.target, self.draft, self.history, self.rng = target, draft, history, rng
+
+    def law(self, node: int) -> np.ndarray:
+        tokens = self.draft.tokens[self.draft.path(node)].tolist() if node >= 0 else ()
+        return self.target.law((*self.history, *tokens))
+
+    def coin(self, node: int) -> float:
+        return float(self.rng.random())
+
+    def draw(self, law: np.ndarray, node: int) -> int:
+        total = law.cumsum()
+        return min(int(np.searchsorted(total, self.rng.random() * total[-1], "right")), V - 1)
+
+
+Judge = Callable[[TableRows, Draft], Outcome]
+Make = Callable[[Target, tuple[int, ...], Any], Draft]
+
+
+@dataclass(frozen=True)
+class Found:
+    p_value: float
+    tokens_per_round: float
+
+
+def run(judge: Judge, make: Make, n: int, seed: int = 0) -> Found:
+    """``n`` outputs of three tokens, by as many rounds as it takes, against the exact joint."""
+    target, rng = Target(seed), np.random.default_rng(seed + 1)
+    counts, rounds, emitted_in_all = np.zeros((V,) * LENGTH), 0, 0
+    for _ in range(n):
+        text: tuple[int, ...] = ()
+        while len(text) < LENGTH:
+            draft = make(target, text, rng)
+            outcome = judge(TableRows(target, draft, text, rng), draft)
+            emitted = (*draft.tokens[outcome.path].tolist(), outcome.extra)
+            text += emitted
+            rounds += 1
+            emitted_in_all += len(emitted)
+        counts[text[:LENGTH]] += 1
+    return Found(chi_square(counts.ravel(), target.joint.ravel() * n), emitted_in_all / rounds)
+
+
+def chi_square(observed: np.ndarray, expected: np.ndarray) -> float:
+    """p-value, cells with fewer than five expected pooled."""
+    small = expected < 5
+    observed = np.append(observed[~small], observed[small].sum())
+    expected = np.append(expected[~small], expected[small].sum())
+    if expected[-1] == 0:
+        observed, expected = observed[:-1], expected[:-1]
+    return float(stats.chisquare(observed, expected).pvalue)
+
+
+def choose(rng: Any, law: np.ndarray) -> int:
+    return min(int(np.searchsorted(law.cumsum(), rng.random(), "right")), V - 1)
+
+
+def sampled(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
+    """Independent draws from the marginals."""
+    q = target.marginals(text, LENGTH)
+    tokens = np.array([choose(rng, row) for row in q])
+    return Draft(tokens, None, Law.MARGINALS, np.log(q))
+
+
+def argmax(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
+    return Draft(target.marginals(text, LENGTH).argmax(1))
+
+
+def conditional(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
+    """Left to right, each from a blurred law given what was drawn before."""
+    tokens: list[int] = []
+    laws = []
+    for _ in range(LENGTH + 1):
+        q = target.marginals((*text, *tokens), 1)[0]
+        laws.append(q)
+        tokens.append(choose(rng, q))
+    return Draft(np.array(tokens[:LENGTH]), None, Law.CONDITIONALS, np.log(np.array(laws)))
+
+
+def tree(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
+    """Children without replacement from the marginals, 2-2-1."""
+    q = target.marginals(text, LENGTH)
+    tokens: list[int] = []
+    parents: list[int] = []
+    level = [ROOT]
+    for depth, width in enumerate((2, 2, 1)):
+        below = []
+        for node in level:
+            noisy = np.log(q[depth]) - np.log(-np.log(rng.random(V)))
+            for token in np.argsort(-noisy)[:width]:
+                below.append(len(tokens))
+                tokens.append(int(token))
+                parents.append(node)
+        level = below
+    return Draft(np.array(tokens), np.array(parents), Law.MARGINALS, np.log(q))
+
+
+def top_tree(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
+    """The two most probable tokens of each marginal below each other: deterministic."""
+    q = target.marginals(text, LENGTH)
+    tokens: list[int] = []
+    parents: list[int] = []
+    level = [ROOT]
+    for row in q:
+        below = []
+        for node in level:
+            for token in np.argsort(-row)[:2]:
+                below.append(len(tokens))
+                tokens.append(int(token))
+                parents.append(node)
+        level = below
+    return Draft(np.array(tokens), np.array(parents))
