@@ -18,7 +18,7 @@ from ..samplers import Info, available, compose
 from .measure import Setting
 
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)  # of one step per position
-TAUS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5)
+TAUS = (0.99, 0.95, 0.9, 0.7, 0.5, 0.3)
 BRACES = re.compile(r"\{([^{}]*)\}")
 
 
