@@ -183,7 +183,30 @@ def test_tables(records: list[Record]) -> None:
     assert ratio == pytest.approx(none / sum(r.mean("computed") for r in base if r.cache != "none"),
                                   abs=0.01)  # fmt: skip
     assert "threshold" in report.area_table(records)
-    assert "×" in report.fastest_table(records)
+
+
+def fake(task: str, sampler: str, right: int, nfe: int, n: int = 40) -> Record:
+    method, solved = sampler.split("(")[0], [i < right for i in range(n)]
+    return Record("k", "m", task, method, sampler, "none", {}, n, 0, 8, solved, [8] * n,
+                  [nfe] * n, [9 * nfe] * n, 0, 0.1 * nfe, 1)  # fmt: skip
+
+
+def test_the_fastest_setting_is_as_good_as_the_slowest() -> None:
+    kinds = {"slow": (36, 8), "fast(1)": (36, 4), "fast(2)": (35, 2), "fast(3)": (10, 1)}
+    made = [fake(task, name, *kind) for task in ("a", "b") for name, kind in kinds.items()]
+    lines = report.fastest_table([*made, fake("a", "once", 40, 1)]).splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in lines] == ["`fast(2)`", "`slow`"]
+    assert "4.00" in lines[0] and "4.0×" in lines[0]
+
+
+def test_areas_begin_at_the_same_point() -> None:
+    """A sweep that starts late gets a trapezoid from the slowest point, not a rectangle."""
+    made = [fake("a", "slow", 40, 8), fake("a", "late", 40, 2)]
+    lines = report.area_table(made).splitlines()[2:]
+    found = {line.split("|")[1].strip(): line.split("|")[2].strip(" *") for line in lines}
+    assert found == {"`late`": "400", "`slow`": "100"}
+    worse = [*made[:1], fake("a", "late", 30, 2)]
+    assert "`late` | **100**" in report.area_table(worse)
 
 
 @pytest.mark.filterwarnings("ignore")
