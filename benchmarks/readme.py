@@ -120,7 +120,7 @@ def samplers(records: list[Record]) -> str:
         "[docs/eval.md](docs/eval.md)); larger is better, intervals that overlap are no ranking:",
         area_table(plain),
         "**Fastest setting** of each sampler, all tasks together, among those that are not shown "
-        "to be less accurate than the slowest of all, and what it saves against that one:",
+        "to be less accurate than one token per step (`llada`), and what it saves against that:",
         fastest_table(plain),
         "**Caches**, against no cache under the same sampler, all tasks together:",
         cache_table(records),
