@@ -84,8 +84,11 @@ def bench(*, options: Bench) -> None:
     A sweep that was stopped goes on where it was; --preset quick takes seconds.
     """
     from ..eval import report
+    from ..eval.plot import check_plots, pareto
     from ..eval.sweep import Journal, run
 
+    if options.plot:
+        check_plots()
     sweeps = _sweeps(options)
     cells = list({repr(cell): cell for sweep in sweeps for cell in sweep.cells()}.values())
     refused = {label: why for sweep in sweeps for label, why in sweep.refused().items()}
@@ -112,8 +115,6 @@ def bench(*, options: Bench) -> None:
     for name, text in texts.items():
         (options.output / name).write_text(text + "\n", encoding="utf-8")
     if options.plot:
-        from ..eval.plot import pareto
-
         pareto(records, [options.output / f"pareto.{kind}" for kind in ("svg", "png")])
     print(texts["table.md"])
     note(f"{len(records)} records in {options.output}")

@@ -254,6 +254,7 @@ def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_command_line(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     command = ("bench", "-m", str(tiny_folder), "-t", "copy", "-s", "threshold(tau={0.9,0.5})",
                "-n", "3", "--max-new-tokens", "16", "--output", str(tmp_path / "out"))  # fmt: skip
     result = cli(*command)
@@ -262,6 +263,15 @@ def test_command_line(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     names = {"results.jsonl", "table.md", "areas.md", "caches.md", "fastest.md", "pareto.svg",
              "pareto.png"}  # fmt: skip
     assert {file.name for file in (tmp_path / "out").iterdir()} == names
+
+
+def test_missing_plots_are_told_before_measuring(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dllm.eval.plot.find_spec", lambda name: None)
+    result = cli("bench", "--preset", "quick", "-o", str(tmp_path / "out"))
+    assert result.exit_code == 2 and "--no-plot" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -284,6 +294,8 @@ def test_bad_input(
     arguments: list[str],
     message: str,
 ) -> None:
-    result = cli("bench", "-m", str(tiny_folder), *arguments, "-o", str(tmp_path / "out"))
+    result = cli(
+        "bench", "-m", str(tiny_folder), *arguments, "--no-plot", "-o", str(tmp_path / "out")
+    )
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr and result.stderr.splitlines()[-1].startswith("error: ")
