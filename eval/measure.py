@@ -104,8 +104,9 @@ class Record:
 
 
 def fingerprint(model: DiffusionModel) -> str:
-    """Tells checkpoints of one name apart: shapes and some values of every weight."""
-    digest = hashlib.blake2b(digest_size=8)
+    """Tells checkpoints of one name apart: shapes and some values of every weight, and what kind
+    of device computes with them."""
+    digest = hashlib.blake2b(model.device.type.encode(), digest_size=8)
     for name, tensor in sorted(model.hf.state_dict().items()):
         few = tensor.detach().reshape(-1)[:64].float().cpu().numpy()
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode() + few.tobytes())

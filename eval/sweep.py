@@ -132,7 +132,9 @@ def run(
     ``run_code``: see `problems`.  Settings that the model does not go with are left out and told
     in ``refused``; without one they raise `RefusedError`.
     """
-    identity, about = fingerprint(model), {"machine": machine()}
+    identity = fingerprint(model)
+    dtype, device = str(model.dtype).removeprefix("torch."), str(model.device)
+    about = {"machine": machine(), "dtype": dtype, "device": device}
     loaded: dict[str, Problems] = {}
     for task in dict.fromkeys(cell.task for cell in cells):
         loaded[task] = problems(task, run_code)

@@ -84,7 +84,11 @@ def test_an_interrupted_sweep_goes_on(tiny: dllm.DiffusionModel, tmp_path: Path)
     again = run(tiny, cells, Journal(file), lambda d, t, c, r: pytest.fail() if r is None else None)
     assert [r.key for r in again] == [c.key(fingerprint(tiny)) for c in cells]
     entry = json.loads(file.read_text().splitlines()[0])
-    assert entry["machine"]["torch"] and entry["arguments"] == dict(CANVAS)
+    assert (
+        entry["machine"]["torch"]
+        and entry["dtype"] == "float32"
+        and entry["arguments"] == dict(CANVAS)
+    )
 
 
 def test_other_weights_are_another_measurement(tiny: dllm.DiffusionModel) -> None:
