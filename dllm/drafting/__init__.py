@@ -20,7 +20,7 @@ _WHERE = {
     "Law": "base", "Request": "base",
 }  # fmt: skip
 PARTS = ("rules", "trees", "lookup", "suffix", "recycling", "composite", "diffusion", "search",
-         "cps", "tree_search", "proxies", "control", "rate")  # fmt: skip
+         "cps", "tree_search", "proxies", "control", "rate", "bridges.remote")  # fmt: skip
 
 __all__ = [
     "Budget", "DiffusionDrafter", "Draft", "Drafter", "Drafting", "Feedback", "Law", "Request",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ def speculate(
     controller: str | LengthController | None = None,
     chat: bool | None = None,
     tokenizer: Any = None,
+    vocabulary: str = "auto",
     repetition_penalty: float = 1.0,
     logits_processor: Sequence[LogitsProcessor] = (),
     **arguments: Any,
@@ -59,6 +60,9 @@ def speculate(
     ``window`` (masks it sees), ``steps``, ``sampler``, ``cache``, ``refresh_rounds``,
     ``end_marker``; see `DiffusionDrafter`.
 
+    ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
+    "retokenize" and "intersect" bridge the difference.
+
     ``arguments``: ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
     ``stop_strings`` and ``seed`` of `dllm.GenerationConfig`; ``repetition_penalty`` and
     ``logits_processor`` (transformers' callables) act on the verifier's logits with the history
@@ -70,7 +74,7 @@ def speculate(
     model = load_verifier(verifier, tokenizer)
     options = {name: arguments.pop(name) for name in DRAFTING if name in arguments}
     config = _config(model, arguments)
-    part = make_drafter(drafter, **options)
+    part = fit(make_drafter(drafter, **options), model, vocabulary)
     session = Session(model, part, config, rule, controller, repetition_penalty, logits_processor)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
     if not prompts:
@@ -107,6 +111,20 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
     return DiffusionDrafter(load(drafter), **options)
 
 
+def fit(drafter: Drafter | None, verifier: DiffusionModel, vocabulary: str) -> Drafter | None:
+    """``drafter`` with every diffusion model in it made fit for the verifier's token ids."""
+    from .diffusion import DiffusionDrafter
+    from .vocabulary import reconcile
+
+    if isinstance(drafter, DiffusionDrafter):
+        return reconcile(drafter, drafter.model, verifier, vocabulary)
+    inner = getattr(drafter, "drafters", None)
+    if drafter is None or inner is None:
+        return drafter
+    fitted = tuple(fit(one, verifier, vocabulary) for one in inner)
+    return replace(drafter, drafters=fitted)  # type: ignore[call-arg]
+
+
 def is_drafter_spec(name: str) -> bool:
     """Whether ``name`` is the spec of a registered drafter, not the name of a model."""
     register_all()
@@ -117,7 +135,7 @@ def _config(model: DiffusionModel, arguments: dict[str, Any]) -> GenerationConfi
     for name in arguments:
         if name not in ARGUMENTS:
             known = {*ARGUMENTS, *DRAFTING, "rule", "controller", "repetition_penalty",
-                     "logits_processor", "chat", "tokenizer"}  # fmt: skip
+                     "logits_processor", "chat", "tokenizer", "vocabulary"}  # fmt: skip
             raise UnknownNameError("argument of speculate", name, known)
     defaults = {k: v for k, v in model.generation_defaults.items() if k in ARGUMENTS}
     return GenerationConfig.build(defaults, arguments)

@@ -3,7 +3,8 @@
 DEER: Draft with Diffusion, Verify with Autoregressive Models, arXiv 2512.15176.  The verifier
 writes answers; the drafter learns to continue them in one step.  Stage 1 masks the tail of an
 answer that was cut at a random place and appends an end marker, which tells a bidirectional model
-that the text goes on.  Stage 2 masks the last R tokens only and weighs those next to the visible text most.
+that the text goes on.  Stage 2 masks the last R tokens only and weighs those next to the visible
+text most.
 
 Reconstructed, because the paper leaves it open: the marker stands behind the masks; answers are
 continued with end tokens, so that windows that reach beyond the end look as they do when drafting.
@@ -161,7 +162,8 @@ def align(
     mask, end, marker = facts.mask_token_id, facts.eos_token_id, recipe.marker_for(drafter)
     if mask is None or end is None:
         raise ConfigError(f"{drafter.name} needs a mask token and an end token to be aligned")
-    hf: Any = copy.deepcopy(drafter.hf).float().requires_grad_(True)
+    hf: Any = copy.deepcopy(drafter.hf)
+    hf.float().requires_grad_(True)
     defaults = {**drafter.generation_defaults, "end_marker": marker}
     aligned = replace(drafter, hf=hf, generation_defaults=defaults)
     rng = random.Random(recipe.seed)
