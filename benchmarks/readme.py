@@ -8,32 +8,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from dllm.eval.measure import Record
+from dllm.eval.metrics import wilson
+from dllm.eval.plot import pareto
+from dllm.eval.report import area_table, cache_table, fastest_table
+from dllm.eval.report import markdown as table
+from dllm.eval.sweep import Journal
+
 ROOT = Path(__file__).parents[1]
+SWEEP = "readme.jsonl"  # of `dllm bench --preset readme`
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 def load(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return found
-
-
-def wilson(share: float, n: int) -> tuple[float, float]:
-    """95 % interval of a share of ``n``."""
-    z = 1.96
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return middle - half, middle + half
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def accuracy_table(found: dict[str, Any]) -> str:
@@ -47,7 +41,7 @@ def accuracy_table(found: dict[str, Any]) -> str:
     for task in next(iter(columns.values())):
         cells = []
         for by_task in columns.values():
-            low, high = wilson(by_task[task], found["examples"])
+            low, high = wilson(by_task[task] * found["examples"], found["examples"])
             cells.append(f"{100 * by_task[task]:.1f} ({100 * low:.0f}–{100 * high:.0f})")
         rows.append([f"`{task}`", *cells])
     note = f"Percent right of {found['examples']} held-out prompts, with 95 % intervals.\n\n"
@@ -56,7 +50,7 @@ def accuracy_table(found: dict[str, Any]) -> str:
 
 def speed() -> str:
     """Ratios, each measured side by side in one run."""
-    head, step, caches = load("head_cost"), load("step_cost"), load("caches")
+    head, step, caches = load("kernels_llada"), load("step_cost"), load("caches")
     machine = step["machine"]
     parts = [
         f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {machine['torch']}, "
@@ -107,6 +101,38 @@ def head_row(case: dict[str, Any]) -> list[str]:
     ]
 
 
+def sweep() -> list[Record]:
+    """The records of the committed sweep; none before it was run."""
+    return list(Journal(RESULTS / SWEEP).records.values())
+
+
+def samplers(records: list[Record]) -> str:
+    """What ``dllm bench --preset readme`` found, and what that means."""
+    line = json.loads((RESULTS / SWEEP).read_text().splitlines()[0])
+    machine, minutes = line["machine"], sum(record.seconds for record in records) / 60
+    plain = [record for record in records if record.cache == "none"]
+    parts = [
+        f"`dllm bench --preset readme` on `{line['model'].split('@')[0]}`: every sampler along its "
+        f"one knob, {records[0].examples} held-out prompts per task, {machine['threads']} threads "
+        f"of an {machine['cpu']}, {minutes:.0f} minutes of decoding.  Shares have 95 % intervals.",
+        "![Accuracy against tokens per forward, positions computed and seconds](docs/pareto.svg)",
+        "**Area under the curve** of accuracy over tokens per forward (dense AUP, see "
+        "[docs/eval.md](docs/eval.md)); larger is better, intervals that overlap are no ranking:",
+        area_table(plain),
+        "**Fastest setting** of each sampler that is not shown to be less accurate than the "
+        "slowest one:",
+        fastest_table(plain),
+        "**Caches**, against no cache under the same sampler, all tasks together:",
+        cache_table(records),
+        "What this shows: on a model that was trained for these tasks, how the rules of the "
+        "samplers trade accuracy for forwards under equal conditions.  What it does not: anything "
+        "about 8B checkpoints, none of which was run here, or about long answers.  Answers have at "
+        f"most {records[0].arguments.get('max_new_tokens', 0)} tokens, so caches have little to "
+        "save, and a share of so few prompts is known to a few points only.",
+    ]
+    return "\n\n".join(parts)
+
+
 def between(text: str, name: str, content: str) -> str:
     """``text`` with what stands between the markers of ``name`` replaced."""
     pattern = rf"(<!-- {name}:begin -->).*?(<!-- {name}:end -->)"
@@ -120,10 +146,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
+    records = sweep()
     parts = {
-        ROOT / "README.md": {"speed": speed()},
+        ROOT / "README.md": {"speed": speed()}
+        | ({"samplers": samplers(records)} if records else {}),
         ROOT / "dllm" / "nano" / "README.md": {"accuracy": accuracy_table(load("nano"))},
     }
+    if records and not options.check:
+        pareto(records, [ROOT / "docs" / "pareto.svg"])
     stale = []
     for path, contents in parts.items():
         old = new = path.read_text()

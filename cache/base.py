@@ -11,12 +11,12 @@ until the token was fed as itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, IntArray
+from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import REGION_LOGITS, WINDOW_LOGITS, Capability
 from ..errors import ConfigError
 from ..registry import Registry
@@ -27,19 +27,25 @@ from ..spec import arguments, parse
 class Slots:
     """Freshness of one row's slots.  ``age`` (N,) int64: step of the last computation, -1 never;
     ``pending`` (N,) bool: the stored key and value belong to another token than the present one;
-    ``memory``: whatever the cache wants to remember about the row."""
+    ``shift``: target t is scored by row t - shift; ``memory``: whatever the cache wants to
+    remember about the row."""
 
     age: IntArray
     pending: BoolArray
+    shift: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, length: int) -> Slots:
-        return cls(np.full(length, -1), np.zeros(length, np.bool_))
+    def empty(cls, length: int, shift: int = 0) -> Slots:
+        return cls(np.full(length, -1), np.zeros(length, np.bool_), shift)
 
     def computed(self, positions: IntArray, step: int) -> None:
         self.age[positions] = step
         self.pending[positions] = False
+
+    def waiting(self, length: int) -> IntArray:
+        """The pending positions among the first ``length``, ascending."""
+        return np.flatnonzero(self.pending[:length])
 
     def changed(self, positions: IntArray) -> None:
         """Tokens at ``positions`` were decided or taken back."""
@@ -49,26 +55,87 @@ class Slots:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One row's step: ``compute`` ascending positions; ``read`` ascending positions or None for
-    every live slot; ``refresh`` whether everything is recomputed."""
+    every live slot; ``refresh`` whether everything is recomputed; ``answers`` the targets it
+    serves, None for whatever the sampler asks."""
 
     compute: IntArray
     read: IntArray | None = None
     refresh: bool = False
+    answers: IntArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """One row at one layer: ``compute`` and ``read`` as in `Plan`."""
+
+    compute: IntArray
+    read: IntArray | None = None
+
+
+class Layer(Protocol):
+    """One row at one decoder layer.  ``stream``: the positions whose hidden states have come here;
+    ``memory``: what the cache remembers of the row, apart for each lane of a guided row."""
+
+    index: int
+    stream: IntArray
+    memory: dict[Any, Any]
+
+    def value_similarity(self, positions: IntArray) -> FloatArray:
+        """Before the layer: cosine between the stored values of ``positions`` and their fresh
+        ones, which replace them, over all heads; (n,)."""
+
+    def attention(self, queries: IntArray) -> FloatArray:
+        """After the attention: what computed positions attend to, mean over heads, (n, N)."""
+
+    def key_importance(self, queries: IntArray, keys: IntArray) -> FloatArray:
+        """After the attention: product of the mean query with each key, mean over heads, (m,)."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A caching method.  ``stores`` is False when nothing outlives the step."""
+    """A caching method.  ``stores`` is False when nothing outlives the step; ``needs`` is what it
+    needs of the sampler, ``offers`` what it offers to one.  ``layerwise`` caches are also asked at
+    every layer and ``keeps`` says which hidden states are stored for them: the "input" of each
+    layer, or the "change" it makes."""
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     arxiv: ClassVar[str] = ""
+    needs: ClassVar[frozenset[Capability]] = frozenset()
     offers: ClassVar[frozenset[Capability]] = frozenset({REGION_LOGITS, WINDOW_LOGITS})
     stores: ClassVar[bool] = True
+    layerwise: ClassVar[bool] = False
+    keeps: ClassVar[str | None] = None
 
-    def plan(self, canvas: Canvas, slots: Slots) -> Plan:
-        """What to compute and read in this step; the engine adds what the targets require."""
+    @property
+    def prompt(self) -> bool:
+        """Whether a changed position is recomputed in the very next step; else by the next
+        refresh, as some official code has it."""
+        return True
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        """What to compute and read in this step, whose predictions are wanted at ``targets``.
+
+        The engine asks once per step.  It adds the rows that score the targets and, for a
+        `prompt` cache, what is pending.
+        """
         raise NotImplementedError
+
+    def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
+        """What this layer computes and reads; None: the whole stream, read as planned.
+
+        Positions of the stream that are not computed need `keeps` "change", positions computed
+        that are not in the stream need "input".
+        """
+        return None
+
+    def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
+        """A chance to look at the attention of a layer."""
+
+    def after_step(
+        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
+    ) -> None:
+        """A chance to look at the predictions, before anything is decided."""
 
 
 CACHES: Registry[Cache] = Registry("cache")
@@ -81,15 +148,26 @@ def everything(canvas: Canvas) -> Plan:
     return Plan(np.arange(canvas.length), refresh=True)
 
 
-def close(plan: Plan, targets: IntArray, shift: int) -> Plan:
-    """The plan with every row added that scores a target: row t - shift for target t."""
+def close(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray) -> Plan:
+    """The plan with every row added that scores a target (row t - shift for target t), and with
+    the ``pending`` positions; what is added is also read."""
     if plan.refresh:
         return plan
-    rows, compute = np.maximum(targets - shift, 0), plan.compute
-    run = compute.size > 0 and compute.size == compute[-1] - compute[0] + 1
-    if run and compute[0] <= rows[0] and rows[-1] <= compute[-1]:
-        return plan
-    return Plan(np.union1d(compute, rows), plan.read, plan.refresh)
+    rows, compute = np.maximum(targets - slots.shift, 0), plan.compute
+    if not (_within(compute, rows) and _within(compute, pending)):
+        compute = np.union1d(compute, np.concatenate([rows, pending]))
+    if plan.read is None or len(compute) == len(plan.compute):
+        return replace(plan, compute=compute)
+    added = np.setdiff1d(compute, plan.compute, assume_unique=True)
+    return replace(plan, compute=compute, read=np.union1d(plan.read, added))
+
+
+def _within(run: IntArray, positions: IntArray) -> bool:
+    """Whether ascending ``positions`` surely lie in ``run``, which must have no gap."""
+    if not positions.size:
+        return True
+    gapless = run.size > 0 and run.size == run[-1] - run[0] + 1
+    return bool(gapless and run[0] <= positions[0] and positions[-1] <= run[-1])
 
 
 def check(plan: Plan, canvas: Canvas, slots: Slots) -> None:
@@ -121,7 +199,7 @@ def available() -> list[Info]:
     for name in sorted(CACHES):
         cls = CACHES[name]
         summary = (cls.__doc__ or "").strip().split("\n")[0]
-        offers = tuple(sorted(map(str, cls.offers)))
+        offers = tuple(sorted(map(str, cls().offers)))
         infos.append(Info(name, summary, cls.paper, cls.arxiv, offers, arguments(cls)))
     return infos
 

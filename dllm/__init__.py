@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         PromptError,
         UnknownNameError,
     )
+    from .likelihood import Score, score
     from .models import DiffusionModel, load
     from .result import Result
     from .trace import Trace
@@ -37,14 +38,15 @@ _WHERE = {
     "GenerationConfig": "config", "DiffusionModel": "models", "load": "models",
     "Result": "result", "Trace": "trace", "CheckpointError": "errors", "ConfigError": "errors",
     "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",
-    "UnknownNameError": "errors", "speculate": "drafting", "SpeculativeResult": "drafting",
-    "DiffusionDrafter": "drafting",
+    "UnknownNameError": "errors", "Score": "likelihood", "score": "likelihood",
+    "speculate": "drafting", "SpeculativeResult": "drafting", "DiffusionDrafter": "drafting",
 }  # fmt: skip
 
 __all__ = [
     "CheckpointError", "ConfigError", "DiffusionDrafter", "DiffusionModel", "DllmError", "Event",
-    "GenerationConfig", "OutOfMemoryError", "PromptError", "Result", "SpeculativeResult", "Trace",
-    "UnknownNameError", "cache", "generate", "infill", "load", "samplers", "speculate", "stream",
+    "GenerationConfig", "OutOfMemoryError", "PromptError", "Result", "Score", "SpeculativeResult",
+    "Trace", "UnknownNameError", "cache", "generate", "infill", "load", "samplers", "score",
+    "speculate", "stream",
 ]  # fmt: skip
 
 

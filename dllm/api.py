@@ -194,8 +194,27 @@ def _canvases(
         length = _canvas_length(model, len(ids), config)
         row = seen.get(ids.tobytes(), 0)
         seen[ids.tobytes()] = row + 1
-        canvases.append(Canvas.for_prompt(ids, length, row=row, **facts))
+        canvas = Canvas.for_prompt(ids, length, row=row, **facts)
+        for offset, wanted in config.constraints.items():
+            _constrain(model, canvas, offset, wanted)
+        canvases.append(canvas)
     return canvases
+
+
+def _constrain(model: DiffusionModel, canvas: Canvas, offset: int, wanted: int | str) -> None:
+    """Fix the answer's tokens from ``offset`` on."""
+    if isinstance(wanted, int):
+        ids = [wanted]
+    elif model.tokenizer is None:
+        raise PromptError(f"{model.name} came without a tokenizer: constrain to token ids")
+    else:
+        ids = encode_continuation(model.tokenizer, wanted)
+    if canvas.start + offset + len(ids) > canvas.end or max(ids) >= model.facts.vocab_size:
+        raise PromptError(
+            f"the constraint {wanted!r} at offset {offset} does not fit an answer of "
+            f"{canvas.end - canvas.start} tokens from this vocabulary"
+        )
+    canvas.give(canvas.start + offset, np.asarray(ids, np.int64))
 
 
 def _canvas_facts(model: DiffusionModel, config: GenerationConfig) -> dict[str, Any]:

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from .canvas import Canvas, IntArray
 from .config import GenerationConfig
 from .engine import Engine, Step
@@ -15,7 +13,7 @@ from .errors import ConfigError
 from .memory import PeakMemory
 from .models import DiffusionModel
 from .result import Result
-from .samplers.eos import is_stop
+from .samplers.eos import stops
 from .trace import Trace
 
 
@@ -132,13 +130,12 @@ class Call:
 
 def _answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
     """Ids of the answer, and why they end.  A text with holes is its own answer, all of it."""
-    tokens = canvas.tokens[canvas.prompt_length :]
-    if canvas.given[canvas.prompt_length :].any():
-        return tokens, "length"
-    stops = np.flatnonzero(is_stop(tokens[: canvas.end - canvas.prompt_length], stop_ids))
-    if stops.size:
-        return tokens[: int(stops[0]) + 1], "stop"
-    return tokens[: canvas.end - canvas.prompt_length], canvas.finish_reason or "length"
+    end = canvas.end if canvas.end == canvas.length else canvas.length
+    tokens = canvas.tokens[canvas.prompt_length : end]
+    found = stops(canvas, canvas.prompt_length, end, stop_ids)
+    if found.size:
+        return canvas.tokens[canvas.prompt_length : int(found[0]) + 1], "stop"
+    return tokens, canvas.finish_reason or "length"
 
 
 def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[Canvas], None]:

@@ -61,6 +61,7 @@ class Canvas:
     finish_reason: str | None = None
     stop_position: int | None = None  # where the answer ends, if a stop id ended it
     length: int = 0
+    text_floor: int = 0  # the text does not end before this position: something is given there
     given: BoolArray = field(init=False)
     commit_step: IntArray = field(init=False)
     logprob: FloatArray = field(init=False)
@@ -72,6 +73,8 @@ class Canvas:
         self.commit_step = np.full(self.length, -1)
         self.logprob = np.zeros(self.length, np.float32)
         self.window = (self.start, self.start)
+        fixed = np.flatnonzero(self.given[self.prompt_length :])
+        self.text_floor = self.prompt_length + (int(fixed[-1]) + 1 if fixed.size else 0)
 
     @classmethod
     def for_prompt(cls, prompt: IntArray, new_tokens: int, *, mask_id: int, pad_id: int,
@@ -119,6 +122,14 @@ class Canvas:
         self.masked[positions] = False
         self.commit_step[positions] = self.step
         self.logprob[positions] = logprobs
+
+    def give(self, position: int, tokens: IntArray) -> None:
+        """Fix text from ``position`` on: it counts as given and cannot be taken back."""
+        here = slice(position, position + len(tokens))
+        self.tokens[here] = tokens
+        self.masked[here] = False
+        self.given[here] = True
+        self.text_floor = max(self.text_floor, here.stop)
 
     def remask(self, positions: IntArray) -> None:
         """Take decisions back; given text cannot be taken back."""

@@ -40,3 +40,11 @@ WINDOW_LOGITS = Capability("predictions of the whole window at every step", "a c
 COMMITTED_LOGITS = Capability("predictions of decided positions at every step", "a cache", NO_CACHE)
 BRANCHES = Capability("several continuations of a row in one forward", "a cache", NO_CACHE)
 SHADOW = Capability("second predictions of the window's positions", "a cache", NO_CACHE)
+MEMORYLESS = Capability(
+    "choices that depend on the present scores alone", "a selector", "use threshold or fixed"
+)
+STEADY = Capability("scores without noise", "a scorer", "use prob")
+FORESIGHT = Capability(
+    "commits that are known before the forward", "a sampler",
+    "use sampler='llada(remasking=random)'",
+)  # fmt: skip

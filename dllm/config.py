@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError, UnknownNameError
@@ -22,8 +22,12 @@ class GenerationConfig:
     ``stop_strings`` end the text where they first appear.  ``seed``: all random choices are a
     function of it, the prompt's repetition count, position and step.  ``max_batch_tokens``: most
     token positions fed to the model at once.  ``top_candidates``: record that many candidates
-    per prediction.  ``suppress_mask=False`` lets the model propose [MASK], as most official code
-    does: only for exact reproduction of its probabilities.
+    per prediction.  ``cuda_graphs``: pad cached steps to a few sizes and replay each as one CUDA
+    graph; off a GPU the padded steps run as they are.  ``compile``: pass the network of such steps
+    through `torch.compile`.  ``suppress_mask=False`` lets the model propose [MASK], as most
+    official code does: only for exact reproduction of its probabilities.  ``constraints`` fixes
+    parts of the answer: offset from its start -> token id, or text whose tokens stand from there
+    on; the answer does not end before the last of them.
     """
 
     max_new_tokens: int | None = None
@@ -39,7 +43,10 @@ class GenerationConfig:
     seed: int = 0
     max_batch_tokens: int | None = None
     top_candidates: int = 0
+    cuda_graphs: bool = False
+    compile: bool = False
     suppress_mask: bool = True
+    constraints: Mapping[int, int | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.stop_strings, str):
@@ -55,6 +62,12 @@ class GenerationConfig:
             raise ConfigError(
                 f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}"
             )
+        for offset, wanted in self.constraints.items():
+            if not isinstance(offset, int) or offset < 0 or not isinstance(wanted, int | str):
+                raise ConfigError(
+                    "constraints map offsets in the answer (0 is its first token) to a token id or "
+                    f"a text, not {offset!r} to {wanted!r}"
+                )
         if any(not text for text in self.stop_strings):
             raise ConfigError("stop_strings must not be empty strings")
         if not 0 <= self.seed < 2**63:
@@ -72,7 +85,7 @@ class GenerationConfig:
     @classmethod
     def build(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> GenerationConfig:
         """``given`` over ``defaults`` (a checkpoint's own), with unknown names refused."""
-        known = {field.name for field in fields(cls)}
+        known = {f.name for f in fields(cls)}
         for name in given:
             if name not in known:
                 raise UnknownNameError("generation argument", name, known)

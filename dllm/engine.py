@@ -17,14 +17,16 @@ import torch
 from .cache import Cache, Plan, Slots
 from .cache.base import check, close
 from .canvas import Canvas, FloatArray, IntArray
-from .capabilities import SHADOW, UNSHIFTED
+from .capabilities import FORESIGHT, SHADOW, UNSHIFTED
 from .config import GenerationConfig
 from .errors import ConfigError, OutOfMemoryError
+from .graphs import Static
 from .kernels.divergence import divergence, log_probabilities
 from .kernels.statistics import TokenStatistics, logprobs_of, token_statistics
 from .kv import KVBuffer
+from .layers import LayerHook
 from .models import DiffusionModel
-from .packing import Job, Row, noise_keys, pack
+from .packing import Job, Packed, Row, noise_keys, pack
 from .samplers import NOTHING, Decision, Gamble, Prediction, Sampler
 from .samplers.compose import check_needs
 
@@ -66,6 +68,8 @@ class Engine:
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.forwards = 0
         self.buffer: KVBuffer | None = None
+        self.hook: LayerHook | None = None
+        self.static: Static | None = None
         self._banned, self._conditional_bans = self._bans(ban_stops)
         # An attention mask that is 4-D already: transformers then builds none of its own.
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
@@ -95,13 +99,18 @@ class Engine:
         """Rows nothing was computed for yet, and room for their keys and values."""
         per_row = self.lanes * self.width
         rows = [
-            Row(canvas, Slots.empty(len(canvas.tokens)), i * per_row)
+            Row(canvas, Slots.empty(len(canvas.tokens), self.shift), i * per_row)
             for i, canvas in enumerate(canvases)
         ]
         if self.cache.stores and rows:
             layers = self.model.hf.config.num_hidden_layers
             stride = max(len(canvas.tokens) for canvas in canvases)
-            self.buffer = KVBuffer(layers, len(rows) * per_row, stride)
+            static = self.config.cuda_graphs or self.config.compile
+            self.buffer = KVBuffer(layers, len(rows) * per_row + static, stride)
+            if self.cache.layerwise:
+                self.hook = LayerHook(self.backbone, self.cache, self.buffer)
+            elif static:
+                self.static = Static(self.backbone, self.buffer, self.device, self.config.compile)
         return rows
 
     def resume(self, rows: Sequence[Row]) -> Iterator[list[Step]]:
@@ -140,10 +149,17 @@ class Engine:
             canvas.block_step += 1
         else:
             raise ConfigError(f"sampler {self.sampler.spec!r} never decides anything")
-        targets = self.sampler.targets(canvas)
-        plan = close(self.cache.plan(canvas, row.slots), targets, self.shift)
+        foresight = FORESIGHT in self.cache.needs
+        targets = self.sampler.foreseen(canvas) if foresight else self.sampler.targets(canvas)
+        slots = row.slots
+        plan = self.cache.plan(canvas, slots, targets)
+        if plan.answers is not None:
+            served = np.intersect1d(targets, plan.answers, assume_unique=True)
+            targets = served if served.size else targets
+        pending = slots.waiting(canvas.length) if self.cache.prompt else targets[:0]
+        plan = close(plan, targets, slots, pending)
         if self.cache.stores:
-            check(plan, canvas, row.slots)
+            check(plan, canvas, slots)
         shadow = self.sampler.shadow(canvas)
         branches = row.branches()
         return [
@@ -180,6 +196,7 @@ class Engine:
             gained = self._keep(group, kept)
             slots.computed(plan.compute, canvas.step)
             prediction, shadow = predictions[kept]
+            self.cache.after_step(canvas, slots, prediction.positions, prediction.logprob)
             decision = Decision(NOTHING, NOTHING)
             if not canvas.finished:
                 decision = self.sampler.decide(canvas, prediction, shadow)
@@ -189,7 +206,7 @@ class Engine:
             if gained is not None or len(group) > 1:
                 decision = decision.after(gained, explored=len(group) - 1)
             canvas.nfe += 1
-            canvas.computed += sum(job.size for job in group)
+            canvas.computed += sum(job.cost for job in group)
             canvas.step += 1
             canvas.block_step += 1
             if self.after_step is not None and not canvas.finished:
@@ -231,7 +248,7 @@ class Engine:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-            self.buffer = None
+            self.buffer = self.static = None
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             size = sum(job.size for job in jobs)
@@ -255,22 +272,37 @@ class Engine:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
         stride = None if self.buffer is None else self.buffer.stride
         packed = pack(jobs, self.shift, stride, self.device)
-        if self.buffer is not None:
-            self.buffer.slots = packed.slots
-        hidden: torch.Tensor = self.backbone(
-            input_ids=packed.ids,
-            position_ids=packed.positions,
-            attention_mask=self._no_mask,
-            past_key_values=self.buffer,
-            use_cache=False,
-            segments=packed.segments,
-        ).last_hidden_state[0]
+        hidden = self._backbone(jobs, packed)
         if self.lanes == 1:
             return hidden[packed.scored[0]]
         # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
         given, hidden_prompt = hidden[packed.scored[0]].float(), hidden[packed.scored[1]].float()
         mixed = hidden_prompt + (self.config.cfg_scale + 1) * (given - hidden_prompt)
         return mixed.to(hidden.dtype)
+
+    def _backbone(self, jobs: list[Job], packed: Packed) -> torch.Tensor:
+        """Final hidden states of a step, (Q, D)."""
+        if self.static is not None:
+            found = self.static.hidden(packed)
+            if found is not None:
+                return found
+        if self.buffer is not None:
+            self.buffer.slots = packed.slots
+        inputs = {
+            "input_ids": packed.ids,
+            "position_ids": packed.positions,
+            "attention_mask": self._no_mask,
+            "past_key_values": self.buffer,
+            "use_cache": False,
+            "segments": packed.segments,
+        }
+        hidden: torch.Tensor
+        if self.hook is None:
+            hidden = self.backbone(**inputs).last_hidden_state[0]
+        else:
+            with self.hook.attached(jobs, packed):
+                hidden = self.backbone(**inputs, watch=self.hook.watch).last_hidden_state[0]
+        return hidden
 
     def _statistics(self, jobs: list[Job], hidden: torch.Tensor) -> TokenStatistics:
         config = self.config
@@ -330,10 +362,10 @@ class Engine:
 def _check(model: DiffusionModel, sampler: Sampler, cache: Cache, config: GenerationConfig) -> None:
     """Refuse parts that cannot work with the cache, the model or the call."""
     check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", cache.offers)
+    check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
     if config.temperature > 0:
-        check_needs(
-            sampler.parts, "a temperature", f"temperature={config.temperature}", frozenset()
-        )
+        name = f"temperature={config.temperature}"
+        check_needs(sampler.parts, "a temperature", name, frozenset())
     offered = frozenset({UNSHIFTED} if model.facts.logit_shift == 0 else ())
     check_needs(sampler.parts, "a model", model.name, offered)
     shadows = sampler.reviser is not None and SHADOW in sampler.reviser.needs

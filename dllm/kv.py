@@ -26,6 +26,7 @@ class KVBuffer(Cache):
         self.slots: torch.Tensor | None = None
         self._keys: list[torch.Tensor | None] = [None] * layers
         self._values: list[torch.Tensor | None] = [None] * layers
+        self._kept: list[torch.Tensor | None] = [None] * layers
 
     def update(
         self,
@@ -49,6 +50,7 @@ class KVBuffer(Cache):
         values.index_copy_(2, slots, value_states)
         return keys, values
 
+    @torch.inference_mode()
     def copy(self, lane: int, others: Iterable[int], positions: torch.Tensor) -> None:
         """Give other lanes what ``lane`` holds at ``positions``."""
         for held in (*self._keys, *self._values):
@@ -61,8 +63,28 @@ class KVBuffer(Cache):
         """Positions are explicit in every step: nothing is ever appended."""
         return 0
 
+    def values(self, layer_idx: int) -> torch.Tensor:
+        """The values of a computed layer, (1, kv_heads, rows x stride, head_dim)."""
+        values = self._values[layer_idx]
+        assert values is not None, "the layer has been computed"
+        return values
+
+    def keep(self, layer_idx: int, slots: torch.Tensor, states: torch.Tensor) -> None:
+        """Remember hidden ``states`` (n, D) of a layer at ``slots`` (n,)."""
+        kept = self._kept[layer_idx]
+        if kept is None:
+            kept = states.new_zeros(self.rows * self.stride, states.shape[-1])
+            self._kept[layer_idx] = kept
+        kept[slots] = states
+
+    def kept(self, layer_idx: int, slots: torch.Tensor) -> torch.Tensor:
+        """What `keep` remembers at ``slots``, (n, D)."""
+        kept = self._kept[layer_idx]
+        assert kept is not None, "the layer has been computed"
+        return kept[slots]
+
     @property
     def nbytes(self) -> int:
-        """Bytes held by keys and values of all layers."""
-        held = (t for t in (*self._keys, *self._values) if t is not None)
+        """Bytes held in all layers: keys, values, and hidden states where a cache keeps them."""
+        held = (t for t in (*self._keys, *self._values, *self._kept) if t is not None)
         return sum(t.numel() * t.element_size() for t in held)

@@ -54,11 +54,17 @@ class Job:
     lanes: int = 1
     shadow: IntArray = field(default_factory=lambda: NOTHING)
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
+    work: int | None = None  # positions computed per layer on average, where layers differ
 
     @property
     def size(self) -> int:
         """Token positions it feeds to the model."""
         return len(self.plan.compute) * self.lanes + len(self.shadow)
+
+    @property
+    def cost(self) -> int:
+        """Token positions that the model computed for it."""
+        return self.size if self.work is None else self.work
 
     @property
     def asked(self) -> IntArray:
@@ -69,6 +75,10 @@ class Job:
         """Token ids of a lane, (N,)."""
         canvas = self.canvas
         return canvas.tokens if lane == 0 else np.where(canvas.given, canvas.mask_id, canvas.tokens)
+
+    def base(self, lane: int, stride: int) -> int:
+        """The first slot of a lane in a buffer with ``stride`` slots per lane."""
+        return (self.lane + lane) * stride
 
 
 @dataclass(slots=True)
@@ -102,12 +112,12 @@ def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.devi
             queries = slice(at, at + len(compute))
             ids.append(job.lane_tokens(lane)[compute])
             positions.append(compute)
-            keys: slice | torch.Tensor = queries
-            if stride is not None:
-                base = (job.lane + lane) * stride
+            if stride is None:
+                segments.append(Segment(queries, queries))
+            else:
+                base = job.base(lane, stride)
                 slots.append(compute + base)
-                keys = _keys(job.plan, base, job.canvas.length, device)
-            segments.append(Segment(queries, keys))
+                segments += segments_of(compute, job.plan.read, at, base, job.canvas.length, device)
             scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
             at += len(compute)
             if job.shadow.size:
@@ -117,11 +127,11 @@ def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.devi
                 scored[lane].append(at + np.arange(len(job.shadow)))
                 at += len(job.shadow)
     return Packed(
-        _tensor(_join(ids), device)[None],
-        _tensor(_join(positions), device)[None],
-        _tensor(_join(slots), device) if slots else None,
+        tensor(_join(ids), device)[None],
+        tensor(_join(positions), device)[None],
+        tensor(_join(slots), device) if slots else None,
         group(segments),
-        _tensor(np.stack([_join(part) for part in scored]), device),
+        tensor(np.stack([_join(part) for part in scored]), device),
     )
 
 
@@ -140,7 +150,8 @@ def _join(parts: list[IntArray]) -> IntArray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _tensor(array: IntArray, device: torch.device) -> torch.Tensor:
+def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
+    """``array`` on ``device``; no copy on CPU."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
@@ -152,10 +163,13 @@ def _indices(compute: IntArray, rows: IntArray) -> IntArray:
     return found
 
 
-def _keys(plan: Plan, base: int, length: int, device: torch.device) -> slice | torch.Tensor:
-    if plan.read is None:
-        return slice(base, base + length)
-    return _tensor(plan.read + base, device)
+def segments_of(
+    compute: IntArray, read: IntArray | None, at: int, base: int, length: int, device: torch.device
+) -> list[Segment]:
+    """The segments of a row whose queries ``compute`` begin at ``at`` on the packed axis and whose
+    keys lie in the slots from ``base``: those of ``read``, or all ``length`` live ones."""
+    keys = slice(base, base + length) if read is None else tensor(read + base, device)
+    return [Segment(slice(at, at + len(compute)), keys)]
 
 
 def group(segments: list[Segment]) -> list[Segment]:

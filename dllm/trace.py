@@ -18,10 +18,10 @@ class TraceStep:
     """One forward of one row.
 
     ``commits``: [position, token, log-probability]; ``remasked``: positions; ``computed``: the
-    number of positions fed to the model per branch, ``compute`` and ``read`` the positions as [low, high)
-    runs; ``drafts``: [position, proposed token] of what stayed undecided; ``bits``: information
-    committed, the sum of -log2 p; ``explored``: branches fed beyond the one kept; ``candidates``:
-    [position, [[token, log-probability], ...]] when they were recorded.
+    number of positions fed to the model per branch, ``compute`` and ``read`` the positions as
+    [low, high) runs; ``drafts``: [position, proposed token] of what stayed undecided; ``bits``:
+    information committed, the sum of -log2 p; ``explored``: branches fed beyond the one kept;
+    ``candidates``: [position, [[token, log-probability], ...]] when they were recorded.
     """
 
     step: int

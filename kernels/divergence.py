@@ -11,9 +11,7 @@ import torch
 from .statistics.heads import Head, full_logits
 
 
-def log_probabilities(
-    hidden: torch.Tensor, head: Head, banned: Sequence[int] = ()
-) -> torch.Tensor:
+def log_probabilities(hidden: torch.Tensor, head: Head, banned: Sequence[int] = ()) -> torch.Tensor:
     """(n, V) float32 log-probabilities of hidden rows (n, d) under ``head``, without ``banned``
     ids.  This materialises n x V numbers: only for samplers that compare whole distributions."""
     logits = full_logits(hidden, head).float()

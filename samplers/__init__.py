@@ -8,7 +8,33 @@
 from __future__ import annotations
 
 from ..capabilities import Capability
-from . import dparallel, dream, eb, eos, llada, scorers, threshold, windows
+from . import (
+    adablock,
+    credit,
+    dcd,
+    dparallel,
+    dream,
+    eb,
+    eos,
+    ete,
+    fixed,
+    freedave,
+    hierarchical,
+    klass,
+    learn2pd,
+    llada,
+    localleap,
+    lopa,
+    priors,
+    prophet,
+    r2,
+    saber,
+    scorers,
+    slowfast,
+    threshold,
+    windows,
+    wino,
+)
 from .base import (
     NOTHING,
     Decision,
@@ -28,7 +54,10 @@ from .base import (
 from .compose import SAMPLERS, Info, available, compose, register
 
 __all__ = [
-    "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Gamble", "Info", "Part", "Prediction", "Reviser", "Sampler",
-    "Scorer", "Selector", "Stop", "Transform", "View", "Window", "available", "compose", "register",
-    "dparallel", "dream", "eb", "eos", "llada", "scorers", "threshold", "windows",
+    "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Gamble", "Info", "Part",
+    "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform", "View",
+    "Window", "available", "compose", "register", "adablock", "credit", "dcd", "dparallel",
+    "dream", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass", "learn2pd",
+    "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber", "scorers", "slowfast",
+    "threshold", "windows", "wino",
 ]  # fmt: skip

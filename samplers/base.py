@@ -90,6 +90,9 @@ class View:
         return replace(self, prediction=self.prediction.take(keep), score=self.score[keep])
 
 
+FamilyDefaults = Mapping[str, Mapping[str, Any]]  # family -> field -> value
+
+
 @dataclass(frozen=True)
 class Part:
     """A piece of a sampler.  Class attributes describe it to `compose` and to `available`."""
@@ -102,7 +105,7 @@ class Part:
     offers: ClassVar[frozenset[Capability]] = frozenset()
     statistics: ClassVar[frozenset[str]] = frozenset()  # fields of Prediction it reads
     # Family -> field -> value: what the paper uses there, for fields left at None.
-    family_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    family_defaults: ClassVar[FamilyDefaults] = {}
 
     def __str__(self) -> str:
         return self.name
@@ -166,7 +169,8 @@ class Scorer(Part):
 class Selector(Part):
     """Which positions of the view are committed now.
 
-    A selector that ``extends`` adds to what others chose: it does not stand alone in a chain.
+    A selector that ``extends`` adds to what others chose: it does not stand alone in a chain, and
+    sees at least one commit before it.
     """
 
     role: ClassVar[str] = "selector"
@@ -201,8 +205,13 @@ class EosRule(Part):
     role: ClassVar[str] = "eos"
     suppress: ClassVar[bool] = False  # whether the end-of-text id may be proposed at all
 
-    def foresee(self, view: View) -> None:
+    def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
         """Before the step's own commits: cut the region by what is proposed."""
+
+    @property
+    def reorders(self) -> bool:
+        """Whether `rescore` does anything."""
+        return False
 
     def rescore(self, view: View) -> FloatArray:
         """Scores after the rule had its say."""
@@ -252,7 +261,9 @@ class Explorer(Part):
         none means: feed the row as it stands."""
         raise NotImplementedError
 
-    def choose(self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]) -> int:
+    def choose(
+        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+    ) -> int:
         """Index of the branch to keep.  ``decide`` makes an inner step on a canvas of its own."""
         raise NotImplementedError
 
@@ -397,6 +408,25 @@ class Sampler:
             canvas.commit(gamble.positions, gamble.tokens, gamble.logprobs)
             self.eos.check(canvas, gamble.positions, self.stop_ids)
 
+    @property
+    def offers(self) -> frozenset[Capability]:
+        """What it offers to a cache: foresight, when no part looks at predictions; a fixed
+        window."""
+        looks = self.stops or self.reviser or self.explorer or self.transforms or self._wanting
+        blind = () if looks or self.eos.reorders else (self.scorer, *self.selectors)
+        found = frozenset.intersection(*(p.offers for p in blind)) if blind else frozenset()
+        return found | self.window.offers
+
+    def foreseen(self, canvas: Canvas) -> IntArray:
+        """The positions that this step is going to commit, ascending; only with foresight."""
+        positions = canvas.masks()
+        blank = Prediction(
+            positions, np.zeros_like(positions), np.zeros(len(positions), np.float32)
+        )
+        score = self.scorer.score(canvas, blank)
+        chosen, _, _ = self._select(View(canvas, blank, score, blank, None, self.stop_ids))
+        return positions[chosen]
+
     def decide(
         self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None = None
     ) -> Decision:
@@ -407,14 +437,10 @@ class Sampler:
         view = self._view(canvas, prediction, shadow)
         if any(stop.fill(view) for stop in self.stops):
             return self._fill(view)
-        chosen, tokens = self._select(view)
+        chosen, tokens, forced = self._select(view)
         if self.window.reconsiders(view, chosen):
             return Decision(NOTHING, NOTHING)
-        held = self.explorer is not None and self.explorer.instead(view, chosen)
-        forced = len(chosen) > 0 and not chosen.any() and not held
-        if forced:  # the progress guarantee: a step that was paid for decides something
-            chosen[view.score.argmax()] = True
-            canvas.forced += 1
+        canvas.forced += forced
         decision = self._commit(view, chosen, tokens)
         remasked = NOTHING
         if self.reviser is not None:
@@ -426,6 +452,7 @@ class Sampler:
         return replace(decision, remasked=remasked, forced=forced, gambles=gambles)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
+        self.eos.foresee(canvas, prediction, self.stop_ids)
         here = prediction
         low, high = canvas.window
         at = prediction.positions
@@ -434,7 +461,6 @@ class Sampler:
             here = prediction.take(keep)
         score = self.scorer.score(canvas, here)
         view = View(canvas, here, score, prediction, shadow, self.stop_ids)
-        self.eos.foresee(view)
         rescored = self.eos.rescore(view)
         return view if rescored is score else replace(view, score=rescored)
 
@@ -446,12 +472,15 @@ class Sampler:
         self.eos.check(view.canvas, decision.committed, self.stop_ids)
         return decision
 
-    def _select(self, view: View) -> tuple[BoolArray, IntArray]:
-        """What is committed, (n,) bool, and with which ids, (n,)."""
+    def _select(self, view: View) -> tuple[BoolArray, IntArray, bool]:
+        """What is committed, (n,) bool, with which ids, (n,), and whether it had to be forced."""
         if self.window.decides(view.canvas):
-            return self.window.select(view), view.prediction.token
+            return self.window.select(view), view.prediction.token, False
         chosen, tokens = self.selectors[0].select(view), self.selectors[0].tokens(view)
+        forced = False
         for selector in self.selectors[1:]:
+            if selector.extends:
+                forced |= self._force(view, chosen)
             left = ~chosen
             rest = view.take(left)
             more = selector.select(rest)
@@ -459,7 +488,16 @@ class Sampler:
             if (own := selector.tokens(rest)) is not rest.prediction.token:
                 tokens = tokens.copy()
                 tokens[np.flatnonzero(left)[more]] = own[more]
-        return chosen, tokens
+        return chosen, tokens, forced | self._force(view, chosen)
+
+    def _force(self, view: View, chosen: BoolArray) -> bool:
+        """The progress guarantee: a step that was paid for decides something."""
+        if not len(chosen) or chosen.any():
+            return False
+        if self.explorer is not None and self.explorer.instead(view, chosen):
+            return False
+        chosen[view.score.argmax()] = True
+        return True
 
     def _commit(self, view: View, chosen: BoolArray, tokens: IntArray) -> Decision:
         positions, ids = view.positions[chosen], tokens[chosen]

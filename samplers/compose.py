@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from ..capabilities import Capability
 from ..errors import ConfigError, UnknownNameError
@@ -59,8 +59,17 @@ def available() -> list[Info]:
     return sorted(infos, key=lambda i: (i.role != "selector", i.role, i.name))
 
 
+class Needy(Protocol):
+    """A part of a sampler, or a cache."""
+
+    name: ClassVar[str]
+
+    @property
+    def needs(self) -> frozenset[Capability]: ...
+
+
 def check_needs(
-    parts: Iterable[Part], source: str, offerer: str, offered: frozenset[Capability]
+    parts: Iterable[Needy], source: str, offerer: str, offered: frozenset[Capability]
 ) -> None:
     """Raise when a part needs something that ``source`` (e.g. "a cache") could offer, but
     ``offerer``, which fills that place, does not."""
@@ -76,7 +85,9 @@ def check_needs(
 def _offering(need: Capability) -> list[str]:
     """Names of the parts whose class says that it offers something."""
     offers = {name: SAMPLERS[name].offers for name in SAMPLERS}
-    return sorted(n for n, found in offers.items() if isinstance(found, frozenset) and need in found)
+    return sorted(
+        n for n, found in offers.items() if isinstance(found, frozenset) and need in found
+    )
 
 
 def compose(
@@ -144,9 +155,10 @@ def _complete(parts: Iterable[Part]) -> dict[str, list[Part]]:
 
 def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> None:
     """Needs that parts of the same sampler have to meet."""
-    for role in ("scorer", "window", "reviser", "eos"):
+    sources = {"eos": "an eos rule", "stop": "a selector", "transform": "a selector"}
+    for role in ("scorer", "window", "selector", "reviser", "eos", "stop", "transform"):
         for part in roles[role]:
-            source = "an eos rule" if role == "eos" else f"a {role}"
+            source = sources.get(role, f"a {role}")
             others = [other for other in parts if other is not part]
             check_needs(others, source, str(part), part.offers)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import BoolArray
-from ..capabilities import ENTROPY
+from ..capabilities import ENTROPY, MEMORYLESS
 from ..errors import ConfigError
 from .base import Part, Selector, View
 from .compose import register
@@ -22,6 +22,7 @@ class EntropyThreshold(Selector):
     """
 
     needs = frozenset({ENTROPY})
+    offers = frozenset({MEMORYLESS})
 
     tau: float = 0.5
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..canvas import SCHEDULE, SELECTION, BoolArray, Canvas, FloatArray
+from ..capabilities import FIXED_WINDOW, FORESIGHT
 from ..errors import ConfigError, UnknownNameError
 from .base import Part, Selector, View, top
 from .compose import register
@@ -50,6 +51,9 @@ class Dream(Selector):
     alg_temp) instead of taking the best.  Counts are truncated, so a step may reveal nothing (it
     then needs no forward) and the last one takes the rest.
     """
+
+    needs = frozenset({FIXED_WINDOW})
+    offers = frozenset({FORESIGHT})  # what it looks at is the score
 
     steps: int | None = None
     eps: float = 1e-3

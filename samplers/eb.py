@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray
+from ..capabilities import MEMORYLESS
 from ..errors import ConfigError, UnknownNameError
 from .base import Selector, View, top
 from .compose import register
@@ -26,6 +27,7 @@ class EntropyBounded(Selector):
     (default), "entropy" or "margin".  The rule follows the paper; no official code was available.
     """
 
+    offers = frozenset({MEMORYLESS})
     statistics = frozenset({"entropy", "margin"})
 
     gamma: float = 0.1

@@ -39,6 +39,12 @@ def is_stop(tokens: IntArray, stop_ids: StopIds) -> BoolArray:
     return found
 
 
+def stops(canvas: Canvas, low: int, high: int, stop_ids: StopIds) -> IntArray:
+    """Positions in ``[low, high)`` where the text may end: given text to the right forbids it."""
+    low = max(low, canvas.text_floor)
+    return low + np.flatnonzero(is_stop(canvas.tokens[low:high], stop_ids))
+
+
 def prefix_complete(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     """Stop as soon as a stop id has nothing undecided to its left."""
     low, high = canvas.window
@@ -48,9 +54,9 @@ def prefix_complete(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> N
     undecided = canvas.masked[start : canvas.end]
     frontier = start + int(undecided.argmax()) if undecided.any() else canvas.end
     canvas.memory["prefix"] = frontier
-    found = np.flatnonzero(is_stop(canvas.tokens[start:frontier], stop_ids))
+    found = stops(canvas, start, frontier, stop_ids)
     if found.size:
-        end_at(canvas, start + int(found[0]))
+        end_at(canvas, int(found[0]))
 
 
 def end_at(canvas: Canvas, position: int) -> None:
@@ -64,9 +70,9 @@ def block_contains(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> No
     """Stop when the window is decided and holds a stop id."""
     low, high = canvas.window
     if not canvas.masked[low:high].any():
-        found = np.flatnonzero(is_stop(canvas.tokens[low:high], stop_ids))
+        found = stops(canvas, low, high, stop_ids)
         if found.size:
-            end_at(canvas, low + int(found[0]))
+            end_at(canvas, int(found[0]))
 
 
 def block_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
@@ -80,6 +86,7 @@ def block_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
 def first_commit(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     """The leftmost new stop id ends the region; the row goes on left of it."""
     found = committed[is_stop(canvas.tokens[committed], stop_ids)]
+    found = found[found >= canvas.text_floor]
     if found.size:
         canvas.stop_position = int(found.min())
         canvas.cut(canvas.stop_position)
@@ -122,8 +129,12 @@ class Eos(EosRule):
     def suppress(self) -> bool:  # type: ignore[override]
         return self.eos_policy == "suppress"
 
+    @property
+    def reorders(self) -> bool:
+        return self.eos_policy == "rank_last"
+
     def rescore(self, view: View) -> FloatArray:
-        if self.eos_policy != "rank_last" or not view.stop_ids:
+        if not self.reorders or not view.stop_ids:
             return view.score
         late = is_stop(view.prediction.token, view.stop_ids)
         spread = np.ptp(view.score) + 1 if view.score.size else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import BoolArray, Canvas, IntArray
+from ..capabilities import FIXED_WINDOW, FORESIGHT
 from ..errors import ConfigError, UnknownNameError
 from .base import Part, Selector, View, even_quota, top
 from .compose import register
@@ -43,6 +44,9 @@ class LLaDA(Selector):
     position per step).  ``remasking``: "low_confidence" (score = probability of the proposal) or
     "random".  Where steps exceed positions, the surplus steps need no forward.
     """
+
+    needs = frozenset({FIXED_WINDOW})
+    offers = frozenset({FORESIGHT})  # what it looks at is the score
 
     steps: int | None = None
     remasking: str = "low_confidence"

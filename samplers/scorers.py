@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import SELECTION, Canvas, FloatArray
-from ..capabilities import ENTROPY, PROBABILITY
+from ..capabilities import ENTROPY, FORESIGHT, PROBABILITY, STEADY
 from .base import Prediction, Scorer
 from .compose import register
 
@@ -21,7 +21,7 @@ from .compose import register
 class Probability(Scorer):
     """The probability of the proposed token, in [0, 1]."""
 
-    offers = frozenset({PROBABILITY})
+    offers = frozenset({PROBABILITY, STEADY})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         return np.exp(prediction.logprob)
@@ -33,6 +33,7 @@ class Margin(Scorer):
     """The probability of the best token minus that of the second, in [0, 1]."""
 
     statistics = frozenset({"margin"})
+    offers = frozenset({STEADY})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         assert prediction.margin is not None
@@ -45,7 +46,7 @@ class NegEntropy(Scorer):
     """The negative entropy of the distribution, in nats, at most 0."""
 
     statistics = frozenset({"entropy"})
-    offers = frozenset({ENTROPY})
+    offers = frozenset({ENTROPY, STEADY})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         assert prediction.entropy is not None
@@ -56,6 +57,8 @@ class NegEntropy(Scorer):
 @dataclass(frozen=True)
 class Random(Scorer):
     """Uniform noise per position and step: a random order of commits."""
+
+    offers = frozenset({FORESIGHT})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         return canvas.uniform(SELECTION, prediction.positions)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import PROBABILITY
+from ..capabilities import FIXED_WINDOW, MEMORYLESS, PROBABILITY
 from ..errors import ConfigError
 from .base import Part, Selector, View, even_quota, top
 from .compose import register
@@ -35,6 +35,7 @@ class Threshold(Selector):
     """
 
     needs = frozenset({PROBABILITY})
+    offers = frozenset({MEMORYLESS})
 
     tau: float = 0.9
 
@@ -55,6 +56,7 @@ class Factor(Selector):
     """
 
     needs = frozenset({PROBABILITY})
+    offers = frozenset({MEMORYLESS})
 
     factor: float = 1.0
     official: bool = False
@@ -84,7 +86,7 @@ class CappedThreshold(Selector):
     their probability reaches ``tau``.  ``steps`` defaults to one per position.
     """
 
-    needs = frozenset({PROBABILITY})
+    needs = frozenset({PROBABILITY, FIXED_WINDOW})
 
     tau: float = 0.9
     steps: int | None = None

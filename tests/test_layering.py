@@ -39,8 +39,12 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "memory": (set(), {"torch", "psutil"}),
     "kv": ({"errors", "models"}, {"torch", "transformers"}),
     "packing": ({"errors", "canvas", "samplers", "cache", "models", "kernels"}, {"numpy", "torch"}),
+    "layers": ({"canvas", "cache", "kv", "packing"}, {"numpy", "torch"}),
+    "graphs": ({"errors", "kv", "models", "packing"}, {"torch"}),
     "engine": (
-        GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config", "kv", "packing"},
+        GROUND
+        | {"canvas", "samplers", "cache", "kernels", "models", "config", "kv"}
+        | {"layers", "packing", "graphs"},
         {"numpy", "torch"},
     ),
     "trace": ({"canvas", "engine"}, set()),

@@ -11,14 +11,19 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import DllmError
+from .bench import bench
 from .chat import chat
+from .compare import compare
 from .doctor import doctor
+from .evaluate import evaluate
 from .generate import generate
 from .infill import infill
 from .listing import caches, samplers
 from .options import DEBUG, remember_debug
 from .output import complain
+from .trace import trace
 from .train import train_app
+from .tune import tune
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 
@@ -71,6 +76,7 @@ def root(
     """
 
 
-for command in (generate, chat, infill, samplers, caches, doctor):
+for command in (generate, chat, infill, samplers, caches, doctor, compare, bench, tune, trace):
     app.command()(command)
+app.command("eval")(evaluate)
 app.add_typer(train_app, name="train")

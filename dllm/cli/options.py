@@ -10,18 +10,22 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from ..config import GenerationConfig
+from ..errors import ConfigError
 from .output import waiting
+from .preset import read_preset
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
 
 DEBUG = "dllm.debug"  # key in the context's meta, which nested contexts share
 MODEL, DECODING, DRAFTING, OUTPUT = "Model", "Decoding", "Drafting", "Output"
+SAMPLER, CACHE = "threshold", "none"
 RENAMED = {"stop": "stop_strings"}
 
 
@@ -55,10 +59,13 @@ class Decoding:
     sampler: Annotated[
         str,
         option("--sampler", "-s", panel=DECODING, text="See 'dllm samplers', default threshold."),
-    ] = "threshold"
+    ] = SAMPLER
     cache: Annotated[
         str, option("--cache", "-c", panel=DECODING, text="See 'dllm caches', default none.")
-    ] = "none"
+    ] = CACHE
+    preset: Annotated[
+        Path | None, option("--preset", panel=DECODING, text="A file that 'dllm tune' wrote.")
+    ] = None
     steps: Annotated[
         int | None, option("--steps", panel=DECODING, text="Steps, where the sampler has a quota.")
     ] = None
@@ -88,10 +95,30 @@ class Decoding:
         int | None,
         option("--max-batch-tokens", panel=DECODING, text="Most positions fed at once."),
     ] = None
+    cuda_graphs: Annotated[
+        bool | None,
+        option("--cuda-graphs", panel=DECODING, text="Replay cached steps as CUDA graphs."),
+    ] = None
+    compile: Annotated[
+        bool | None,
+        option("--compile", panel=DECODING, text="Pass cached steps through torch.compile."),
+    ] = None
     debug: Annotated[
         bool,
         option("--debug", panel=OUTPUT, text="Show tracebacks.", callback=remember_debug),
     ] = False
+
+    def __post_init__(self) -> None:
+        """A preset is the sampler, the cache, and whatever else was not given."""
+        if self.preset is None:
+            return
+        if (self.sampler, self.cache) != (SAMPLER, CACHE):
+            raise ConfigError("a preset says which sampler and cache: drop --preset or them")
+        found = read_preset(self.preset)
+        mine = {name: v for name, v in found["arguments"].items() if hasattr(self, name)}
+        open_ = {name: value for name, value in mine.items() if getattr(self, name) is None}
+        for name, value in {**open_, "sampler": found["sampler"], "cache": found["cache"]}.items():
+            object.__setattr__(self, name, value)
 
     def arguments(self) -> dict[str, Any]:
         """What was given of the fields of `GenerationConfig`."""

@@ -32,9 +32,9 @@ TASK_WEIGHTS = {
     "insert_random": 1.0, "remove_random": 1.0, "replace_random": 1.0, "latin": 2.0, "sudoku": 3.0,
 }  # fmt: skip
 
-# What comes before all tasks together, as (until this step, weights).  Digit facts come first: mixed
-# with everything else they stay a vague sense of magnitude.  Then the sums made of them, and copying:
-# attention that finds a token's neighbour is what all list tasks build on.
+# What comes before all tasks together, as (until this step, weights).  Digit facts come first:
+# mixed with everything else they stay a vague sense of magnitude.  Then the sums made of them, and
+# copying: attention that finds a token's neighbour is what all list tasks build on.
 FIRST_PHASES = (
     (320, {"fact": 8.0, "copy": 1.0}),
     (1_600, {"fact": 6.0, "sum": 8.0, "copy": 2.0, "reverse": 1.0}),

@@ -34,6 +34,12 @@ def gumbel(keys: torch.Tensor, low: int, high: int) -> torch.Tensor:
     return _fill(out, keys, low, high, to_gumbel)
 
 
+def gumbel_at(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Standard Gumbel noise for the ids ``tokens`` (R, n) of every row, float32."""
+    words = _words(keys, tokens >> 2).view(*tokens.shape, 4)
+    return to_gumbel(words.gather(2, (tokens & 3).unsqueeze(2)).squeeze(2))
+
+
 def to_uniform(words: torch.Tensor) -> torch.Tensor:
     """32-bit words (int64) as float32 in (0, 1)."""
     return words.to(torch.float32).add_(0.5).mul_(2**-32).clamp_(max=BELOW_ONE)
@@ -60,7 +66,8 @@ def _fill(
         part = keys[first : first + rows]
         for group in range(low // 4, (high + 3) // 4, max(width, 1)):
             end = min(group + width, (high + 3) // 4)
-            words = transform(_words(part, group, end))
+            counters = torch.arange(group, end, device=keys.device)
+            words = transform(_words(part, counters))
             start, stop = max(low, 4 * group), min(high, 4 * end)
             out[first : first + rows, start - low : stop - low] = words[
                 :, start - 4 * group : stop - 4 * group
@@ -68,15 +75,15 @@ def _fill(
     return out
 
 
-def _words(keys: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    """Words of the counters [first, last) of every row: (R, 4 * (last - first)) int64."""
-    rows, groups = len(keys), last - first
+def _words(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
+    """Words of ``counters`` (G,), or (R, G) own ones of every row: (R, 4 * G) int64."""
+    rows, groups = len(keys), counters.shape[-1]
     seed, stream, position, step = keys.unbind(1)
     # x = (c0, c2) and y = (c1, c3).  Words are kept in int64: the product of two 32-bit words
     # wraps to the right 64 bits, and only x has to be cleaned of what lies above its 32.
     x = torch.empty((2, rows, groups), dtype=torch.int64, device=keys.device)
     y, product = torch.empty_like(x), torch.empty_like(x)
-    x[0] = torch.arange(first, last, device=keys.device) & MASK
+    x[0] = counters & MASK
     x[1] = (step & MASK)[:, None]
     y[0] = (position & MASK)[:, None]
     y[1] = (stream & MASK)[:, None]

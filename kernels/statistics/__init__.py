@@ -1,18 +1,20 @@
 """From hidden rows and the head to a few numbers per row; logits live one tile at a time.
 
-`token_statistics` starts from hidden rows and a head, `logits_statistics` from logits.  Both take
-the same options and return `TokenStatistics`.  Numbers are computed in float32 whatever the dtype
+`token_statistics` starts from hidden rows and a head, `logits_statistics` from logits; with a head
+that is split over processes, `parallel.parallel_statistics` does.  All take the same options and
+return `TokenStatistics`.  Numbers are computed in float32 whatever the dtype
 of the model; the logits themselves have the precision the head gives them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec as _find_spec
 from types import ModuleType
 
 import torch as _torch
 
-from ...errors import UnknownNameError
+from ...errors import ConfigError, UnknownNameError
 from . import naive as _naive
 from . import torch as _fast
 from .asked import logprobs_of
@@ -21,7 +23,7 @@ from .result import OPTIONAL, Options, TokenStatistics, check
 
 __all__ = ["Head", "TokenStatistics", "logits_statistics", "logprobs_of", "token_statistics"]
 
-_BACKENDS: dict[str, ModuleType] = {"auto": _fast, "naive": _naive, "torch": _fast}
+_BACKENDS: dict[str, ModuleType] = {"naive": _naive, "torch": _fast}
 
 
 def token_statistics(
@@ -61,13 +63,16 @@ def token_statistics(
     ``top``: how many of the most likely tokens to list; at most the vocabulary.  ``select`` (R,)
     int64: ids whose log-probability is wanted; an id beyond the vocabulary has -inf.  ``needs``:
     which of margin, gap, entropy, max_logprob to compute (default: all; other names are ignored);
-    token and logprob always are.  ``backend``: "torch", or "naive" for the float64 oracle.
+    token and logprob always are.  ``backend``: "triton" (a GPU; fused with the head, logits are
+    never in memory), "torch" (any device, a tile of logits at a time), "naive" (the float64
+    oracle); "auto" takes "triton" on a GPU that has it, else "torch".
 
-    Raises `ConfigError` for negative options and for noise keys that are missing or misshapen.
+    Raises `ConfigError` for negative options, for noise keys that are missing or misshapen, and
+    where the backend cannot run.
     """
     options = _options(temperature, top_p, top_k, tempered, top, needs)
     check(options, noise_keys, len(hidden))
-    found: TokenStatistics = _backend(backend).token_statistics(
+    found: TokenStatistics = _backend(backend, hidden.device).token_statistics(
         hidden, head, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
         select=select, vocab_size=vocab_size,
     )  # fmt: skip
@@ -93,7 +98,7 @@ def logits_statistics(
     """As `token_statistics`, for ``logits`` (R, V) of any float dtype, which stay untouched."""
     options = _options(temperature, top_p, top_k, tempered, top, needs)
     check(options, noise_keys, len(logits))
-    found: TokenStatistics = _backend(backend).logits_statistics(
+    found: TokenStatistics = _backend(backend, logits.device).logits_statistics(
         logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
         select=select, vocab_size=vocab_size,
     )  # fmt: skip
@@ -112,8 +117,26 @@ def _options(
     return Options(temperature, top_p, top_k, tempered, top, wanted)
 
 
-def _backend(name: str) -> ModuleType:
+def _backend(name: str, device: _torch.device) -> ModuleType:
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and _find_spec("triton") else "torch"
+    if name == "triton":
+        return _triton(device)
     try:
         return _BACKENDS[name]
     except KeyError:
-        raise UnknownNameError("backend", name, _BACKENDS) from None
+        raise UnknownNameError("backend", name, ("auto", "triton", *_BACKENDS)) from None
+
+
+def _triton(device: _torch.device) -> ModuleType:
+    """The Triton version, imported when it is first asked for."""
+    if not _find_spec("triton"):
+        raise ConfigError("backend='triton' needs the package triton; use backend='torch'")
+    from . import triton as kernels
+
+    if device.type != "cuda" and not kernels.interpreted():
+        raise ConfigError(
+            f"backend='triton' runs on a GPU, not on {device}: use backend='torch', or set "
+            "TRITON_INTERPRET=1 before the first import to try it in Triton's interpreter"
+        )
+    return kernels

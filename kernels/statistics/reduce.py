@@ -27,6 +27,7 @@ class Partial:
 
     ``best`` is the largest logit and ``index`` its id; ``rest`` = sum of exp((x - best) / T) and
     ``moment`` = sum of (x - best) / T * exp((x - best) / T) run over all other tokens.
+    ``warm`` is ``rest`` at the temperature of the call, where candidates are asked for.
     ``noisy`` is the largest perturbed logit, ``drawn`` its id, ``drawn_logit`` its clean logit.
     """
 
@@ -42,6 +43,7 @@ class Partial:
     selected: torch.Tensor | None = None
     top_value: torch.Tensor | None = None
     top_index: torch.Tensor | None = None
+    warm: torch.Tensor | None = None
 
 
 FIELDS = fields(Partial)
@@ -77,6 +79,8 @@ def reduce(
     if "margin" in needs or "gap" in needs:
         part.second = x.amax(1, keepdim=True)
     x.sub_(best.clamp(min=LOWEST))
+    if options.warm:
+        part.warm = (x / options.temperature).clamp_(min=FLOOR).exp_().sum(1, keepdim=True)
     if options.scale != 1:
         x.div_(options.scale)
     x.clamp_(min=FLOOR)
@@ -163,6 +167,11 @@ def merge(a: Partial, b: Partial, options: Options) -> Partial:
             a.moment + fb * (b.moment + db * (1 + b.rest)),
             b.moment + fa * (a.moment + da * (1 + a.rest)),
         )
+    if a.warm is not None and b.warm is not None:
+        wa, wb = (
+            ((part.best - safe) / options.temperature).clamp_(min=FLOOR).exp_() for part in (a, b)
+        )
+        out.warm = torch.where(ahead, a.warm + wb * (1 + b.warm), b.warm + wa * (1 + a.warm))
     if a.second is not None and b.second is not None:
         runner = torch.minimum(a.best, b.best)
         out.second = torch.maximum(runner, torch.maximum(a.second, b.second))

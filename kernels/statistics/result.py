@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -52,6 +53,22 @@ class TokenStatistics:
 FIELDS = tuple(f.name for f in fields(TokenStatistics))
 
 
+def joined(parts: Sequence[TokenStatistics]) -> TokenStatistics:
+    """The same numbers of different rows, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {f: [getattr(part, f) for part in parts] for f in FIELDS}
+    return TokenStatistics(**{f: torch.cat(c) for f, c in columns.items() if c[0] is not None})
+
+
+def put(found: TokenStatistics, rows: torch.Tensor, other: TokenStatistics) -> TokenStatistics:
+    """``found`` with ``other`` in place of the named ``rows``."""
+    columns = {f: (getattr(found, f), getattr(other, f)) for f in FIELDS}
+    return TokenStatistics(
+        **{f: a.index_copy(0, rows, b) for f, (a, b) in columns.items() if a is not None}
+    )
+
+
 def pack(tensors: Any) -> torch.Tensor:
     """Float32 and int64 tensors as the bytes of one: what travels to the host in a single copy."""
     return torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
@@ -75,6 +92,7 @@ class Options:
     tempered: bool = False
     top: int = 0
     needs: frozenset[str] = OPTIONAL
+    warm: bool = False  # also sum at the temperature, for candidates
 
     @property
     def filters(self) -> bool:

@@ -34,7 +34,9 @@ class Call:
         banned_rows: torch.Tensor | None,
         noise_keys: torch.Tensor | None,
         select: torch.Tensor | None,
+        first_id: int = 0,
     ) -> None:
+        self.first_id = first_id  # of a share of the vocabulary
         self.options, self.banned_rows = options, banned_rows
         self.banned: list[int] = (
             banned.tolist() if isinstance(banned, torch.Tensor) else list(banned or ())
@@ -67,9 +69,7 @@ class Call:
             pieces.append(self.piece(x, first + row, low))
         return stack(pieces)
 
-    def run(
-        self, product: Product, rows: int, size: int, whole: bool, owned: bool
-    ) -> TokenStatistics:
+    def run(self, product: Product, rows: int, size: int, whole: bool, owned: bool) -> Partial:
         """Go through all rows and the vocabulary; ``whole`` forbids to cut the latter."""
         columns = TILE_BYTES // 4
         most = max(1, columns // size) if whole else MOST_ROWS
@@ -81,11 +81,11 @@ class Call:
             total: Partial | None = None
             for low in range(0, size, width):
                 logits = product(first, last, low, min(size, low + width))
-                part = self.tile(logits, first, low, owned)
+                part = self.tile(logits, first, self.first_id + low, owned)
                 total = part if total is None else merge(total, part, self.options)
             assert total is not None
             done.append(total)
-        return finish(stack(done), self.options)
+        return stack(done)
 
 
 @torch.no_grad()
@@ -102,21 +102,30 @@ def token_statistics(
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.token_statistics`."""
     call = Call(options, banned, banned_rows, noise_keys, select)
-    rows = len(hidden)
     linear = plain_linear(head)
-    if linear is None:
-        size = vocabulary(head, hidden)
-        size = size if vocab_size is None else min(size, vocab_size)
-        call_head: Product = lambda a, b, low, high: full_logits(hidden[a:b], head)[:, low:high]  # noqa: E731
-        return call.run(call_head, rows, size, True, False)
-    weight, bias = linear
-    weight = weight[:vocab_size]
-    bias = None if bias is None else bias[:vocab_size]
-    size = len(weight)
+    if linear is not None:
+        weight, bias = linear
+        return finish(
+            linear_partial(
+                call, hidden, weight[:vocab_size], None if bias is None else bias[:vocab_size]
+            ),
+            options,
+        )
+    size = vocabulary(head, hidden)
+    size = size if vocab_size is None else min(size, vocab_size)
+    call_head: Product = lambda a, b, low, high: full_logits(hidden[a:b], head)[:, low:high]  # noqa: E731
+    return finish(call.run(call_head, len(hidden), size, True, False), options)
+
+
+def linear_partial(
+    call: Call, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> Partial:
+    """What a weight (V, d), or the share of it that begins with id ``call.first_id``, says."""
+    rows, size, options = len(hidden), len(weight), call.options
     hidden = hidden.to(weight.dtype)
     if rows * size <= PIECE:
         logits = torch.nn.functional.linear(hidden, weight, bias).float()
-        return finish(call.piece(logits, 0, 0), options)
+        return call.piece(logits, 0, call.first_id)
     return call.run(_tiled(hidden, weight, bias), rows, size, options.filters, True)
 
 
@@ -153,4 +162,5 @@ def logits_statistics(
     call = Call(options, banned, banned_rows, noise_keys, select)
     logits = logits[:, :vocab_size]
     rows, size = logits.shape
-    return call.run(lambda a, b, low, high: logits[a:b, low:high], rows, size, True, False)
+    cut: Product = lambda a, b, low, high: logits[a:b, low:high]  # noqa: E731
+    return finish(call.run(cut, rows, size, True, False), options)

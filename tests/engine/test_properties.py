@@ -22,6 +22,7 @@ SPECS = [
     "dream(alg=maskgit_plus, alg_temp=1.0)", "capped_threshold(0.4)", "threshold(0.5)+factor(2)",
     "threshold(0.3)+blocks(4, force_first=True)",
 ]  # fmt: skip
+CACHES = ["none", "prefix", "dual", "dkv", "dkv_pd", "window_diffusion(4, active=3, window=5)"]
 
 
 def canvas_of(prompt: list[int], new_tokens: int) -> Canvas:
@@ -34,7 +35,7 @@ def canvas_of(prompt: list[int], new_tokens: int) -> Canvas:
 @settings(max_examples=100, deadline=None)
 @given(
     spec=st.sampled_from(SPECS),
-    cache=st.sampled_from(["none", "prefix", "dual"]),
+    cache=st.sampled_from(CACHES),
     policy=st.sampled_from(sorted(CHECKS)),
     prompts=st.lists(st.lists(st.integers(0, 29), min_size=1, max_size=9), min_size=1, max_size=3),
     masks=st.integers(1, 24),

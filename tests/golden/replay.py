@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from dllm.canvas import BoolArray, Canvas, FloatArray
+from dllm.capabilities import FORESIGHT
+from dllm.samplers.base import Prediction, Scorer, View
+from dllm.samplers.dream import Dream
+from dllm.samplers.llada import LLaDA
+from dllm.samplers.windows import WholeRegion
 
 # Replays decode everything and keep the mask token proposable, as the official loops do.
 OFFICIAL = {"eos_policy": "none", "suppress_mask": False}
@@ -11,8 +21,8 @@ OFFICIAL = {"eos_policy": "none", "suppress_mask": False}
 class Call(NamedTuple):
     """Arguments of `dllm.generate`."""
 
-    sampler: str
-    cache: str
+    sampler: Any
+    cache: Any
     arguments: dict[str, Any]
 
 
@@ -64,6 +74,135 @@ def _dparallel(case: dict[str, Any]) -> Call:
     return Call(sampler, case.get("cache", "none"), {"block_length": case["block_length"]})
 
 
+def _adablock(case: dict[str, Any]) -> Call:
+    delimiters = case.get("delimiter_ids", [198])  # the Dream code has a fixed list
+    sampler = (
+        f"threshold(tau={case['threshold']})+adablock(block_length={case['init_block_length']}, "
+        f"delimiters={tuple(delimiters)}, delimiter_threshold={case['delimiter_threshold']}"
+    )
+    # The cached Dream code cannot predict a block's first position later on.
+    forced = case["algorithm"] == "adablock_dream" and case["cache"] != "none"
+    return Call(sampler + (", force_first=True)" if forced else ")"), case["cache"], {})
+
+
+def _prophet(case: dict[str, Any]) -> Call:
+    arguments = {"block_length": case["block_length"], "steps": case["num_steps"]}
+    gaps = ", ".join(f"{name}={gap}" for name, gap in case["early_exit_thresholds"].items())
+    start = case["answer_start_pos"] - len(case["prompt"])
+    sampler = f"prophet({gaps}, answer={case['answer_length']}, start={start})"
+    constraints = {int(k): v for k, v in (case["constraints"] or {}).items()}
+    return Call(sampler, "none", {**arguments, "constraints": constraints})
+
+
+def _r2(case: dict[str, Any]) -> Call:
+    rules = dict.fromkeys(
+        ("confidence_cluster_size", "confidence_cluster_unmasked", "token_cluster",
+         "temporal_steps")
+    )  # fmt: skip
+    rules |= case["r2"]
+    base = "factor(factor={factor}, official=True)" if case["policy"] == "factor" else (
+        "threshold(tau={threshold})"
+    )  # fmt: skip
+    sampler = base.format(**case) + f"+r2({', '.join(f'{k}={v!r}' for k, v in rules.items())})"
+    return Call(sampler, "dual", {"block_length": case["block_length"]})
+
+
+def _dinfer(case: dict[str, Any]) -> Call:
+    given = case["decoder_args"]
+    sampler = {
+        "threshold": "threshold(tau={threshold})",
+        "hierarchy": "hierarchical(threshold={threshold}, low_threshold={low_threshold})",
+        "credit": "threshold(tau={threshold})+credit(credit_alpha={credit_alpha}, "
+        "boost_gamma={boost_gamma}, decay_beta={decay_beta})",
+    }[case["decoder"]].format(**given)
+    return Call(sampler, "none", {"block_length": case["block_length"]})
+
+
+def _dkv_dream(case: dict[str, Any]) -> Call:
+    names = {"decoded": "dkv", "pd": "dkv_pd", "prefill": "dkv_prefill"}
+    how = "(refresh_every={cache_steps}, official={shift_type})"
+    cache = names[case["cache_type"]]
+    if cache != "dkv_prefill":
+        cache += how.format(**case)
+    # This code, too, keeps transformers' default of top_k=50.
+    return _dream({**case, "top_k": 50})._replace(cache=cache)
+
+
+def _dkv_llada(case: dict[str, Any]) -> Call:
+    cache = "dkv(refresh_every={cache_reloading_step}, official=llada)".format(**case)
+    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
+    return Call("llada", cache, arguments)
+
+
+def _dkv_greedy(case: dict[str, Any]) -> Call:
+    cache = "dkv_greedy(refresh_every={cache_reloading_step}, window={window_size})".format(**case)
+    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
+    return Call([LLaDA(), Recorded.of(case)], cache, arguments)
+
+
+@dataclass(frozen=True)
+class Recorded(Scorer):
+    """The order of a recorded run, whose random numbers are not at hand."""
+
+    name = "recorded"
+    offers = frozenset({FORESIGHT})
+
+    rank: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, case: dict[str, Any]) -> Recorded:
+        rank = [0] * len(case["final"])
+        for i, step in enumerate(case["steps"]):
+            for position, _ in step:
+                rank[position] = i
+        return cls(tuple(rank))
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        return -np.array(self.rank, np.float32)[prediction.positions]
+
+
+def _window_llada(case: dict[str, Any]) -> Call:
+    cache = (
+        "window_diffusion(refresh_every={refresh_cycle}, active={active_tokens}, "
+        "window={window_tokens}, official=llada)"
+    ).format(**case)
+    return Call("llada", cache, {"steps": case["num_steps"], "block_length": case["gen_length"]})
+
+
+def _window_dream(case: dict[str, Any]) -> Call:
+    form = "dream_sliding" if case["slide_window"] else "dream"
+    cache = (
+        "window_diffusion(refresh_every={refresh_cycle}, active={i_win_size}, "
+        "window={o_win_size}, official={form})"
+    ).format(**case, form=form)
+    sampler = [Dream(eps=case["eps"]), FirstMaskAtRefresh(case["refresh_cycle"])]
+    return Call(sampler, cache, {"steps": case["num_steps"], "top_k": 50})
+
+
+def _dllm_cache(case: dict[str, Any]) -> Call:
+    cache = (
+        "dllm_cache(prompt_every={prompt_interval_steps}, response_every={gen_interval_steps}, "
+        "ratio={transfer_ratio}, force_pending=False)"
+    )
+    return _llada(case)._replace(cache=cache.format(**case))
+
+
+@dataclass(frozen=True)
+class FirstMaskAtRefresh(WholeRegion):
+    """Window-Diffusion's Dream code commits exactly the first mask when it refreshes."""
+
+    name = "first_mask_at_refresh"
+
+    cycle: int = 1
+
+    def decides(self, canvas: Canvas) -> bool:
+        return canvas.step % self.cycle == 0
+
+    def select(self, view: View) -> BoolArray:
+        first: BoolArray = np.arange(len(view.positions)) == 0
+        return first
+
+
 BUILDERS = {
     "llada_generate": _llada,
     "fastdllm_llada": _fast_dllm_llada,
@@ -71,4 +210,15 @@ BUILDERS = {
     "fastdllm_dream": _fast_dllm_dream,
     "dparallel_llada": _dparallel,
     "dparallel_dream": _dparallel,
+    "adablock_llada": _adablock,
+    "adablock_dream": _adablock,
+    "prophet_earlyexit": _prophet,
+    "r2_dllm_llada_dual": _r2,
+    "dinfer_blockwise": _dinfer,
+    "dkv_cache_dream": _dkv_dream,
+    "dkv_cache_llada_decode": _dkv_llada,
+    "dkv_cache_llada_greedy": _dkv_greedy,
+    "dllm_cache_llada": _dllm_cache,
+    "window_diffusion_llada": _window_llada,
+    "window_diffusion_dream": _window_dream,
 }

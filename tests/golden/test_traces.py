@@ -20,8 +20,13 @@ from .conftest import goldens_dir
 from .replay import BUILDERS, call_of
 
 FILES = (
-    "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*",
+    "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*", "adablock_*",
+    "prophet_*", "r2_*", "dinfer_*", "dkv_*", "dllm_cache_*", "window_diffusion_*",
 )  # fmt: skip
+
+# Cases whose official end is not reproduced, and what is compared instead.
+OVERWRITTEN = "the last top-k takes more positions than are eligible: it masks decided ones"
+DEVIATIONS = {f"window_diffusion_dream-{i:03}": OVERWRITTEN for i in (0, 2, 6, 10, 12, 16)}
 
 Steps = list[list[tuple[int, int]]]
 
@@ -57,6 +62,17 @@ def _expected(case: dict[str, Any], row: int, moved: int) -> Steps:
     return [[(p, t) for p, t in step] for step in steps if step]
 
 
+def _expected_sizes(case: dict[str, Any]) -> list[int]:
+    """Positions fed to the model in each forward that has a counterpart."""
+    sizes, most = [], 0
+    for size, step in zip(case["n_query"], case["steps"], strict=True):
+        most = max(most, size)
+        if step:
+            sizes.append(most)
+            most = 0
+    return sizes
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     call, rows = call_of(case), _rows(case)
@@ -68,9 +84,16 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
         final = case["final"][row] if "batch" in case else case["final"]
         expected = _expected(case, row, moved)
         found = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
+        sizes = [step.computed for step in result.trace.steps]
+        if DEVIATIONS.get(case["id"]) == OVERWRITTEN:  # the same up to there; decoding goes on
+            assert found[: len(expected)] == [[c for c in step if c[1] != 255] for step in expected]
+            assert sizes[: len(expected)] == _expected_sizes(case)
+            continue
         assert found == expected
         assert result.sequences.tolist() == final[moved:]
         assert result.nfe == len(expected)
+        if "batch" not in case:  # there sizes include padding
+            assert sizes == _expected_sizes(case)
 
 
 def test_there_are_cases_of_every_algorithm() -> None:

@@ -26,6 +26,7 @@ KNOWN = [
 
 WORD = st.integers(0, 2**32 - 1)
 SEED = st.integers(0, 2**64 - 1)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def words(text: str) -> list[int]:
@@ -144,3 +145,19 @@ def test_gumbel_law() -> None:
     assert abs(g.mean().item() - 0.5772157) < 5 * math.pi / math.sqrt(6 * n)
     law = torch.exp(-torch.exp(-g.sort().values))
     assert (law - torch.arange(1, n + 1).double() / n).abs().max() < 1.95 / math.sqrt(n)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    rows=st.lists(st.tuples(SEED, WORD, WORD, WORD), min_size=1, max_size=3),
+    low=st.integers(0, 200_000),
+    size=st.integers(0, 50) | st.sampled_from([1024, 1025, 2050]),
+)
+def test_triton_bits_equal_numpy_bits(
+    rows: list[tuple[int, int, int, int]], low: int, size: int
+) -> None:
+    tr = pytest.importorskip("dllm.kernels.noise.triton")
+    tokens = np.arange(low, low + size)
+    expected = np.stack([noise.bits(*row, tokens) for row in rows])
+    keys = noise.pack_keys(rows, DEVICE)
+    assert np.array_equal(tr.bits(keys, low, low + size).cpu().numpy(), expected)

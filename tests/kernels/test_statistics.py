@@ -68,10 +68,15 @@ def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
     return chosen
 
 
+SIZES = (1, 2, 3, 49, 50, 51, 100, 299, 300, 301, 617)
+
+
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+def cases(
+    draw: st.DrawFn, sizes: tuple[int, ...] = SIZES
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     rows = draw(st.integers(1, 9))
-    size = draw(st.sampled_from([1, 2, 3, 49, 50, 51, 100, 299, 300, 301, 617]))
+    size = draw(st.sampled_from(sizes))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     hidden = torch.randn(rows, 8, generator=generator)
     weight = torch.randn(size, 8, generator=generator)

@@ -1,13 +1,15 @@
 """What token statistics cost beside the bare head, and beside the softmax official loops use.
 
-    python benchmarks/head_cost.py --rows 32 256 768 --repeats 7 --output head_cost.json
+    python benchmarks/kernels.py --heads llada --rows 32 256 768 --output kernels_llada.json
+    python benchmarks/kernels.py --quick
 
 For every dtype and number of rows three things are timed, interleaved, on a head of the size of
-LLaDA-8B's (4096 -> 126,464, random weights): the bare product ``hidden @ weight.T``; all default
-statistics; the product followed by a float64 softmax over all rows, as the published sampling
-loops do.  Reported are medians and their ratios, of wall time and of the processor time of the
-process; with one thread the latter leaves out what other programs took.  Memory is the rise of
-the resident set's peak during one call in a process of its own (Linux; elsewhere null).
+LLaDA-8B's (4096 -> 126,464) or Dream-7B's (3584 -> 152,064) with random weights: the bare product
+``hidden @ weight.T``; all default statistics; the product followed by a float64 softmax over all
+rows, as the published sampling loops do.  Reported are medians and their ratios, of wall time and
+of the processor time of the process; with one thread the latter leaves out what other programs
+took.  Memory is the rise of the resident set's peak during one call in a process of its own
+(Linux; elsewhere null).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +32,7 @@ import torch
 
 from dllm.kernels.statistics import token_statistics
 
-HIDDEN, VOCABULARY = 4096, 126_464
+HEADS = {"llada": (4096, 126_464), "dream": (3584, 152_064)}
 DTYPES = ("float32", "bfloat16")
 Case = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -51,21 +54,22 @@ def official(hidden: torch.Tensor, weight: torch.Tensor) -> object:
 CASES: dict[str, Case] = {"bare": bare, "statistics": ours, "float64_softmax": official}
 
 
-def head(dtype: str) -> torch.Tensor:
+def head(name: str, dtype: str) -> torch.Tensor:
     """A random weight, filled in place so that making it leaves no higher peak behind."""
-    weight = torch.empty(VOCABULARY, HIDDEN, dtype=getattr(torch, dtype))
-    bound = (3 / HIDDEN) ** 0.5
+    hidden, vocabulary = HEADS[name]
+    weight = torch.empty(vocabulary, hidden, dtype=getattr(torch, dtype))
+    bound = (3 / hidden) ** 0.5
     return weight.uniform_(-bound, bound, generator=torch.Generator().manual_seed(0))
 
 
-def inputs(rows: int, dtype: str) -> torch.Tensor:
+def inputs(rows: int, width: int, dtype: str) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
-    return (2 * torch.randn(rows, HIDDEN, generator=generator)).to(getattr(torch, dtype))
+    return (2 * torch.randn(rows, width, generator=generator)).to(getattr(torch, dtype))
 
 
 def timings(weight: torch.Tensor, rows: int, dtype: str, repeats: int) -> dict[str, Any]:
     """Median times of each case, interleaved; one round to warm up is not counted."""
-    hidden = inputs(rows, dtype)
+    hidden = inputs(rows, weight.shape[1], dtype)
     clocks = {"wall": time.perf_counter, "cpu": time.process_time}
     spent: dict[str, dict[str, list[float]]] = {c: {n: [] for n in CASES} for c in clocks}
     for _ in range(repeats + 1):
@@ -85,14 +89,15 @@ def timings(weight: torch.Tensor, rows: int, dtype: str, repeats: int) -> dict[s
     return found
 
 
-def peak_rise(case: str, rows: int, dtype: str) -> float | None:
+def peak_rise(case: str, name: str, rows: int, dtype: str) -> float | None:
     """MiB by which one call raises the resident set above where it stood before; this process."""
     status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not clear.exists():
         return None
-    weight, hidden = head(dtype), inputs(rows, dtype)
+    weight, width = head(name, dtype), HEADS[name][0]
+    hidden = inputs(rows, width, dtype)
     # what a first call loads is code, not working memory: run all of it on 1 MiB of logits before
-    CASES[case](inputs(16, dtype), weight[:20_000])
+    CASES[case](inputs(16, width, dtype), weight[:20_000])
     clear.write_text("5")  # the peak starts anew from the present resident set
     before = _kilobytes(status, "VmRSS")
     CASES[case](hidden, weight)
@@ -104,14 +109,14 @@ def _kilobytes(status: Path, field: str) -> int:
     return int(next(line for line in lines if line.startswith(field + ":")).split()[1])
 
 
-def memory(rows: int, dtype: str) -> dict[str, float | None]:
+def memory(name: str, rows: int, dtype: str) -> dict[str, float | None]:
     """Peak rise of each case, each in a fresh process."""
     found = {}
-    for name in CASES:
-        command = [sys.executable, __file__, "--peak", name, "--rows", str(rows)]
-        command += ["--dtypes", dtype, "--threads", str(torch.get_num_threads())]
+    for case in CASES:
+        command = [sys.executable, __file__, "--peak", case, "--rows", str(rows)]
+        command += ["--heads", name, "--dtypes", dtype, "--threads", str(torch.get_num_threads())]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[name] = json.loads(done.stdout)
+        found[case] = json.loads(done.stdout)
     return found
 
 
@@ -134,6 +139,8 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS))
+    parser.add_argument("--quick", action="store_true", help="32 rows, three repeats")
     parser.add_argument("--rows", type=int, nargs="+", default=[32, 256, 768])
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--repeats", type=int, default=7)
@@ -141,22 +148,25 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--peak", choices=list(CASES), help="measure the memory of one case")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rows, arguments.repeats = [32], 3
     torch.set_num_threads(arguments.threads)
     torch.set_grad_enabled(False)
     if arguments.peak:
-        print(json.dumps(peak_rise(arguments.peak, arguments.rows[0], arguments.dtypes[0])))
+        name, rows, dtype = arguments.heads[0], arguments.rows[0], arguments.dtypes[0]
+        print(json.dumps(peak_rise(arguments.peak, name, rows, dtype)))
         return
     results = []
-    for dtype in arguments.dtypes:
-        weight = head(dtype)
+    for name, dtype in product(arguments.heads, arguments.dtypes):
+        weight = head(name, dtype)
         timed = [timings(weight, rows, dtype, arguments.repeats) for rows in arguments.rows]
         del weight
         for rows, found in zip(arguments.rows, timed, strict=True):
-            found["peak_extra_mib"] = memory(rows, dtype)
-            results.append({"dtype": dtype, "rows": rows, **found})
+            found["peak_extra_mib"] = memory(name, rows, dtype)
+            results.append({"head": name, "dtype": dtype, "rows": rows, **found})
             print(json.dumps(results[-1]), flush=True)
     report = {
-        "head": {"hidden": HIDDEN, "vocabulary": VOCABULARY},
+        "heads": {name: HEADS[name] for name in arguments.heads},
         "repeats": arguments.repeats,
         "machine": machine(),
         "results": results,

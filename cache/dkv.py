@@ -1,0 +1,154 @@
+"""dKV-Cache: keep the key and value of a token once it was processed as itself.
+
+Keys and values change most when [MASK] becomes a token and little afterwards.  So a decided
+position is computed once more, in the next step, and then left alone, in whatever order positions
+are decided.  The official code sorts computed and cached positions apart and back again; here
+every position has its own slot and nothing moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import Canvas, IntArray
+from ..capabilities import FORESIGHT
+from ..errors import ConfigError, UnknownNameError
+from .base import Plan, Slots, everything, register
+from .refresh import Refreshing
+
+PAPER = "dKV-Cache: The Cache for Diffusion Language Models"
+ARXIV = "2505.15781"
+OFFICIAL = ("llada", "un", "un_right")
+
+
+@register("dkv", paper=PAPER, arxiv=ARXIV)
+@dataclass(frozen=True)
+class DKVDecode(Refreshing):
+    """Compute what is undecided and what was decided in the last step (dKV-Cache-Decode).
+
+    ``refresh_every``: 8 in the paper's LLaDA runs, 4 for Dream.  ``official`` reproduces released
+    code: "llada" starts over when a block opens and computes all in the block's second step too;
+    "un" and "un_right" are rules for shifted logits, by which a position may rest once its right
+    neighbour is decided ("un", which freezes positions that still hold [MASK]) or once both are.
+    """
+
+    refresh_every: int | None = 8
+    official: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.official is not None and self.official not in OFFICIAL:
+            raise UnknownNameError("official", self.official, OFFICIAL)
+
+    @property
+    def by_block(self) -> bool:  # type: ignore[override]
+        return self.official == "llada"
+
+    @property
+    def prompt(self) -> bool:
+        return self.official not in ("un", "un_right")
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        compute = self.undecided(canvas, slots)
+        second = self.official == "llada" and canvas.block_step == 1
+        if self.due(canvas, slots) or second:
+            return everything(canvas)
+        return Plan(compute)
+
+    def undecided(self, canvas: Canvas, slots: Slots) -> IntArray:
+        """Positions that may not rest, besides those decided in the last step."""
+        masked = canvas.masked[: canvas.length]
+        if self.prompt:
+            return np.flatnonzero(masked)
+        # Rules on what was undecided when the previous step began.
+        masked = slots.memory.get("masked", masked)
+        slots.memory["masked"] = canvas.masked.copy()
+        busy = np.append(masked[1:], canvas.step == 1)  # row p scores position p + 1
+        if self.official == "un_right":
+            busy |= masked
+            busy[-1] = busy[-2]
+        return np.flatnonzero(busy[: canvas.length])
+
+
+@register("dkv_prefill", paper=PAPER, arxiv=ARXIV)
+@dataclass(frozen=True)
+class DKVPrefill(Refreshing):
+    """Compute the prompt once, and everything after it in every step (dKV-Cache-Prefill)."""
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        if self.due(canvas, slots):
+            return everything(canvas)
+        return Plan(np.arange(first_row(canvas, slots), canvas.length))
+
+
+@register("dkv_pd", paper=PAPER, arxiv=ARXIV)
+@dataclass(frozen=True)
+class DKVPD(DKVDecode):
+    """The prompt rests for good, what follows it like in ``dkv`` (dKV-Cache-PD).
+
+    ``refresh_every`` (4 in the paper) recomputes all but the prompt.
+    """
+
+    refresh_every: int | None = 4
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        compute, start = self.undecided(canvas, slots), first_row(canvas, slots)
+        fresh = "refresh" not in slots.memory
+        if self.due(canvas, slots):
+            return everything(canvas) if fresh else Plan(np.arange(start, canvas.length))
+        return Plan(compute[compute >= start])
+
+
+@register("dkv_greedy", paper=PAPER, arxiv=ARXIV)
+@dataclass(frozen=True)
+class DKVGreedy(Refreshing):
+    """Compute what was just decided, what is decided next and a few undecided neighbours
+    (dKV-Cache-Greedy): a constant number of positions per step.
+
+    For samplers that know what they commit before the forward.  ``refresh_every`` (2) counts from
+    each block opening; ``window`` (4) neighbours are taken around every position of ``center``:
+    "next", those to be decided (as released), or "prev", those just decided (which the paper
+    reports as better).
+    """
+
+    needs = frozenset({FORESIGHT})
+    offers = frozenset()
+    by_block = True
+
+    refresh_every: int | None = 2
+    window: int = 4
+    center: str = "next"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 0:
+            raise ConfigError(f"window must not be negative, not {self.window}")
+        if self.center not in ("next", "prev"):
+            raise UnknownNameError("center", self.center, ("next", "prev"))
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        if self.due(canvas, slots):
+            return everything(canvas)
+        center = targets if self.center == "next" else np.flatnonzero(slots.pending)
+        return Plan(np.union1d(targets, neighbours(canvas, center, targets, self.window)))
+
+
+def first_row(canvas: Canvas, slots: Slots) -> int:
+    """The first row that the region needs: the prompt's last when logits are shifted."""
+    return max(0, canvas.start - slots.shift)
+
+
+def neighbours(canvas: Canvas, center: IntArray, targets: IntArray, each: int) -> IntArray:
+    """For every position of ``center`` in turn the ``each`` nearest undecided positions that are
+    neither targets nor taken yet; the left one first at equal distance."""
+    masked = canvas.masked[: canvas.length].copy()
+    masked[targets] = False
+    taken = []
+    for middle in center:
+        free = np.flatnonzero(masked)
+        near = free[np.argsort(2 * np.abs(free - middle) + (free > middle))[:each]]
+        masked[near] = False
+        taken.append(near)
+    return np.concatenate(taken) if taken else center[:0]

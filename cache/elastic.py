@@ -1,0 +1,83 @@
+"""Elastic-Cache: refresh when attention drifts, and only the layers above the drift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..canvas import Canvas, IntArray
+from ..errors import ConfigError
+from .base import Layer, LayerPlan, Plan, Slots, everything, register
+from .refresh import Refreshing
+
+NEVER = 2**31
+
+
+@register(
+    "elastic", paper="Attention Is All You Need for KV Cache in Diffusion LLMs", arxiv="2510.14973"
+)
+@dataclass(frozen=True)
+class ElasticCache(Refreshing):
+    """Compute the first ``beta`` masks; where the attention of a watched token has turned, compute
+    everything from the next layer on.
+
+    Each layer watches the decided token that the masks attend to most.  When the cosine between
+    its attention now and in the step before falls below ``gamma``, all layers above are refreshed
+    from the inputs they had when last computed, so that no setting of ``gamma`` is exact;
+    ``refresh_every=1`` is.  ``beta`` 16 and ``gamma`` 0.9 as released.  Reconstructed: the
+    attention is averaged over heads, and a token is compared in its own layer only, from its
+    second step under watch on.
+    """
+
+    offers = frozenset()
+    layerwise = True
+    keeps = "input"
+
+    beta: int = 16
+    gamma: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta < 1:
+            raise ConfigError(f"beta must be at least 1, not {self.beta}")
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        active = targets[: self.beta]
+        slots.memory["active"] = active
+        if self.due(canvas, slots):
+            slots.memory["start"] = -1
+            return everything(canvas)
+        slots.memory["start"] = NEVER
+        lanes = [memory for name, memory in slots.memory.items() if name.startswith("lane")]
+        watched = {token for lane in lanes for token, _ in lane.values() if token < canvas.length}
+        return Plan(np.union1d(active, np.array(sorted(watched), np.int64)), answers=active)
+
+    def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
+        if 0 <= slots.memory["start"] <= layer.index:
+            return LayerPlan(np.arange(canvas.length))
+        return None
+
+    def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
+        computed = layer.stream if slots.memory["start"] > layer.index else None
+        token, before = layer.memory.get(layer.index, (NEVER, None))
+        if computed is not None and before is not None and token in computed:
+            now = layer.attention(np.array([token]))[0]
+            if _cosine(now, before) < self.gamma:
+                slots.memory["start"] = layer.index + 1
+        self._watch(canvas, slots, layer, computed)
+
+    def _watch(self, canvas: Canvas, slots: Slots, layer: Layer, computed: Any) -> None:
+        """Choose the token to watch, and remember its attention if it was computed."""
+        queries = np.maximum(slots.memory["active"] - slots.shift, 0)
+        mass = layer.attention(queries).sum(0)
+        mass[canvas.masked[: canvas.length]] = -1
+        token = int(mass.argmax())
+        seen = computed is None or token in computed
+        layer.memory[layer.index] = token, layer.attention(np.array([token]))[0] if seen else None
+
+
+def _cosine(a: Any, b: Any) -> float:
+    n = min(len(a), len(b))
+    return float(a[:n] @ b[:n] / max(np.linalg.norm(a[:n]) * np.linalg.norm(b[:n]), 1e-30))

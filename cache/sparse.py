@@ -1,0 +1,74 @@
+"""Sparse-dLLM: read only the keys that matter to the block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import Canvas, FloatArray, IntArray
+from ..capabilities import WINDOW_LOGITS
+from ..errors import ConfigError
+from .base import Layer, LayerPlan, Plan, Slots, everything, register
+from .refresh import Refreshing
+
+
+@register(
+    "sparse",
+    paper="Sparse-dLLM: Accelerating Diffusion LLMs with Dynamic Cache Eviction",
+    arxiv="2508.02558",
+)
+@dataclass(frozen=True)
+class SparseCache(Refreshing):
+    """Compute the block alone and attend to the ``retain`` most important positions outside it.
+
+    The first two steps of a block compute everything; in the second, each layer ranks the
+    positions outside the block by the product of the block's mean query with their keys, smoothed
+    over ``kernel`` (3) neighbours by their maximum.  ``retain`` 0.5 as in the paper's runs.
+
+    Fewer keys are read; the buffer still holds all of them, so no memory is saved here.
+    """
+
+    offers = frozenset({WINDOW_LOGITS})
+    by_block = True
+    layerwise = True
+
+    retain: float = 0.5
+    kernel: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.retain <= 1:
+            raise ConfigError(f"retain must lie in [0, 1], not {self.retain}")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ConfigError(f"kernel must be an odd number, not {self.kernel}")
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        due = self.due(canvas, slots)
+        ranking = slots.memory.get("stage") == "opened" and not due
+        slots.memory["stage"] = "opened" if due else "ranking" if ranking else "sparse"
+        if due or ranking:
+            return everything(canvas)
+        return Plan(np.arange(*canvas.window))
+
+    def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
+        if slots.memory["stage"] != "sparse":
+            return None
+        read = np.union1d(layer.memory[layer.index], layer.stream)
+        return LayerPlan(layer.stream, read[read < canvas.length])
+
+    def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
+        if slots.memory["stage"] != "ranking":
+            return
+        block = np.arange(*canvas.window)
+        outside = np.setdiff1d(np.arange(canvas.length), block, assume_unique=True)
+        score = smoothed(layer.key_importance(block, outside), self.kernel)
+        kept = np.argsort(-score, kind="stable")[: int(self.retain * len(outside))]
+        layer.memory[layer.index] = outside[np.sort(kept)]
+
+
+def smoothed(score: FloatArray, kernel: int) -> FloatArray:
+    """The maximum over ``kernel`` neighbours, same length."""
+    padded = np.pad(score, kernel // 2, constant_values=-np.inf)
+    found: FloatArray = np.lib.stride_tricks.sliding_window_view(padded, kernel).max(1)
+    return found

@@ -1,0 +1,82 @@
+"""Window-Diffusion: decode among the leftmost masks, cache the next few, ignore the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import Canvas, IntArray
+from ..errors import ConfigError
+from .base import Plan, Slots, everything, register
+from .refresh import Refreshing
+
+
+@register("window_diffusion", paper="Window-Diffusion", arxiv="2601.20332")
+@dataclass(frozen=True)
+class WindowDiffusion(Refreshing):
+    """Compute the first ``active`` masks, attend to the first ``window`` masks and to what is
+    decided; masks farther away neither attend nor are attended to.
+
+    A phase is a refresh, which serves every target, and ``refresh_every - 1`` steps that serve
+    only the active masks.  Positions decided during a phase stay active until it ends.  With one
+    token per step the paper uses ``active`` 16, ``window`` 64 (LLaDA) or 128 (Dream) and
+    ``refresh_every`` 32.  A phase ends early when the active masks leave the window, which the
+    released code does not check.
+
+    ``official`` reproduces released code: "llada" without that check; "dream" and "dream_sliding"
+    compute the range from the first mask to the one after the ``active``-th, an end that stays or
+    moves during the phase, and never compute what lies beyond ``window - 1`` masks.  The paper's
+    early stop at an end of text
+    is the policy ``first_commit`` of `dllm.samplers.eos`.
+    """
+
+    offers = frozenset()
+
+    refresh_every: int | None = 32
+    active: int = 16
+    window: int = 64
+    official: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.active <= self.window:
+            raise ConfigError(f"active={self.active} must lie between 1 and window={self.window}")
+        if self.official not in (None, "llada", "dream", "dream_sliding"):
+            raise ConfigError(
+                f"official must be llada, dream or dream_sliding, not {self.official!r}"
+            )
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        masks = np.flatnonzero(canvas.masked[: canvas.length])
+        due = self.due(canvas, slots)
+        if self.official in ("dream", "dream_sliding"):
+            return self._ranges(canvas, slots, masks, due)
+        active = masks[: self.active]
+        phase = None if due else slots.memory.get("phase")
+        if phase is None and not due:  # the first step after a refresh
+            phase = slots.memory["phase"] = canvas.masked.copy(), self._window(canvas, masks)
+        if phase is None or (not self.official and not np.isin(active[-1], phase[1])):
+            slots.memory.pop("phase", None)
+            return everything(canvas)
+        masked, window = phase
+        decided = np.flatnonzero(masked[: canvas.length] & ~canvas.masked[: canvas.length])
+        window = window[window < canvas.length]
+        return Plan(np.union1d(active, decided), window, answers=active)
+
+    def _window(self, canvas: Canvas, masks: IntArray) -> IntArray:
+        """What is attended to during the phase: all but the masks beyond the window."""
+        return np.setdiff1d(np.arange(canvas.length), masks[self.window :], assume_unique=True)
+
+    def _ranges(self, canvas: Canvas, slots: Slots, masks: IntArray, due: bool) -> Plan:
+        """The released form for shifted logits; its refresh commits the first mask."""
+        after = int(masks[self.active]) if len(masks) > self.active else canvas.length
+        if due:
+            kept = canvas.length - len(masks[self.window - 1 :])
+            slots.memory["range"] = int(masks[0]), after, kept
+            span = np.arange(kept)
+            return Plan(span, span, answers=masks[: self.active])
+        start, end, kept = slots.memory["range"]
+        if self.official == "dream_sliding":
+            end = after
+        return Plan(np.arange(start, end), np.arange(kept), answers=masks[masks < end])

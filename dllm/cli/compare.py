@@ -1,0 +1,113 @@
+"""``dllm compare``: one prompt, several samplers and caches, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .inputs import read_text
+from .options import DECODING, MODEL, OUTPUT, option, remember_debug, takes
+from .output import as_json, waiting
+
+if TYPE_CHECKING:
+    from ..models import DiffusionModel
+    from ..result import Result
+
+DEFAULT = ["llada", "threshold"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Options of ``dllm compare``."""
+
+    model: Annotated[
+        str, option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).")
+    ] = "nano"
+    dtype: Annotated[str, option("--dtype", panel=MODEL, text="Default auto.")] = "auto"
+    device: Annotated[str, option("--device", panel=MODEL, text="Default auto.")] = "auto"
+    sampler: Annotated[
+        list[str] | None,
+        option("--sampler", "-s", panel=DECODING, text="Repeatable; {a,b} for several values."),
+    ] = None
+    cache: Annotated[
+        list[str] | None, option("--cache", "-c", panel=DECODING, text="Default none; repeatable.")
+    ] = None
+    max_new_tokens: Annotated[
+        int | None, option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.")
+    ] = None
+    temperature: Annotated[
+        float | None, option("--temperature", panel=DECODING, text="Default 0: greedy.")
+    ] = None
+    seed: Annotated[
+        int | None, option("--seed", panel=DECODING, text="Of all noise, default 0.")
+    ] = None
+    raw: Annotated[
+        bool, option("--raw", panel=DECODING, text="Take the prompt as it is: no chat template.")
+    ] = False
+    json: Annotated[
+        bool, option("--json", panel=OUTPUT, text="Print one JSON object per setting.")
+    ] = False
+    debug: Annotated[
+        bool,
+        option("--debug", panel=OUTPUT, text="Show tracebacks.", callback=remember_debug),
+    ] = False
+
+
+@takes(Comparison)
+def compare(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; '-' or nothing reads standard input.")
+    ] = None,
+    *,
+    options: Comparison,
+) -> None:
+    """Answer one prompt in several ways: text, forwards, positions, seconds."""
+    from ..api import generate
+    from ..eval.curves import spread
+
+    text = read_text(prompt, None)
+    specs = [one for spec in options.sampler or DEFAULT for one in spread(spec)]
+    ways = list(product(specs, options.cache or ["none"]))
+    given: dict[str, Any] = {
+        name: getattr(options, name)
+        for name in ("max_new_tokens", "temperature", "seed")
+        if getattr(options, name) is not None
+    }
+    with waiting(f"loading {options.model}"):
+        from ..models import load
+
+        model = load(options.model, dtype=options.dtype, device=options.device)
+    how = given | {"chat": False if options.raw else None}
+    generate(model, text, sampler=ways[0][0], cache=ways[0][1], **how)  # warm-up, not shown
+    results = [generate(model, text, sampler=s, cache=c, **how) for s, c in ways]
+    if options.json:
+        for result in results:
+            print(as_json(result, model))
+    else:
+        show(results, model)
+
+
+def show(results: list[Result], model: DiffusionModel) -> None:
+    """A table on stdout; texts that equal the first one are marked."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Sampler", overflow="fold")
+    for name in ("Cache", "Forwards", "Positions", "Tokens/forward", "Seconds"):
+        table.add_column(name, justify="left" if name == "Cache" else "right", no_wrap=True)
+    table.add_column("Text", ratio=1, overflow="fold")
+    for i, result in enumerate(results):
+        same = i > 0 and result.text == results[0].text
+        table.add_row(
+            Text(result.sampler), result.cache, str(result.nfe), str(result.computed),
+            f"{result.tokens_per_forward:.2f}", f"{result.seconds:.3f}",
+            Text("= first" if same else result.text, style="dim" if same else ""),
+        )  # fmt: skip
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(Text(f"{model.name}, {len(results)} settings, one warm-up before", style="dim"))

@@ -1,0 +1,152 @@
+"""``dllm eval``: tasks of lm-evaluation-harness on a model, a sampler and a cache."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ConfigError, DllmError, UnknownNameError
+from .options import DECODING, OUTPUT, Decoding, option, takes
+from .output import note, versions, waiting
+
+if TYPE_CHECKING:
+    from ..eval.harness import DLLM
+
+TASK, LIKELIHOOD = "Tasks", "Likelihood"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Decoding):
+    """Options of ``dllm eval``."""
+
+    include_path: Annotated[
+        Path | None, option("--include-path", panel=TASK, text="Folder of task files of yours.")
+    ] = None
+    num_fewshot: Annotated[
+        int | None, option("--num-fewshot", panel=TASK, text="Examples, default the task's.", min=0)
+    ] = None
+    limit: Annotated[
+        int | None, option("--limit", panel=TASK, text="Documents per task, default all.", min=1)
+    ] = None
+    chat: Annotated[
+        bool, option("--chat", panel=TASK, text="Wrap prompts in the model's chat template.")
+    ] = False
+    system: Annotated[
+        str | None, option("--system", panel=TASK, text="System prompt, before everything else.")
+    ] = None
+    confirm_run_unsafe_code: Annotated[
+        bool,
+        option("--confirm-run-unsafe-code", panel=TASK, text="Let tasks run code of the model."),
+    ] = False
+    batch_size: Annotated[
+        int, option("--batch-size", panel=DECODING, text="Requests together, default 32.", min=1)
+    ] = 32
+    max_gen_toks: Annotated[
+        int,
+        option("--max-gen-toks", panel=DECODING, text="Canvas where a task is silent.", min=1),
+    ] = 256
+    estimator: Annotated[
+        str, option("--estimator", panel=LIKELIHOOD, text="stratified (default), llada, dream, ...")
+    ] = "stratified"
+    samples: Annotated[
+        int, option("--samples", panel=LIKELIHOOD, text="Forwards per likelihood, default 128.")
+    ] = 128
+    early_stop: Annotated[
+        bool, option("--early-stop", panel=LIKELIHOOD, text="Stop once a choice is decided.")
+    ] = False
+    check_greedy: Annotated[
+        bool, option("--check-greedy", panel=LIKELIHOOD, text="Also check greedy continuations.")
+    ] = False
+    output: Annotated[
+        Path | None, option("--output", "-o", panel=OUTPUT, text="Write all results as JSON.")
+    ] = None
+    log_samples: Annotated[
+        bool, option("--log-samples", panel=OUTPUT, text="With every document in the JSON.")
+    ] = False
+
+
+@takes(Evaluation)
+def evaluate(
+    tasks: Annotated[str, typer.Option("--tasks", "-t", help="Names, separated by commas.")],
+    *,
+    options: Evaluation,
+) -> None:
+    """Run tasks of lm-evaluation-harness.  The table goes to stdout; needs dllm[eval]."""
+    if find_spec("lm_eval") is None:
+        raise ConfigError("dllm eval needs lm-evaluation-harness: run `pip install dllm[eval]`")
+    if options.output is not None and not options.output.resolve().parent.is_dir():
+        raise ConfigError(f"cannot write to {options.output}: name a file in an existing folder")
+    with waiting("loading lm-evaluation-harness"):
+        import lm_eval
+        from lm_eval.tasks import TaskManager
+        from lm_eval.utils import handle_non_serializable, make_table
+
+        from ..eval.harness import DLLM
+
+    folder = options.include_path
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder} for --include-path")
+    manager = TaskManager(include_path=None if folder is None else str(folder))
+    names = known_tasks(tasks, manager)
+    lm = DLLM(options.load(), options.sampler, options.cache, **_harness_arguments(options))
+    try:
+        found = lm_eval.simple_evaluate(
+            lm, tasks=names, task_manager=manager, num_fewshot=options.num_fewshot,
+            limit=options.limit, apply_chat_template=options.chat, log_samples=options.log_samples,
+            system_instruction=options.system, random_seed=options.seed or 0,
+            confirm_run_unsafe_code=options.confirm_run_unsafe_code,
+        )  # fmt: skip
+    except DllmError:
+        raise
+    except Exception as error:  # the harness and its loaders raise many types, mostly about tasks
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"the tasks {tasks} cannot be run ({what}); --debug says more") from error
+    if found is None:  # another process than the first
+        return
+    print(make_table(found))
+    if "groups" in found:
+        print(make_table(found, "groups"))
+    note(cost(lm))
+    if options.output is not None:
+        about = {"how": lm.how, "scoring": asdict(lm.scoring), "usage": asdict(lm.usage)}
+        record = {**found, "dllm": about | {"model": lm.model.name, "versions": versions()}}
+        text = json.dumps(record, indent=1, default=handle_non_serializable, ensure_ascii=False)
+        options.output.write_text(text + "\n", encoding="utf-8")
+
+
+def known_tasks(given: str, manager: Any) -> list[str]:
+    """The tasks that ``given`` names; ``*`` is a wildcard as in the harness."""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("there is no task: pass --tasks with names, separated by commas")
+    for name in names:
+        if not manager.match_tasks([name]):
+            raise UnknownNameError("task", name, manager.all_tasks)
+    matched: list[str] = manager.match_tasks(names)
+    return matched
+
+
+def _harness_arguments(options: Evaluation) -> dict[str, Any]:
+    named = ("batch_size", "max_gen_toks", "estimator", "samples", "early_stop", "check_greedy")
+    return {name: getattr(options, name) for name in named} | options.arguments()
+
+
+def cost(lm: DLLM) -> str:
+    """One line: what the answers cost."""
+    used, parts = lm.usage, []
+    if used.requests:
+        parts.append(
+            f"{used.requests} generations: {used.tokens} tokens, {used.nfe} forwards, "
+            f"{used.computed} positions computed, {used.seconds:.1f} s"
+        )
+    if used.likelihoods:
+        parts.append(
+            f"{used.likelihoods} likelihoods: {used.likelihood_nfe} forwards, "
+            f"largest standard error {used.largest_stderr:.3f} nats"
+        )
+    return " · ".join(parts)

@@ -1,0 +1,27 @@
+"""Preset files: a sampler, a cache and their arguments, as ``dllm tune`` writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+
+KEYS = {"sampler", "cache", "arguments"}
+
+
+def read_preset(path: Path) -> dict[str, Any]:
+    """``sampler``, ``cache`` and ``arguments`` of a preset file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the preset {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"the preset {path} is not JSON: {error}") from error
+    missing = KEYS - set(found) if isinstance(found, Mapping) else KEYS
+    if missing or not isinstance(found["arguments"], Mapping):
+        lacking = ", ".join(sorted(missing)) or "arguments that are a mapping"
+        raise ConfigError(f"the preset {path} lacks {lacking}: dllm tune writes complete ones")
+    return {name: found[name] for name in KEYS}

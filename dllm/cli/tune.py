@@ -1,0 +1,134 @@
+"""``dllm tune``: the fastest setting that keeps the accuracy of one token per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..errors import ConfigError
+from .options import DECODING, MODEL, OUTPUT, option, remember_debug, takes
+from .output import note, waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..eval.tune import Candidate, Choice
+
+SEARCH = "Search"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune:
+    """Options of ``dllm tune``."""
+
+    model: Annotated[
+        str, option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).")
+    ] = "nano"
+    dtype: Annotated[str, option("--dtype", panel=MODEL, text="Default auto.")] = "auto"
+    device: Annotated[str, option("--device", panel=MODEL, text="Default auto.")] = "auto"
+    task: Annotated[
+        list[str] | None,
+        option("--task", "-t", panel=SEARCH, text="A task or .jsonl file; repeatable."),
+    ] = None
+    keep: Annotated[
+        float, option("--keep", panel=SEARCH, text="Share of the accuracy to keep, default 0.99.")
+    ] = 0.99
+    tolerance: Annotated[
+        float,
+        option("--tolerance", panel=SEARCH, text="Room for the interval's lower end, 0.05."),
+    ] = 0.05
+    by: Annotated[
+        str, option("--by", panel=SEARCH, text="What to save: seconds (default), nfe, computed.")
+    ] = "seconds"
+    curve: Annotated[
+        list[str] | None,
+        option("--curve", panel=SEARCH, text="Samplers whose curves are searched, default all."),
+    ] = None
+    sampler: Annotated[
+        list[str] | None,
+        option("--sampler", "-s", panel=SEARCH, text="Settings to search; {a,b} for several."),
+    ] = None
+    cache: Annotated[
+        list[str] | None, option("--cache", "-c", panel=SEARCH, text="Default none; repeatable.")
+    ] = None
+    examples: Annotated[
+        int, option("--examples", "-n", panel=SEARCH, text="Confirming prompts, 100.", min=1)
+    ] = 100
+    rungs: Annotated[
+        str, option("--rungs", panel=SEARCH, text="New prompts per round, default 16,32.")
+    ] = "16,32"
+    seed: Annotated[int, option("--seed", panel=SEARCH, text="Of the prompts.", min=0)] = 0
+    max_new_tokens: Annotated[
+        int, option("--max-new-tokens", panel=DECODING, text="Canvas, default 64.", min=1)
+    ] = 64
+    block_length: Annotated[
+        int | None, option("--block-length", panel=DECODING, text="Positions of a block.")
+    ] = None
+    output: Annotated[
+        Path, option("--output", "-o", panel=OUTPUT, text="Preset file, default preset.json.")
+    ] = Path("preset.json")
+    debug: Annotated[
+        bool,
+        option("--debug", panel=OUTPUT, text="Show tracebacks.", callback=remember_debug),
+    ] = False
+
+
+@takes(Tune)
+def tune(*, options: Tune) -> None:
+    """Find sampler, cache and parameters that are fastest at no loss; write them as a preset.
+
+    Use it: dllm generate PROMPT --preset preset.json
+    """
+    from ..eval.curves import samplers_with_curves, settings
+    from ..eval.measure import Setting
+    from ..eval.tune import Tuning, write_preset
+    from ..eval.tune import tune as search
+
+    if not options.output.resolve().parent.is_dir():
+        raise ConfigError(f"cannot write {options.output}: name a file in an existing folder")
+    how = Tuning(
+        options.task or [], options.keep, options.tolerance, _numbers(options.rungs),
+        options.examples, by=options.by, seed=options.seed,
+    )  # fmt: skip
+    arguments: dict[str, Any] = {"max_new_tokens": options.max_new_tokens}
+    if options.block_length is not None:
+        arguments["block_length"] = options.block_length
+    curves = options.curve or ([] if options.sampler else samplers_with_curves())
+    found = settings(options.sampler or [], curves, options.cache or ["none"], arguments)
+    with waiting(f"loading {options.model}"):
+        from ..models import load
+
+        model = load(options.model, dtype=options.dtype, device=options.device)
+    choice = search(model, found, Setting("llada", "llada", "none", arguments), how, tell)
+    write_preset(choice, model.name, how, options.output)
+    print(summary(choice))
+    note(f"written: {options.output}")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--rungs takes numbers such as 16,32, not {text!r}") from None
+
+
+def tell(stage: str, left: Sequence[Candidate]) -> None:
+    """One line per round."""
+    shown = ", ".join(who.setting.label for who in left[:4])
+    note(f"{stage}: {len(left)} left{': ' + shown if left else ''}")
+
+
+def summary(choice: Choice) -> str:
+    """What was found and what it rests on."""
+    change = choice.change
+    if not choice.confirmed:
+        return (
+            f"nothing was confirmed to be cheaper at that accuracy: {choice.setting.label} stays "
+            f"({100 * choice.baseline:.1f} % right of {choice.examples})"
+        )
+    return (
+        f"{choice.setting.label}: {choice.saving:.1f}x less {choice.by} than one token per step, "
+        f"{100 * choice.accuracy:.1f} % right instead of {100 * choice.baseline:.1f} % "
+        f"({100 * change.low:+.1f} to {100 * change.high:+.1f} points, {choice.examples} prompts)"
+    )

@@ -1,0 +1,172 @@
+"""Steps of static shape: the same few launches again and again, as a CUDA graph.
+
+A step of a cached 8B model launches some 700 kernels, which take the host longer than the GPU.
+Padded to one of a few sizes (`BUCKETS`), a step has the same shapes and addresses every time: it
+is captured once per size and then replayed.  Padding changes nothing for the real rows: padded
+queries write their keys to a slot nobody reads, and attend to that slot alone.
+
+Attention of a static step is one masked call over the whole buffer, so that what a step reads is
+data and not shape; with many rows that would be wasteful, and such steps run as they are.
+
+The capture has been written for CUDA and has not been run on a GPU yet; padding is tested on CPU,
+where `Static` runs the padded step eagerly.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import ConfigError
+from .kv import KVBuffer
+from .models.attention import Segment
+from .packing import Packed
+
+BUCKETS = (16, 32, 64, 128, 256)  # padded numbers of queries; larger steps are busy enough as is
+MOST_ROWS = 4  # of the buffer: masked attention of every query over all of them
+
+
+def bucket(count: int) -> int | None:
+    """The size that ``count`` queries are padded to, None beyond the largest."""
+    at = bisect_left(BUCKETS, count)
+    return BUCKETS[at] if at < len(BUCKETS) else None
+
+
+@dataclass(slots=True)
+class Step:
+    """Inputs of one size, at fixed addresses, and what replays it.
+
+    ``ids``, ``positions`` (1, Q), ``slots`` (Q,) int64; ``mask`` (Q, S) is added to the scores: 0
+    for what a query reads of the buffer, else -inf; ``hidden`` (Q, D) is where the result appears.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    mask: torch.Tensor
+    hidden: torch.Tensor | None = None
+    graph: Any = None
+
+    @classmethod
+    def empty(cls, count: int, keys: int, device: torch.device, dtype: torch.dtype) -> Step:
+        def integers(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        mask = torch.zeros(count, keys, dtype=dtype, device=device)
+        return cls(integers(1, count), integers(1, count), integers(count), mask)
+
+    def fill(self, packed: Packed, scratch: int) -> None:
+        """Take the inputs of a ragged step; the rest of the rows is padding."""
+        count = packed.ids.shape[1]
+        assert packed.slots is not None
+        self.ids.zero_()
+        self.positions.zero_()
+        self.slots.fill_(scratch)
+        self.mask.fill_(-torch.inf)
+        self.ids[:, :count].copy_(packed.ids)
+        self.positions[:, :count].copy_(packed.positions)
+        self.slots[:count].copy_(packed.slots)
+        for segment in packed.segments:
+            _allow(self.mask, segment)
+        # without any key a row would be NaN, and its value would reach others as 0 * NaN
+        self.mask[count:, scratch] = 0
+
+
+def _allow(mask: torch.Tensor, segment: Segment) -> None:
+    """Write what a segment reads into ``mask`` (Q, S)."""
+    first, last, _ = segment.queries.indices(len(mask))
+    size = (last - first) // segment.rows
+    for row in range(segment.rows):
+        queries = mask[first + row * size : first + (row + 1) * size]
+        moved = row * segment.key_stride
+        scores = 0.0 if segment.mask is None else segment.mask.to(mask.dtype)
+        if isinstance(segment.keys, slice):
+            low, high, _ = segment.keys.indices(mask.shape[1])
+            queries[:, low + moved : high + moved] = scores
+        elif isinstance(scores, torch.Tensor):
+            queries.index_copy_(1, segment.keys + moved, scores)
+        else:
+            queries.index_fill_(1, segment.keys + moved, scores)
+
+
+class Static:
+    """Runs the cached steps of one call of the engine with static shapes.
+
+    ``buffer`` must have one lane more than there are rows: its first slot takes what padding
+    writes.  ``compile`` passes the network through `torch.compile` first.  Raises `ConfigError`
+    for flash attention, which takes no mask.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, buffer: KVBuffer, device: torch.device, compile: bool = False
+    ) -> None:
+        used = str(getattr(backbone.config, "_attn_implementation", ""))
+        if "flash" in used:
+            raise ConfigError(
+                "cuda_graphs and compile need attention masks: load with "
+                "attn_implementation='sdpa', or switch them off"
+            )
+        self.dtype = next(backbone.parameters()).dtype
+        self.buffer, self.device = buffer, device
+        self.keys = buffer.rows * buffer.stride
+        self.scratch = (buffer.rows - 1) * buffer.stride
+        self.steps: dict[int, Step] = {}
+        self.captures = device.type == "cuda"
+        self._forward: Callable[..., Any] = (
+            torch.compile(backbone, dynamic=False) if compile else backbone
+        )
+        self._pool: Any = None
+        self._no_mask = torch.empty(1, 1, 1, 1, device=device)
+
+    def hidden(self, packed: Packed) -> torch.Tensor | None:
+        """Final hidden states (Q, D) of a step, or None if it has to run as it is.
+
+        They stay valid until the next call.
+        """
+        count = packed.ids.shape[1]
+        size = bucket(count)
+        if size is None or packed.slots is None or self.buffer.rows - 1 > MOST_ROWS:
+            return None
+        step = self.steps.get(size)
+        if step is None:
+            step = self.steps[size] = Step.empty(size, self.keys, self.device, self.dtype)
+        step.fill(packed, self.scratch)
+        self.buffer.slots = step.slots
+        if not self.captures:
+            return self._run(step)[:count]
+        if step.graph is None:
+            self._capture(step)
+        step.graph.replay()
+        assert step.hidden is not None
+        return step.hidden[:count]
+
+    def _run(self, step: Step) -> torch.Tensor:
+        everything = Segment(slice(0, len(step.mask)), slice(0, self.keys), mask=step.mask)
+        hidden: torch.Tensor = self._forward(
+            input_ids=step.ids,
+            position_ids=step.positions,
+            attention_mask=self._no_mask,
+            past_key_values=self.buffer,
+            use_cache=False,
+            segments=[everything],
+        ).last_hidden_state[0]
+        return hidden
+
+    def _capture(self, step: Step) -> None:
+        """Run twice beside the main stream, so that everything lazy has happened, then record."""
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # writes the same keys and values to the same slots
+                self._run(step)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step.hidden = self._run(step)
+        self._pool = self._pool or graph.pool()
+        step.graph = graph

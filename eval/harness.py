@@ -1,0 +1,350 @@
+"""Models of this library for lm-evaluation-harness (0.4.13; extra ``eval``).
+
+>>> import lm_eval, dllm.eval.harness  # the import registers the name "dllm"
+>>> lm_eval.simple_evaluate("dllm", {"pretrained": "nano", "sampler": "eb"}, tasks=["mine"])
+
+Requests are answered in batches.  Generation honours ``until`` and ``max_gen_toks`` and stops
+early; likelihoods are those of `dllm.score`.  The harness's own rank protocol spreads requests over
+processes: start with ``torchrun``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from ..api import generate
+from ..errors import ConfigError
+from ..likelihood import Request, Score, Scoring, score_requests
+from ..models import load
+from ..prompts import encode, encode_text
+
+LOG = logging.getLogger(__name__)
+LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
+SAMPLING = ("temperature", "top_p", "top_k")
+
+
+@dataclass
+class Usage:
+    """What the answers of a `DLLM` cost, likelihoods apart from generations."""
+
+    requests: int = 0
+    tokens: int = 0
+    nfe: int = 0
+    computed: int = 0
+    seconds: float = 0.0
+    likelihoods: int = 0
+    likelihood_nfe: int = 0
+    largest_stderr: float = 0.0
+    shortened: int = field(default=0)  # prompts or canvases cut to fit the context
+
+
+@register_model("dllm")
+class DLLM(TemplateLM):  # type: ignore[misc]
+    """A model with a sampler and a cache, as the harness wants it.
+
+    ``pretrained``: whatever `dllm.load` takes.  ``sampler``, ``cache`` and ``arguments``
+    (``steps``, ``block_length``, ``cfg_scale``, ``seed``, ...) go to `dllm.generate`.
+    ``batch_size``: requests decoded together (default 32).  ``max_gen_toks``: where a task does
+    not say (default 256).  ``estimator``, ``samples``, ``early_stop``: see `dllm.score`;
+    ``check_greedy`` (default off) answers whether a continuation is the greedy one, which a few
+    tasks such as lambada need and which costs a forward per token.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any = "nano",
+        sampler: str = "threshold",
+        cache: str = "none",
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        dtype: str = "auto",
+        max_gen_toks: int = 256,
+        estimator: str = "stratified",
+        samples: int = 128,
+        early_stop: bool = False,
+        check_greedy: bool = False,
+        **arguments: Any,
+    ) -> None:
+        super().__init__()
+        self._join()
+        if isinstance(batch_size, str) and not batch_size.isdigit():
+            raise ConfigError(f"batch_size is a number here, not {batch_size!r}")
+        rows = int(batch_size or 32)
+        self.batch_size = min(rows, max_batch_size) if max_batch_size else rows
+        where = device or "auto"
+        self.model = load(pretrained, device=where, dtype=dtype) if isinstance(
+            pretrained, str | os.PathLike
+        ) else load(pretrained)  # fmt: skip
+        if self.model.tokenizer is None:
+            raise ConfigError(f"{self.model.name} came without a tokenizer: the harness needs text")
+        self.tokenizer = self.model.tokenizer
+        self._device = self.model.device
+        self.max_gen_toks = max_gen_toks
+        self.how = {"sampler": sampler, "cache": cache, **arguments}
+        self.scoring = Scoring(
+            estimator=estimator, samples=samples, early_stop=early_stop, greedy=check_greedy,
+            cfg_scale=float(arguments.get("cfg_scale", 0)), seed=int(arguments.get("seed", 0)),
+        )  # fmt: skip
+        self.scores: list[Score] = []  # of all likelihood requests so far, in their order
+        self.usage = Usage()
+        self._rendered: dict[str, list[int]] = {}
+
+    # -- text and ids ---------------------------------------------------------------------------
+
+    @property
+    def eot_token_id(self) -> int:
+        eos = self.model.facts.eos_token_id
+        if eos is None:
+            raise ConfigError(f"{self.model.name} has no end token, which the harness needs")
+        return eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What an empty context becomes."""
+        bos = self.model.facts.bos_token_id
+        return self.eot_token_id if bos is None else bos
+
+    @property
+    def max_length(self) -> int:
+        return int(self.model.facts.context_length)
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.model.name).replace("/", "__")
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        text = str(
+            self.tokenizer.apply_chat_template(
+                chat_history, tokenize=False, add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )  # fmt: skip
+        if add_generation_prompt:  # remembered: what users wrote is never a special token
+            self._rendered[text] = encode(self.model, chat_history).tolist()
+        else:
+            self._rendered[text] = self._markup(text)
+        return text
+
+    def _markup(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        """Ids of a text; behind a rendered conversation comes a turn of its own."""
+        if string in self._rendered:
+            return self._rendered[string]
+        special = self.model.facts.bos_token_id is not None and add_special_tokens is not False
+        return encode_text(self.tokenizer, string, add_special_tokens=special)
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if context in self._rendered:
+            return self._rendered[context], encode_text(self.tokenizer, continuation)
+        whole, given = super()._encode_pair(context, continuation)
+        return whole, given
+
+    # -- likelihood -----------------------------------------------------------------------------
+
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """See `dllm.score`; choices of one question are known as such, for ``early_stop``."""
+        prepared: list[Request] = []
+        groups: dict[Any, int] = {}
+        for instance in requests:
+            context, continuation = instance.args
+            question = (instance.task_name, instance.doc_id, context)
+            if context:
+                prompt, text = self._encode_pair(context, continuation)
+            else:
+                prompt, text = [self.prefix_token_id], self.tok_encode(continuation, False)
+            group = groups.setdefault(question, len(groups))
+            prepared.append(self._request(prompt, text, group, max(1, len(continuation))))
+        pairs = [instance.args for instance in requests]
+        return self._answer("loglikelihood", prepared, pairs, disable_tqdm)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False,
+        **_: Any,
+    ) -> list[tuple[float, bool]]:  # fmt: skip
+        prepared = [self._request(p, c, i, 1) for i, (_, p, c) in enumerate(requests)]
+        return self._answer("loglikelihood", prepared, [r[0] for r in requests], disable_tqdm)
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Whole texts, in windows of the context; every token is scored once."""
+        windows: list[Request] = []
+        owner: list[int] = []
+        for i, instance in enumerate(requests):
+            ids = self.tok_encode(instance.args[0], False)
+            found = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 1, 1)
+            for prompt, text in map(make_disjoint_window, found):
+                windows.append(self._request(prompt, text, len(windows), 1))
+                owner.append(i)
+        totals = np.zeros(len(requests))
+        for i, (value, _) in zip(
+            owner, self._answer("rolling", windows, None, disable_tqdm), strict=True
+        ):
+            totals[i] += value
+        answers = [float(total) for total in totals]
+        for instance, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", instance.args, answer)
+        return answers
+
+    def _request(self, prompt: list[int], text: list[int], group: int, length: int) -> Request:
+        """A request that fits the context: long prompts lose their beginning."""
+        room = self.max_length - len(text) - 1  # the end token that Dream's estimator adds
+        if len(prompt) > room:
+            self._shortened()
+            prompt = prompt[len(prompt) - max(room, 0) :]
+        return Request(np.asarray(prompt, np.int64), np.asarray(text, np.int64), group, length)
+
+    def _answer(
+        self, kind: str, requests: list[Request], pairs: Sequence[Any] | None, quiet: bool
+    ) -> list[tuple[float, bool]]:
+        answers: list[tuple[float, bool]] = []
+        for start, batch in self._batches(requests, quiet):
+            for i, found in enumerate(score_requests(self.model, batch, self.scoring), start):
+                self.scores.append(found)
+                self.usage.likelihoods += 1
+                self.usage.likelihood_nfe += found.nfe
+                self.usage.largest_stderr = max(self.usage.largest_stderr, found.stderr)
+                answers.append((found.logprob, bool(found.greedy)))
+                if pairs is not None:
+                    self.cache_hook.add_partial(kind, pairs[i], answers[-1])
+        return answers
+
+    def _batches(self, requests: list[Request], quiet: bool) -> Iterator[tuple[int, list[Request]]]:
+        """Runs of whole questions: choices must meet to be compared."""
+        batch: list[Request] = []
+        start = 0
+        with tqdm(total=len(requests), desc="likelihood", disable=quiet or self.rank > 0) as bar:
+            for _, members in groupby(requests, key=lambda request: request.group):
+                batch += members
+                if len(batch) >= self.batch_size:
+                    yield start, batch
+                    bar.update(len(batch))
+                    start, batch = start + len(batch), []
+            if batch:
+                yield start, batch
+                bar.update(len(batch))
+
+    # -- generation -----------------------------------------------------------------------------
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Texts up to the first of ``until``; requests of equal settings share batches."""
+        settings = [self._settings(instance.args[1]) for instance in requests]
+        prompts = [self.tok_encode(instance.args[0]) for instance in requests]
+        answers = [""] * len(requests)
+        kinds: dict[str, list[int]] = {}
+        for i, setting in enumerate(settings):
+            kinds.setdefault(repr(sorted(setting.items())), []).append(i)
+        with tqdm(
+            total=len(requests), desc="generation", disable=disable_tqdm or self.rank > 0
+        ) as (bar):
+            for indices in kinds.values():
+                indices.sort(key=lambda i: -len(prompts[i]))
+                for start in range(0, len(indices), self.batch_size):
+                    batch = indices[start : start + self.batch_size]
+                    texts = self._texts([prompts[i] for i in batch], settings[batch[0]])
+                    for i, text in zip(batch, texts, strict=True):
+                        answers[i] = text
+                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                    bar.update(len(batch))
+        return answers
+
+    def _settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of `dllm.generate` from those of a task."""
+        given = dict(given)
+        until = given.pop("until", None) or []
+        until = [until] if isinstance(until, str) else [text for text in until if text]
+        lengths = [given.pop(name) for name in LENGTH_NAMES if name in given]
+        new = min(int(lengths[0]) if lengths else self.max_gen_toks, self.max_length - 1)
+        found: dict[str, Any] = {"max_new_tokens": new, "stop_strings": tuple(until)}
+        drawn = bool(given.pop("do_sample", float(given.get("temperature") or 0) > 0))
+        for name in SAMPLING:
+            value = given.pop(name, None)
+            if drawn and value is not None:
+                found[name] = value
+        for name, value in given.items():
+            _warn_once(f"generation setting {name}={value!r} has no meaning here and is ignored")
+        return found
+
+    def _texts(self, prompts: list[list[int]], setting: dict[str, Any]) -> list[str]:
+        """One batch.  A prompt that is too long for its canvas loses its beginning."""
+        longest = max(map(len, prompts))
+        new = min(setting["max_new_tokens"], max(self.max_length - longest, self.max_length // 2))
+        room = self.max_length - new
+        if new < setting["max_new_tokens"] or longest > room:
+            self._shortened()
+        fitting = [ids[max(0, len(ids) - room) :] for ids in prompts]
+        outs = generate(self.model, fitting, **(self.how | setting | {"max_new_tokens": new}))
+        self.usage.requests += len(outs)
+        self.usage.tokens += sum(len(out.tokens) for out in outs)
+        self.usage.nfe += sum(out.nfe for out in outs)
+        self.usage.computed += sum(out.computed for out in outs)
+        self.usage.seconds += outs[0].seconds
+        return [out.text for out in outs]
+
+    def _shortened(self) -> None:
+        self.usage.shortened += 1
+        _warn_once(
+            f"prompt and answer exceed the context of {self.max_length}: beginnings of prompts are "
+            "cut or canvases shortened (counted in usage.shortened)"
+        )
+
+    # -- several processes ----------------------------------------------------------------------
+
+    def _join(self) -> None:
+        """Take part in a group of processes that ``torchrun`` started."""
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return
+        if not torch.distributed.is_initialized():
+            if torch.cuda.is_available():
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        self._rank = torch.distributed.get_rank()
+        self._world_size = torch.distributed.get_world_size()
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.world_size == 1:
+            return tensor
+        parts = [torch.zeros_like(tensor.reshape(-1)) for _ in range(self.world_size)]
+        torch.distributed.all_gather(parts, tensor.reshape(-1))
+        return torch.cat(parts)
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        if self.world_size == 1:
+            return [obj]
+        found = [None] * self.world_size if self.rank == dst else None
+        torch.distributed.gather_object(obj, found, dst=dst)
+        return found
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            torch.distributed.barrier()
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        LOG.warning(text)

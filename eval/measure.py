@@ -1,0 +1,142 @@
+"""One setting on one task: what it answered, and what that cost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..api import generate
+from ..models import DiffusionModel
+from .metrics import Outcome, Point, wilson
+from .problems import Problems, check_fits, prompt_of
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to decode.  ``method`` names the curve that it is a point of."""
+
+    method: str
+    sampler: str
+    cache: str = "none"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.sampler if self.cache == "none" else f"{self.sampler} · {self.cache}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A setting on ``examples`` examples of a task, ``rows`` of them decoded together."""
+
+    task: str
+    setting: Setting
+    examples: int
+    seed: int = 0
+    rows: int = 32
+
+    def key(self, model: str) -> str:
+        """What identifies a measurement: everything that can change its result."""
+        text = repr((FORMAT, model, self.task, asdict(self.setting), self.examples, self.seed,
+                     self.rows))  # fmt: skip
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measured cell.  ``right``, ``tokens``, ``nfe``, ``computed`` have one entry per example.
+
+    ``tokens``: generated, up to and including the first stop id, prompt excluded; ``nfe``: forwards
+    of the row; ``computed``: token positions fed to the model for it; ``seconds``: decoding of all
+    examples, after a warm-up; ``peak_memory`` in bytes.
+    """
+
+    key: str
+    model: str
+    task: str
+    method: str
+    sampler: str
+    cache: str
+    arguments: Mapping[str, Any]
+    examples: int
+    seed: int
+    rows: int
+    right: Sequence[bool]
+    tokens: Sequence[int]
+    nfe: Sequence[int]
+    computed: Sequence[int]
+    forced: int
+    seconds: float
+    peak_memory: int
+    strict: Sequence[bool] | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(self.right, self.tokens, self.nfe)
+
+    @property
+    def point(self) -> Point:
+        """(tokens per forward, percent right)."""
+        return self.outcome.point()
+
+    @property
+    def accuracy(self) -> float:
+        return sum(self.right) / len(self.right)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of the accuracy."""
+        return wilson(sum(self.right), len(self.right))
+
+    def mean(self, name: str) -> float:
+        """Mean of ``tokens``, ``nfe`` or ``computed`` per example; seconds per example."""
+        value = getattr(self, name)
+        return float(value if isinstance(value, float) else sum(value)) / self.examples
+
+    @property
+    def label(self) -> str:
+        return Setting(self.method, self.sampler, self.cache).label
+
+
+def fingerprint(model: DiffusionModel) -> str:
+    """Tells checkpoints of one name apart: shapes and some values of every weight."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(model.hf.state_dict().items()):
+        few = tensor.detach().reshape(-1)[:64].float().cpu().numpy()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode() + few.tobytes())
+    return f"{model.name}@{digest.hexdigest()}"
+
+
+def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str) -> Record:
+    """Decode the examples and check the answers.  ``identity`` is the model's fingerprint."""
+    examples = problems.examples(cell.examples, cell.seed)
+    how = {"sampler": cell.setting.sampler, "cache": cell.setting.cache, **cell.setting.arguments}
+    check_fits(model, examples, int(how.get("max_new_tokens") or 1), cell.task)
+    prompts = [prompt_of(example) for example in examples]
+    generate(model, prompts[:1], **how)  # warm-up, not measured
+    outs: list[Any] = []
+    seconds, peak = 0.0, 0
+    for start in range(0, len(prompts), cell.rows):
+        found = generate(model, prompts[start : start + cell.rows], **how)
+        seconds += found[0].seconds
+        peak = max(peak, found[0].peak_memory)
+        outs += found
+    strict = getattr(problems, "strict", None)
+    texts = [out.text for out in outs]
+    return Record(
+        key=cell.key(identity), model=identity, task=cell.task, method=cell.setting.method,
+        sampler=cell.setting.sampler, cache=cell.setting.cache,
+        arguments=dict(cell.setting.arguments), examples=cell.examples, seed=cell.seed,
+        rows=cell.rows,
+        right=[bool(problems.check(e, t)) for e, t in zip(examples, texts, strict=True)],
+        tokens=[len(out.tokens) for out in outs], nfe=[out.nfe for out in outs],
+        computed=[out.computed for out in outs], forced=sum(out.forced for out in outs),
+        seconds=seconds, peak_memory=peak,
+        strict=None if strict is None else [
+            bool(strict(e, t)) for e, t in zip(examples, texts, strict=True)
+        ],
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""What a sweep is summed up with: intervals, paired tests, and the area under its curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ..canvas import IntArray
+from ..errors import ConfigError
+
+Z95 = 1.959963984540054
+DROP = 5.0  # points of accuracy below the slowest setting at which a setting no longer counts
+ALPHA = 3.0
+
+Point = tuple[float, float]  # tokens per forward, accuracy in percent
+
+
+def wilson(right: float, n: int, z: float = Z95) -> tuple[float, float]:
+    """Wilson score interval of a share (Wilson 1927): ``right`` of ``n``, as shares in [0, 1]."""
+    if n < 1:
+        raise ConfigError("an interval needs at least one example")
+    share, spread = right / n, z * z / n
+    middle = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two methods on the same examples: shares, their difference, its interval, and the p-value of
+    the exact McNemar test (two-sided).  ``only_a``, ``only_b``: examples that one alone solves."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    only_a: int
+    only_b: int
+
+
+def paired(a: Sequence[bool], b: Sequence[bool], z: float = Z95) -> Paired:
+    """Compare two methods example by example; the interval is Tango's score interval (1998),
+    which stays honest where they never differ."""
+    if len(a) != len(b) or not len(a):
+        raise ConfigError(f"paired results have one length, not {len(a)} and {len(b)}")
+    x, y = np.asarray(a, bool), np.asarray(b, bool)
+    only_a, only_b, n = int((x & ~y).sum()), int((~x & y).sum()), len(x)
+    low, high = _tango(only_a, only_b, n, z)
+    return Paired((only_a - only_b) / n, low, high, _mcnemar(only_a, only_b), only_a, only_b)
+
+
+def _mcnemar(only_a: int, only_b: int) -> float:
+    """Chance of a split at least this uneven among the examples on which they differ."""
+    n, fewer = only_a + only_b, min(only_a, only_b)
+    tail = sum(math.comb(n, k) for k in range(fewer + 1)) / float(2**n)
+    return min(1.0, 2 * tail)
+
+
+def _tango(only_a: int, only_b: int, n: int, z: float) -> tuple[float, float]:
+    """All differences that a score test at ``z`` does not reject."""
+
+    def score(delta: float) -> float:
+        b, c = only_a, only_b
+        half = -b - c + (2 * n - b + c) * delta
+        root = math.sqrt(max(0.0, half * half - 8 * n * (-c * delta * (1 - delta))))
+        q = (root - half) / (4 * n)
+        variance = n * (2 * q + delta * (1 - delta))
+        gap = b - c - n * delta
+        if variance < 1e-12:
+            return 0.0 if abs(gap) < 1e-12 else math.copysign(math.inf, gap)
+        return gap / math.sqrt(variance)
+
+    seen = (only_a - only_b) / n
+    return _cross(lambda d: score(d) - z, -1.0, seen), _cross(lambda d: score(d) + z, seen, 1.0)
+
+
+def _cross(f: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function passes zero, by bisection."""
+    if f(low) <= 0:
+        return low
+    if f(high) >= 0:
+        return high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if f(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def weight(accuracy: float, best: float, alpha: float = ALPHA) -> float:
+    """What a point of that accuracy counts: less the further it is below ``best``."""
+    return min(math.exp(-alpha * (1 - accuracy / best)), 1.0)
+
+
+def aup(points: Sequence[Point], best: float, alpha: float = ALPHA) -> float:
+    """Accuracy under parallelism as its leaderboard computes it (d3LLM, AUP_leaderboard).
+
+    ``points``: (tokens per forward, accuracy in percent), ``best``: the highest accuracy of any
+    method on the task.  Points more than 5 below the slowest one's accuracy are dropped, and a
+    curve whose fastest point is among them is refused, as there.  The first rectangle is not
+    weighted; trapezoids of weighted accuracy follow.
+    """
+    ordered = sorted(points)
+    if not ordered or best <= 0:
+        raise ConfigError("AUP needs points and a best accuracy above 0")
+    floor = ordered[0][1] - DROP
+    if ordered[-1][1] < floor:
+        raise ConfigError(
+            f"the fastest point has {ordered[-1][1]:.2f} %, more than {DROP:g} below the slowest: "
+            "leave it out, or use dense_aup"
+        )
+    kept = [(rate, share) for rate, share in ordered if share >= floor]
+    area = kept[0][0] * kept[0][1]
+    for (rate, share), (next_rate, next_share) in pairwise(kept):
+        heights = share * weight(share, best, alpha) + next_share * weight(next_share, best, alpha)
+        area += (next_rate - rate) / 2 * heights
+    return area
+
+
+def dense_aup(points: Sequence[Point], best: float, alpha: float = ALPHA) -> float:
+    """The same area for a whole sweep: points below the floor are left out wherever they lie."""
+    ordered = sorted(points)
+    kept = [point for point in ordered if point[1] >= ordered[0][1] - DROP]
+    return aup(kept, best, alpha)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One setting on ``n`` examples: ``right`` (n,) bool, ``tokens`` and ``nfe`` (n,) int."""
+
+    right: Sequence[bool]
+    tokens: Sequence[int]
+    nfe: Sequence[int]
+
+    def point(self, chosen: IntArray | None = None) -> Point:
+        """(tokens per forward, percent right), of all examples or of those chosen."""
+        take = np.arange(len(self.right)) if chosen is None else chosen
+        tokens, nfe = np.asarray(self.tokens)[take].sum(), np.asarray(self.nfe)[take].sum()
+        return float(tokens / max(1, nfe)), 100 * float(np.asarray(self.right)[take].mean())
+
+
+def dense_aup_interval(
+    outcomes: Sequence[Outcome], best: float, draws: int = 400, seed: int = 0, level: float = 0.95
+) -> tuple[float, float, float]:
+    """Dense AUP with a bootstrap interval over examples: (area, low, high).
+
+    Every draw takes the same examples for all settings, as they were measured.
+    """
+    area = dense_aup([o.point() for o in outcomes], best)
+    rng, n = np.random.default_rng(seed), len(outcomes[0].right)
+    samples = [rng.integers(0, n, n) for _ in range(draws)]
+    areas = [dense_aup([o.point(chosen) for o in outcomes], best) for chosen in samples]
+    low, high = np.quantile(areas, [(1 - level) / 2, (1 + level) / 2])
+    return area, float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What a drafter's proposals were worth (SPEED-Bench's metrics).
+
+    ``length``: tokens per verification, the verifier's own included; ``rate``: accepted share of
+    the drafted tokens; ``conditional``: share accepted at each draft position among those whose
+    predecessors all were; ``rounds``: verifications.
+    """
+
+    length: float
+    rate: float
+    conditional: tuple[float, ...]
+    rounds: int
+
+
+def acceptance(drafted: Sequence[int], accepted: Sequence[int]) -> Acceptance:
+    """From tokens drafted and accepted per round; every round adds one token of the verifier."""
+    if len(drafted) != len(accepted) or not len(drafted):
+        raise ConfigError("acceptance needs as many drafted as accepted counts, and at least one")
+    tried, passed = np.asarray(drafted), np.asarray(accepted)
+    if (passed > tried).any() or (passed < 0).any():
+        raise ConfigError("a round cannot accept more tokens than were drafted")
+    conditional = []
+    for position in range(int(tried.max())):
+        reached = (passed >= position) & (tried > position)
+        if not reached.any():
+            break
+        conditional.append(float((passed[reached] > position).mean()))
+    rate = float(passed.sum() / max(1, tried.sum()))
+    return Acceptance(float(passed.mean() + 1), rate, tuple(conditional), len(tried))

@@ -1,0 +1,46 @@
+"""Traces as one self-contained HTML page: nothing is loaded from anywhere."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+
+FORMAT = 1  # of dllm.trace
+KEYS = {"prompt", "length", "region", "sampler", "cache", "model", "steps", "final", "pieces"}
+STEP_KEYS = {"window", "commits", "remasked", "computed", "compute", "read", "drafts", "candidates"}
+MOST = 2  # traces that fit side by side
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """A trace that ``dllm generate --trace`` or `Trace.save` wrote."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a trace: it is not JSON ({error})") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ConfigError(f"{path} is not a trace of format {FORMAT}: write it with --trace")
+    lacking = KEYS - set(found)
+    lacking |= {key for step in found.get("steps", ()) for key in STEP_KEYS - set(step)}
+    if lacking:
+        raise ConfigError(f"the trace {path} lacks {', '.join(sorted(lacking))}")
+    return found
+
+
+def trace_page(traces: Sequence[dict[str, Any]], title: str = "dllm trace") -> str:
+    """The page: a canvas per trace with one slider, heat, hover, and what each step computed."""
+    if not 1 <= len(traces) <= MOST:
+        raise ConfigError(f"a page shows one trace or two side by side, not {len(traces)}")
+    template = (files(__package__) / "trace.html").read_text(encoding="utf-8")
+    data = json.dumps(list(traces), ensure_ascii=False, separators=(",", ":"))
+    # Inside a script element only "</" and "<!" end or change anything.
+    data = data.replace("<", "\\u003c")
+    page = template.replace("<title>dllm trace", f"<title>{html.escape(title)}")
+    return page.replace("/*DATA*/", data)

@@ -1,0 +1,45 @@
+"""Named sweeps of ``dllm bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..cache import available as caches
+from ..errors import UnknownNameError
+from .curves import samplers_with_curves
+from .sweep import Sweep
+
+README_TASKS = ("sort", "shuffle", "replace", "sum")
+AT = "threshold(tau=0.9)"  # the sampler under which caches are compared
+BASELINE = "llada"  # one token per step
+
+
+def readme() -> list[Sweep]:
+    """Every sampler as a curve, every cache as a ratio; under half an hour on two cores."""
+    canvas = (("max_new_tokens", 32), ("block_length", 16))
+    names = [cache.name for cache in caches()]
+    return [
+        Sweep(README_TASKS, curves=samplers_with_curves(), examples=96, rows=48, arguments=canvas),
+        Sweep(README_TASKS, samplers=[BASELINE, AT], caches=names, examples=96, rows=48,
+              arguments=canvas),
+    ]  # fmt: skip
+
+
+def quick() -> list[Sweep]:
+    """One curve and one cache on two tasks: whether everything works, in seconds."""
+    canvas = (("max_new_tokens", 32), ("block_length", 16))
+    tasks = ("reverse", "sort")
+    return [
+        Sweep(tasks, curves=["threshold"], examples=8, rows=8, arguments=canvas),
+        Sweep(tasks, samplers=[AT], caches=["none", "dual"], examples=8, rows=8, arguments=canvas),
+    ]
+
+
+PRESETS: dict[str, Callable[[], Sequence[Sweep]]] = {"readme": readme, "quick": quick}
+
+
+def preset(name: str) -> list[Sweep]:
+    """The sweeps of a preset.  Raises `UnknownNameError`."""
+    if name not in PRESETS:
+        raise UnknownNameError("preset", name, PRESETS)
+    return list(PRESETS[name]())

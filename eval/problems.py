@@ -1,0 +1,137 @@
+"""Tasks by name: the generated ones, HumanEval, and files of questions with answers.
+
+A file is JSON lines with ``prompt`` (a string or chat messages) and ``answer``; an answer is right
+when it equals the reference up to blanks at its ends, or contains it where the line has
+``"match": "contains"``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import ConfigError, UnknownNameError
+from ..models import DiffusionModel
+from ..prompts import encode
+from .humaneval import HumanEval
+from .tasks import TASKS, Example
+from .tasks.parallel import PARALLEL
+
+MATCHES = ("equals", "contains")
+
+
+class Problems(Protocol):
+    """What a sweep asks of a task; `dllm.eval.tasks.Task` is one."""
+
+    @property
+    def name(self) -> str: ...
+    def examples(self, n: int, seed: int = 0) -> list[Any]: ...
+    @property
+    def check(self) -> Any: ...  # (example, text) -> bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """One line of a file."""
+
+    task: str
+    prompt: Any
+    answer: str
+    match: str = "equals"
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """The questions of a file, in an order that the seed decides (0: as they stand)."""
+
+    name: str
+    questions: tuple[Question, ...]
+
+    def examples(self, n: int, seed: int = 0) -> list[Question]:
+        """The first ``n`` questions; raises `ConfigError` when there are fewer."""
+        if n > len(self.questions):
+            raise ConfigError(f"{self.name} holds {len(self.questions)} questions, not {n}")
+        order = list(self.questions)
+        if seed:
+            random.Random(seed).shuffle(order)
+        return order[:n]
+
+    def check(self, question: Question, text: str) -> bool:
+        """Whether ``text`` answers it."""
+        if question.match == "contains":
+            return question.answer.strip() in text
+        return question.answer.strip() == text.strip()
+
+
+def read_file(path: Path) -> FileTask:
+    """A task from JSON lines.  Raises `ConfigError` with the line that is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the task file {path}: {error}") from error
+    questions = [
+        _question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()
+    ]
+    if not questions:
+        raise ConfigError(f"the task file {path} holds no questions")
+    return FileTask(path.stem, tuple(questions))
+
+
+def _question(path: Path, number: int, line: str) -> Question:
+    where = f"line {number} of {path}"
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where} is not JSON: {error.msg}") from None
+    missing = {"prompt", "answer"} - set(found) if isinstance(found, Mapping) else {"prompt"}
+    if missing:
+        raise ConfigError(f"{where} lacks {' and '.join(sorted(missing))}")
+    match = found.get("match", "equals")
+    if match not in MATCHES:
+        raise UnknownNameError(f"match in {where}", match, MATCHES)
+    return Question(path.stem, found["prompt"], str(found["answer"]), match)
+
+
+def task_names() -> list[str]:
+    """Every task that has a name."""
+    return [*TASKS, *PARALLEL, "humaneval"]
+
+
+def problems(name: str, run_code: bool = False) -> Problems:
+    """The task of that name, or in that file.
+
+    ``run_code`` confirms that answers may be run where a task needs that.  Raises
+    `UnknownNameError` or `ConfigError`.
+    """
+    if name in TASKS or name in PARALLEL:
+        return TASKS.get(name) or PARALLEL[name]
+    if name == "humaneval":
+        return HumanEval(run_code)
+    if name.endswith(".jsonl"):
+        return read_file(Path(name))
+    raise UnknownNameError("task", name, task_names())
+
+
+def prompt_of(example: Any) -> Any:
+    """What to ask: a string, or messages where the example has turns before it."""
+    history = getattr(example, "history", ())
+    if not history:
+        return example.prompt
+    messages = [{"role": role, "content": text} for role, text in history]
+    return [*messages, {"role": "user", "content": example.prompt}]
+
+
+def check_fits(model: DiffusionModel, examples: Sequence[Example], new: int, name: str) -> None:
+    """Raise `ConfigError` unless the model can read every example and has room to answer."""
+    limit = model.facts.context_length
+    for example in examples:
+        size = len(encode(model, prompt_of(example)))
+        if size + new > limit:
+            raise ConfigError(
+                f"task {name} has a prompt of {size} tokens, with {new} new ones more than the "
+                f"context of {limit}: choose another task or a smaller max_new_tokens"
+            )

@@ -1,0 +1,146 @@
+"""Many settings on many tasks, one line of JSON each; what was measured is not measured again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..cache import compose as compose_cache
+from ..errors import ConfigError
+from ..models import DiffusionModel
+from ..samplers import compose as compose_sampler
+from ..samplers.compose import check_needs
+from .curves import settings
+from .machine import machine
+from .measure import Cell, Record, Setting, fingerprint, measure
+from .problems import Problems, problems
+
+FIELDS = {field.name for field in fields(Record)}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Every combination of samplers x caches on every task.
+
+    ``samplers``: specs, ``{a,b}`` for several values; ``curves``: names whose whole curve is
+    measured; ``arguments`` go to `dllm.generate`.
+    """
+
+    tasks: Sequence[str]
+    samplers: Sequence[str] = ()
+    curves: Sequence[str] = ()
+    caches: Sequence[str] = ("none",)
+    examples: int = 100
+    seed: int = 0
+    rows: int = 32
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+    def cells(self) -> list[Cell]:
+        """What there is to measure, without `refused`; names are checked here."""
+        if not self.tasks:
+            raise ConfigError("a sweep needs at least one task")
+        return [
+            Cell(task, setting, self.examples, self.seed, self.rows)
+            for task in self.tasks
+            for setting in self._settings()
+            if refusal(setting) is None
+        ]
+
+    def refused(self) -> dict[str, str]:
+        """Combinations of a sampler and a cache that cannot work, and why."""
+        reasons = {setting.label: refusal(setting) for setting in self._settings()}
+        return {label: reason for label, reason in reasons.items() if reason is not None}
+
+    def _settings(self) -> list[Setting]:
+        found = settings(self.samplers, self.curves, self.caches, dict(self.arguments))
+        if not found:
+            raise ConfigError("a sweep needs at least one sampler and one cache")
+        return found
+
+
+def refusal(setting: Setting) -> str | None:
+    """Why the sampler does not go with the cache, if it does not."""
+    cache = compose_cache(setting.cache)
+    parts = compose_sampler(setting.sampler).parts
+    try:
+        check_needs(parts, "a cache", f"cache={cache.name!r}", cache.offers)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+class Journal:
+    """Records in a file of JSON lines, appended one by one and flushed to disk.
+
+    A last line without its end was cut off by an interruption: it is dropped and measured again.
+    Any other line that cannot be read raises `ConfigError`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[str, Record] = {}
+        if path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            with self.path.open("rb+") as file:
+                file.truncate(len(whole))
+        for number, line in enumerate(whole.decode("utf-8").splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                record = Record(**{k: v for k, v in entry.items() if k in FIELDS})
+            except (ValueError, TypeError, AttributeError):
+                raise ConfigError(
+                    f"line {number} of {self.path} is not a record of a sweep; repair or remove it"
+                ) from None
+            self.records[record.key] = record
+
+    def add(self, record: Record, about: dict[str, Any]) -> None:
+        """Append a record with what else is known of it."""
+        entry = asdict(record) | about
+        for name in ("right", "strict"):
+            entry[name] = None if entry[name] is None else [int(x) for x in entry[name]]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.records[record.key] = record
+
+
+Progress = Callable[[int, int, Cell, Record | None], None]
+
+
+def run(
+    model: DiffusionModel,
+    cells: Sequence[Cell],
+    journal: Journal,
+    progress: Progress = lambda *_: None,
+    run_code: bool = False,
+) -> list[Record]:
+    """Measure what the journal lacks; the records of all cells, in order.
+
+    ``progress(done, total, cell, record)`` is called before (record None) and after each cell.
+    ``run_code``: see `problems`.
+    """
+    identity, about = fingerprint(model), {"machine": machine()}
+    loaded: dict[str, Problems] = {}
+    for task in dict.fromkeys(cell.task for cell in cells):
+        loaded[task] = problems(task, run_code)
+    found = []
+    for done, cell in enumerate(cells):
+        record = journal.records.get(cell.key(identity))
+        if record is None:
+            progress(done, len(cells), cell, None)
+            record = measure(model, loaded[cell.task], cell, identity)
+            journal.add(record, about)
+        progress(done + 1, len(cells), cell, record)
+        found.append(record)
+    return found

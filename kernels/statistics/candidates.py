@@ -1,0 +1,137 @@
+"""Top-p and top-k from the largest logits alone.
+
+The vocabulary was cut in splits and every split listed its largest logits.  What lies at or above
+the smallest entry of every list is known completely and in order; a nucleus that ends there can
+be drawn from and described exactly without any other logit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..noise import row_gumbel_at
+from .result import Options, TokenStatistics
+
+LOWEST = torch.finfo(torch.float32).min
+MOST = 1024  # candidates that are looked at
+_FLIP = 0x7FFFFFFF
+_NOTHING = (0x7F800000 ^ _FLIP) - 2**31 << 32  # below the key of any logit, -inf included
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Logits (R, n) float32, descending, ties by ascending id, and their ids (R, n) int64.
+
+    The first ``known`` (R, 1) int64 of them are the largest of the whole vocabulary; ``whole``
+    (R, 1) bool says where these are all there is.
+    """
+
+    logit: torch.Tensor
+    token: torch.Tensor
+    known: torch.Tensor
+    whole: torch.Tensor
+
+    @classmethod
+    def of(cls, keys: torch.Tensor, size: int) -> Candidates:
+        """From the lists (S, R, K) int64 of `tiles.partials`; ``size`` ids in all."""
+        border = keys.amin(2).amax(0).unsqueeze(1)
+        flat = keys.transpose(0, 1).flatten(1)
+        flat = flat.topk(min(MOST, flat.shape[1]), dim=1).values
+        real = flat >= _NOTHING
+        ordered = (flat >> 32).to(torch.int32)
+        logit = (ordered ^ ((ordered >> 31) & _FLIP)).view(torch.float32)
+        known = (real & (flat >= border)).sum(1, keepdim=True)
+        return cls(
+            logit.masked_fill(~real, -torch.inf),
+            (_FLIP - (flat & 0xFFFFFFFF)).masked_fill_(~real, 0),
+            known,
+            known == size,
+        )
+
+    def kept(self, share: torch.Tensor, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which candidates stay (R, n) bool, and for which rows they do not suffice (R, 1) bool.
+
+        ``share`` (R, n) float64: probabilities at the temperature.
+        """
+        count = self.logit.shape[1]
+        rank = torch.arange(count, device=self.logit.device)
+        if options.top_p < 1:
+            keep = 1 + (share.cumsum(1) <= options.top_p).sum(1, keepdim=True)
+            missed = (keep > self.known) & ~self.whole
+            keep = torch.minimum(keep, self.known)
+        else:
+            keep = self.known
+            missed = torch.zeros_like(self.whole)
+        if options.top_k:
+            limit = torch.clamp(keep, max=options.top_k)
+            cut = self.logit.gather(1, limit.clamp(min=1) - 1)
+            stays = (rank < keep) & (self.logit >= cut)
+            if options.top_p >= 1:  # the last that is known must lie below the cut
+                last = self.logit.gather(1, self.known.clamp(min=1) - 1)
+                missed = (last >= cut) & ~self.whole
+            return stays, missed
+        return rank < keep, missed
+
+
+def narrowed(
+    found: TokenStatistics,
+    most: torch.Tensor,
+    warm: torch.Tensor,
+    candidates: Candidates,
+    options: Options,
+    keys: torch.Tensor | None,
+    select: torch.Tensor | None,
+) -> tuple[TokenStatistics, torch.Tensor]:
+    """Draw below the filters, and describe what they leave if that is asked for.
+
+    ``found`` are the statistics of the clean logits, ``most`` (R,) the log-probability of the
+    largest and ``warm`` (R,) the sum of exp((x - best) / T) over all but the largest.  Returns
+    statistics and the rows (R,) bool whose candidates do not suffice: theirs are wrong.
+    """
+    logit, token = candidates.logit, candidates.token
+    best = logit[:, :1].clamp(min=LOWEST)
+    temperature = options.temperature or 1.0
+    distance = (logit - best) / temperature
+    weight = distance.double().exp()
+    stays, missed = candidates.kept(weight / (1 + warm.double().unsqueeze(1)), options)
+    missed = missed | (candidates.known < options.top) & ~candidates.whole
+    missed = missed | (logit[:, :1] == -torch.inf)
+    at = torch.zeros_like(candidates.known)
+    if options.temperature > 0:
+        assert keys is not None
+        noisy = row_gumbel_at(keys, token).add_(logit / temperature)
+        noisy.masked_fill_(~stays, -torch.inf)
+        at = noisy.argmax(1, keepdim=True)
+    chosen = token.gather(1, at).squeeze(1)
+    count = min(options.top, logit.shape[1])
+    if not options.tempered:
+        clean = logit - best + most.unsqueeze(1)
+        found = replace(found, token=chosen, logprob=clean.gather(1, at).squeeze(1))
+        if options.top:
+            found = replace(found, top_token=token[:, :count], top_logprob=clean[:, :count])
+        return found, missed.squeeze(1)
+    distance = distance.masked_fill(~stays, -torch.inf)
+    others = torch.where(stays, weight, 0.0)[:, 1:]
+    rest = others.sum(1, keepdim=True)
+    moment = torch.where(others > 0, others * distance[:, 1:], 0.0).sum(1, keepdim=True)
+    normaliser = rest.log1p()
+    logprob = (distance - normaliser).float()
+    p = (distance.double() - normaliser).exp()
+    second = p[:, 1:2] if p.shape[1] > 1 else torch.zeros_like(rest)
+    numbers = {
+        "margin": p[:, :1] - second,
+        "entropy": (normaliser - moment / (1 + rest)).clamp(min=0.0),
+        "max_logprob": -normaliser,
+    }
+    columns = {name: x.float().squeeze(1) for name, x in numbers.items() if name in options.needs}
+    if options.top:
+        # a list that reaches beyond the filters goes on with the lowest ids: not known here
+        missed = missed | (stays.sum(1, keepdim=True) < count)
+        columns |= {"top_token": token[:, :count], "top_logprob": logprob[:, :count]}
+    if select is not None:
+        its = torch.where(token == select.unsqueeze(1), logprob, -torch.inf)
+        columns["select_logprob"] = its.amax(1)
+    found = replace(found, token=chosen, logprob=logprob.gather(1, at).squeeze(1), **columns)
+    return found, missed.squeeze(1)

@@ -1,0 +1,276 @@
+"""Token statistics on a GPU: what the kernels need around them.
+
+Logits of a plain linear head stay in float32 and never leave the multiprocessor, where `torch`
+rounds them to the dtype of the weight as the model itself would: the two may disagree on which of
+two nearly equal half-precision logits is larger.  Heads that must be called are called, on some
+rows at a time.
+
+Top-p and top-k need the largest logits in order.  The pass lists the largest of every split; as
+long as the nucleus lies above the smallest of every list, the lists hold all of it, and
+`candidates` decides exactly.  The rows for which they do not, flat distributions, go to `torch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import ceil
+
+import torch
+import triton
+
+from . import torch as plain
+from .candidates import Candidates, narrowed
+from .heads import Head, full_logits, plain_linear, vocabulary
+from .result import Options, TokenStatistics, joined, put
+from .tiles import merge, partials
+
+MOST_TOP = 32  # longer lists are better sorted than kept in registers
+LISTED = 16  # candidates of each split where top-p or top-k filter
+FILTER_SPLITS = 128
+CHUNK_BYTES = 64 << 20  # logits of heads that must be called, held at once
+BLOCK_V = 128
+MOST_ROWS = 128  # in one program
+MERGED_ROWS = 1
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on CPU tensors."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+@lru_cache(maxsize=64)
+def _ids(ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """A list of ids on the device; the same few lists come back at every step."""
+    return torch.tensor(ids or (0,), dtype=torch.int64, device=device)
+
+
+class Pass:
+    """One pass over some rows.  ``x`` (R, d) hidden rows with a ``weight``, or (R, V) logits.
+
+    ``size`` ids are scored, the first of them ``first_id``.
+    """
+
+    def __init__(
+        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, size: int,
+        options: Options, *, banned: Sequence[int] | torch.Tensor | None,
+        banned_rows: torch.Tensor | None, noise_keys: torch.Tensor | None,
+        select: torch.Tensor | None, first_id: int = 0,
+    ) -> None:  # fmt: skip
+        self.x, self.weight, self.bias = _rows_together(x), weight, bias
+        self.size, self.options, self.first_id = size, options, first_id
+        device = x.device
+        if isinstance(banned, torch.Tensor):
+            self.count, self.banned = len(banned), banned.to(device, torch.int64)
+        else:
+            self.count, self.banned = len(banned or ()), _ids(tuple(banned or ()), device)
+        self.banned_rows = None
+        if banned_rows is not None and self.count:
+            self.banned_rows = banned_rows.to(device, torch.uint8).contiguous()
+        self.keys = None if noise_keys is None else noise_keys.to(device).contiguous()
+        self.select = None if select is None else select.to(device, torch.int64).contiguous()
+
+    @property
+    def draws(self) -> bool:
+        return self.options.temperature > 0 and not self.options.filters
+
+    @property
+    def scale(self) -> float:
+        """Statistics behind a filter come from the candidates; the pass serves the clean ones."""
+        options = self.options
+        return options.scale if not (options.filters and options.tempered) else 1.0
+
+    @property
+    def warm(self) -> bool:
+        """Whether top-p needs the sum at the temperature too."""
+        return self.options.filters and self.options.top_p < 1
+
+    @property
+    def listed(self) -> int:
+        """How many candidates a split keeps, a power of two or 0."""
+        if self.options.filters:
+            return LISTED
+        return _power(min(self.options.top, self.size)) if self.options.top else 0
+
+    def partials(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(2, S, R) int64 and (6, S, R) float32 sums, (S, R, K) int64 candidates as keys."""
+        rows, options, device = len(self.x), self.options, self.x.device
+        block_r = min(MOST_ROWS, max(16, _power(rows)))
+        tiles = ceil((self.size + self.first_id % 4) / BLOCK_V)
+        wanted = ceil(2 * _processors(device) / ceil(rows / block_r))
+        wanted = max(wanted, FILTER_SPLITS) if options.filters else wanted
+        per_split = ceil(tiles / min(tiles, wanted))
+        splits = ceil(tiles / per_split)
+        best = _empty(2, splits, rows, dtype=torch.int64, device=device)
+        sums = _empty(6, splits, rows, dtype=torch.float32, device=device)
+        top = _empty(splits, rows, self.listed, dtype=torch.int64, device=device)
+        unused = self.banned
+        fused = self.weight is not None
+        partials[(ceil(rows / block_r), splits)](
+            self.x, _or(self.weight, unused), _or(self.bias, unused), self.banned,
+            _or(self.banned_rows, unused), _or(self.keys, unused), _or(self.select, unused),
+            best, sums, top,
+            rows, self.size, self.x.shape[1], self.first_id, self.count, per_split,
+            self.x.stride(0), self.weight.stride(0) if self.weight is not None else 0,
+            self.scale, options.temperature or 1.0,
+            FUSED=fused, HAS_BIAS=self.bias is not None,
+            BANNED_ROWS=self.banned_rows is not None, NOISE=self.draws,
+            SELECT=self.select is not None, WARM=self.warm, TOP=self.listed, WIDE=interpreted(),
+            BLOCK_R=block_r, BLOCK_V=BLOCK_V, BLOCK_D=64 if self.x.element_size() == 2 else 32,
+            num_warps=8 if block_r >= 64 else 4, num_stages=4 if self.x.element_size() == 2 else 3,
+        )  # fmt: skip
+        return best, sums, top
+
+    def merged(
+        self, best: torch.Tensor, sums: torch.Tensor, top: torch.Tensor
+    ) -> tuple[TokenStatistics, torch.Tensor, torch.Tensor]:
+        """Statistics from the partial results of all splits; what top-p needs: the largest
+        log-probability, and the sum at the temperature."""
+        rows, options, device = len(self.x), self.options, self.x.device
+        splits, listed = best.shape[1], top.shape[2] if not options.filters else 0
+        count = min(options.top, self.size) if listed else 0
+        token = _empty(rows, dtype=torch.int64, device=device)
+        numbers = _empty(7, rows, dtype=torch.float32, device=device)
+        top_token = _empty(rows, count, dtype=torch.int64, device=device)
+        top_logprob = _empty(rows, count, dtype=torch.float32, device=device)
+        together = min(_power(rows), MERGED_ROWS if device.type == "cuda" else 1024)
+        merge[(ceil(rows / together),)](
+            best, sums, top, token, numbers, top_token, top_logprob,
+            rows, splits, count, self.scale, options.temperature or 1.0,
+            NOISE=self.draws, WARM=self.warm, TOP=listed, BLOCK_R=together,
+            BLOCK_S=_power(splits), BLOCK_T=_power(splits * max(1, listed)),
+        )  # fmt: skip
+        logprob, margin, gap, entropy, most, selected, warm = numbers.unbind(0)
+        needs = options.needs
+        found = TokenStatistics(
+            token, logprob,
+            margin=margin if "margin" in needs else None,
+            gap=gap if "gap" in needs else None,
+            entropy=entropy if "entropy" in needs else None,
+            max_logprob=most if "max_logprob" in needs else None,
+            top_token=top_token if listed else None,
+            top_logprob=top_logprob if listed else None,
+            select_logprob=None if self.select is None else selected,
+        )  # fmt: skip
+        return found, most, warm
+
+    def run(self) -> tuple[TokenStatistics, torch.Tensor | None]:
+        """Statistics, and (R,) bool of the rows they are wrong for; None if there cannot be any."""
+        best, sums, top = self.partials()
+        found, most, warm = self.merged(best, sums, top)
+        if not self.options.filters:
+            return found, None
+        candidates = Candidates.of(top, self.size)
+        return narrowed(found, most, warm, candidates, self.options, self.keys, self.select)
+
+
+def _power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _rows_together(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _empty(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """A kernel wants some address also where it reads nothing."""
+    return other if tensor is None else tensor
+
+
+@torch.no_grad()
+def token_statistics(
+    hidden: torch.Tensor,
+    head: Head,
+    options: Options,
+    *,
+    banned: Sequence[int] | torch.Tensor | None = None,
+    banned_rows: torch.Tensor | None = None,
+    noise_keys: torch.Tensor | None = None,
+    select: torch.Tensor | None = None,
+    vocab_size: int | None = None,
+) -> TokenStatistics:
+    """As `dllm.kernels.statistics.token_statistics`."""
+    linear = plain_linear(head)
+    rows = len(hidden)
+    if options.top > MOST_TOP or rows == 0:
+        return plain.token_statistics(
+            hidden, head, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
+            select=select, vocab_size=vocab_size,
+        )  # fmt: skip
+    if linear is None:
+        size = vocabulary(head, hidden)
+        step = max(1, CHUNK_BYTES // (4 * size))
+        parts = [
+            logits_statistics(
+                full_logits(hidden[a : a + step], head), options, banned=banned,
+                banned_rows=_cut(banned_rows, a, step), noise_keys=_cut(noise_keys, a, step),
+                select=_cut(select, a, step), vocab_size=vocab_size,
+            )
+            for a in range(0, rows, step)
+        ]  # fmt: skip
+        return joined(parts)
+    weight, bias = linear
+    weight = _rows_together(weight[:vocab_size])
+    found, missed = Pass(
+        hidden.to(weight.dtype), weight, bias, len(weight), options, banned=banned,
+        banned_rows=banned_rows, noise_keys=noise_keys, select=select,
+    ).run()  # fmt: skip
+    if missed is None or not bool(missed.any()):
+        return found
+    which = missed.nonzero().flatten()
+    again = plain.token_statistics(
+        hidden[which], head, options, banned=banned, banned_rows=_pick(banned_rows, which),
+        noise_keys=_pick(noise_keys, which), select=_pick(select, which), vocab_size=vocab_size,
+    )  # fmt: skip
+    return put(found, which, again)
+
+
+@torch.no_grad()
+def logits_statistics(
+    logits: torch.Tensor,
+    options: Options,
+    *,
+    banned: Sequence[int] | torch.Tensor | None = None,
+    banned_rows: torch.Tensor | None = None,
+    noise_keys: torch.Tensor | None = None,
+    select: torch.Tensor | None = None,
+    vocab_size: int | None = None,
+) -> TokenStatistics:
+    """As `dllm.kernels.statistics.logits_statistics`."""
+    logits = logits[:, :vocab_size]
+    rows, size = logits.shape
+    if options.top > MOST_TOP or rows == 0:
+        return plain.logits_statistics(
+            logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
+            select=select,
+        )  # fmt: skip
+    found, missed = Pass(
+        logits, None, None, size, options, banned=banned, banned_rows=banned_rows,
+        noise_keys=noise_keys, select=select,
+    ).run()  # fmt: skip
+    if missed is None or not bool(missed.any()):
+        return found
+    which = missed.nonzero().flatten()
+    again = plain.logits_statistics(
+        logits[which], options, banned=banned, banned_rows=_pick(banned_rows, which),
+        noise_keys=_pick(noise_keys, which), select=_pick(select, which),
+    )  # fmt: skip
+    return put(found, which, again)
+
+
+def _cut(tensor: torch.Tensor | None, first: int, count: int) -> torch.Tensor | None:
+    return None if tensor is None else tensor[first : first + count]
+
+
+def _pick(tensor: torch.Tensor | None, which: torch.Tensor) -> torch.Tensor | None:
+    return None if tensor is None else tensor[which.to(tensor.device)]

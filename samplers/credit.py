@@ -1,0 +1,101 @@
+"""Credit decoding: what the model kept saying counts too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..canvas import Canvas, FloatArray, IntArray
+from ..capabilities import GREEDY
+from ..errors import ConfigError
+from .base import Prediction, Transform
+from .compose import register
+
+
+@dataclass
+class Ledger:
+    """Ids with credit per position, (N, m), -1 where there is none, and their credit."""
+
+    block: int
+    ids: IntArray
+    credit: FloatArray
+
+    @classmethod
+    def empty(cls, canvas: Canvas) -> Ledger:
+        n = len(canvas.tokens)
+        return cls(canvas.block, np.full((n, 1), -1), np.zeros((n, 1), np.float32))
+
+
+@register(
+    "credit",
+    paper="dInfer: An Efficient Inference Framework for Diffusion Language Models",
+    arxiv="2510.08666",
+)
+@dataclass(frozen=True)
+class Credit(Transform):
+    """Add to each logit ``credit_alpha`` x log(1 + credit), credit being a fading sum of wins.
+
+    In every step all credit of an undecided position is multiplied by ``decay_beta`` (0.8) and
+    its likeliest token gains p ** ``boost_gamma`` (0.2); ``credit_alpha`` 0.7.  Cleared with each
+    block.  Proposals and probabilities are those of the raised logits; margin and entropy stay
+    those of the model.  Only ids that have credit are looked up, not the vocabulary.
+    """
+
+    needs = frozenset({GREEDY})
+    statistics = frozenset({"max_logprob"})
+
+    credit_alpha: float = 0.7
+    boost_gamma: float = 0.2
+    decay_beta: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.credit_alpha < 0 or self.boost_gamma < 0 or not 0 <= self.decay_beta <= 1:
+            raise ConfigError(
+                "credit_alpha and boost_gamma must not be negative, decay_beta lies in [0, 1]"
+            )
+
+    def _ledger(self, canvas: Canvas) -> Ledger:
+        ledger: Ledger | None = canvas.memory.get("credit")
+        if ledger is None or ledger.block != canvas.block:
+            ledger = canvas.memory["credit"] = Ledger.empty(canvas)
+        return ledger
+
+    def asks(self, canvas: Canvas, positions: IntArray) -> IntArray:
+        return np.maximum(self._ledger(canvas).ids[positions], 0)
+
+    def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
+        ledger, at = self._ledger(canvas), prediction.positions
+        known = prediction.asked[self.name]
+        first = prediction.logprob if prediction.max_logprob is None else prediction.max_logprob
+        self._pay(ledger, at, prediction.token, np.exp(first))
+        ids, credit = ledger.ids[at], ledger.credit[at]
+        # A column may have been added for tokens that win for the first time: these are on top.
+        base = np.full(ids.shape, -np.inf, np.float32)
+        base[:, : known.shape[1]] = known
+        base = np.where(ids == prediction.token[:, None], first[:, None], base)
+        raised = np.where(ids >= 0, base + self.credit_alpha * np.log1p(credit), -np.inf)
+        plain = np.where(ids >= 0, np.exp(base), 0.0)
+        total = np.log(np.maximum(1 - plain.sum(1), 0) + np.exp(raised).sum(1))
+        # Equal logits go to the lowest id, as everywhere.
+        best = raised.max(1, keepdims=True)
+        winner = np.where(raised == best, ids, np.iinfo(np.int64).max).min(1)
+        logprob = (best[:, 0] - total).astype(np.float32)
+        return replace(prediction, token=winner, logprob=logprob, max_logprob=logprob)
+
+    def _pay(self, ledger: Ledger, at: IntArray, token: IntArray, p: FloatArray) -> None:
+        """Fade all credit of ``at`` and raise that of its likeliest tokens."""
+        rows = np.arange(len(at))
+        match = ledger.ids[at] == token[:, None]
+        fresh = ~match.any(1)
+        if fresh.any():
+            free = ledger.ids[at] < 0
+            if (fresh & ~free.any(1)).any():
+                ledger.ids = np.pad(ledger.ids, ((0, 0), (0, 1)), constant_values=-1)
+                ledger.credit = np.pad(ledger.credit, ((0, 0), (0, 1)))
+                free = ledger.ids[at] < 0
+            column = free.argmax(1)
+            ledger.ids[at[fresh], column[fresh]] = token[fresh]
+            match = ledger.ids[at] == token[:, None]
+        ledger.credit[at] *= self.decay_beta
+        ledger.credit[at[rows], match.argmax(1)] += p**self.boost_gamma

@@ -1,0 +1,131 @@
+"""ETE: exploit what is sure, explore what would make more sure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import BoolArray, Canvas, FloatArray
+from ..capabilities import BRANCHES, PROBABILITY
+from ..errors import ConfigError, UnknownNameError
+from .base import Decide, Explorer, Part, Prediction, View, Window, top
+from .compose import register
+from .threshold import Threshold, check_probability
+
+BITS_TO_ROUNDS = "From Bits to Rounds: Parallel Decoding with Exploration for Diffusion LMs"
+ORDERS = ("conf", "entropy", "hybrid")
+HOPELESS = 0.3  # guesses below this probability are not worth a branch
+
+
+@register("multi_blocks", paper=BITS_TO_ROUNDS, arxiv="2511.21103")
+@dataclass(frozen=True)
+class MultiBlocks(Window):
+    """Several blocks at once: that of the first undecided position and ``lookahead`` (1) more.
+
+    ``block_length`` (32).  The window moves on when its first block is decided.
+    """
+
+    block_length: int | None = None
+    lookahead: int = 1
+
+    def __post_init__(self) -> None:
+        if self.block_length is not None and self.block_length < 1:
+            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
+        if self.lookahead < 0:
+            raise ConfigError(f"lookahead must not be negative, not {self.lookahead}")
+
+    def advance(self, canvas: Canvas) -> None:
+        size, open_ = self.block_length or 32, canvas.masked[canvas.start : canvas.end]
+        if not open_.any():
+            return
+        low = canvas.start + int(open_.argmax()) // size * size
+        window = (low, min(low + size * (1 + self.lookahead), canvas.end))
+        canvas.memory["first_block"] = low + size
+        if window != canvas.window:
+            canvas.open_window(*window)
+
+
+@register("ete", paper=BITS_TO_ROUNDS, arxiv="2511.21103")
+@dataclass(frozen=True)
+class ETE(Explorer):
+    """Where nothing is sure enough, try ``k`` commits at once and keep the one that helps most.
+
+    Experimental: reconstructed from the paper's abstract; no code and no full text were at hand.
+    Several blocks are open (`MultiBlocks`).  A step that commits fewer than ``e_min`` (1) positions
+    by its selectors (default: probability >= ``tau``, 0.9) opens ``k`` (4) branches, each with one
+    more position of the first block committed: the most confident ones (``order="conf"``), the
+    most uncertain above probability 0.3 ("entropy"), or half of each ("hybrid").  The branch in
+    which most positions of the window reach ``tau`` is kept; its forward is also the next step's.
+    """
+
+    needs = frozenset({BRANCHES, PROBABILITY})
+    statistics = frozenset({"entropy"})
+
+    base: tuple[Part, ...] = ()
+    k: int = 4
+    tau: float = 0.9
+    e_min: int = 1
+    order: str = "conf"
+
+    def __post_init__(self) -> None:
+        check_probability("tau", self.tau)
+        if self.k < 1 or self.e_min < 1:
+            raise ConfigError(f"k={self.k} and e_min={self.e_min} must be at least 1")
+        if self.order not in ORDERS:
+            raise UnknownNameError("order", self.order, ORDERS)
+
+    @property
+    def width(self) -> int:
+        return self.k
+
+    def companions(self) -> tuple[Part, ...]:
+        return (MultiBlocks(), Threshold(self.tau))
+
+    def _candidates(self, view: View, chosen: BoolArray) -> BoolArray:
+        edge: int = view.canvas.memory.get("first_block", view.canvas.window[1])
+        found: BoolArray = ~chosen & (view.positions < edge)
+        return found
+
+    def instead(self, view: View, chosen: BoolArray) -> bool:
+        if chosen.sum() >= self.e_min or self.k == 1:
+            return False
+        return int(self._candidates(view, chosen).sum()) > 1
+
+    def gambles(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+        if not self.instead(view, chosen):
+            return []
+        open_ = self._candidates(view, chosen)
+        sure = np.where(open_, view.score, -np.inf).astype(np.float32)
+        if self.order == "conf":
+            picked = top(sure, self.k) & open_
+        else:
+            entropy = view.prediction.entropy
+            assert entropy is not None
+            unsure: FloatArray = np.where(
+                open_ & (view.score >= HOPELESS), entropy, -np.inf
+            ).astype(np.float32)
+            count = self.k if self.order == "entropy" else self.k // 2
+            picked = top(unsure, count) & (unsure > -np.inf)
+            rest = np.where(picked, -np.inf, sure).astype(np.float32)
+            picked |= top(rest, self.k - int(picked.sum())) & open_
+        return [np.arange(len(open_)) == i for i in np.flatnonzero(picked)]
+
+    def choose(
+        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+    ) -> int:
+        def rank(i: int) -> tuple[int, float, float]:
+            p = found[i]
+            sure = int((np.exp(p.logprob) >= self.tau).sum())
+            mean = float(p.logprob.mean()) if len(p.logprob) else 0.0
+            return sure, mean, _gambled(branches, i)
+
+        return max(range(len(branches)), key=lambda i: (*rank(i), -i))
+
+
+def _gambled(branches: Sequence[Canvas], i: int) -> float:
+    """Log-probability of what branch ``i`` alone has committed."""
+    others = branches[i - 1] if i else branches[-1]
+    own = others.masked & ~branches[i].masked
+    return float(branches[i].logprob[own].sum())

@@ -1,0 +1,87 @@
+"""FreeDave: draft the next steps, verify them all in one forward, change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..canvas import BoolArray, Canvas
+from ..capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, MEMORYLESS, STEADY
+from ..errors import ConfigError
+from .base import Decide, Explorer, FamilyDefaults, Part, Prediction, View
+from .compose import register
+from .fixed import Fixed
+
+
+@register(
+    "freedave",
+    paper="Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion LLMs",
+    arxiv="2510.00294",
+)
+@dataclass(frozen=True)
+class FreeDave(Explorer):
+    """Guess the next commits of a sampler from the present scores, and keep those it confirms.
+
+    After the step's own commits, up to ``draft_depth`` - 1 (LLaDA 4, Dream 8) drafts commit one
+    more of the most confident undecided positions of the window each.  One forward feeds them
+    all; draft j is kept if the ``base`` sampler, from an earlier confirmed draft, commits the same
+    tokens.  ``base`` is one token per step unless another is given (``freedave(threshold(0.95))``
+    is the paper's FreeDave++).  The text equals that of ``base`` alone under the same cache, as
+    long as batched and single forwards agree: exactly in float32, almost always in bfloat16.
+    """
+
+    needs = frozenset({BRANCHES, FINAL, GREEDY, KEEPS_TEXT, MEMORYLESS, STEADY})
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"draft_depth": 4},
+        "dream": {"draft_depth": 8},
+    }
+
+    base: tuple[Part, ...] = ()
+    draft_depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft_depth is not None and self.draft_depth < 1:
+            raise ConfigError(f"draft_depth must be at least 1, not {self.draft_depth}")
+
+    @property
+    def width(self) -> int:
+        return self.draft_depth or 4
+
+    def companions(self) -> tuple[Part, ...]:
+        return (Fixed(),)
+
+    def gambles(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+        order = np.argsort(-view.score, kind="stable")
+        order = order[~chosen[order]][: self.width - 1]
+        if not order.size:
+            return []
+        drafts = np.zeros((len(order) + 1, len(chosen)), np.bool_)
+        for j, i in enumerate(order):
+            drafts[j + 1 :, i] = True
+        return list(drafts)
+
+    def choose(
+        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+    ) -> int:
+        best = 0
+        while True:
+            target = branches[best].fork()
+            if not len(found[best].positions):
+                return best  # the window is decided: nothing to confirm beyond it
+            decide(target, found[best])
+            agreed = [j for j in range(best + 1, len(branches)) if _follows(branches[j], target)]
+            if not agreed:
+                return best
+            best = agreed[-1]
+
+
+def _follows(draft: Canvas, target: Canvas) -> bool:
+    """Whether every token of the draft stands in the target too."""
+    here = slice(draft.start, draft.end)
+    decided = ~draft.masked[here]
+    if target.masked[here][decided].any():
+        return False
+    return bool((draft.tokens[here][decided] == target.tokens[here][decided]).all())

@@ -1,0 +1,56 @@
+"""dInfer's hierarchical decoding: one commit per gap, so that commits do not touch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import BoolArray
+from ..capabilities import MEMORYLESS, PROBABILITY
+from ..errors import ConfigError
+from .base import Selector, View
+from .compose import register
+from .threshold import check_probability
+
+
+@register(
+    "hierarchical",
+    paper="dInfer: An Efficient Inference Framework for Diffusion Language Models",
+    arxiv="2510.08666",
+)
+@dataclass(frozen=True)
+class Hierarchical(Selector):
+    """In every run of undecided positions commit the best above ``low_threshold``; and all above
+    ``threshold``.
+
+    ``threshold`` 0.9, ``low_threshold`` 0.4, both exceeded strictly; ties within a run go to the
+    lowest position.  Large blocks suit it: commits spread out instead of lying side by side.
+    """
+
+    needs = frozenset({PROBABILITY})
+    offers = frozenset({MEMORYLESS})
+
+    threshold: float = 0.9
+    low_threshold: float = 0.4
+
+    def __post_init__(self) -> None:
+        check_probability("threshold", self.threshold)
+        check_probability("low_threshold", self.low_threshold)
+        if self.low_threshold > self.threshold:
+            raise ConfigError(
+                f"low_threshold={self.low_threshold} must not exceed threshold={self.threshold}"
+            )
+
+    def select(self, view: View) -> BoolArray:
+        score, count = view.score, len(view.positions)
+        if not count:
+            return np.zeros(0, np.bool_)
+        starts = np.flatnonzero(np.diff(view.positions, prepend=-2) > 1)
+        run = np.repeat(np.arange(len(starts)), np.diff(starts, append=count))
+        best = np.maximum.reduceat(score, starts)
+        places = np.where(score == best[run], np.arange(count), count)
+        first = np.minimum.reduceat(places, starts)
+        chosen: BoolArray = score > self.threshold
+        chosen[first[best > self.low_threshold]] = True
+        return chosen

@@ -1,0 +1,116 @@
+"""Learn2PD: a small learned filter decides which proposals are final."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from ..canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..capabilities import FIXED_WINDOW, PROBABILITY, WINDOW_LOGITS
+from ..errors import ConfigError
+from .base import EosRule, Part, Prediction, Selector, View
+from .compose import register
+from .eos import is_stop, prefix_complete
+from .threshold import check_probability
+from .windows import StaticBlocks
+
+LEARN2PD = "Learning to Parallel: Accelerating Diffusion LLMs via Adaptive Parallel Decoding"
+
+
+@cache
+def filter_weights(source: str) -> dict[str, FloatArray]:
+    """``w1`` (K, H), ``b1`` (H,), ``w2`` (H, K), ``b2`` (K,) of a filter."""
+    try:
+        if source == "nano":
+            data = (resources.files("dllm") / "nano" / "nano" / "filter.npz").read_bytes()
+        else:
+            data = Path(source).read_bytes()
+        with np.load(io.BytesIO(data), allow_pickle=False) as found:
+            return {name: found[name].astype(np.float32) for name in ("w1", "b1", "w2", "b2")}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"cannot read the filter {source!r}: train one with `dllm train filter` ({error})"
+        ) from error
+
+
+def apply_filter(weights: dict[str, FloatArray], confidence: FloatArray) -> FloatArray:
+    """(..., K) confidences of a block to (..., K) logits of being final."""
+    hidden = np.maximum(confidence @ weights["w1"] + weights["b1"], 0)
+    logits: FloatArray = hidden @ weights["w2"] + weights["b2"]
+    return logits
+
+
+@register("learn2pd", paper=LEARN2PD, arxiv="2509.25188")
+@dataclass(frozen=True)
+class Learn2PD(Selector):
+    """Commit what a filter over the block's confidences calls final, and always the best one.
+
+    The filter is a two-layer perceptron from the K likeliest-token probabilities of a block,
+    decided positions included, to K logits; what exceeds the probability ``theta`` (0.96) is
+    committed.  Its width is not published; 64 is this library's.  ``filter``: an ``.npz`` file
+    made by ``dllm train filter``; the default was trained on the bundled model, which it fits.
+    Blocks are as long as the filter is wide; shorter ones are padded with certainty, longer ones
+    filtered piece by piece.
+    """
+
+    needs = frozenset({PROBABILITY, WINDOW_LOGITS, FIXED_WINDOW})
+    statistics = frozenset({"max_logprob"})
+
+    theta: float = 0.96
+    filter: str = "nano"
+
+    def __post_init__(self) -> None:
+        check_probability("theta", self.theta)
+
+    def companions(self) -> tuple[Part, ...]:
+        return (StaticBlocks(len(filter_weights(self.filter)["b2"])),)
+
+    def wants(self, canvas: Canvas) -> IntArray:
+        return np.arange(*canvas.window)
+
+    def select(self, view: View) -> BoolArray:
+        weights = filter_weights(self.filter)
+        low, high = view.canvas.window
+        width = len(weights["b2"])
+        pieces = -(-(high - low) // width)
+        confidence = np.ones(pieces * width, np.float32)
+        whole = view.everything
+        here = (whole.positions >= low) & (whole.positions < high)
+        assert whole.max_logprob is not None
+        confidence[whole.positions[here] - low] = np.exp(whole.max_logprob[here])
+        logits = apply_filter(weights, confidence.reshape(pieces, width)).ravel()
+        sure = 1 / (1 + np.exp(-logits))
+        chosen: BoolArray = sure[view.positions - low] > self.theta
+        chosen[view.score.argmax()] = True
+        return chosen
+
+
+@register("eotp", paper=LEARN2PD, arxiv="2509.25188")
+@dataclass(frozen=True)
+class EoTP(EosRule):
+    """End the region at the first undecided position that proposes a stop id surely enough.
+
+    Its probability has to reach ``tau`` (0.9): the official code has no such bound and may cut at
+    any stop id that is proposed far right.  What lies left of it is decoded as usual.
+    """
+
+    tau: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_probability("tau", self.tau)
+
+    def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
+        p = prediction
+        ends = is_stop(p.token, stop_ids) & (np.exp(p.logprob) >= self.tau)
+        at = p.positions[ends & canvas.masked[p.positions]]
+        if at.size and canvas.end == canvas.length and at[0] + 1 < canvas.end:
+            canvas.cut(int(at[0]))
+
+    def check(self, canvas: Canvas, committed: IntArray, stop_ids: tuple[int, ...]) -> None:
+        prefix_complete(canvas, committed, stop_ids)

@@ -1,0 +1,55 @@
+"""LocalLeap: certainty spreads to the neighbours of what is already certain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import BoolArray
+from ..capabilities import MEMORYLESS, PROBABILITY
+from ..errors import ConfigError
+from .base import Selector, View
+from .compose import register
+from .threshold import check_probability
+
+
+@register(
+    "localleap",
+    paper="Accelerating Diffusion LLM Inference via Local Determinism Propagation",
+    arxiv="2510.07081",
+)
+@dataclass(frozen=True)
+class LocalLeap(Selector):
+    """Commit what reaches ``kappa``, and near such anchors already what reaches ``tau_r``.
+
+    Anchors are undecided positions with probability >= ``kappa`` (0.9); within ``w`` (4) positions
+    of one, counted in the sequence, the threshold is ``tau_r`` (0.75).  Relaxed commits make no new
+    anchors, and neither do decided positions: everything is recomputed each step.  The official
+    ``early_stop`` is ``eos_policy="block_contains"``.
+    """
+
+    needs = frozenset({PROBABILITY})
+    offers = frozenset({MEMORYLESS})
+
+    kappa: float = 0.9
+    tau_r: float = 0.75
+    w: int = 4
+
+    def __post_init__(self) -> None:
+        check_probability("kappa", self.kappa)
+        check_probability("tau_r", self.tau_r)
+        if self.tau_r > self.kappa:
+            raise ConfigError(f"tau_r={self.tau_r} must not exceed kappa={self.kappa}")
+
+    def select(self, view: View) -> BoolArray:
+        at, score = view.positions, view.score
+        anchors = at[score >= self.kappa]
+        if not anchors.size:
+            return np.zeros(len(at), np.bool_)
+        after = np.searchsorted(anchors, at)
+        left = at - anchors[np.maximum(after - 1, 0)]
+        right = anchors[np.minimum(after, len(anchors) - 1)] - at
+        near = (np.abs(left) <= self.w) | (np.abs(right) <= self.w)
+        chosen: BoolArray = score >= np.where(near, self.tau_r, self.kappa)
+        return chosen

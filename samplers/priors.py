@@ -1,0 +1,110 @@
+"""Scores that know where a position lies or how common its token is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from ..canvas import Canvas, FloatArray
+from ..capabilities import STEADY
+from ..errors import ConfigError
+from .base import Part, Prediction, Scorer
+from .compose import register
+from .llada import LLaDA
+
+
+@register(
+    "certainty_prior",
+    paper="d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching",
+    arxiv="2509.23094",
+)
+@dataclass(frozen=True)
+class CertaintyPrior(Scorer):
+    """Probability times the Gaussian density of decided positions around.
+
+    ``sigma`` (10) positions; what lies left of the region counts as decided, what lies right of it
+    as its last position.  A small sigma decodes nearly from left to right.
+    """
+
+    offers = frozenset({STEADY})
+
+    sigma: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.sigma > 0:
+            raise ConfigError(f"sigma must be positive, not {self.sigma}")
+
+    def companions(self) -> tuple[Part, ...]:
+        return (LLaDA(),)
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        reach = int(4 * self.sigma) + 1
+        kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / self.sigma) ** 2)
+        decided = ~canvas.masked[canvas.start : canvas.end]
+        padded = np.concatenate([np.ones(reach), decided, np.full(reach, float(decided[-1]))])
+        density = np.convolve(padded, kernel / kernel.sum(), "valid")
+        near = density[prediction.positions - canvas.start]
+        return (np.exp(prediction.logprob) * near).astype(np.float32)
+
+
+@cache
+def _frequencies(source: str) -> FloatArray:
+    """Relative frequencies (V,) from an ``.npy`` file of counts."""
+    try:
+        if source == "nano":
+            with resources.as_file(
+                resources.files("dllm") / "nano" / "nano" / "frequencies.npy"
+            ) as path:
+                counts = np.load(path)
+        else:
+            counts = np.load(Path(source))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read token frequencies from {source!r}: pass an .npy file with one count per "
+            f"token id ({error})"
+        ) from error
+    if counts.ndim != 1 or not counts.sum() > 0:
+        raise ConfigError(f"{source!r} must hold one count per token id, not {counts.shape}")
+    found: FloatArray = (counts / counts.sum()).astype(np.float32)
+    return found
+
+
+@register(
+    "pc",
+    paper="PC-Sampler: Position-Aware Calibration of Decoding Bias in Masked Diffusion Models",
+    arxiv="2508.13021",
+)
+@dataclass(frozen=True)
+class PC(Scorer):
+    """Probability times the surprise of the token, fading with its position.
+
+    Score: min(-p ln(f + 1e-10), ``alpha``) x exp(-``decay`` x offset in the region), f being the
+    token's relative frequency in a corpus; ``alpha`` 10, ``decay`` 0.25 (0 leaves positions out,
+    as a third-party implementation does).  ``frequencies``: an ``.npy`` file with one count per
+    token id; the default is the bundled model's and fits no other.
+    """
+
+    offers = frozenset({STEADY})
+
+    alpha: float = 10.0
+    decay: float = 0.25
+    frequencies: str = "nano"
+
+    def companions(self) -> tuple[Part, ...]:
+        return (LLaDA(),)
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        frequency = _frequencies(self.frequencies)
+        if prediction.token.size and prediction.token.max() >= len(frequency):
+            raise ConfigError(
+                f"frequencies={self.frequencies!r} knows {len(frequency)} ids, not "
+                f"{int(prediction.token.max())}: pass counts for this model's vocabulary"
+            )
+        surprise = -np.log(frequency[prediction.token] + 1e-10)
+        score = np.minimum(np.exp(prediction.logprob) * surprise, self.alpha)
+        fade = np.exp(-self.decay * (prediction.positions - canvas.start))
+        return (score * fade).astype(np.float32)

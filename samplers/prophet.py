@@ -1,0 +1,91 @@
+"""Prophet: when the answer is already decided, stop refining."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import Canvas, IntArray
+from ..capabilities import FINAL, REGION_LOGITS
+from ..errors import ConfigError, UnknownNameError
+from .base import Part, Stop, View
+from .compose import register
+from .llada import LLaDA
+
+REGIONS = ("answer_span", "window_masked", "all_masked")
+
+
+@register(
+    "prophet",
+    paper="Diffusion Language Models Know the Answer Before Decoding",
+    arxiv="2508.19982",
+)
+@dataclass(frozen=True)
+class Prophet(Stop):
+    """Commit everything at once as soon as the mean logit gap of the answer is large enough.
+
+    The gap is the best logit minus the second, averaged over the answer's positions; it has to
+    reach ``early`` (7.5) in the first third of the decoding, ``mid`` (5.0) in the second, ``late``
+    (2.5) after it.  The answer is the ``answer`` (5) positions from offset ``start`` of the region
+    on, decided ones included, as published; without a ``start`` the method is extended to the
+    undecided positions of the row (``region="all_masked"``) or of the window
+    (``"window_masked"``).  Progress is the larger of step / ``steps`` (default: one per position,
+    as published) and of the decided share, which matters with samplers that have no schedule
+    (a reconstruction).  A bare ``prophet`` decodes by LLaDA's quota.  Gaps depend on the model: the
+    defaults are LLaDA-8B's.
+    """
+
+    needs = frozenset({REGION_LOGITS, FINAL})
+    statistics = frozenset({"gap"})
+
+    answer: int = 5
+    start: int | None = None
+    early: float = 7.5
+    mid: float = 5.0
+    late: float = 2.5
+    steps: int | None = None
+    region: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.region is not None and self.region not in REGIONS:
+            raise UnknownNameError("region", self.region, REGIONS)
+        if self.region == "answer_span" and self.start is None:
+            raise ConfigError("region=answer_span needs to know where it starts: pass start")
+        if self.answer < 1:
+            raise ConfigError(f"answer must be at least 1 position, not {self.answer}")
+        if self.start is not None and self.start < 0:
+            raise ConfigError(f"start counts positions from 0, not {self.start}")
+
+    def companions(self) -> tuple[Part, ...]:
+        return (LLaDA(),)
+
+    def threshold(self, canvas: Canvas) -> float:
+        """The gap that this step has to reach."""
+        total: int = canvas.memory.setdefault("prophet", int(canvas.masked[canvas.start :].sum()))
+        decided = 1 - int(canvas.masked[canvas.start :].sum()) / total
+        progress = max((canvas.step + 1) / (self.steps or total), decided)
+        return self.early if progress < 0.33 else self.mid if progress < 0.67 else self.late
+
+    def _span(self, canvas: Canvas) -> IntArray:
+        if self.start is not None:
+            low = canvas.start + self.start
+            return np.arange(low, max(low, min(low + self.answer, canvas.end)))
+        if self.region == "window_masked":
+            return canvas.masks()
+        return self._open(canvas)
+
+    def _open(self, canvas: Canvas) -> IntArray:
+        return np.flatnonzero(canvas.masked[: canvas.end])
+
+    def wants(self, canvas: Canvas) -> IntArray:
+        return np.union1d(self._open(canvas), self._span(canvas))
+
+    def fill(self, view: View) -> bool:
+        span = self._span(view.canvas)
+        needed = self.threshold(view.canvas)
+        if not span.size:
+            return False
+        gap = view.everything.at(span).gap
+        assert gap is not None
+        return float(gap.mean()) >= needed

@@ -1,0 +1,80 @@
+"""WINO: draft widely, verify narrowly, take back what does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import BoolArray, Canvas, IntArray
+from ..capabilities import FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW, UNSHIFTED
+from .base import NOTHING, Part, Reviser, Selector, View, top
+from .compose import register
+from .threshold import check_probability
+from .windows import StaticBlocks
+
+WINO = "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs"
+FIRST_BOUND = 30  # accepts assumed before the first step of a block
+
+
+@register("wino_draft", paper=WINO, arxiv="2507.18578")
+@dataclass(frozen=True)
+class WinoDraft(Selector):
+    """Commit what exceeds ``tau1`` (0.6), at most 70 % of the undecided positions: 5 to 20."""
+
+    needs = frozenset({PROBABILITY})
+
+    tau1: float = 0.6
+
+    def __post_init__(self) -> None:
+        check_probability("tau1", self.tau1)
+
+    def select(self, view: View) -> BoolArray:
+        most = min(max(int(0.7 * len(view.positions)), 5), 20)
+        draft: BoolArray = view.score > self.tau1
+        return draft if draft.sum() <= most else top(view.score, most)
+
+
+@register("wino", paper=WINO, arxiv="2507.18578")
+@dataclass(frozen=True)
+class Wino(Reviser):
+    """Predict every block position once more without its own token; take back what falls below
+    ``tau2``.
+
+    Each forward also feeds a [MASK] token per position of the block that sees all tokens but the
+    one in its place (only directly: deeper layers of the others have seen it; that is part of the
+    method).  Tokens committed in earlier steps whose probability there is below ``tau2`` (0.9)
+    return to undecided, when the step committed more than one, and fewer than the step before
+    committed: that bounds a block to as many steps as positions.  Drafts come from `WinoDraft`
+    (``tau1`` 0.5 to 0.8 by task in the paper), blocks have 128 positions.
+    """
+
+    needs = frozenset({SHADOW, FIXED_WINDOW, UNSHIFTED, KEEPS_TEXT})
+
+    tau2: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_probability("tau2", self.tau2)
+
+    def companions(self) -> tuple[Part, ...]:
+        return (WinoDraft(), StaticBlocks(128))
+
+    def shadow(self, canvas: Canvas) -> IntArray:
+        return np.arange(*canvas.window)
+
+    def revise(self, view: View, committed: IntArray) -> IntArray:
+        canvas = view.canvas
+        block, bound = canvas.memory.get("wino", (canvas.block, FIRST_BOUND))
+        bound = bound if block == canvas.block else FIRST_BOUND
+        canvas.memory["wino"] = canvas.block, len(committed)
+        if len(committed) <= 1 or view.shadow is None:
+            return NOTHING
+        at = view.shadow.positions
+        old = ~canvas.masked[at] & ~canvas.given[at] & (canvas.commit_step[at] < canvas.step)
+        at = at[old]
+        verdict = np.exp(view.shadow.asked["stands"][old, 0])
+        doubted = np.flatnonzero(verdict < self.tau2)
+        if len(doubted) >= bound:
+            worst = np.argsort(verdict[doubted], kind="stable")[: max(bound - 1, 0)]
+            doubted = np.sort(doubted[worst])
+        return at[doubted]

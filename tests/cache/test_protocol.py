@@ -1,0 +1,179 @@
+"""What every cache promises, under random commits: one property."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dllm
+from dllm import cache as caches
+from dllm.canvas import BoolArray, Canvas, IntArray
+from dllm.capabilities import FORESIGHT, PROBABILITY, WINDOW_LOGITS
+from dllm.config import GenerationConfig
+from dllm.engine import Engine
+from dllm.samplers import compose
+from dllm.samplers.base import Reviser, Selector, View, Window
+from dllm.samplers.scorers import Random
+from dllm.samplers.windows import StaticBlocks, WholeRegion
+
+from ..settings import SMALL
+from ..table import EOS, MASK, hashed, table_model
+
+OFFICIAL = ["dkv(4, official=llada)", "dkv(4, official=un)", "dkv(4, official=un_right)",
+            "dkv_pd(3, official=un)",
+            "window_diffusion(3, active=3, window=6, official=llada)"]  # fmt: skip
+
+
+def noise(stream: int, step: int, positions: IntArray) -> Any:
+    seeds = [(stream, step, int(p)) for p in positions]
+    return np.array([np.random.default_rng(seed).random() for seed in seeds], np.float32)
+
+
+@dataclass(frozen=True)
+class Some(Selector):
+    """Commits a random number of positions."""
+
+    name = "some"
+    offers = frozenset({FORESIGHT})
+    seed: int = 0
+
+    def select(self, view: View) -> BoolArray:
+        rng = np.random.default_rng((self.seed, view.canvas.step))
+        chosen = np.zeros(len(view.positions), np.bool_)
+        chosen[np.argsort(-view.score)[: rng.integers(1, 5)]] = True
+        return chosen
+
+
+@dataclass(frozen=True)
+class TakeBack(Reviser):
+    """Takes decisions back now and then."""
+
+    name = "take_back"
+    seed: int = 0
+
+    def revise(self, view: View, committed: IntArray) -> IntArray:
+        canvas, rng = view.canvas, np.random.default_rng((self.seed, view.canvas.step, 1))
+        low, high = canvas.window
+        mine = np.flatnonzero(~canvas.masked[low:high] & ~canvas.given[low:high]) + low
+        taken = canvas.memory.get("taken", 0)
+        if taken > 6 or rng.random() < 0.6 or len(mine) < 2:
+            return committed[:0]
+        canvas.memory["taken"] = taken + 1
+        return rng.choice(mine, 1)
+
+
+@dataclass(frozen=True)
+class Sliding(Window):
+    """The first mask and a few positions after it."""
+
+    name = "sliding"
+
+    def advance(self, canvas: Canvas) -> None:
+        first = int(np.flatnonzero(canvas.masked)[0])
+        canvas.open_window(first, min(first + 6, canvas.end))
+
+
+WINDOWS = [StaticBlocks(5), WholeRegion(), Sliding()]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    spec=st.sampled_from([*SMALL.values(), *OFFICIAL]),
+    window=st.sampled_from(WINDOWS),
+    prompts=st.lists(st.integers(1, 9), min_size=1, max_size=2),
+    masks=st.integers(1, 24),
+    seed=st.integers(0, 10**6),
+    shift=st.sampled_from([0, 1]),
+    revises=st.booleans(),
+)
+def test_promises(
+    spec: str, window: Window, prompts: list[int], masks: int, seed: int, shift: int, revises: bool
+) -> None:
+    """Reads only what was written; computes what the sampler asked for, and what changed, in the
+    promised time; plans are ascending, unique and live."""
+    cache = caches.compose(spec)
+    parts = [window, Random(), Some(seed)]
+    if revises and FORESIGHT not in cache.needs:
+        parts.append(TakeBack(seed))
+    sampler = compose(parts, options={"eos_policy": "none"})
+    engine = Engine(table_model(hashed(seed), logit_shift=shift), sampler, cache,
+                    GenerationConfig())  # fmt: skip
+    rows = [
+        Canvas.for_prompt(np.arange(n) % 20, masks, mask_id=MASK, pad_id=EOS, noise=noise)
+        for n in prompts
+    ]
+    written = {id(canvas): np.zeros(len(canvas.tokens), np.bool_) for canvas in rows}
+    changed: dict[int, set[int]] = {id(canvas): set() for canvas in rows}
+    for steps in engine.run(rows):
+        for step in steps:
+            canvas, plan = step.canvas, step.plan
+            known, compute = written[id(canvas)], plan.compute
+            assert (np.diff(compute) > 0).all()
+            assert compute.size
+            assert compute[0] >= 0
+            assert compute[-1] < canvas.length
+            known[compute] = True
+            read = np.arange(canvas.length) if plan.read is None else plan.read
+            assert known[read].all()
+            assert (np.diff(read) > 0).all()
+            rows_asked = np.maximum(step.prediction.positions - shift, 0)
+            assert set(rows_asked) <= set(compute)
+            if cache.prompt:
+                assert changed[id(canvas)] <= set(compute)
+                assert set(compute) <= set(read) or "official" in spec
+            if plan.refresh:
+                assert len(compute) == canvas.length
+            changed[id(canvas)] = {*step.decision.committed, *step.decision.remasked}
+    assert all(not canvas.masked.any() for canvas in rows)
+
+
+def test_needs_and_offers_are_one_mechanism() -> None:
+    model = table_model(hashed(0))
+
+    def engine(sampler: Any, cache: str) -> Engine:
+        return Engine(model, compose(sampler), caches.compose(cache), GenerationConfig())
+
+    with pytest.raises(dllm.ConfigError, match=r"dkv_greedy needs commits .* which threshold does"):
+        engine("threshold", "dkv_greedy")
+    engine("llada(remasking=random)", "dkv_greedy")
+    engine("dream(alg=origin)", "dkv_greedy")
+
+    @dataclass(frozen=True)
+    class Whole(Some):
+        name = "whole_window"
+        needs = frozenset({WINDOW_LOGITS, PROBABILITY})
+
+    engine(Whole(), "dual")
+    with pytest.raises(dllm.ConfigError, match=r"whole_window needs .* which d2 does not offer"):
+        engine(Whole(), "d2")
+
+
+def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
+    """First-commit end of text shortens the canvas in the middle of everything."""
+    for spec in SMALL.values():
+        sampler = compose([StaticBlocks(6), Random(), Some(3)], stop_ids=(EOS,),
+                          options={"eos_policy": "first_commit"})  # fmt: skip
+        model = table_model(lambda ids, at: np.eye(32)[np.where(at == 20, EOS, 5)] * 9.0)
+        rows = [Canvas.for_prompt(np.arange(4), 30, mask_id=MASK, pad_id=EOS, noise=noise)]
+        for steps in Engine(model, sampler, caches.compose(spec), GenerationConfig()).run(rows):
+            assert all(step.plan.compute[-1] < 34 for step in steps)
+        assert rows[0].length == 21
+        assert rows[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("spec", ["dual(refresh_every=0)", "dkv(official=x)", "sparse(kernel=2)",
+                                  "window_diffusion(active=9, window=3)", "d2(k=0)",
+                                  "dllm_cache(ratio=2)", "elastic(beta=0)", "dcd(delay=-1)",
+                                  "dkv_greedy(center=x)", "dcd(mode=x)"])  # fmt: skip
+def test_wrong_settings_are_refused(spec: str) -> None:
+    with pytest.raises(dllm.DllmError):
+        caches.compose(spec)
+
+
+def test_settings_are_frozen() -> None:
+    assert replace(caches.compose("dkv"), refresh_every=3) == caches.compose("dkv(3)")

@@ -1,0 +1,44 @@
+"""``dllm compare``: one row per setting."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import dllm
+
+from .conftest import Run
+
+PROMPT = "Copy this list: Tom, Anna"
+
+
+def test_settings_side_by_side(cli: Run, tiny_folder: object) -> None:
+    options = ("-s", "llada", "-s", "threshold(tau={0.9,0.1})", "-c", "none", "-c", "dual")
+    result = cli("compare", PROMPT, "-m", str(tiny_folder), *options, "--max-new-tokens", "16")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("threshold(tau=") == 4 and "6 settings" in result.stdout
+    for column in ("Forwards", "Positions", "Seconds", "Text"):
+        assert column in result.stdout
+
+
+def test_figures_are_those_of_generate(
+    cli: Run, tiny: dllm.DiffusionModel, tiny_folder: object
+) -> None:
+    command = ("compare", "-m", str(tiny_folder), "--max-new-tokens", "16", "--json")
+    lines = cli(*command, "-s", "threshold", "-s", "eb", stdin=PROMPT).stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [entry["sampler"] for entry in found] == ["threshold", "eb"]
+    out = dllm.generate(tiny, PROMPT, sampler="eb", max_new_tokens=16)
+    assert (found[1]["nfe"], found[1]["text"]) == (out.nfe, out.text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["x", "-s", "treshold"], "did you mean 'threshold'"), ([""], "the prompt is empty"),
+     (["x", "-c", "duall"], "did you mean 'dual'")],
+)  # fmt: skip
+def test_bad_input(cli: Run, tiny_folder: object, arguments: list[str], message: str) -> None:
+    result = cli("compare", *arguments, "-m", str(tiny_folder), "--max-new-tokens", "8")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr

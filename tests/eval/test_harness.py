@@ -1,0 +1,248 @@
+"""lm-evaluation-harness on local tasks: what it asks for, what it gets."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dllm
+from tests.cli.conftest import Run
+
+pytest.importorskip("lm_eval")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the harness and what it imports
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import lm_eval
+    from lm_eval.api.instance import Instance
+    from lm_eval.tasks import TaskManager
+
+    from dllm.eval.harness import DLLM
+
+LISTS = [
+    ["Tom", "Anna", "Ben"],
+    ["Ben", "Mia", "Zoe"],
+    ["Kate", "Paul", "Gina", "Leo", "Ian"],
+    ["Rosa", "Kai", "Uma"],
+]
+GENERATE = """
+task: my_reverse
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 32, do_sample: false}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+CHOOSE = """
+task: my_choice
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: 0
+target_delimiter: ""
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+ROLL = """
+task: my_text
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{answer}}}}"
+metric_list:
+  - {{metric: word_perplexity, aggregation: weighted_perplexity, higher_is_better: false}}
+"""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    docs = []
+    for items in LISTS:
+        answer = ", ".join(items[::-1])
+        choices = [answer, ", ".join(items), ", ".join(items[1:] + items[:1] + ["Leo"])]
+        question = f"Reverse this list: {', '.join(items)}"
+        docs.append({"question": question, "answer": answer, "choices": choices})
+    file = folder / "docs.jsonl"
+    file.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    for name, text in (("generate", GENERATE), ("choose", CHOOSE), ("roll", ROLL)):
+        (folder / f"{name}.yaml").write_text(text.format(file=file))
+    os.environ["HF_DATASETS_OFFLINE"] = "1"
+    os.environ["HF_DATASETS_CACHE"] = str(folder / "cache")
+    return folder
+
+
+def run(tasks: Path, names: list[str], **how: Any) -> Any:
+    lm = how.pop("lm", None) or DLLM("nano", **how.pop("model", {}))
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    arguments = {"tasks": names, "task_manager": manager, "apply_chat_template": True}
+    return lm, lm_eval.simple_evaluate(lm, **(arguments | how))
+
+
+def test_a_generative_and_a_choice_task(tasks: Path) -> None:
+    names = ["my_reverse", "my_choice"]
+    lm, found = run(tasks, names, model={"sampler": "threshold(0.9)", "cache": "prefix"})
+    assert found["results"]["my_reverse"]["exact_match,none"] == 1.0
+    assert found["results"]["my_choice"]["acc,none"] == 1.0
+    assert (lm.usage.requests, lm.usage.likelihoods) == (4, 12)
+    assert 0 < lm.usage.nfe < lm.usage.tokens
+    assert len(lm.scores) == 12 and lm.usage.largest_stderr > 0
+
+
+def test_early_stop_costs_fewer_forwards(tasks: Path) -> None:
+    costs = {}
+    for early in (False, True):
+        lm, found = run(tasks, ["my_choice"], model={"early_stop": early})
+        assert found["results"]["my_choice"]["acc,none"] == 1.0
+        costs[early] = lm.usage.likelihood_nfe
+    assert costs[True] < 0.7 * costs[False]
+
+
+def test_by_registered_name_with_a_system_prompt(tasks: Path) -> None:
+    found = lm_eval.simple_evaluate(
+        "dllm", "pretrained=nano,sampler=llada,batch_size=2", tasks=["my_reverse"], limit=2,
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        apply_chat_template=True, system_instruction="Answer.", num_fewshot=0,
+    )  # fmt: skip
+    prompt = found["samples"]["my_reverse"][0]["arguments"][0][0]
+    assert prompt.startswith("<|system|>Answer.<|user|>Reverse") and prompt.endswith(
+        "<|assistant|>"
+    )
+
+
+def test_rolling_likelihood_covers_every_token_once(tasks: Path) -> None:
+    lm, found = run(tasks, ["my_text"], apply_chat_template=False)
+    perplexity = found["results"]["my_text"]["word_perplexity,none"]
+    assert math.isfinite(perplexity) and perplexity > 1
+    texts = [", ".join(items[::-1]) for items in LISTS]
+    assert sum(s.tokens for s in lm.scores) == sum(len(lm.tok_encode(t)) for t in texts)
+
+
+def test_long_texts_are_scored_in_windows(tiny: dllm.DiffusionModel) -> None:
+    lm = DLLM(tiny, samples=4)
+    text = "Tom Anna Ben " * 100
+    request = Instance("loglikelihood_rolling", {}, (text,), 0, ("t", 0, 1))
+    (total,) = lm.loglikelihood_rolling([request], disable_tqdm=True)
+    assert total == pytest.approx(sum(s.logprob for s in lm.scores))
+    assert sum(s.tokens for s in lm.scores) == len(lm.tok_encode(text)) > tiny.facts.context_length
+
+
+def instance(text: str, **settings: Any) -> Instance:
+    return Instance("generate_until", {}, (text, settings), 0, ("t", 0, 1))
+
+
+def test_until_and_length_are_honoured(tiny: dllm.DiffusionModel) -> None:
+    lm = DLLM(tiny, block_length=8)
+    (free,) = lm.generate_until([instance("Tom", until=[], max_gen_toks=16)], disable_tqdm=True)
+    assert lm.usage.tokens <= 16 and len(free) > 4
+    stop = free[2:4]
+    requests = [
+        instance("Tom", until=[stop], max_gen_toks=16),
+        instance("Anna", until=[], max_gen_toks=4),
+    ]
+    before = lm.usage.tokens
+    cut, _ = lm.generate_until(requests, disable_tqdm=True)
+    assert cut == free[: free.index(stop)]
+    assert 4 < lm.usage.tokens - before < 16 + 4
+
+
+def test_prompts_beyond_the_context_lose_their_beginning(tiny: dllm.DiffusionModel) -> None:
+    lm = DLLM(tiny)
+    long = instance("Tom, Anna " * 200, until=[], max_gen_toks=100)
+    lm.generate_until([long], disable_tqdm=True)
+    assert lm.usage.shortened == 1 and lm.usage.requests == 1
+
+
+def test_sampling_only_where_the_task_asks(tiny: dllm.DiffusionModel) -> None:
+    lm = DLLM(tiny)
+    assert "temperature" not in lm._settings({"do_sample": False, "temperature": 0.7})
+    assert lm._settings({"do_sample": True, "temperature": 0.7})["temperature"] == 0.7
+    assert lm._settings({"until": "x"})["stop_strings"] == ("x",)
+
+
+def test_special_tokens_in_a_document_are_text(tiny: dllm.DiffusionModel) -> None:
+    lm = DLLM(tiny)
+    text = lm.apply_chat_template([{"role": "user", "content": "say <|mdm_mask|>"}])
+    ids = lm.tok_encode(text)
+    assert tiny.facts.mask_token_id not in ids
+    assert tiny.tokenizer.convert_tokens_to_ids("<|assistant|>") == ids[-1]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without reading the thousands of tasks that come with the harness."""
+    import lm_eval.tasks
+
+    small = functools.partial(TaskManager, include_defaults=False)
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", small)
+
+
+@pytest.mark.usefixtures("quick")
+def test_command_line(cli: Run, tasks: Path, tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    result = cli(
+        "eval", "--tasks", "my_reverse", "--include-path", str(tasks), "--chat", "--limit", "2",
+        "--sampler", "threshold(0.9)", "--output", str(out),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "my_reverse" in result.stdout and "2 generations" in result.stderr
+    record = json.loads(out.read_text())
+    assert record["dllm"]["how"]["sampler"] == "threshold(0.9)"
+    assert "samples" not in record
+
+
+@pytest.mark.usefixtures("quick")
+def test_bad_input(cli: Run, tasks: Path, tmp_path: Path) -> None:
+    missing = GENERATE.replace("my_reverse", "my_missing").format(file="/no/such/file.jsonl")
+    (tmp_path / "missing.yaml").write_text(missing)
+    (tmp_path / "docs.jsonl").write_text('{"question": "Copy this list: Tom, Anna, Ben"}\n')
+    lacking = GENERATE.replace("my_reverse", "my_lacking").format(file=tmp_path / "docs.jsonl")
+    (tmp_path / "lacking.yaml").write_text(lacking)
+    cases = [
+        ("did you mean 'my_reverse'", "my_revers", tasks),
+        ("there is no task", ",", tasks),
+        ("there is no folder", "x", Path("/no/such/folder")),
+        ("cannot be run", "my_missing", tmp_path),
+        ("'answer' is undefined", "my_lacking", tmp_path),
+    ]
+    for message, name, folder in cases:
+        result = cli("eval", "--tasks", name, "--include-path", str(folder))
+        assert (result.exit_code, result.stdout) == (2, ""), message
+        assert message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_documents(tasks: Path) -> None:
+    program = (
+        "import sys, lm_eval\nfrom lm_eval.tasks import TaskManager\n"
+        "from dllm.eval.harness import DLLM\n"
+        "lm = DLLM('nano')\n"
+        "manager = TaskManager(include_path=sys.argv[1], include_defaults=False)\n"
+        "found = lm_eval.simple_evaluate(lm, tasks=['my_reverse', 'my_choice'],"
+        " task_manager=manager, apply_chat_template=True)\n"
+        "print('RANK', lm.rank, lm.usage.requests,"
+        " found and float(found['results']['my_reverse']['exact_match,none']))\n"
+    )
+    file = tasks / "two.py"
+    file.write_text(program)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    done = subprocess.run([*command, str(file), str(tasks)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "RANK 1 2 None" in done.stdout
+    assert "RANK 0 2 1.0" in done.stdout

@@ -1,0 +1,107 @@
+"""Metrics against published and hand-computed numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dllm.errors import ConfigError
+from dllm.eval.metrics import (
+    Outcome,
+    acceptance,
+    aup,
+    dense_aup,
+    dense_aup_interval,
+    paired,
+    weight,
+    wilson,
+)
+
+
+@pytest.mark.parametrize(
+    ("points", "area"),
+    [([(1, 74.79), (2.77, 74.68)], 205.78), ([(1, 74.02), (9.11, 73.09)], 637.65)],
+)
+def test_aup_gives_the_published_values(points: list[tuple[float, float]], area: float) -> None:
+    assert aup(points, 74.98) == pytest.approx(area, abs=0.005)
+    assert aup(points[::-1], 74.98) == aup(points, 74.98)
+
+
+def test_aup_leaves_out_what_is_too_wrong() -> None:
+    kept = [(1.0, 70.0), (3.0, 69.0)]
+    assert aup([*kept, (2.0, 60.0)], 70) == aup(kept, 70)
+    with pytest.raises(ConfigError, match="fastest point"):
+        aup([*kept, (4.0, 60.0)], 70)
+    assert dense_aup([*kept, (4.0, 60.0)], 70) == aup(kept, 70)
+    assert aup([(2.0, 50.0)], 80) == 100.0  # the first rectangle is not weighted
+
+
+def test_weights_fall_with_the_distance_to_the_best() -> None:
+    assert weight(80, 80) == 1 and weight(81, 80) == 1
+    assert weight(40, 80) == pytest.approx(math.exp(-1.5))
+
+
+def test_the_interval_of_an_area_covers_it() -> None:
+    rng = np.random.default_rng(0)
+    n, outcomes = 800, []
+    for rate, share in ((1, 0.9), (2, 0.89), (4, 0.88)):
+        outcomes.append(Outcome(rng.random(n) < share, np.full(n, 20), np.full(n, 20 // rate)))
+    area, low, high = dense_aup_interval(outcomes, 100.0, draws=200)
+    assert low < area < high
+    wide = dense_aup_interval(
+        [Outcome(o.right[:40], o.tokens[:40], o.nfe[:40]) for o in outcomes], 100.0, draws=200
+    )
+    assert wide[2] - wide[1] > high - low
+
+
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"),
+    [(10, 20, 0.2993, 0.7007), (0, 10, 0.0, 0.2775), (81, 263, 0.2553, 0.3662)],
+)
+def test_wilson_intervals_are_those_of_the_books(
+    right: int, n: int, low: float, high: float
+) -> None:
+    assert wilson(right, n) == pytest.approx((low, high), abs=5e-4)
+
+
+def test_wilson_intervals_cover() -> None:
+    rng = np.random.default_rng(1)
+    right = rng.binomial(50, 0.9, 4000)
+    inside = [low <= 0.9 <= high for low, high in (wilson(int(k), 50) for k in right)]
+    assert 0.92 < np.mean(inside) < 0.98
+
+
+def test_paired_comparison() -> None:
+    a = [True] * 12 + [False] * 2 + [True] * 6
+    b = [False] * 12 + [True] * 2 + [True] * 6
+    found = paired(a, b)
+    assert (found.only_a, found.only_b, found.difference) == (12, 2, 0.5)
+    assert found.p_value == pytest.approx(2 * sum(math.comb(14, k) for k in range(3)) / 2**14)
+    assert found.low < 0.5 < found.high <= 1
+    assert paired(b, a).low == pytest.approx(-found.high, abs=1e-6)
+
+
+def test_methods_that_never_differ_may_still_do_so() -> None:
+    same = paired([True] * 40, [True] * 40)
+    assert (same.difference, same.p_value) == (0.0, 1.0)
+    assert same.low == pytest.approx(-same.high) and 0.05 < same.high < 0.12
+
+
+def test_paired_intervals_cover() -> None:
+    rng = np.random.default_rng(2)
+    inside = []
+    for _ in range(600):
+        kind = rng.choice(4, 60, p=[0.5, 0.2, 0.1, 0.2])
+        found = paired((kind == 0) | (kind == 1), (kind == 0) | (kind == 2))
+        inside.append(found.low <= 0.1 <= found.high)
+    assert 0.92 < np.mean(inside) < 0.985
+
+
+def test_acceptance() -> None:
+    found = acceptance([3, 3, 3, 2], [3, 1, 0, 2])
+    assert found.length == 1 + 6 / 4 and found.rate == 6 / 11 and found.rounds == 4
+    assert found.conditional == (3 / 4, 2 / 3, 1.0)
+    with pytest.raises(ConfigError, match="more tokens"):
+        acceptance([1], [2])

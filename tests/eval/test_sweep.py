@@ -1,0 +1,245 @@
+"""Sweeps: what they measure, how they resume, what they say about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import dllm
+from dllm.eval import report
+from dllm.eval.curves import SWEPT, curve, samplers_with_curves, settings, spread
+from dllm.eval.measure import Cell, Record, Setting, fingerprint
+from dllm.eval.presets import PRESETS, preset
+from dllm.eval.problems import problems, read_file
+from dllm.eval.sweep import Journal, Sweep, run
+from dllm.samplers import Window, available, compose, register
+from tests.cli.conftest import Run
+
+CANVAS = (("block_length", 8), ("max_new_tokens", 24))
+
+
+def sweep(**changes: object) -> Sweep:
+    how: dict[str, object] = {"tasks": ["copy", "sort"], "samplers": ["threshold(tau={0.9,0.5})"],
+           "caches": ["none", "dual"], "examples": 4, "arguments": CANVAS}  # fmt: skip
+    return Sweep(**(how | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def records(tiny: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    return run(tiny, sweep().cells(), Journal(tmp_path_factory.mktemp("s") / "results.jsonl"))
+
+
+def test_every_combination_is_measured_once(records: list[Record]) -> None:
+    seen = {(r.task, r.sampler, r.cache) for r in records}
+    assert len(records) == len(seen) == 8
+    for record in records:
+        assert len(record.right) == len(record.tokens) == len(record.nfe) == 4
+        assert record.seconds > 0 and record.mean("computed") > record.mean("tokens")
+    dual = [r for r in records if r.cache == "dual" and "0.9" in r.sampler]
+    none = [r for r in records if r.cache == "none" and "0.9" in r.sampler]
+    assert sum(sum(r.computed) for r in dual) < sum(sum(r.computed) for r in none)
+
+
+def test_figures_are_those_of_generate(tiny: dllm.DiffusionModel, records: list[Record]) -> None:
+    record = next(r for r in records if (r.task, r.cache) == ("sort", "none"))
+    examples = problems("sort").examples(4)
+    outs = dllm.generate(tiny, [e.prompt for e in examples], sampler=record.sampler, **dict(CANVAS))
+    assert list(record.tokens) == [len(out.tokens) for out in outs]
+    assert list(record.nfe) == [out.nfe for out in outs]
+    assert record.point[0] == sum(record.tokens) / sum(record.nfe)
+
+
+def test_an_interrupted_sweep_goes_on(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
+    cells, file = sweep(caches=["none"]).cells(), tmp_path / "results.jsonl"
+
+    class StopError(Exception):
+        pass
+
+    def stop(done: int, total: int, cell: Cell, record: Record | None) -> None:
+        if done == 2 and record is None:
+            raise StopError
+
+    with pytest.raises(StopError):
+        run(tiny, cells, Journal(file), stop)
+    text = file.read_text()
+    assert text.count("\n") == 2
+    file.write_text(text + text.splitlines()[0][:100])  # cut in the middle of a line
+    measured: list[int] = []
+    found = run(
+        tiny, cells, Journal(file), lambda d, t, c, r: measured.append(d) if r is None else None
+    )
+    assert measured == [2, 3]
+    assert len(found) == 4 and len(file.read_text().splitlines()) == 4
+    again = run(tiny, cells, Journal(file), lambda d, t, c, r: pytest.fail() if r is None else None)
+    assert [r.key for r in again] == [c.key(fingerprint(tiny)) for c in cells]
+    entry = json.loads(file.read_text().splitlines()[0])
+    assert entry["machine"]["torch"] and entry["arguments"] == dict(CANVAS)
+
+
+def test_other_weights_are_another_measurement(tiny: dllm.DiffusionModel) -> None:
+    assert fingerprint(tiny) == fingerprint(tiny) != fingerprint(dllm.load("nano"))
+    cell = Cell("copy", Setting("threshold", "threshold"), 4)
+    assert cell.key("a") != cell.key("b")
+    assert cell.key("a") != Cell("copy", Setting("threshold", "threshold"), 5).key("a")
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    file.write_text('{"key": 1}\n{"key": 2}\n')
+    with pytest.raises(dllm.ConfigError, match=r"line 1 of .*results\.jsonl"):
+        Journal(file)
+
+
+def test_every_sampler_has_a_curve() -> None:
+    names = {i.name for i in available() if i.role in SWEPT} - {"blocks", "whole", "eos"}
+    assert set(samplers_with_curves()) == names
+    for name in names:
+        specs = curve(name, 32)
+        assert len(specs) == len(set(specs)) >= 1
+        for spec in specs:
+            compose(spec)
+    assert curve("llada", 32)[:2] == ["llada", "llada(steps=16)"]
+
+
+def test_a_window_of_a_plugin_gets_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dllm.samplers.compose import SAMPLERS
+
+    monkeypatch.setattr(SAMPLERS, "_entries", dict(SAMPLERS._entries))
+
+    @register("toy")
+    class Toy(Window):
+        """A window of somebody else."""
+
+    assert "toy" in samplers_with_curves()
+    assert curve("toy", 32)[0].startswith("toy+threshold(tau=")
+
+
+def test_braces_are_several_values() -> None:
+    assert list(spread("a(x={1, 2},y={3,4})")) == [
+        "a(x=1,y=3)", "a(x=1,y=4)", "a(x=2,y=3)", "a(x=2,y=4)"
+    ]  # fmt: skip
+    assert list(spread("a")) == ["a"]
+    found = settings(["threshold(tau=0.9)"], ["threshold"], ["none"], {"max_new_tokens": 32})
+    assert len(found) == len({s.sampler for s in found})
+
+
+def test_samplers_get_the_options_they_take() -> None:
+    arguments = {"max_new_tokens": 32, "block_length": 8}
+    found = {s.sampler: s.arguments for s in settings(["dream", "llada"], [], ["none"], arguments)}
+    assert found == {"dream": {"max_new_tokens": 32}, "llada": arguments}
+
+
+def test_presets_cover_everything() -> None:
+    readme = preset("readme")
+    measured = {s.setting.method for s in readme[0].cells()}
+    assert measured == set(samplers_with_curves())
+    caches = {cell.setting.cache for cell in readme[1].cells()}
+    refused = "".join(readme[1].refused())
+    assert all(c.name in caches or c.name in refused for c in dllm.cache.available())
+    assert set(PRESETS) == {"readme", "quick"}
+
+
+def test_what_cannot_work_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dllm.capabilities import REGION_LOGITS
+    from dllm.samplers.threshold import Threshold
+
+    monkeypatch.setattr(Threshold, "needs", Threshold.needs | {REGION_LOGITS})
+    found = sweep(samplers=["threshold"])
+    assert {cell.setting.cache for cell in found.cells()} == {"none"}
+    assert "threshold needs" in found.refused()["threshold · dual"]
+
+
+def test_tables(records: list[Record]) -> None:
+    full = report.full_table(records)
+    assert full.count("\n") == 2 + 8 - 1 and "`threshold(tau=0.5)`" in full
+    caches = report.cache_table(records)
+    assert caches.count("`dual`") == 2
+    ratio = float(caches.splitlines()[2].split("|")[4].strip(" ×"))
+    base = [r for r in records if r.sampler == "threshold(tau=0.9)"]
+    none = sum(r.mean("computed") for r in base if r.cache == "none")
+    assert ratio == pytest.approx(none / sum(r.mean("computed") for r in base if r.cache != "none"),
+                                  abs=0.01)  # fmt: skip
+    assert "threshold" in report.area_table(records)
+    assert "×" in report.fastest_table(records)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_plots(records: list[Record], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from dllm.eval.plot import pareto
+
+    files = [tmp_path / "p.svg", tmp_path / "p.png"]
+    pareto(records, files)
+    svg = files[0].read_text()
+    for text in ("tokens per forward", "positions computed", "seconds per prompt", "copy", "sort"):
+        assert text in svg
+    assert files[1].read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(dllm.ConfigError, match="nothing to plot"):
+        pareto([], files)
+
+
+def test_files_of_questions(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    lines = [{"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d", "match": "contains"}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = read_file(file)
+    first, second = task.examples(2)
+    assert task.check(first, " b\n") and not task.check(first, "b c")
+    assert task.check(second, "x d y") and task.examples(2, seed=3) == task.examples(2, seed=3)
+    with pytest.raises(dllm.ConfigError, match="holds 2 questions"):
+        task.examples(3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"prompt": "a"}\n', "line 1 of .* lacks answer"),
+        ('{"prompt": "a", "answer": "b"}\n{"prompt"', "line 2 of .* is not JSON"),
+        ("", "holds no questions"),
+        ('{"prompt": "a", "answer": "b", "match": "equal"}', "did you mean 'equals'"),
+    ],
+)
+def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text(content)
+    with pytest.raises(dllm.DllmError, match=message):
+        read_file(file)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_command_line(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    command = ("bench", "-m", str(tiny_folder), "-t", "copy", "-s", "threshold(tau={0.9,0.5})",
+               "-n", "3", "--max-new-tokens", "16", "--output", str(tmp_path / "out"))  # fmt: skip
+    result = cli(*command)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("`threshold(tau=") == 2 and "2 records" in result.stderr
+    names = {"results.jsonl", "table.md", "areas.md", "caches.md", "fastest.md", "pareto.svg",
+             "pareto.png"}  # fmt: skip
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-t", "sorted"], "did you mean 'sort'"),
+        ([], "at least one task"),
+        (["-t", "copy", "-s", "treshold"], "did you mean 'threshold'"),
+        (["-t", "copy", "-c", "duall"], "did you mean 'dual'"),
+        (["--preset", "read"], "did you mean 'readme'"),
+        (["--preset", "quick", "-s", "llada"], "drop --preset"),
+        (["-t", "story2", "-n", "8", "--max-new-tokens", "120"], "more than the context of 128"),
+        (["-t", "/no/such.jsonl"], "cannot read the task file"),
+    ],
+)
+def test_bad_input(
+    cli: Run,
+    tiny_folder: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    result = cli("bench", "-m", str(tiny_folder), *arguments, "-o", str(tmp_path / "out"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr and result.stderr.splitlines()[-1].startswith("error: ")

@@ -1,0 +1,231 @@
+"""Likelihood bounds: estimators against exact enumeration and against the official procedures."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dllm
+from dllm.estimators import ESTIMATORS, all_subsets, llada, stratified
+
+PROMPT, TEXT = list(range(40, 52)), list(range(60, 68))
+
+
+def logits(model: dllm.DiffusionModel, rows: np.ndarray) -> torch.Tensor:
+    """(n, N, V) log-probabilities of whole sequences, by the plain model."""
+    with torch.inference_mode():
+        hf: Any = model.hf
+        found: torch.Tensor = hf(torch.from_numpy(rows)).logits.float().log_softmax(-1)
+    return found
+
+
+def bound(model: dllm.DiffusionModel, prompt: list[int], text: list[int]) -> float:
+    """The average over all masks, from its definition."""
+    length, total, mask = len(text), 0.0, model.facts.mask_token_id
+    for k in range(1, length + 1):
+        subsets = list(combinations(range(length), k))
+        for chosen in subsets:
+            row = np.array(prompt + text)
+            row[[len(prompt) + i for i in chosen]] = mask
+            found = logits(model, row[None])[0]
+            terms = [float(found[len(prompt) + i, text[i]]) for i in chosen]
+            total += sum(terms) * length / k / length / len(subsets)
+    return total
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_short_continuations_are_exact(tiny: dllm.DiffusionModel, length: int) -> None:
+    found = dllm.score(tiny, PROMPT, TEXT[:length])
+    assert found.logprob == pytest.approx(bound(tiny, PROMPT, TEXT[:length]), rel=1e-5)
+    assert (found.stderr, found.nfe) == (0.0, 2**length - 1)
+
+
+def test_the_stratified_estimate_and_its_error_are_honest(tiny: dllm.DiffusionModel) -> None:
+    exact = dllm.score(tiny, PROMPT, TEXT[:6])
+    found = [dllm.score(tiny, PROMPT, TEXT[:6], samples=24, seed=i) for i in range(60)]
+    means = np.array([s.logprob for s in found])
+    spread = means.std(ddof=1)
+    assert abs(means.mean() - exact.logprob) < 4 * spread / np.sqrt(len(means))
+    claimed = np.sqrt(np.mean([s.stderr**2 for s in found]))
+    assert 0.7 * spread < claimed < 2.5 * spread
+
+
+@pytest.mark.parametrize("length", [8, 16, 33])
+@pytest.mark.parametrize("rows", [7, 32, 64])
+def test_every_number_of_masks_is_as_likely(length: int, rows: int) -> None:
+    found = [stratified(length, 3, rows, (seed, 0)) for seed in range(600)]
+    counts = np.concatenate([draws.masked.sum(1) for draws in found])
+    share = np.bincount(counts, minlength=length + 1)[1:] / len(counts)
+    assert share == pytest.approx(np.full(length, 1 / length), abs=5 / np.sqrt(len(counts)))
+    where = np.concatenate([draws.masked for draws in found]).mean(0)
+    assert where == pytest.approx(np.full(length, where.mean()), abs=5 / np.sqrt(len(counts)))
+    weights = found[0].weight / (length / found[0].masked.sum(1) / rows)[:, None]
+    assert weights == pytest.approx(found[0].masked.astype(float))
+
+
+def test_the_official_estimator_prefers_even_numbers_of_masks() -> None:
+    counts = np.concatenate([llada(16, 3, 32, (seed, 0)).masked.sum(1) for seed in range(400)])
+    assert (counts % 2 == 0).mean() > 0.6
+    ours = np.concatenate([stratified(16, 3, 32, (seed, 0)).masked.sum(1) for seed in range(400)])
+    assert 0.48 < (ours % 2 == 0).mean() < 0.52
+
+
+def test_parity_with_the_official_estimator(tiny: dllm.DiffusionModel) -> None:
+    """The published procedure, step by step, under torch's global seed."""
+    torch.manual_seed(5)
+    batch, length, losses = 32, len(TEXT), []
+    sequence = np.array(PROMPT + TEXT)
+    for _ in range(2):
+        k = torch.randint(1, length + 1, ())
+        x = torch.round(torch.linspace(float(k), k + (batch - 1) * (length / batch), steps=batch))
+        x = ((x.long() - 1) % length) + 1
+        hide = torch.arange(length).repeat(batch, 1) < x[:, None]
+        for i in range(batch):
+            hide[i] = hide[i][torch.randperm(length)]
+        rows = np.repeat(sequence[None], batch, 0)
+        rows[:, len(PROMPT) :][hide.numpy()] = tiny.facts.mask_token_id
+        found = logits(tiny, rows)[:, len(PROMPT) :]
+        picked = found.gather(2, torch.tensor(TEXT).repeat(batch, 1)[..., None])[..., 0]
+        losses.append(float((picked * hide / (x / length)[:, None]).sum() / batch))
+    ours = dllm.score(tiny, PROMPT, TEXT, estimator="llada", samples=64, seed=5)
+    assert ours.logprob == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_parity_with_dreams_estimator() -> None:
+    model = dllm.load("tests/golden/data/dream-tiny")
+    prompt, text = PROMPT, [*TEXT, model.facts.eos_token_id]
+    torch.manual_seed(3)
+    rows, size = 16, len(prompt) + len(text)
+    t = (1 - 1e-3) * ((torch.rand(1) + torch.arange(rows).float() / rows) % 1) + 1e-3
+    hide = torch.rand((rows, size)) < t[:, None]
+    hide[:, 0] = hide[:, -1] = False
+    hide[:, : len(prompt)] = False
+    noisy = np.repeat(np.array(prompt + text)[None], rows, 0)
+    noisy[hide.numpy()] = model.facts.mask_token_id
+    found = logits(model, noisy)
+    found = torch.cat([found[:, :1], found[:, :-1]], 1)
+    picked = found.gather(2, torch.tensor(prompt + text).repeat(rows, 1)[..., None])[..., 0]
+    expected = float((picked * hide / t[:, None]).sum() / rows)
+    ours = dllm.score(model, prompt, TEXT, estimator="dream", samples=rows, seed=3)
+    assert ours.logprob == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_chain_rule_has_one_forward_per_position(tiny: dllm.DiffusionModel) -> None:
+    expected = 0.0
+    for i, token in enumerate(TEXT):
+        row = np.array(PROMPT + TEXT)
+        row[len(PROMPT) + i :] = tiny.facts.mask_token_id
+        expected += float(logits(tiny, row[None])[0, len(PROMPT) + i, token])
+    ours = dllm.score(tiny, PROMPT, TEXT, estimator="left_to_right")
+    assert ours.logprob == pytest.approx(expected, rel=1e-5)
+    assert (ours.stderr, ours.nfe) == (0.0, len(TEXT))
+    back = dllm.score(tiny, PROMPT, TEXT, estimator="right_to_left")
+    assert back.logprob != pytest.approx(ours.logprob, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_batch_equals_its_requests_alone(tiny: dllm.DiffusionModel, name: str) -> None:
+    texts = [TEXT, TEXT[::-1], TEXT[:3]]
+    prompts = [PROMPT, PROMPT[:4], PROMPT]
+    how = {"estimator": name, "samples": 32, "greedy": True}
+    together = dllm.score(tiny, prompts, texts, **how)
+    small = dllm.score(tiny, prompts, texts, **how, max_batch_tokens=50)
+    for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        alone = dllm.score(tiny, prompt, text, **how)
+        for found in (together[i], small[i]):
+            assert found.logprob == pytest.approx(alone.logprob, rel=1e-5)
+            assert (found.nfe, found.greedy) == (alone.nfe, alone.greedy)
+
+
+def test_greedy_continuations_are_recognised(tiny: dllm.DiffusionModel) -> None:
+    out = dllm.generate(
+        tiny, PROMPT, sampler="llada+whole", max_new_tokens=6, eos_policy="none",
+        suppress_mask=False,
+    )  # fmt: skip
+    text = out.sequences[len(PROMPT) :].tolist()
+    assert dllm.score(tiny, PROMPT, text, greedy=True).greedy is True
+    other = [*text[:-1], (text[-1] + 1) % tiny.facts.vocab_size]
+    assert dllm.score(tiny, PROMPT, other, greedy=True).greedy is False
+    assert dllm.score(tiny, PROMPT, text).greedy is None
+
+
+def test_early_stop_saves_forwards_and_keeps_the_ranking() -> None:
+    prompt = "Reverse this list: Tom, Anna, Ben, Mia, Zoe"
+    texts = ["Zoe, Mia, Ben, Anna, Tom", "Zoe, Mia, Ben, Tom, Anna", "Tom, Anna, Ben, Mia, Zoe"]
+    full = dllm.score("nano", prompt, texts)
+    quick = dllm.score("nano", prompt, texts, early_stop=True)
+    assert [s.nfe for s in full] == [128] * 3
+    assert sum(s.nfe for s in quick) <= 200
+    assert full[0].logprob == max(s.logprob for s in full)
+    assert quick[0].logprob == max(s.logprob for s in quick)
+    for slow, fast in zip(full, quick, strict=True):
+        assert abs(slow.logprob - fast.logprob) < 5 * np.hypot(slow.stderr, fast.stderr)
+
+
+def test_guidance_mixes_logits(tiny: dllm.DiffusionModel) -> None:
+    mask = tiny.facts.mask_token_id
+    assert mask is not None
+    given, without = np.array([*PROMPT, mask]), np.full(len(PROMPT) + 1, mask)
+    with torch.inference_mode():
+        hf: Any = tiny.hf
+        a, b = hf(torch.from_numpy(np.stack([given, without]))).logits[:, -1].float()
+    expected = float((b + 2.5 * (a - b)).log_softmax(-1)[60])
+    assert dllm.score(tiny, PROMPT, [60], cfg_scale=1.5).logprob == pytest.approx(
+        expected, rel=1e-4
+    )
+
+
+def test_autoregressive_models_are_scored_exactly() -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.5,
+    )  # fmt: skip
+    model = dllm.load(Qwen2ForCausalLM(config))
+    found = dllm.score(model, PROMPT, TEXT)
+    rows = logits(model, np.array(PROMPT + TEXT)[None])[0]
+    expected = sum(float(rows[len(PROMPT) + i - 1, t]) for i, t in enumerate(TEXT))
+    assert found.logprob == pytest.approx(expected, rel=1e-5)
+    assert (found.stderr, found.nfe, found.greedy) == (0.0, 1, False)
+
+
+def test_texts_continue_prompts(tiny: dllm.DiffusionModel) -> None:
+    right, wrong = dllm.score("nano", "Reverse this list: Tom, Anna", ["Anna, Tom", "Tom, Anna"])
+    assert right.logprob > wrong.logprob
+    empty = dllm.score(tiny, "", "Tom")
+    assert empty.tokens > 0 and empty.logprob < 0
+
+
+def test_all_subsets_are_there_once() -> None:
+    draws = all_subsets(4)
+    assert len({tuple(row) for row in draws.masked.tolist()}) == 15
+    assert draws.weight.sum() == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"estimator": "lada"}, "did you mean 'llada'"),
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"sample": 5}, "did you mean 'samples'"),
+        ({"estimator": "llada", "samples": 33}, "a multiple of 32"),
+    ],
+)
+def test_bad_settings(tiny: dllm.DiffusionModel, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(dllm.DllmError, match=message):
+        dllm.score(tiny, PROMPT, TEXT, **arguments)
+
+
+def test_bad_texts(tiny: dllm.DiffusionModel) -> None:
+    with pytest.raises(dllm.PromptError, match="nothing to score"):
+        dllm.score(tiny, PROMPT, "")
+    with pytest.raises(dllm.PromptError, match="context"):
+        dllm.score(tiny, PROMPT * 10, TEXT * 3)
+    with pytest.raises(dllm.PromptError, match="2 prompts do not go with 3"):
+        dllm.score(tiny, [PROMPT, PROMPT], [TEXT] * 3)
