@@ -124,7 +124,8 @@ class Engine:
     def logits(self, row: Row) -> torch.Tensor:
         """Raw logits (n, V) of the undecided positions of the row's window.  Decides nothing."""
         canvas, targets = row.canvas, row.canvas.masks()
-        plan = close(self.cache.plan(canvas, row.slots), targets, self.shift)
+        plan = self.cache.plan(canvas, row.slots, targets)
+        plan = close(plan, targets, row.slots, pending=targets[:0])
         job = Job(row, canvas, plan, targets, row.lane, self.lanes)
         with torch.inference_mode():
             scored: torch.Tensor = self.head(self._hidden([job]))
