@@ -25,7 +25,16 @@ from .verifier import Verifier, is_causal_model
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "stop_strings",
              "seed")  # fmt: skip
-DRAFTING = ("search", "window", "steps", "sampler", "cache", "refresh_rounds", "end_marker")
+DRAFTING = (
+    "search",
+    "proxy",
+    "window",
+    "steps",
+    "sampler",
+    "cache",
+    "refresh_rounds",
+    "end_marker",
+)
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
 VerifierLike = str | PreTrainedModel | DiffusionModel
@@ -57,7 +66,7 @@ def speculate(
     above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
     "multi_round" and "traversal" give the same distribution.  ``controller``: how many tokens to
     draft, e.g. "rate" (default) or "fixed(k=8)".  For a diffusion drafter: ``search`` (e.g. "cps"),
-    ``window`` (masks it sees), ``steps``, ``sampler``, ``cache``, ``refresh_rounds``,
+    ``proxy``, ``window`` (masks it sees), ``steps``, ``sampler``, ``cache``, ``refresh_rounds``,
     ``end_marker``; see `DiffusionDrafter`.
 
     ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
@@ -102,13 +111,28 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
 
     register_all()
     if isinstance(drafter, list | tuple):
-        parts = [make_drafter(one, **options) for one in drafter if one is not None]
+        models = [one for one in drafter if _names_model(one)]
+        parts = [make_drafter(one, **(options if _names_model(one) else {})) for one in drafter]
+        if options and not models:
+            raise ConfigError(f"{next(iter(options))} is for diffusion drafters: name one")
         return FirstOf(tuple(part for part in parts if part is not None))
+    if options and not _names_model(drafter):
+        raise ConfigError(
+            f"{next(iter(options))} is for diffusion drafters named by model: leave it out, or set "
+            "it on the DiffusionDrafter"
+        )
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
     if isinstance(drafter, str) and is_drafter_spec(drafter):
         return single(drafter, DRAFTERS, Drafter)
     return DiffusionDrafter(load(drafter), **options)
+
+
+def _names_model(drafter: DrafterLike) -> bool:
+    """Whether a single drafter is given as a diffusion model or its name."""
+    if isinstance(drafter, str):
+        return not is_drafter_spec(drafter)
+    return drafter is not None and not isinstance(drafter, Drafter)
 
 
 def fit(drafter: Drafter | None, verifier: DiffusionModel, vocabulary: str) -> Drafter | None:

@@ -20,7 +20,7 @@ from ...config import GenerationConfig
 from ...errors import ConfigError
 from ...models import load
 from .. import base
-from ..api import Session, make_drafter
+from ..api import Session, fit, make_drafter
 from ..base import EMPTY, Draft, Drafting, Feedback, Request
 from ..control import CONTROLLERS, LengthController
 from ..rows import LogitsProcessor
@@ -47,12 +47,14 @@ def custom_generate(
     controller: Any = None,
     seed: int = 0,
     on_tokens: Callable[[list[int]], None] | None = None,
+    verifier_tokenizer: Any = None,
     **model_kwargs: Any,
 ) -> torch.Tensor:
     """For ``model.generate(ids, custom_generate=custom_generate, drafter=...)``.
 
     ``drafter``, ``rule``, ``controller`` as for `dllm.speculate`; ``seed`` keys the noise when
-    sampling; ``on_tokens`` receives the new ids of every round.  One sequence at a time.  Returns
+    sampling; ``on_tokens`` receives the new ids of every round; with ``verifier_tokenizer`` the
+    vocabularies of both sides are compared.  One sequence at a time.  Returns
     ids (1, L).  The verifier's processors (penalties, temperature, top-p ...) are those that
     transformers built from the generation config; stopping criteria other than ids and length are
     asked after every token.
@@ -64,14 +66,17 @@ def custom_generate(
     if mask is not None and not bool(mask.all()):
         raise ConfigError("drafting takes prompts without padding")
     sampling = bool(generation_config.do_sample)
-    verifier = load(model)
+    verifier = load(model, tokenizer=verifier_tokenizer)
+    part = make_drafter(drafter)
+    if verifier_tokenizer is not None:
+        part = fit(part, verifier, "auto")
     prompt = input_ids[0].cpu().numpy()
     config = GenerationConfig(
         max_new_tokens=max(1, generation_config.max_length - len(prompt)),
         temperature=1.0 if sampling else 0.0, seed=seed,
     )  # fmt: skip
     session = Session(
-        verifier, make_drafter(drafter), config, rule, controller,
+        verifier, part, config, rule, controller,
         logits_processor=_once(logits_processor),
     )  # fmt: skip
     run = session.start(prompt)
