@@ -41,6 +41,9 @@ FIRST_PHASES = (
 )
 
 
+DELIMITERS = ",:."  # where a unit of the tasks' answers ends, for adaptive blocks
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that determines a run.  ``objective`` is "masked" or "causal"."""
@@ -280,6 +283,8 @@ def snapshot(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Dif
     clone.set_attn_implementation("sdpa")
     clone.generation_config.max_new_tokens = CANVAS
     clone.generation_config.block_length = CANVAS // 2
+    marks: Any = tokenizer.convert_tokens_to_ids(list(DELIMITERS))
+    clone.generation_config.delimiters = sorted(marks)
     if model.config.is_causal:
         return load(clone, family="autoregressive", tokenizer=tokenizer)
     mask_id = tokenizer.mask_token_id

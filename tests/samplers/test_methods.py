@@ -1,0 +1,319 @@
+"""What each method commits, takes back or opens, given tables of numbers (T10-T22)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dllm.canvas import Canvas
+from dllm.config import GenerationConfig
+from dllm.engine import Engine
+from dllm.cache import compose as compose_cache
+from dllm.kernels.noise import uniform
+from dllm.samplers import Prediction, Sampler, compose
+from dllm.samplers.credit import Credit
+from dllm.samplers.prophet import Prophet
+from dllm.samplers.scorers import Probability
+
+from ..table import EOS, MASK, hashed, table_model, with_probabilities
+from .test_vectors import canvas_of, committed, predict
+
+ROW = [0.95, 0.80, 0.70, 0.76, 0.74, 0.75, 0.60, 0.80, 0.10, 0.78, 0.91, 0.50]
+
+
+@pytest.mark.parametrize(
+    ("spec", "row", "expected"),
+    [
+        ("localleap(w=4)", ROW, {0, 1, 3, 7, 9, 10}),
+        ("localleap(w=2)", ROW, {0, 1, 9, 10}),
+        ("localleap", [0.5, 0.8, 0.7], {1}),
+        ("localleap(tau_r=0.9)", ROW, {0, 10}),
+        ("hierarchical(0.9, 0.4)", [0.5, 0.95, 0.3, 0.2], {1}),
+        ("fixed(3)", [0.2, 0.9, 0.9, 0.1, 0.3], {1, 2, 4}),
+        ("pairs", [0.95, 0.3, 0.92], {0, 2}),
+        ("pairs", [0.95, 0.3, 0.82], {0}),
+    ],
+    ids=["T10 w=4", "T10 w=2", "no anchor", "T27", "one run", "fixed", "pair", "single"],
+)
+def test_a_step_commits(spec: str, row: list[float], expected: set[int]) -> None:
+    assert committed(spec, row) == expected
+
+
+def test_decided_positions_are_no_anchors() -> None:
+    """T11."""
+    canvas, sampler = canvas_of(12), compose("localleap(w=2)")
+    canvas.commit(np.array([0]), np.array([1]), np.zeros(1, np.float32))
+    sampler.prepare(canvas)
+    assert set(sampler.decide(canvas, predict(canvas, ROW[1:])).committed) == {9, 10}
+
+
+def test_every_gap_gets_one_commit() -> None:
+    """T18: position 2 is decided already and splits the runs."""
+    canvas, sampler = canvas_of(5), compose("hierarchical(0.9, 0.4)")
+    canvas.commit(np.array([2]), np.array([1]), np.zeros(1, np.float32))
+    sampler.prepare(canvas)
+    decision = sampler.decide(canvas, predict(canvas, [0.5, 0.95, 0.45, 0.3]))
+    assert set(decision.committed) == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "end", "window"),
+    [
+        ("MMMMMMMMMMMM", 12, (0, 4)),
+        (".M.MMMMMMMMM", 12, (1, 6)),
+        ("M......MMMMM", 12, (0, 8)),
+        ("..M.......MM", 12, (2, 10)),
+        ("...M.M...MMM", 9, (3, 9)),
+    ],
+)
+def test_dcd_shows_the_first_masks(pattern: str, end: int, window: tuple[int, int]) -> None:
+    """T13."""
+    canvas = canvas_of(12)
+    canvas.masked[:] = [c == "M" for c in pattern]
+    if end < 12:
+        canvas.cut(end - 1)
+    compose("dcd(s_init=4, s_max=8)").prepare(canvas)
+    assert canvas.window == window
+
+
+def test_dsb_moves_with_every_commit() -> None:
+    canvas, greedy, const = canvas_of(20), compose("dsb(4)"), compose("dsb(4, k_max=5)")
+    canvas.masked[[1, 2, 3]] = False
+    greedy.prepare(canvas)
+    assert canvas.window == (0, 7)
+    const.prepare(canvas)
+    assert canvas.window == (0, 5)
+
+
+@pytest.mark.parametrize(("step", "gap"), [(84, 7.5), (85, 5.0), (171, 5.0), (172, 2.5)])
+def test_prophet_lowers_its_bar(step: int, gap: float) -> None:
+    """T14."""
+    canvas = canvas_of(256)
+    canvas.step = step - 1
+    assert Prophet(steps=256).threshold(canvas) == gap
+
+
+@pytest.mark.parametrize(("gap", "fills"), [(7.6, True), (7.4, False)])
+def test_prophet_commits_everything_at_once(gap: float, fills: bool) -> None:
+    canvas, sampler = canvas_of(40), compose("prophet(start=2, answer=3)")
+    sampler.prepare(canvas)
+    at = sampler.targets(canvas)
+    assert at.tolist() == list(range(40))  # the window is 32 long, the region 40
+    gaps = np.where((at >= 2) & (at < 5), gap, 0.0).astype(np.float32)
+    prediction = Prediction(at, np.ones(40, np.int64), np.full(40, -1.0, np.float32), gap=gaps)
+    assert (len(sampler.decide(canvas, prediction).committed) == 40) is fills
+
+
+@pytest.mark.parametrize(
+    ("gen", "start", "threshold", "tokens", "probabilities", "size"),
+    [
+        (16, 0, 0.3, [5, 9, 5, 9], [0.8, 0.2, 0.8, 0.5], 4),
+        (16, 0, 0.6, [5, 9, 5, 9], [0.8, 0.2, 0.8, 0.5], 8),
+        (16, 13, 0.3, [5, 5, 5], [0.8, 0.8, 0.8], 3),
+    ],
+    ids=["T15", "T15 no delimiter is sure", "T16"],
+)
+def test_adablock_ends_where_the_text_does(
+    gen: int, start: int, threshold: float, tokens: list[int], probabilities: list[float], size: int
+) -> None:
+    canvas = canvas_of(gen)
+    sampler = compose(f"adablock(8, delimiters=(9,), delimiter_threshold={threshold})+fixed")
+    canvas.memory["adablock_total"] = gen
+    canvas.masked[:start] = False
+    canvas.window = (0, start)
+    sampler.prepare(canvas)
+    n = len(canvas.masks())
+    row = [*probabilities, *[0.1] * (n - len(probabilities))]
+    ids = [*tokens, *[5] * (n - len(tokens))]
+    sampler.decide(canvas, predict(canvas, row, tokens=ids))
+    assert canvas.window == (start, start + size)
+
+
+def r2(tokens: list[int], probabilities: list[float], **rules: Any) -> set[int]:
+    """What the rules add in a block where nothing reaches the threshold, the forced commit aside."""
+    given = {"confidence_cluster_size": None, "token_cluster": None, "temporal_steps": None} | rules
+    sampler = compose(f"threshold(0.99)+r2({', '.join(f'{k}={v!r}' for k, v in given.items())})")
+    canvas = canvas_of(len(tokens))
+    sampler.prepare(canvas)
+    view = sampler._view(canvas, predict(canvas, probabilities, tokens=tokens), None)
+    return set(np.flatnonzero(sampler.selectors[1].select(view)).tolist())
+
+
+def test_r2_clusters_and_runs() -> None:
+    """T17."""
+    ids = [1, 2, 3, 4, 5, 6]
+    assert r2(ids, [0.85, 0.82, 0.75, 0.4, 0.9, 0.6], confidence_cluster_size=3) == {0, 1, 2}
+    runs = [1, 1, 2, 2, 2, 3]
+    assert r2(runs, [0.5, 0.85, 0.3, 0.4, 0.7, 0.9], token_cluster="confidence") == {1}
+
+
+def test_r2_commits_what_stays_the_same() -> None:
+    sampler = compose(
+        "fixed+r2(confidence_cluster_size=None, token_cluster=None, temporal_steps=2)"
+    )
+    canvas = canvas_of(4)
+    for probabilities, expected in ([0.5, 0.85, 0.3, 0.6], {1}), ([0.5, 0.9, 0.7], {2, 3}):
+        sampler.prepare(canvas)
+        tokens = [7, 8, 9, 7][: len(probabilities)] if canvas.step == 0 else [7, 6, 7]
+        found = sampler.decide(canvas, predict(canvas, probabilities, tokens=tokens))
+        canvas.step += 1
+        if canvas.step == 2:  # position 2's token has changed, position 3's probability is low
+            assert set(found.committed) == {2}
+        else:
+            assert set(found.committed) == expected
+
+
+def shadowed(sampler: Sampler, canvas: Canvas, row: list[float], verdict: list[float]) -> Any:
+    prediction = predict(canvas, row)
+    at = sampler.shadow(canvas)
+    stands = np.log(np.array(verdict, np.float32))[:, None]
+    shadow = Prediction(at, np.ones(len(at), np.int64), stands[:, 0], asked={"stands": stands})
+    return sampler.decide(canvas, prediction, shadow)
+
+
+def test_wino_takes_back_fewer_than_it_committed_before() -> None:
+    """T19."""
+    canvas, sampler = canvas_of(10), compose("wino")
+    sampler.prepare(canvas)
+    canvas.commit(np.arange(5), np.ones(5, np.int64), np.zeros(5, np.float32))
+    canvas.commit_step[:5] = 0
+    canvas.step = 1
+    canvas.memory["wino"] = canvas.block, 3
+    verdict = [0.5, 0.2, 0.6, 0.3, 0.7, *[1.0] * 5]
+    decision = shadowed(sampler, canvas, [0.9, 0.9, 0.1, 0.1, 0.1], verdict)
+    assert set(decision.committed) == {5, 6}
+    assert set(decision.remasked) == {1, 3}
+    assert canvas.masked[[1, 3]].all()
+
+
+def test_saber_commits_above_the_mean_and_takes_one_back() -> None:
+    """T20."""
+    canvas, sampler = canvas_of(5), compose("saber")
+    sampler.prepare(canvas)
+    at = np.array([0, 1])
+    canvas.commit(at, np.ones(2, np.int64), np.log(np.array([0.8, 0.8], np.float32)))
+    canvas.memory["saber"] = np.array([0.5, 0.9, 0.5, 0.5, 0.5], np.float32)
+    canvas.step = 1
+    p = np.array([0.8, 0.8, 0.85, 0.82, 0.5], np.float32)
+    asked = {"saber": np.log(p)[:, None]}
+    prediction = Prediction(np.arange(5), np.ones(5, np.int64), np.log(p), asked=asked)
+    decision = sampler.decide(canvas, prediction)
+    assert set(decision.committed) == {2, 3}
+    assert decision.remasked.tolist() == [1]  # the only one whose probability has fallen
+
+
+def test_credit_is_logits_with_a_memory() -> None:
+    """Against the definition on whole rows of logits."""
+    rng = np.random.default_rng(0)
+    canvas, part = canvas_of(3), Credit()
+    credit = np.zeros((3, 8), np.float32)
+    for _ in range(6):
+        logits = rng.normal(size=(3, 8)).astype(np.float32)
+        logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        first = logp.argmax(1)
+        credit *= part.decay_beta
+        credit[np.arange(3), first] += np.exp(logp.max(1)) ** part.boost_gamma
+        fused = logp + part.credit_alpha * np.log1p(credit)
+        fused -= np.log(np.exp(fused).sum(1, keepdims=True))
+        ids = part.asks(canvas, np.arange(3))
+        asked = {"credit": np.take_along_axis(logp, ids, 1)}
+        at = np.arange(3)
+        prediction = Prediction(at, first, logp.max(1), max_logprob=logp.max(1), asked=asked)
+        found = part.apply(canvas, prediction)
+        assert found.token.tolist() == fused.argmax(1).tolist()
+        assert np.allclose(found.logprob, fused.max(1), atol=1e-5)
+
+
+def test_klass_waits_until_distributions_rest() -> None:
+    canvas, sampler = canvas_of(3), compose("klass(tau=0.6, kappa=0.01)")
+    kls = [[np.inf] * 3, [0.001, 0.5, 0.001], [0.001, 0.001, 0.001]]
+    commits = []
+    for kl in kls:
+        sampler.prepare(canvas)
+        at = canvas.masks()
+        p = np.array([0.7, 0.8, 0.5], np.float32)[at]
+        row = np.array(kl, np.float32)[at]
+        prediction = Prediction(at, np.ones(len(at), np.int64), np.log(p), kl=row)
+        commits.append(set(sampler.decide(canvas, prediction).committed))
+        canvas.step += 1
+    # Nothing is ready at first: the surest is forced.  Then position 0 has two quiet steps.
+    assert commits == [{1}, {0}, {2}]
+
+
+def run(spec: str, table: Any, masks: int = 16, cache: str = "none", **how: Any) -> Canvas:
+    sampler = compose(spec, options=how, stop_ids=(EOS,))
+    config = GenerationConfig(max_new_tokens=masks)
+    engine = Engine(table_model(table), sampler, compose_cache(cache), config)
+    canvas = Canvas.for_prompt(
+        np.array([1, 2, 3]), masks, mask_id=MASK, pad_id=EOS,
+        noise=lambda stream, step, at: uniform(0, stream, at, step, 0),
+    )  # fmt: skip
+    for _ in engine.run([canvas]):
+        pass
+    return canvas
+
+
+def agreeing(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """A model that knows every position from the start."""
+    return np.stack([with_probabilities(4 + int(p) % 7, 0.9 - 0.01 * int(p)) for p in positions])
+
+
+def test_freedave_commits_its_depth_when_drafts_hold() -> None:
+    """T21."""
+    plain = run("fixed", agreeing)
+    found = run("freedave(draft_depth=3)", agreeing)
+    assert found.tokens.tolist() == plain.tokens.tolist()
+    assert found.nfe == 1 + -(-(plain.nfe - 1) // 3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_freedave_changes_nothing_when_drafts_fail(seed: int) -> None:
+    """T22: a model whose predictions change with every token."""
+    for base in ("fixed", "threshold(0.4)", "localleap(0.5, 0.3)"):
+        plain, found = run(base, hashed(seed)), run(f"freedave({base})", hashed(seed))
+        assert found.tokens.tolist() == plain.tokens.tolist()
+        assert found.nfe <= plain.nfe
+
+
+@pytest.mark.parametrize(
+    ("spec", "same"),
+    [
+        ("localleap(0.4, 0.4)", "threshold(0.4)"),
+        ("lopa(threshold(0.4), k=1)", "threshold(0.4)"),
+        ("ete(threshold(0.4), k=1, tau=0.4)+multi_blocks(lookahead=0)", "threshold(0.4)"),
+        (
+            "threshold(0.4)+r2(confidence_cluster_size=None, token_cluster=None, "
+            "temporal_steps=None)",
+            "threshold(0.4)",
+        ),
+        ("threshold(0.4)+adablock(delimiters=())", "threshold(0.4)"),
+        ("threshold(inf)", "fixed"),
+        ("eb(gamma=0)", "fixed"),
+        ("freedave(draft_depth=1)", "fixed"),
+        ("threshold(0.4)+credit(credit_alpha=0)", "threshold(0.4)"),
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_degenerate_settings_are_the_simpler_method(spec: str, same: str, seed: int) -> None:
+    """T27."""
+    found, expected = run(spec, hashed(seed)), run(same, hashed(seed))
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert found.commit_step.tolist() == expected.commit_step.tolist()
+    assert found.nfe == expected.nfe
+
+
+def test_dcd_extends_a_block_instead_of_committing_blindly() -> None:
+    def unsure(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return np.stack([with_probabilities(4, 0.25) for _ in positions])
+
+    plain = run("dcd(s_init=8, block_length=4)", unsure)
+    found = run("dcd(s_init=8, block_length=4, e_max=4)", unsure)
+    assert plain.nfe == 16
+    assert found.nfe == 16 + 2  # each of the two blocks, now of 8, was extended once
+    assert not found.masked.any()
+
+
+def test_scores_of_the_margin_are_no_probabilities() -> None:
+    assert "probability scores" in {str(c) for c in Probability.offers}
