@@ -197,7 +197,6 @@ def align(
 
 def save_aligned(model: DiffusionModel, recipe: Alignment, folder: Path) -> None:
     """Write an aligned drafter; `dllm.load` reads it, drafting finds its end marker."""
-    model.hf.requires_grad_(False)
     model.save_pretrained(folder)
     (folder / "alignment.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
 

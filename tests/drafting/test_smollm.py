@@ -66,8 +66,9 @@ def test_useless_drafts_leave_a_real_text_alone(
 ) -> None:
     plain = dllm.speculate(smollm, None, PROMPTS[0], max_new_tokens=16)
     found = dllm.speculate(
-        smollm, random_drafter, PROMPTS[0], max_new_tokens=16, controller="fixed(k=6)"
-    )
+        smollm, random_drafter, PROMPTS[0], max_new_tokens=16, controller="fixed(k=6)",
+        search="argmax",
+    )  # fmt: skip
     assert found.text == plain.text
-    assert found.drafted > 20
+    assert found.drafted > 40
     assert found.accepted == 0
