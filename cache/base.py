@@ -19,7 +19,6 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import (
     BRANCHES,
-    COMMITTED_LOGITS,
     REGION_LOGITS,
     WINDOW_LOGITS,
     Capability,
@@ -30,7 +29,7 @@ from ..spec import arguments, parse
 
 # What caches offer that serve whatever is asked, by computing more where they must: BLOCK those
 # that plan for the window, REGION those that compute all masks anyway.
-BLOCK = frozenset({WINDOW_LOGITS, COMMITTED_LOGITS, BRANCHES})
+BLOCK = frozenset({WINDOW_LOGITS, BRANCHES})
 REGION = BLOCK | {REGION_LOGITS}
 
 

@@ -146,6 +146,8 @@ class Canvas:
         self.tokens[position + 1 :] = self.pad_id
         self.masked[position + 1 :] = False
         self.end = self.length = position + 1
+        low, high = self.window
+        self.window = min(low, self.end), min(high, self.end)
 
     def finish(self, reason: str) -> None:
         self.finish_reason = reason

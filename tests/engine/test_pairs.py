@@ -17,6 +17,7 @@ from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
 from dllm.engine import Engine
 from dllm.errors import ConfigError
+from dllm.eval.tasks import TASKS
 from dllm.kernels.noise import uniform
 from dllm.samplers import SAMPLERS, compose
 
@@ -34,7 +35,7 @@ REVISERS = ["wino", "saber"]
 
 # What must be refused, whatever else is allowed (rules of the methods, not of this library).
 FORBIDDEN = [
-    "wino+dcd", "wino+dsb", "saber+dcd", "saber+slowfast", "adablock+dcd", "adablock+slowfast",
+    "wino+dcd", "wino+dsb", "saber+dcd", "freedave+dcd", "saber+slowfast", "adablock+dcd", "adablock+slowfast",
     "freedave(klass)", "freedave(threshold+r2)", "freedave+wino", "freedave+saber", "freedave+random",
     "freedave+prophet", "freedave+lopa", "lopa+ete", "prophet+wino", "prophet+saber", "wino+saber",
     "threshold+random", "threshold+margin", "localleap+neg_entropy", "dparallel+prob", "eotp+dcd+eos",
@@ -65,7 +66,9 @@ def names(spec: str) -> set[str]:
 def test_the_product_of_parts(window: str, explorer: str) -> None:
     allowed = 0
     for selector, stop in product(SELECTORS, STOPS):
-        spec = "+".join(filter(None, (selector, window, stop, explorer)))
+        # DCD brings a rule that overwrites text: FreeDave refuses it, and says what to do.
+        eos = "eos" if window.startswith("dcd") and explorer.startswith("freedave") else ""
+        spec = "+".join(filter(None, (selector, window, stop, explorer, eos)))
         try:
             compose(spec)
         except ConfigError as error:
@@ -111,7 +114,7 @@ def test_forbidden_caches_are_refused(spec: str, cache: str) -> None:
 @pytest.mark.parametrize("explorer", [e for e in EXPLORERS if e])
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 def test_branches_share_a_cache(explorer: str, cache: str) -> None:
-    prompt = list(range(40, 60))
+    prompt = TASKS["latin"].examples(1)[0].prompt
     spec = f"{explorer}+multi_blocks(8)" if explorer.startswith("ete") else explorer
     every = f"{cache}(refresh_every=1)"
     how = {"max_new_tokens": 16, "block_length": 8, "eos_policy": "none"}
@@ -119,7 +122,7 @@ def test_branches_share_a_cache(explorer: str, cache: str) -> None:
     exact = dllm.generate("nano", prompt, sampler=spec, cache=every, **how)
     assert exact.tokens == plain.tokens and exact.nfe == plain.nfe
     cached = dllm.generate("nano", prompt, sampler=spec, cache=cache, **how)
-    assert len(cached.tokens) == 16 and cached.computed < plain.computed
+    assert len(cached.sequences) == len(plain.sequences) and cached.computed < plain.computed
 
 
 NANO = ["localleap", "adablock+localleap+prophet", "dcd+localleap", "dsb", "ete", "klass", "wino",
@@ -141,7 +144,9 @@ def test_a_batch_is_its_rows_alone(spec: str) -> None:
         assert alone.computed == found.computed
 
 
-@pytest.mark.parametrize("spec", ["localleap", "lopa", "ete", "wino", "saber", "dcd", "klass", "r2"])
+@pytest.mark.parametrize(
+    "spec", ["localleap", "lopa", "ete", "wino", "saber", "dcd", "klass", "r2"]
+)
 def test_sampling_is_a_function_of_the_seed(spec: str) -> None:
     how = {"sampler": spec, "max_new_tokens": 16, "temperature": 0.8}
     one, two, other = (
@@ -166,7 +171,8 @@ def test_a_budget_of_bits_bounds_the_rounds_from_below() -> None:
         )  # fmt: skip
         bits = [step.bits for step in out.trace.steps]
         assert out.nfe * max(bits) >= sum(bits) - 1e-9
-        assert sum(bits) == pytest.approx(-float(out.logprobs.sum()) / np.log(2), rel=1e-3)
+        whole = sum(q for step in out.trace.steps for _, _, q in step.commits)
+        assert sum(bits) == pytest.approx(-whole / np.log(2), abs=1e-3)
         for step in out.trace.steps:
             if not step.forced:
                 assert step.bits <= -np.log2(tau) * len(step.commits) + 1e-6
