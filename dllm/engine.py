@@ -273,6 +273,7 @@ class Engine:
             shadow = None
             if job.shadow.size:
                 shadow = _prediction(job.shadow, found, slice(here.stop, at))
+                assert stands is not None
                 shadow = replace(shadow, asked={"stands": stands})
             predictions.append((main, shadow))
         return predictions

@@ -164,6 +164,7 @@ def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> No
 
 
 def _as_parts(sampler: str | Part | Sequence[Part]) -> tuple[Part, ...]:
+    parts: tuple[Any, ...]
     if isinstance(sampler, str):
         parts = parse(sampler, SAMPLERS)
     else:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray
+from ..canvas import SELECTION, BoolArray, Canvas, FloatArray
 from ..capabilities import PROBABILITY
 from ..errors import ConfigError, UnknownNameError
 from .base import FamilyDefaults, Part, Selector, View, top
@@ -78,6 +78,8 @@ class KLASS(Selector):
         ready: BoolArray = (recent < self.kappa).all(1) & (view.score > self.tau)
         if self.unmask_strategy == "all" or not ready.any():
             return ready
-        noise = view.canvas.uniform(1, view.positions) if self.unmask_strategy == "random" else None
-        rank = {"max_conf": view.score, "min_kl": -recent[:, -1]}.get(self.unmask_strategy, noise)
+        if self.unmask_strategy == "random":
+            rank = view.canvas.uniform(SELECTION, view.positions)
+        else:
+            rank = view.score if self.unmask_strategy == "max_conf" else -recent[:, -1]
         return top(np.where(ready, rank, -np.inf).astype(np.float32), 1)

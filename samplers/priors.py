@@ -107,4 +107,5 @@ class PC(Scorer):
         surprise = -np.log(frequency[prediction.token] + 1e-10)
         score = np.minimum(np.exp(prediction.logprob) * surprise, self.alpha)
         fade = np.exp(-self.decay * (prediction.positions - canvas.start))
-        return (score * fade).astype(np.float32)
+        found: FloatArray = (score * fade).astype(np.float32)
+        return found

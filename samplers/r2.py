@@ -114,7 +114,7 @@ class R2(Selector):
         size = self.confidence_cluster_size or 1
         if size > high - low:
             return np.zeros(len(p), np.bool_)
-        open_, sums = np.zeros(high - low), np.zeros(high - low)
+        open_, sums = np.zeros((2, high - low), np.float32)
         open_[view.positions - low], sums[view.positions - low] = 1, p
         count = _windowed(open_, size)
         mean = _windowed(sums, size) / np.maximum(count, 1)
@@ -152,17 +152,18 @@ class R2(Selector):
             streak = canvas.memory["r2"] = Streak.fresh(canvas)
         at = view.positions
         streak.observe(at[left], token[left], p[left])
-        value = {
-            "last": p,
-            "ave": streak.total[at] / np.maximum(streak.count[at], 1),
-            "max": streak.best[at],
-        }[self.temporal_eval]
+        value: FloatArray = p
+        if self.temporal_eval == "ave":
+            value = (streak.total[at] / np.maximum(streak.count[at], 1)).astype(np.float32)
+        elif self.temporal_eval == "max":
+            value = streak.best[at]
         stable: BoolArray = left & (streak.count[at] >= (self.temporal_steps or 1))
-        return stable & (value >= self.temporal_threshold)
+        stable &= value >= self.temporal_threshold
+        return stable
 
 
 def _windowed(values: FloatArray, size: int) -> FloatArray:
     """Sums over all windows of ``size`` neighbours."""
-    total = np.concatenate([[0.0], np.cumsum(values)])
+    total = np.concatenate([np.zeros(1, np.float32), np.cumsum(values)])
     sums: FloatArray = total[size:] - total[:-size]
     return sums

@@ -106,11 +106,13 @@ def train_filter(
             "precision": both / max(1.0, float(called.sum())),
             "recall": both / max(1.0, float(true.sum())),
         }
-    first, _, last = net
-    weights = {"w1": first.weight.T, "b1": first.bias, "w2": last.weight.T, "b2": last.bias}  # type: ignore[union-attr]
-    return {name: w.detach().numpy().copy() for name, w in weights.items()}, measured  # type: ignore[union-attr]
+    parameters = dict(net.named_parameters())
+    names = {"w1": "0.weight", "b1": "0.bias", "w2": "2.weight", "b2": "2.bias"}
+    weights = {new: parameters[old].detach().numpy().T.copy() for new, old in names.items()}
+    return weights, measured
 
 
 def save_filter(weights: dict[str, FloatArray], path: Path) -> None:
     """Write what ``learn2pd(filter=...)`` reads."""
-    np.savez_compressed(path, **{name: array.astype(np.float16) for name, array in weights.items()})
+    halves: Any = {name: array.astype(np.float16) for name, array in weights.items()}
+    np.savez_compressed(path, **halves)

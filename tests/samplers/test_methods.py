@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dllm.cache import compose as compose_cache
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
 from dllm.engine import Engine
-from dllm.cache import compose as compose_cache
 from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, Sampler, compose
 from dllm.samplers.credit import Credit
