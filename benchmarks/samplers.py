@@ -62,7 +62,7 @@ def host_microseconds(spec: str, width: int, repeats: int = 400) -> float:
     for i in range(repeats):
         canvas = Canvas.for_prompt(
             np.arange(16), width, mask_id=500, pad_id=0,
-            noise=lambda stream, step, at: uniform(i, stream, at, step, 0),
+            noise=lambda stream, step, at, seed=i: uniform(seed, stream, at, step, 0),
         )  # fmt: skip
         sampler.prepare(canvas)
         at = sampler.targets(canvas)

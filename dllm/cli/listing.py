@@ -23,6 +23,7 @@ DECIDES = {
     "window": "where",
     "stop": "when to stop",
     "eos": "what an end token does",
+    "transform": "what becomes of predictions",
     "reviser": "what to take back",
     "explorer": "what to try first",
 }

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DEBUG = "dllm.debug"  # key in the context's meta, which nested contexts share
 MODEL, DECODING, DRAFTING, OUTPUT = "Model", "Decoding", "Drafting", "Output"
 SAMPLER, CACHE = "threshold", "none"
-RENAMED = {"stop": "stop_strings"}
+RENAMED = {"stop": "stop_strings", "constraint": "constraints"}
 
 
 def option(*names: str, panel: str, text: str, **settings: Any) -> Any:
@@ -148,6 +148,10 @@ class Generation(Decoding):
         list[str] | None,
         option("--stop", panel=DECODING, text="Text that ends the answer; repeatable."),
     ] = None
+    constraint: Annotated[
+        list[str] | None,
+        option("--constraint", panel=DECODING, text="OFFSET=TEXT fixed in the answer; repeatable."),
+    ] = None
     watch: Annotated[
         bool,
         option("--watch", "-w", panel=OUTPUT, text="Show the canvas while it is written."),
@@ -158,8 +162,19 @@ class Generation(Decoding):
 
     def arguments(self) -> dict[str, Any]:
         given = super().arguments()
-        given["stop_strings"] = tuple(self.stop or ())
-        return given if self.stop else {k: v for k, v in given.items() if k != "stop_strings"}
+        if self.stop:
+            given["stop_strings"] = tuple(self.stop)
+        if self.constraint:
+            given["constraints"] = dict(map(_constraint, self.constraint))
+        return given
+
+
+def _constraint(text: str) -> tuple[int, str]:
+    """``12=The answer is``: where a text stands in the answer, in tokens, and the text."""
+    offset, equals, wanted = text.partition("=")
+    if not equals or not offset.strip().isdigit() or not wanted:
+        raise ConfigError(f"--constraint is OFFSET=TEXT, e.g. '20=The answer is', not {text!r}")
+    return int(offset), wanted
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

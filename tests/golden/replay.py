@@ -115,7 +115,9 @@ def _dinfer(case: dict[str, Any]) -> Call:
         "credit": "threshold(tau={threshold})+credit(credit_alpha={credit_alpha}, "
         "boost_gamma={boost_gamma}, decay_beta={decay_beta})",
     }[case["decoder"]].format(**given)
-    return Call(sampler, "none", {"block_length": case["block_length"]})
+    policy = "block_contains" if case["early_stop"] else "none"
+    arguments = {"block_length": case["block_length"], "eos_policy": policy}
+    return Call(sampler, "none", arguments)
 
 
 def _dkv_dream(case: dict[str, Any]) -> Call:

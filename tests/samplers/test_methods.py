@@ -132,7 +132,7 @@ def test_adablock_ends_where_the_text_does(
 
 
 def r2(tokens: list[int], probabilities: list[float], **rules: Any) -> set[int]:
-    """What the rules add in a block where nothing reaches the threshold, the forced commit aside."""
+    """What the rules add in a block where nothing reaches the threshold."""
     given = {"confidence_cluster_size": None, "token_cluster": None, "temporal_steps": None} | rules
     sampler = compose(f"threshold(0.99)+r2({', '.join(f'{k}={v!r}' for k, v in given.items())})")
     canvas = canvas_of(len(tokens))
