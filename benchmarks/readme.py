@@ -119,8 +119,8 @@ def samplers(records: list[Record]) -> str:
         "**Area under the curve** of accuracy over tokens per forward (dense AUP, see "
         "[docs/eval.md](docs/eval.md)); larger is better, intervals that overlap are no ranking:",
         area_table(plain),
-        "**Fastest setting** of each sampler that is not shown to be less accurate than the "
-        "slowest one:",
+        "**Fastest setting** of each sampler, all tasks together, among those that are not shown "
+        "to be less accurate than one token per step (`llada`), and what it saves against that:",
         fastest_table(plain),
         "**Caches**, against no cache under the same sampler, all tasks together:",
         cache_table(records),

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
         PromptError,
         UnknownNameError,
     )
-    from .likelihood import Score, score
+    from .likelihood import score
     from .models import DiffusionModel, load
     from .result import Result
+    from .scoring import Score
     from .trace import Trace
 
 __version__ = "0.1.0"
@@ -38,7 +39,7 @@ _WHERE = {
     "GenerationConfig": "config", "DiffusionModel": "models", "load": "models",
     "Result": "result", "Trace": "trace", "CheckpointError": "errors", "ConfigError": "errors",
     "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",
-    "UnknownNameError": "errors", "Score": "likelihood", "score": "likelihood",
+    "UnknownNameError": "errors", "Score": "scoring", "score": "likelihood",
     "speculate": "drafting", "SpeculativeResult": "drafting", "DiffusionDrafter": "drafting",
 }  # fmt: skip
 

@@ -41,7 +41,8 @@ class TraceStep:
 
 @dataclass
 class Trace:
-    """The steps of one row.  ``pieces`` maps the ids that occur to their text."""
+    """The steps of one row.  ``pieces`` maps the ids that occur to their text; ``given`` are the
+    positions of fixed text, the prompt and what stands around holes, as [low, high) runs."""
 
     prompt: list[int]
     length: int
@@ -52,13 +53,14 @@ class Trace:
     steps: list[TraceStep] = field(default_factory=list)
     final: list[int] = field(default_factory=list)
     pieces: dict[int, str] = field(default_factory=dict)
+    given: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
     def start(cls, canvas: Canvas, sampler: str, cache: str, model: str) -> Trace:
         """An empty trace of a canvas that has not been touched."""
-        given = canvas.tokens[: canvas.prompt_length].tolist()
-        region = (canvas.start, canvas.end)
-        return cls(given, len(canvas.tokens), region, sampler, cache, model)
+        prompt = canvas.tokens[: canvas.prompt_length].tolist()
+        region, given = (canvas.start, canvas.end), runs(canvas.given.nonzero()[0].tolist())
+        return cls(prompt, len(canvas.tokens), region, sampler, cache, model, given=given)
 
     def add(self, step: Step) -> None:
         """Record one step."""

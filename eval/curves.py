@@ -1,8 +1,8 @@
 """Which settings make up the curve of a sampler: one knob each, from slow and safe to fast.
 
-The table names the knob of every sampler; a sampler that is not in it (a third party's, a new one)
-is swept over the first of its arguments that `BY_FIELD` knows, and a part that only says where to
-commit or when to stop over the threshold it is combined with.
+The table names the knob of every sampler.  One that is not in it is swept over the first of its
+arguments that `BY_FIELD` knows, and a part that only says where to commit or what to think of the
+predictions, over the threshold it is combined with: so new ones and those of third parties appear.
 """
 
 from __future__ import annotations
@@ -18,53 +18,72 @@ from ..samplers import Info, available, compose
 from .measure import Setting
 
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)  # of one step per position
-TAUS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5)
+TAUS = (0.99, 0.95, 0.9, 0.7, 0.5, 0.3)
 BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
 class Knob:
-    """An argument of a sampler and the values to try; ``steps`` are shares of the canvas."""
+    """A spec with one place ``{}`` and the values to put there; shares become numbers of steps."""
 
-    argument: str
+    spec: str
     values: Sequence[Any]
 
-    def specs(self, name: str, canvas: int) -> list[str]:
-        if self.argument == "steps":
-            slow = [name] if 1 in self.values else []  # the default: one step per position
-            counts = [max(1, round(share * canvas)) for share in self.values if share < 1]
-            return slow + [f"{name}(steps={count})" for count in counts]
-        return [f"{name}({self.argument}={value})" for value in self.values]
+    def specs(self, canvas: int) -> list[str]:
+        if self.values is not SHARES:
+            return [self.spec.format(value) for value in self.values]
+        return [self.spec.format(max(1, round(share * canvas))) for share in SHARES]
 
 
 KNOBS: dict[str, Knob] = {
-    "llada": Knob("steps", SHARES),
-    "dream": Knob("steps", SHARES),
-    "threshold": Knob("tau", TAUS),
-    "capped_threshold": Knob("steps", SHARES),
-    "factor": Knob("factor", (0.1, 0.25, 0.5, 1.0, 1.5, 2.0)),
-    "eb": Knob("gamma", (0.001, 0.01, 0.05, 0.1, 0.5, 1.0)),
-    "dparallel": Knob("tau", (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)),
-}
+    "llada": Knob("llada(steps={})", SHARES),
+    "dream": Knob("dream(steps={})", SHARES),
+    "capped_threshold": Knob("capped_threshold(steps={})", SHARES),
+    "pc": Knob("pc+llada(steps={})", SHARES),
+    "certainty_prior": Knob("certainty_prior+llada(steps={})", SHARES),
+    "fixed": Knob("fixed(n={})", (1, 2, 4, 8)),
+    "threshold": Knob("threshold(tau={})", TAUS),
+    "factor": Knob("factor(factor={})", (0.1, 0.25, 0.5, 1.0, 1.5, 2.0)),
+    "eb": Knob("eb(gamma={})", (0.001, 0.01, 0.05, 0.1, 0.5, 1.0)),
+    "dparallel": Knob("dparallel(tau={})", (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)),
+    "klass": Knob("klass(tau={})", (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)),
+    "learn2pd": Knob("learn2pd(theta={})", (0.99, 0.96, 0.9, 0.7, 0.5)),
+    "hierarchical": Knob("hierarchical(threshold={})", TAUS),
+    "localleap": Knob("localleap(tau_r={})", (0.9, 0.8, 0.75, 0.6, 0.5, 0.3)),
+    "r2": Knob("r2(spatial_threshold={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
+    "saber": Knob("saber(n={})", (1, 2, 4, 8)),
+    "wino": Knob("wino+wino_draft(tau1={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
+    "ete": Knob("ete(tau={})", TAUS),
+    "prophet": Knob(
+        "prophet({})",
+        ("early=15.0,mid=10.0,late=5.0", "early=7.5,mid=5.0,late=2.5",
+         "early=3.75,mid=2.5,late=1.25", "early=1.5,mid=1.0,late=0.5"),
+    ),
+    "freedave": Knob("freedave(threshold(tau={}))", TAUS),
+    "lopa": Knob("lopa(threshold(tau={}))", TAUS),
+}  # fmt: skip
 BY_FIELD: dict[str, Sequence[Any]] = {
     "tau": TAUS, "threshold": TAUS, "gamma": KNOBS["eb"].values, "steps": SHARES,
 }  # fmt: skip
-SWEPT = ("selector", "window", "explorer", "stop", "reviser")  # roles that make a method
+SWEPT = ("selector", "window", "explorer", "stop", "reviser", "scorer", "transform")
 OPTIONS = ("steps", "block_length", "eos_policy")  # arguments that are meant for samplers
-BASIC = {"blocks", "whole", "eos"}  # what other samplers are built from
+# What other samplers are built from, or complete only together with one of them.
+BASIC = {"blocks", "whole", "prob", "margin", "neg_entropy", "random", "wino_draft", "saber_accept"}
 
 
 def samplers_with_curves() -> list[str]:
-    """Every registered sampler that is a method of its own, in order of role and name."""
-    return [info.name for info in available() if info.role in SWEPT and info.name not in BASIC]
+    """Every registered sampler that is a method of its own and can be built, e.g. whose trained
+    filter is there; in order of role and name."""
+    names = [info.name for info in available() if info.role in SWEPT and info.name not in BASIC]
+    return [name for name in names if composes(name)]
 
 
 def curve(name: str, canvas: int) -> list[str]:
     """Specs of a sampler's curve on a canvas of that many positions; those that cannot be composed
     are left out, and a sampler always has its defaults."""
     info = _info(name)
-    found = KNOBS[name].specs(name, canvas) if name in KNOBS else _derived(info, canvas)
-    return [spec for spec in found if composes(spec)] or [name]
+    knob = KNOBS.get(name) or _derived(info)
+    return [spec for spec in knob.specs(canvas) if composes(spec)] or [name]
 
 
 def _info(name: str) -> Info:
@@ -74,13 +93,14 @@ def _info(name: str) -> Info:
     return infos[name]
 
 
-def _derived(info: Info, canvas: int) -> list[str]:
+def _derived(info: Info) -> Knob:
+    """The knob of a sampler that the table does not know."""
     for argument, values in BY_FIELD.items():
         if argument in info.defaults:
-            return Knob(argument, values).specs(info.name, canvas)
+            return Knob(f"{info.name}({argument}={{}})", values)
     if info.role == "selector":
-        return [info.name]
-    return [f"{info.name}+{spec}" for spec in KNOBS["threshold"].specs("threshold", canvas)]
+        return Knob(info.name, ("",))
+    return Knob(f"{info.name}+threshold(tau={{}})", TAUS)
 
 
 def composes(spec: str, options: dict[str, Any] | None = None) -> bool:

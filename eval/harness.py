@@ -26,9 +26,9 @@ from tqdm import tqdm
 
 from ..api import generate
 from ..errors import ConfigError
-from ..likelihood import Request, Score, Scoring, score_requests
 from ..models import load
 from ..prompts import encode, encode_text
+from ..scoring import Request, Score, Scoring, score_requests
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..api import generate
+from ..errors import ConfigError
 from ..models import DiffusionModel
 from .metrics import Outcome, Point, wilson
 from .problems import Problems, check_fits, prompt_of
@@ -103,12 +104,17 @@ class Record:
 
 
 def fingerprint(model: DiffusionModel) -> str:
-    """Tells checkpoints of one name apart: shapes and some values of every weight."""
-    digest = hashlib.blake2b(digest_size=8)
+    """Tells checkpoints of one name apart: shapes and some values of every weight, and what kind
+    of device computes with them."""
+    digest = hashlib.blake2b(model.device.type.encode(), digest_size=8)
     for name, tensor in sorted(model.hf.state_dict().items()):
         few = tensor.detach().reshape(-1)[:64].float().cpu().numpy()
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode() + few.tobytes())
     return f"{model.name}@{digest.hexdigest()}"
+
+
+class RefusedError(ConfigError):
+    """The model does not go with the setting: a sampler without its trained part, say."""
 
 
 def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str) -> Record:
@@ -117,7 +123,10 @@ def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str
     how = {"sampler": cell.setting.sampler, "cache": cell.setting.cache, **cell.setting.arguments}
     check_fits(model, examples, int(how.get("max_new_tokens") or 1), cell.task)
     prompts = [prompt_of(example) for example in examples]
-    generate(model, prompts[:1], **how)  # warm-up, not measured
+    try:
+        generate(model, prompts[:1], **how)  # warm-up, not measured
+    except ConfigError as error:
+        raise RefusedError(str(error)) from error
     outs: list[Any] = []
     seconds, peak = 0.0, 0
     for start in range(0, len(prompts), cell.rows):

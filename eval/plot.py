@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,19 @@ AXES: dict[str, tuple[str, Callable[[Record], float]]] = {
 MARKERS = "osD^vP*X<>ph"
 
 
+def check_plots() -> None:
+    """Raise `ConfigError` when plots cannot be drawn, before anything is measured for them."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("plots need matplotlib: run `pip install dllm[eval]` or pass --no-plot")
+
+
 def pareto(records: Sequence[Record], files: Sequence[Path]) -> None:
     """Accuracy against tokens per forward, computed positions and seconds: a panel per task and
     axis, a line per method with 95 % bands.  Writes every file, by its suffix (.svg, .png)."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("plots need matplotlib: run `pip install dllm[eval]`") from error
+    check_plots()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     tasks = by_task(records)
     if not tasks:
         raise ConfigError("there is nothing to plot: the sweep holds no records")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..cache import available as caches
 from ..errors import UnknownNameError
@@ -11,18 +12,23 @@ from .sweep import Sweep
 
 README_TASKS = ("sort", "shuffle", "replace", "sum")
 AT = "threshold(tau=0.9)"  # the sampler under which caches are compared
-BASELINE = "llada"  # one token per step
+BASELINE = "llada(steps=32)"  # one token per step
+RANDOM = "llada(steps=32,remasking='random')"  # for caches that must know commits beforehand
+FORESEEING = "dkv_greedy"
 
 
 def readme() -> list[Sweep]:
     """Every sampler as a curve, every cache as a ratio; under half an hour on two cores."""
     canvas = (("max_new_tokens", 32), ("block_length", 16))
     names = [cache.name for cache in caches()]
-    return [
-        Sweep(README_TASKS, curves=samplers_with_curves(), examples=96, rows=48, arguments=canvas),
-        Sweep(README_TASKS, samplers=[BASELINE, AT], caches=names, examples=96, rows=48,
-              arguments=canvas),
-    ]  # fmt: skip
+    how: dict[str, Any] = {"examples": 96, "rows": 48, "arguments": canvas}
+    sweeps = [
+        Sweep(README_TASKS, curves=samplers_with_curves(), **how),
+        Sweep(README_TASKS, samplers=[BASELINE, AT], caches=names, **how),
+    ]
+    if FORESEEING in names:
+        sweeps.append(Sweep(README_TASKS, samplers=[RANDOM], caches=["none", FORESEEING], **how))
+    return sweeps
 
 
 def quick() -> list[Sweep]:

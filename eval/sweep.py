@@ -16,7 +16,7 @@ from ..samplers import compose as compose_sampler
 from ..samplers.compose import check_needs
 from .curves import settings
 from .machine import machine
-from .measure import Cell, Record, Setting, fingerprint, measure
+from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
 from .problems import Problems, problems
 
 FIELDS = {field.name for field in fields(Record)}
@@ -124,13 +124,17 @@ def run(
     journal: Journal,
     progress: Progress = lambda *_: None,
     run_code: bool = False,
+    refused: dict[str, str] | None = None,
 ) -> list[Record]:
     """Measure what the journal lacks; the records of all cells, in order.
 
     ``progress(done, total, cell, record)`` is called before (record None) and after each cell.
-    ``run_code``: see `problems`.
+    ``run_code``: see `problems`.  Settings that the model does not go with are left out and told
+    in ``refused``; without one they raise `RefusedError`.
     """
-    identity, about = fingerprint(model), {"machine": machine()}
+    identity = fingerprint(model)
+    dtype, device = str(model.dtype).removeprefix("torch."), str(model.device)
+    about = {"machine": machine(), "dtype": dtype, "device": device}
     loaded: dict[str, Problems] = {}
     for task in dict.fromkeys(cell.task for cell in cells):
         loaded[task] = problems(task, run_code)
@@ -139,7 +143,13 @@ def run(
         record = journal.records.get(cell.key(identity))
         if record is None:
             progress(done, len(cells), cell, None)
-            record = measure(model, loaded[cell.task], cell, identity)
+            try:
+                record = measure(model, loaded[cell.task], cell, identity)
+            except RefusedError as error:
+                if refused is None:
+                    raise
+                refused[cell.setting.label] = str(error)
+                continue
             journal.add(record, about)
         progress(done + 1, len(cells), cell, record)
         found.append(record)

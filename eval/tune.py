@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, UnknownNameError
 from ..models import DiffusionModel
-from .measure import Cell, Record, Setting, fingerprint, measure
+from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
 from .metrics import Paired, paired
 from .problems import problems
 from .sweep import refusal
@@ -112,9 +113,13 @@ def tune(
     base = Candidate(baseline)
     alive = [Candidate(setting) for setting in candidates if refusal(setting) is None]
     for number, n in enumerate(how.rungs):
-        for who in (base, *alive):
-            who.records += answer(who, n, how.seed + number)
-        alive = survivors(alive, base, how)
+        base.records += answer(base, n, how.seed + number)
+        able = []
+        for who in alive:
+            with suppress(RefusedError):  # e.g. a sampler whose trained part is not there
+                who.records += answer(who, n, how.seed + number)
+                able.append(who)
+        alive = survivors(able, base, how)
         progress(f"{sum(how.rungs[: number + 1])} prompts per task", alive)
     proof = Candidate(baseline, answer(base, how.confirm, how.seed + CONFIRM_SEED))
     if not any(proof.right):

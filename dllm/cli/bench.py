@@ -84,13 +84,14 @@ def bench(*, options: Bench) -> None:
     A sweep that was stopped goes on where it was; --preset quick takes seconds.
     """
     from ..eval import report
+    from ..eval.plot import check_plots, pareto
     from ..eval.sweep import Journal, run
 
+    if options.plot:
+        check_plots()
     sweeps = _sweeps(options)
     cells = list({repr(cell): cell for sweep in sweeps for cell in sweep.cells()}.values())
-    for sweep in sweeps:
-        for label, reason in sweep.refused().items():
-            note(f"left out {label}: {reason}")
+    refused = {label: why for sweep in sweeps for label, why in sweep.refused().items()}
     journal = Journal(options.output / "results.jsonl")
     if options.threads is not None:
         import torch
@@ -100,7 +101,11 @@ def bench(*, options: Bench) -> None:
         from ..models import load
 
         model = load(options.model, dtype=options.dtype, device=options.device)
-    records = run(model, cells, journal, tell, options.confirm_run_unsafe_code)
+    records = run(model, cells, journal, tell, options.confirm_run_unsafe_code, refused)
+    if not records:
+        raise ConfigError(next(iter(refused.values()), "there is nothing to measure"))
+    for label, reason in refused.items():
+        note(f"left out {label}: {reason}")
     texts = {
         "table.md": report.full_table(records),
         "areas.md": report.area_table(records),
@@ -110,8 +115,6 @@ def bench(*, options: Bench) -> None:
     for name, text in texts.items():
         (options.output / name).write_text(text + "\n", encoding="utf-8")
     if options.plot:
-        from ..eval.plot import pareto
-
         pareto(records, [options.output / f"pareto.{kind}" for kind in ("svg", "png")])
     print(texts["table.md"])
     note(f"{len(records)} records in {options.output}")

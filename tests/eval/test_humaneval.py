@@ -68,7 +68,9 @@ def test_the_published_solutions_pass() -> None:
 def test_nothing_runs_unconfirmed(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(dllm.ConfigError, match="--confirm-run-unsafe-code"):
         problems("humaneval")
-    result = cli("bench", "-m", str(tiny_folder), "-t", "humaneval", "-o", str(tmp_path / "out"))
+    result = cli(
+        "bench", "-m", str(tiny_folder), "-t", "humaneval", "--no-plot", "-o", str(tmp_path / "out")
+    )
     assert result.exit_code == 2 and "--confirm-run-unsafe-code" in result.stderr
 
 

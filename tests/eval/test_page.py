@@ -138,6 +138,16 @@ def test_two_traces_and_what_caches_compute(
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_text_around_holes_is_given(browser: Any, tmp_path: Path) -> None:
+    out = dllm.infill("nano", "Tom, [[1]], Ben, [[1]], Mia", trace=True)
+    tab, problems = show(browser, trace_page([json.loads(out.trace.to_json())]), tmp_path)
+    move(tab, 0)
+    assert count(tab, "mask") == 2
+    assert count(tab, "given") == len(out.sequences) - 2 and not problems
+    tab.close()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_tokens_cannot_leave_the_data(browser: Any, traces: list[Path], tmp_path: Path) -> None:
     trace = read_trace(traces[0])
     evil = "</script><script>window.hit = 1</script><img src=x onerror='window.hit = 1'>"

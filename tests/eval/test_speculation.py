@@ -7,9 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from dllm.eval.speculation import Turn, answer, by_category, read_questions, rows, write_answers
+from dllm.train.tokenizer import build_tokenizer
 
 
 @pytest.fixture
@@ -48,6 +51,23 @@ def test_turns_are_asked_with_what_was_said_before(file: Path) -> None:
     turns = answer(question, speak)
     assert heard == [["Write."], ["Write.", "a1", "Again."]]
     assert [turn.accepted for turn in turns] == [(1,), (3,)] and turns[0].drafted == (4,)
+
+
+def test_speculative_results_become_turns(file: Path) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(build_tokenizer()), hidden_size=32, intermediate_size=48,
+        num_hidden_layers=2, num_attention_heads=4, initializer_range=0.5,
+    )  # fmt: skip
+    verifier = dllm.load(LlamaForCausalLM(config), family="autoregressive",
+                         tokenizer=build_tokenizer())  # fmt: skip
+    question = read_questions(file)[1]
+    how = {"max_new_tokens": 16, "controller": "fixed(k=4)"}
+    turns = answer(question, lambda m: dllm.speculate(verifier, "prompt_lookup", m, **how))
+    result = dllm.speculate(verifier, "prompt_lookup", question.turns[0], **how)
+    assert turns[0].tokens == len(result.tokens) and sum(turns[0].accepted) == result.accepted
+    found = by_category([(question, turns)])["overall"].acceptance
+    assert found.rounds == result.nfe and found.length == 1 + result.accepted_per_round
 
 
 def test_figures_per_category(file: Path) -> None:

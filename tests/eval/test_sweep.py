@@ -9,7 +9,16 @@ import pytest
 
 import dllm
 from dllm.eval import report
-from dllm.eval.curves import SWEPT, curve, samplers_with_curves, settings, spread
+from dllm.eval.curves import (
+    BASIC,
+    KNOBS,
+    SWEPT,
+    composes,
+    curve,
+    samplers_with_curves,
+    settings,
+    spread,
+)
 from dllm.eval.measure import Cell, Record, Setting, fingerprint
 from dllm.eval.presets import PRESETS, preset
 from dllm.eval.problems import problems, read_file
@@ -75,7 +84,11 @@ def test_an_interrupted_sweep_goes_on(tiny: dllm.DiffusionModel, tmp_path: Path)
     again = run(tiny, cells, Journal(file), lambda d, t, c, r: pytest.fail() if r is None else None)
     assert [r.key for r in again] == [c.key(fingerprint(tiny)) for c in cells]
     entry = json.loads(file.read_text().splitlines()[0])
-    assert entry["machine"]["torch"] and entry["arguments"] == dict(CANVAS)
+    assert (
+        entry["machine"]["torch"]
+        and entry["dtype"] == "float32"
+        and entry["arguments"] == dict(CANVAS)
+    )
 
 
 def test_other_weights_are_another_measurement(tiny: dllm.DiffusionModel) -> None:
@@ -93,14 +106,16 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 
 
 def test_every_sampler_has_a_curve() -> None:
-    names = {i.name for i in available() if i.role in SWEPT} - {"blocks", "whole", "eos"}
-    assert set(samplers_with_curves()) == names
+    names = {i.name for i in available() if i.role in SWEPT} - BASIC
+    names = {name for name in names if composes(name)}
+    assert set(samplers_with_curves()) == names >= {"llada", "threshold", "eb"}
     for name in names:
         specs = curve(name, 32)
-        assert len(specs) == len(set(specs)) >= 1
+        assert len(specs) == len(set(specs)) > 1, name
         for spec in specs:
             compose(spec)
-    assert curve("llada", 32)[:2] == ["llada", "llada(steps=16)"]
+    assert curve("llada", 32)[:2] == ["llada(steps=32)", "llada(steps=16)"]
+    assert set(KNOBS) <= {i.name for i in available()}
 
 
 def test_a_window_of_a_plugin_gets_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +166,16 @@ def test_what_cannot_work_is_left_out_with_its_reason(monkeypatch: pytest.Monkey
     assert "threshold needs" in found.refused()["threshold · dual"]
 
 
+def test_a_setting_without_its_parts_is_left_out(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
+    cells = sweep(samplers=["pc(frequencies='/no/such/file.npy')", "threshold"], caches=["none"])
+    refused: dict[str, str] = {}
+    found = run(tiny, cells.cells(), Journal(tmp_path / "r.jsonl"), refused=refused)
+    assert {r.sampler for r in found} == {"threshold"}
+    assert "cannot read token frequencies" in next(iter(refused.values()))
+    with pytest.raises(dllm.ConfigError, match="cannot read token frequencies"):
+        run(tiny, cells.cells(), Journal(tmp_path / "r2.jsonl"))
+
+
 def test_tables(records: list[Record]) -> None:
     full = report.full_table(records)
     assert full.count("\n") == 2 + 8 - 1 and "`threshold(tau=0.5)`" in full
@@ -162,7 +187,30 @@ def test_tables(records: list[Record]) -> None:
     assert ratio == pytest.approx(none / sum(r.mean("computed") for r in base if r.cache != "none"),
                                   abs=0.01)  # fmt: skip
     assert "threshold" in report.area_table(records)
-    assert "×" in report.fastest_table(records)
+
+
+def fake(task: str, sampler: str, right: int, nfe: int, n: int = 40) -> Record:
+    method, solved = sampler.split("(")[0], [i < right for i in range(n)]
+    return Record("k", "m", task, method, sampler, "none", {}, n, 0, 8, solved, [8] * n,
+                  [nfe] * n, [9 * nfe] * n, 0, 0.1 * nfe, 1)  # fmt: skip
+
+
+def test_the_fastest_setting_is_as_good_as_the_slowest() -> None:
+    kinds = {"slow": (36, 8), "fast(1)": (36, 4), "fast(2)": (35, 2), "fast(3)": (10, 1)}
+    made = [fake(task, name, *kind) for task in ("a", "b") for name, kind in kinds.items()]
+    lines = report.fastest_table([*made, fake("a", "once", 40, 1)]).splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in lines] == ["`fast(2)`", "`slow`"]
+    assert "4.00" in lines[0] and "4.0×" in lines[0]
+
+
+def test_areas_begin_at_the_same_point() -> None:
+    """A sweep that starts late gets a trapezoid from the slowest point, not a rectangle."""
+    made = [fake("a", "slow", 40, 8), fake("a", "late", 40, 2)]
+    lines = report.area_table(made).splitlines()[2:]
+    found = {line.split("|")[1].strip(): line.split("|")[2].strip(" *") for line in lines}
+    assert found == {"`late`": "400", "`slow`": "100"}
+    worse = [*made[:1], fake("a", "late", 30, 2)]
+    assert "`late` | **100**" in report.area_table(worse)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -210,6 +258,7 @@ def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_command_line(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     command = ("bench", "-m", str(tiny_folder), "-t", "copy", "-s", "threshold(tau={0.9,0.5})",
                "-n", "3", "--max-new-tokens", "16", "--output", str(tmp_path / "out"))  # fmt: skip
     result = cli(*command)
@@ -218,6 +267,15 @@ def test_command_line(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     names = {"results.jsonl", "table.md", "areas.md", "caches.md", "fastest.md", "pareto.svg",
              "pareto.png"}  # fmt: skip
     assert {file.name for file in (tmp_path / "out").iterdir()} == names
+
+
+def test_missing_plots_are_told_before_measuring(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dllm.eval.plot.find_spec", lambda name: None)
+    result = cli("bench", "--preset", "quick", "-o", str(tmp_path / "out"))
+    assert result.exit_code == 2 and "--no-plot" in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -240,6 +298,8 @@ def test_bad_input(
     arguments: list[str],
     message: str,
 ) -> None:
-    result = cli("bench", "-m", str(tiny_folder), *arguments, "-o", str(tmp_path / "out"))
+    result = cli(
+        "bench", "-m", str(tiny_folder), *arguments, "--no-plot", "-o", str(tmp_path / "out")
+    )
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr and result.stderr.splitlines()[-1].startswith("error: ")

@@ -1,0 +1,292 @@
+"""Scoring continuations of token ids: masks of many requests, in packed forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import cache as caches
+from . import samplers
+from .canvas import Canvas, FloatArray, IntArray
+from .config import GenerationConfig
+from .engine import Engine
+from .errors import ConfigError, PromptError
+from .estimators import ENDS_WITH_EOS, Draws, Weights, estimator
+from .kernels.statistics import token_statistics
+from .models import DiffusionModel
+from .models.attention import Segment
+from .packing import group as fold
+
+ROUND = 16  # samples between two looks at who leads
+DECIDED = 3.0  # standard errors that the leader must be ahead
+
+
+@dataclass(frozen=True)
+class Score:
+    """The log-likelihood of a continuation, in nats.
+
+    ``logprob`` estimates a lower bound of it, ``stderr`` is the standard error of the estimate, 0
+    where nothing was left to chance.  ``tokens``: length of the continuation; ``nfe``: forwards;
+    ``computed``: token positions fed to the model.  ``greedy``: whether greedy decoding, one token
+    per step, writes exactly this continuation; None if it was not asked for.
+    """
+
+    logprob: float
+    stderr: float
+    tokens: int
+    nfe: int
+    computed: int
+    greedy: bool | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A continuation (L,) of a prompt (P,), both int64.  Requests with the same ``group`` are
+    choices for one question; ``length`` is what a normalised comparison divides by."""
+
+    prompt: IntArray
+    continuation: IntArray
+    group: int = 0
+    length: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How to score; see `score`."""
+
+    estimator: str = "stratified"
+    samples: int = 128
+    greedy: bool = False
+    early_stop: bool = False
+    cfg_scale: float = 0.0
+    seed: int = 0
+    max_batch_tokens: int = 8192
+
+    def __post_init__(self) -> None:
+        estimator(self.estimator)
+        for name, least in (("samples", 1), ("max_batch_tokens", 1), ("cfg_scale", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+def score_requests(model: DiffusionModel, requests: Sequence[Request], how: Scoring) -> list[Score]:
+    """Score requests of token ids, in order."""
+    for request in requests:
+        size = len(request.prompt) + len(request.continuation)
+        if size > model.facts.context_length:
+            raise PromptError(
+                f"prompt and continuation have {size} tokens, the context "
+                f"{model.facts.context_length}: shorten the prompt"
+            )
+    if model.facts.mask_token_id is None:
+        return [_autoregressive(model, request) for request in requests]
+    running = [_Running(_completed(model, request, how), how) for request in requests]
+    rounds = max(1, how.samples // ROUND) if how.early_stop else 1
+    for number in range(rounds):
+        live = [run for run in running if not run.decided]
+        _advance(model, live, how, number)
+        if how.early_stop and number:
+            _decide(running)
+    greedy = _greedy(model, requests, how) if how.greedy else [None] * len(requests)
+    return [run.score(is_greedy) for run, is_greedy in zip(running, greedy, strict=True)]
+
+
+def _completed(model: DiffusionModel, request: Request, how: Scoring) -> Request:
+    """The request with the end token that some estimators want."""
+    if how.estimator not in ENDS_WITH_EOS:
+        return request
+    eos = model.facts.eos_token_id
+    if eos is None:
+        raise ConfigError(
+            f"the {how.estimator} estimator needs an end token: {model.name} has none"
+        )
+    ended = np.append(request.continuation, eos)
+    return Request(request.prompt, ended, request.group, request.length)
+
+
+@dataclass
+class _Running:
+    """A request and what its rows have contributed, round by round."""
+
+    request: Request
+    how: Scoring
+    sums: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    nfe: int = 0
+    decided: bool = False
+
+    @property
+    def logprob(self) -> float:
+        return float(np.mean(self.sums))
+
+    @property
+    def stderr(self) -> float:
+        return float(np.sqrt(np.sum(np.square(self.errors))) / len(self.errors))
+
+    def draws(self, number: int) -> Draws:
+        rows = min(ROUND, self.how.samples) if self.how.early_stop else self.how.samples
+        sizes = len(self.request.continuation), len(self.request.prompt)
+        return estimator(self.how.estimator)(*sizes, rows, (self.how.seed, number))
+
+    def add(self, draws: Draws, values: Weights) -> None:
+        self.sums.append(float(values.sum()))
+        self.errors.append(draws.standard_error(values))
+        self.decided |= draws.spread == "exact"  # another round would say the same
+
+    def score(self, greedy: bool | None) -> Score:
+        size = len(self.request.prompt) + len(self.request.continuation)
+        lanes = 2 if self.how.cfg_scale else 1
+        tokens = len(self.request.continuation)
+        return Score(self.logprob, self.stderr, tokens, self.nfe, self.nfe * size * lanes, greedy)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One forward: a request under one mask."""
+
+    request: Request
+    masked: Any  # (L,) bool
+    wanted: IntArray  # offsets into the continuation
+
+
+def _advance(model: DiffusionModel, live: list[_Running], how: Scoring, number: int) -> None:
+    """One round of every request that is not decided yet."""
+    plans = [run.draws(number) for run in live]
+    rows: list[_Row] = []
+    places: list[tuple[int, int]] = []
+    for i, (run, draws) in enumerate(zip(live, plans, strict=True)):
+        for j in np.flatnonzero(draws.weight.any(1)):
+            rows.append(_Row(run.request, draws.masked[j], np.flatnonzero(draws.weight[j])))
+            places.append((i, int(j)))
+    values = [np.zeros(len(draws.weight)) for draws in plans]
+    for row, (i, k), logprobs in zip(rows, places, _logprobs(model, rows, how), strict=True):
+        values[i][k] = plans[i].weight[k][row.wanted] @ logprobs.astype(np.float64)
+        live[i].nfe += 1
+    for run, draws, value in zip(live, plans, values, strict=True):
+        run.add(draws, value)
+
+
+def _decide(running: list[_Running]) -> None:
+    """Mark the requests of every group whose leader is clear, in total and per length."""
+    groups: dict[int, list[_Running]] = {}
+    for run in running:
+        groups.setdefault(run.request.group, []).append(run)
+    for runs in groups.values():
+        if len(runs) > 1 and all(_clear(runs, norm) for norm in (False, True)):
+            for run in runs:
+                run.decided = True
+
+
+def _clear(runs: list[_Running], normalised: bool) -> bool:
+    by = [run.request.length if normalised else 1 for run in runs]
+    means = [run.logprob / n for run, n in zip(runs, by, strict=True)]
+    errors = [run.stderr / n for run, n in zip(runs, by, strict=True)]
+    best = int(np.argmax(means))
+    return all(
+        means[best] - means[i] > DECIDED * float(np.hypot(errors[best], errors[i]))
+        for i in range(len(runs))
+        if i != best
+    )
+
+
+def _logprobs(model: DiffusionModel, rows: list[_Row], how: Scoring) -> Iterator[FloatArray]:
+    """Log-probabilities of every row's wanted tokens, in order."""
+    lanes = 2 if how.cfg_scale else 1
+    chunk: list[_Row] = []
+    size = 0
+    for row in rows:
+        length = (len(row.request.prompt) + len(row.request.continuation)) * lanes
+        if chunk and size + length > how.max_batch_tokens:
+            yield from _forward(model, chunk, how.cfg_scale)
+            chunk, size = [], 0
+        chunk.append(row)
+        size += length
+    if chunk:
+        yield from _forward(model, chunk, how.cfg_scale)
+
+
+def _forward(model: DiffusionModel, rows: list[_Row], cfg_scale: float) -> Iterator[FloatArray]:
+    """One packed forward."""
+    mask = model.facts.mask_token_id
+    assert mask is not None
+    ids, positions, segments, scored, at = [], [], [], [], 0
+    for lane in range(2 if cfg_scale else 1):
+        for row in rows:
+            prompt = row.request.prompt if not lane else np.full(len(row.request.prompt), mask)
+            text = np.where(row.masked, mask, row.request.continuation)
+            length = len(prompt) + len(text)
+            ids.append(np.concatenate([prompt, text]))
+            positions.append(np.arange(length))
+            segments.append(Segment(slice(at, at + length), slice(at, at + length)))
+            where = np.maximum(row.wanted + len(prompt) - model.facts.logit_shift, 0)
+            scored.append(where + at)
+            at += length
+
+    def tensor(parts: list[IntArray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(model.device)
+
+    with torch.inference_mode():
+        hidden = model.backbone(
+            input_ids=tensor(ids)[None], position_ids=tensor(positions)[None],
+            attention_mask=torch.empty(1, 1, 1, 1, device=model.device), use_cache=False,
+            segments=fold(segments),
+        ).last_hidden_state[0][tensor(scored)]  # fmt: skip
+        if cfg_scale:  # the head is affine: mixing hidden states mixes the logits
+            given, without = hidden.float().chunk(2)
+            hidden = (without + (cfg_scale + 1) * (given - without)).to(hidden.dtype)
+        select = tensor([row.request.continuation[row.wanted] for row in rows])
+        found = token_statistics(hidden, model.head, select=select, needs=()).numpy()
+    assert found.select_logprob is not None
+    at = 0
+    for row in rows:
+        yield found.select_logprob[at : at + len(row.wanted)]
+        at += len(row.wanted)
+
+
+def _autoregressive(model: DiffusionModel, request: Request) -> Score:
+    """The chain rule in one forward.  Without a prompt the first token is given, not scored."""
+    ids = np.concatenate([request.prompt, request.continuation])
+    first = max(1, len(request.prompt))
+    select = torch.from_numpy(ids[first:]).to(model.device)
+    packed = torch.from_numpy(ids)[None].to(model.device)
+    with torch.inference_mode():
+        hidden = model.backbone(input_ids=packed, use_cache=False).last_hidden_state[0]
+        rows = hidden[first - 1 : -1]
+        found = token_statistics(rows, model.head, select=select, needs=()).numpy()
+    assert found.select_logprob is not None
+    total = float(found.select_logprob.astype(np.float64).sum())
+    greedy = bool((found.token == ids[first:]).all())
+    return Score(total, 0.0, len(request.continuation), 1, len(ids), greedy)
+
+
+def _greedy(model: DiffusionModel, requests: Sequence[Request], how: Scoring) -> list[bool]:
+    """Whether one most confident token per step writes the continuation; gives up at the first
+    that differs."""
+    sampler = samplers.compose("llada+whole", options={"eos_policy": "none"})
+    config = GenerationConfig(
+        cfg_scale=how.cfg_scale, suppress_mask=False, max_batch_tokens=how.max_batch_tokens
+    )
+    mask = model.facts.mask_token_id
+    assert mask is not None
+    canvases = [
+        Canvas.for_prompt(r.prompt, len(r.continuation), mask_id=mask, pad_id=mask)
+        for r in requests
+    ]
+    wanted = {id(c): r.continuation for c, r in zip(canvases, requests, strict=True)}
+
+    def differs(canvas: Canvas) -> bool:
+        written = slice(canvas.start, None)
+        open_ = canvas.masked[written]
+        return bool((open_ | (canvas.tokens[written] == wanted[id(canvas)])).sum() < len(open_))
+
+    def check(canvas: Canvas) -> None:
+        if differs(canvas):
+            canvas.finish("differs")
+
+    for _ in Engine(model, sampler, caches.compose("none"), config, check).run(canvases):
+        pass
+    return [not canvas.masked.any() and not differs(canvas) for canvas in canvases]

@@ -1,0 +1,23 @@
+"""The example scripts run as they stand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+NEEDS = {"evaluate": "lm_eval"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_it_runs(file: Path, tmp_path: Path) -> None:
+    package = NEEDS.get(file.stem)
+    if package is not None and find_spec(package) is None:
+        pytest.skip(f"needs {package}")
+    done = subprocess.run([sys.executable, file], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr[-2000:]
