@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=int, default=500)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
-    parser.add_argument("--models", nargs="+", default=["nano"])
+    parser.add_argument("--models", nargs="+", default=["nano", "nano-ar"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS / "nano.json")
     options = parser.parse_args()

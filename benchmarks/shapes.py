@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import dllm
 
@@ -12,8 +12,19 @@ def llada_135m() -> dllm.DiffusionModel:
     """A LLaDA-shaped model of about 135M parameters (30 layers, width 576)."""
     config = LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-        num_attention_heads=9, num_key_value_heads=9, max_position_embeddings=4096,
+        num_attention_heads=9, num_key_value_heads=9, max_position_embeddings=8192,
         tie_word_embeddings=True,
     )  # fmt: skip
     torch.manual_seed(0)
     return dllm.load(LlamaForCausalLM(config), family="llada", mask_token_id=49151, eos_token_id=0)
+
+
+def dream_135m() -> dllm.DiffusionModel:
+    """A Dream-shaped model of about 120M parameters: grouped queries (9 to 3 heads), shift 1."""
+    config = Qwen2Config(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return dllm.load(Qwen2ForCausalLM(config), family="dream", mask_token_id=49151, eos_token_id=0)

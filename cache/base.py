@@ -17,27 +17,39 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import REGION_LOGITS, WINDOW_LOGITS, Capability
+from ..capabilities import (
+    BRANCHES,
+    REGION_LOGITS,
+    WINDOW_LOGITS,
+    Capability,
+)
 from ..errors import ConfigError
 from ..registry import Registry
 from ..spec import arguments, parse
+
+# What caches offer that serve whatever is asked, by computing more where they must: BLOCK those
+# that plan for the window, REGION those that compute all masks anyway.
+BLOCK = frozenset({WINDOW_LOGITS, BRANCHES})
+REGION = BLOCK | {REGION_LOGITS}
 
 
 @dataclass(slots=True)
 class Slots:
     """Freshness of one row's slots.  ``age`` (N,) int64: step of the last computation, -1 never;
     ``pending`` (N,) bool: the stored key and value belong to another token than the present one;
-    ``shift``: target t is scored by row t - shift; ``memory``: whatever the cache wants to
-    remember about the row."""
+    ``shift``: target t is scored by row t - shift; ``grid``: the block length of block-causal
+    attention, 0 for bidirectional; ``memory``: whatever the cache wants to remember about the row.
+    """
 
     age: IntArray
     pending: BoolArray
     shift: int = 0
+    grid: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, length: int, shift: int = 0) -> Slots:
-        return cls(np.full(length, -1), np.zeros(length, np.bool_), shift)
+    def empty(cls, length: int, shift: int = 0, grid: int = 0) -> Slots:
+        return cls(np.full(length, -1), np.zeros(length, np.bool_), shift, grid)
 
     def computed(self, positions: IntArray, step: int) -> None:
         self.age[positions] = step
@@ -102,7 +114,7 @@ class Cache:
     paper: ClassVar[str] = ""
     arxiv: ClassVar[str] = ""
     needs: ClassVar[frozenset[Capability]] = frozenset()
-    offers: ClassVar[frozenset[Capability]] = frozenset({REGION_LOGITS, WINDOW_LOGITS})
+    offers: ClassVar[frozenset[Capability]] = frozenset()
     stores: ClassVar[bool] = True
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import BRANCHES, REGION_LOGITS, WINDOW_LOGITS
-from .base import Plan, Slots, everything, register
+from .base import BLOCK, REGION, Plan, Slots, everything, register
 from .refresh import Refreshing
 
 FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
@@ -39,7 +38,7 @@ class BlockCache(Refreshing):
 class PrefixCache(BlockCache):
     """Freeze everything left of the open block; recompute from its start to the end."""
 
-    offers = frozenset({REGION_LOGITS, WINDOW_LOGITS, BRANCHES})
+    offers = REGION
 
     def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
         return canvas.window[0], canvas.length
@@ -50,7 +49,7 @@ class PrefixCache(BlockCache):
 class DualCache(BlockCache):
     """Freeze everything outside the open block; recompute the block alone."""
 
-    offers = frozenset({WINDOW_LOGITS, BRANCHES})
+    offers = BLOCK
 
     def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
         return canvas.window

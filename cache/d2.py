@@ -31,7 +31,6 @@ class D2Cache(Refreshing):
     something else.  Needs room for the attention of all layers, L x Q x N, in the host's memory.
     """
 
-    offers = frozenset()
     layerwise = True
 
     k: int = 32

@@ -15,7 +15,7 @@ import numpy as np
 from ..canvas import Canvas, IntArray
 from ..capabilities import FORESIGHT
 from ..errors import ConfigError, UnknownNameError
-from .base import Plan, Slots, everything, register
+from .base import REGION, Plan, Slots, everything, register
 from .refresh import Refreshing
 
 PAPER = "dKV-Cache: The Cache for Diffusion Language Models"
@@ -33,6 +33,8 @@ class DKVDecode(Refreshing):
     "un" and "un_right" are rules for shifted logits, by which a position may rest once its right
     neighbour is decided ("un", which freezes positions that still hold [MASK]) or once both are.
     """
+
+    offers = REGION
 
     refresh_every: int | None = 8
     official: str | None = None
@@ -77,6 +79,8 @@ class DKVDecode(Refreshing):
 class DKVPrefill(Refreshing):
     """Compute the prompt once, and everything after it in every step (dKV-Cache-Prefill)."""
 
+    offers = REGION
+
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         if self.due(canvas, slots):
             return everything(canvas)
@@ -114,7 +118,6 @@ class DKVGreedy(Refreshing):
     """
 
     needs = frozenset({FORESIGHT})
-    offers = frozenset()
     by_block = True
 
     refresh_every: int | None = 2

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
+from ..capabilities import BRANCHES
 from ..errors import ConfigError
-from .base import Cache, Layer, LayerPlan, Plan, Slots, register
+from .base import REGION, Cache, Layer, LayerPlan, Plan, Slots, register
 from .refresh import check_interval
 
 
@@ -31,6 +32,7 @@ class DLLMCache(Cache):
     The keys, values and changes of all positions are kept: more memory than other caches.
     """
 
+    offers = REGION - {BRANCHES}
     layerwise = True
     keeps = "change"
 

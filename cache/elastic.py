@@ -31,7 +31,6 @@ class ElasticCache(Refreshing):
     second step under watch on.
     """
 
-    offers = frozenset()
     layerwise = True
     keeps = "input"
 

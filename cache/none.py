@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import BRANCHES, COMMITTED_LOGITS, REGION_LOGITS, SHADOW, WINDOW_LOGITS
-from .base import Cache, Plan, Slots, everything, register
+from ..capabilities import COMMITTED_LOGITS, SHADOW
+from .base import REGION, Cache, Plan, Slots, everything, register
 
 
 @register("none")
@@ -14,8 +14,8 @@ from .base import Cache, Plan, Slots, everything, register
 class NoCache(Cache):
     """Recompute every position in every step: exact."""
 
+    offers = REGION | {COMMITTED_LOGITS, SHADOW}
     stores = False
-    offers = frozenset({REGION_LOGITS, WINDOW_LOGITS, COMMITTED_LOGITS, BRANCHES, SHADOW})
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         return everything(canvas)

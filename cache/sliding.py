@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import REGION_LOGITS, WINDOW_LOGITS, Capability
+from ..capabilities import Capability
 from ..errors import ConfigError, UnknownNameError
-from .base import Plan, Slots, everything, register
+from .base import BLOCK, REGION, Plan, Slots, everything, register
 from .refresh import Refreshing
 
 
@@ -39,7 +39,7 @@ class DSBCache(Refreshing):
     commits, a block length in the paper.
     """
 
-    offers = frozenset({WINDOW_LOGITS})
+    offers = BLOCK
 
     refresh_after: int | None = 32
     before: int = 24
@@ -84,7 +84,7 @@ class DCDCache(Refreshing):
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
-        return frozenset({WINDOW_LOGITS} | ({REGION_LOGITS} if self.mode == "prefix" else set()))
+        return REGION if self.mode == "prefix" else BLOCK
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         if self.due(canvas, slots):
@@ -107,7 +107,7 @@ class VicinityCache(Refreshing):
     block opens and in the first ``warmup`` steps; 16, 16 and 4 as released.
     """
 
-    offers = frozenset({WINDOW_LOGITS})
+    offers = BLOCK
     by_block = True
 
     before: int = 16

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, FloatArray, IntArray
-from ..capabilities import WINDOW_LOGITS
+from ..capabilities import BRANCHES
 from ..errors import ConfigError
-from .base import Layer, LayerPlan, Plan, Slots, everything, register
+from .base import BLOCK, Layer, LayerPlan, Plan, Slots, everything, register
 from .refresh import Refreshing
 
 
@@ -29,7 +29,7 @@ class SparseCache(Refreshing):
     Fewer keys are read; the buffer still holds all of them, so no memory is saved here.
     """
 
-    offers = frozenset({WINDOW_LOGITS})
+    offers = BLOCK - {BRANCHES}
     by_block = True
     layerwise = True
 

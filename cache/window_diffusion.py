@@ -31,8 +31,6 @@ class WindowDiffusion(Refreshing):
     is the policy ``first_commit`` of `dllm.samplers.eos`.
     """
 
-    offers = frozenset()
-
     refresh_every: int | None = 32
     active: int = 16
     window: int = 64

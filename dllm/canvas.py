@@ -61,6 +61,7 @@ class Canvas:
     finish_reason: str | None = None
     stop_position: int | None = None  # where the answer ends, if a stop id ended it
     length: int = 0
+    origin: int | None = None  # where blocks are counted from; None: the region's start
     text_floor: int = 0  # the text does not end before this position: something is given there
     given: BoolArray = field(init=False)
     commit_step: IntArray = field(init=False)
@@ -145,6 +146,8 @@ class Canvas:
         self.tokens[position + 1 :] = self.pad_id
         self.masked[position + 1 :] = False
         self.end = self.length = position + 1
+        low, high = self.window
+        self.window = min(low, self.end), min(high, self.end)
 
     def finish(self, reason: str) -> None:
         self.finish_reason = reason

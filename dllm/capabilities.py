@@ -33,6 +33,7 @@ KEEPS_TEXT = Capability(
 )  # fmt: skip
 GREEDY = Capability("greedy proposals", "a temperature", "use temperature=0")
 UNSHIFTED = Capability("logits that stand at their own position", "a model", "use a LLaDA model")
+BLOCK_CAUSAL = Capability("block-causal attention", "a model", "use cache='dual'")
 REGION_LOGITS = Capability(
     "predictions of every undecided position at every step", "a cache", NO_CACHE
 )

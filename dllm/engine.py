@@ -17,7 +17,7 @@ import torch
 from .cache import Cache, Plan, Slots
 from .cache.base import check, close
 from .canvas import Canvas, FloatArray, IntArray
-from .capabilities import FORESIGHT, SHADOW, UNSHIFTED
+from .capabilities import BLOCK_CAUSAL, FORESIGHT, SHADOW, UNSHIFTED
 from .config import GenerationConfig
 from .errors import ConfigError, OutOfMemoryError
 from .graphs import Static
@@ -65,6 +65,7 @@ class Engine:
         self.lanes = 2 if config.cfg_scale > 0 else 1
         self.width = 1 if sampler.explorer is None else sampler.explorer.width
         self.shift = model.facts.logit_shift
+        self.grid = model.facts.block_length  # of the attention; None: bidirectional
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.forwards = 0
         self.buffer: KVBuffer | None = None
@@ -99,16 +100,19 @@ class Engine:
         """Rows nothing was computed for yet, and room for their keys and values."""
         per_row = self.lanes * self.width
         rows = [
-            Row(canvas, Slots.empty(len(canvas.tokens), self.shift), i * per_row)
+            Row(canvas, Slots.empty(len(canvas.tokens), self.shift, self.grid or 0), i * per_row)
             for i, canvas in enumerate(canvases)
         ]
+        if self.grid:
+            for canvas in canvases:
+                canvas.origin = 0
         if self.cache.stores and rows:
             layers = self.model.hf.config.num_hidden_layers
             stride = max(len(canvas.tokens) for canvas in canvases)
             static = self.config.cuda_graphs or self.config.compile
             self.buffer = KVBuffer(layers, len(rows) * per_row + static, stride)
             if self.cache.layerwise:
-                self.hook = LayerHook(self.backbone, self.cache, self.buffer)
+                self.hook = LayerHook(self.backbone, self.cache, self.buffer, self.grid)
             elif static:
                 self.static = Static(self.backbone, self.buffer, self.device, self.config.compile)
         return rows
@@ -124,7 +128,7 @@ class Engine:
     def logits(self, row: Row) -> torch.Tensor:
         """Raw logits (n, V) of the undecided positions of the row's window.  Decides nothing."""
         canvas, targets = row.canvas, row.canvas.masks()
-        plan = close(self.cache.plan(canvas, row.slots), targets, self.shift)
+        plan, targets = self._plan(row, targets)
         job = Job(row, canvas, plan, targets, row.lane, self.lanes)
         with torch.inference_mode():
             scored: torch.Tensor = self.head(self._hidden([job]))
@@ -151,15 +155,7 @@ class Engine:
             raise ConfigError(f"sampler {self.sampler.spec!r} never decides anything")
         foresight = FORESIGHT in self.cache.needs
         targets = self.sampler.foreseen(canvas) if foresight else self.sampler.targets(canvas)
-        slots = row.slots
-        plan = self.cache.plan(canvas, slots, targets)
-        if plan.answers is not None:
-            served = np.intersect1d(targets, plan.answers, assume_unique=True)
-            targets = served if served.size else targets
-        pending = slots.waiting(canvas.length) if self.cache.prompt else targets[:0]
-        plan = close(plan, targets, slots, pending)
-        if self.cache.stores:
-            check(plan, canvas, slots)
+        plan, targets = self._plan(row, targets)
         shadow = self.sampler.shadow(canvas)
         branches = row.branches()
         return [
@@ -170,6 +166,19 @@ class Engine:
             )
             for i, branch in enumerate(branches)
         ]  # fmt: skip
+
+    def _plan(self, row: Row, targets: IntArray) -> tuple[Plan, IntArray]:
+        """What the row computes and reads, and those of the targets that the cache serves."""
+        canvas, slots = row.canvas, row.slots
+        plan = self.cache.plan(canvas, slots, targets)
+        if plan.answers is not None:
+            served = np.intersect1d(targets, plan.answers, assume_unique=True)
+            targets = served if served.size else targets
+        pending = slots.waiting(canvas.length) if self.cache.prompt else targets[:0]
+        plan = close(plan, targets, slots, pending)
+        if self.cache.stores:
+            check(plan, canvas, slots)
+        return plan, targets
 
     def _chunks(self, groups: list[list[Job]]) -> Iterator[list[list[Job]]]:
         """Micro-batches of at most ``max_batch_tokens`` computed positions, at least one row."""
@@ -271,7 +280,7 @@ class Engine:
     def _hidden(self, jobs: list[Job]) -> torch.Tensor:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
         stride = None if self.buffer is None else self.buffer.stride
-        packed = pack(jobs, self.shift, stride, self.device)
+        packed = pack(jobs, self.shift, stride, self.device, self.grid)
         hidden = self._backbone(jobs, packed)
         if self.lanes == 1:
             return hidden[packed.scored[0]]
@@ -367,7 +376,9 @@ def _check(model: DiffusionModel, sampler: Sampler, cache: Cache, config: Genera
         name = f"temperature={config.temperature}"
         check_needs(sampler.parts, "a temperature", name, frozenset())
     offered = frozenset({UNSHIFTED} if model.facts.logit_shift == 0 else ())
-    check_needs(sampler.parts, "a model", model.name, offered)
+    if model.facts.block_length:
+        offered |= {BLOCK_CAUSAL}
+    check_needs([*sampler.parts, cache], "a model", model.name, offered)
     shadows = sampler.reviser is not None and SHADOW in sampler.reviser.needs
     if shadows and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.reviser} cannot be guided: use cfg_scale=0")

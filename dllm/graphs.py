@@ -159,7 +159,7 @@ class Static:
 
     def _capture(self, step: Step) -> None:
         """Run twice beside the main stream, so that everything lazy has happened, then record."""
-        stream = torch.cuda.Stream(self.device)
+        stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(2):  # writes the same keys and values to the same slots

@@ -50,8 +50,10 @@ class Piece:
 class LayerHook:
     """Lets ``cache`` decide at every layer of ``backbone``; used by the engine per forward."""
 
-    def __init__(self, backbone: nn.Module, cache: Cache, buffer: KVBuffer) -> None:
-        self.backbone, self.cache, self.buffer = backbone, cache, buffer
+    def __init__(
+        self, backbone: nn.Module, cache: Cache, buffer: KVBuffer, grid: int | None = None
+    ) -> None:
+        self.backbone, self.cache, self.buffer, self.grid = backbone, cache, buffer, grid
         self.layers: Sequence[nn.Module] = getattr(backbone, "layers", ())
         self.pieces: list[Piece] = []
         self.index = 0
@@ -154,7 +156,7 @@ class LayerHook:
             now, length = piece.now, piece.job.row.canvas.length
             if now.compute.size:
                 yield from segments_of(now.compute, now.read, at, piece.base, length,
-                                       self.inputs.device)  # fmt: skip
+                                       self.inputs.device, self.grid)  # fmt: skip
             at += len(now.compute)
 
     def _as_packed(self, hidden: Tensor) -> Tensor:

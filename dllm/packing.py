@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -93,11 +94,14 @@ class Packed:
     scored: torch.Tensor
 
 
-def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.device) -> Packed:
+def pack(
+    jobs: Sequence[Job], shift: int, stride: int | None, device: torch.device,
+    grid: int | None = None,
+) -> Packed:  # fmt: skip
     """Lay the jobs' computed positions end to end.
 
     ``shift``: target t is scored by row t - shift.  ``stride``: slots per lane of the buffer, or
-    None when keys and values are not kept.
+    None when keys and values are not kept.  ``grid``: block length of block-causal attention.
     """
     lanes = jobs[0].lanes
     ids: list[IntArray] = []
@@ -113,11 +117,13 @@ def pack(jobs: Sequence[Job], shift: int, stride: int | None, device: torch.devi
             ids.append(job.lane_tokens(lane)[compute])
             positions.append(compute)
             if stride is None:
-                segments.append(Segment(queries, queries))
+                segments += segments_of(compute, None, at, at, len(compute), device, grid)
             else:
                 base = job.base(lane, stride)
                 slots.append(compute + base)
-                segments += segments_of(compute, job.plan.read, at, base, job.canvas.length, device)
+                segments += segments_of(
+                    compute, job.plan.read, at, base, job.canvas.length, device, grid
+                )
             scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
             at += len(compute)
             if job.shadow.size:
@@ -164,12 +170,25 @@ def _indices(compute: IntArray, rows: IntArray) -> IntArray:
 
 
 def segments_of(
-    compute: IntArray, read: IntArray | None, at: int, base: int, length: int, device: torch.device
-) -> list[Segment]:
+    compute: IntArray, read: IntArray | None, at: int, base: int, length: int,
+    device: torch.device, grid: int | None = None,
+) -> list[Segment]:  # fmt: skip
     """The segments of a row whose queries ``compute`` begin at ``at`` on the packed axis and whose
-    keys lie in the slots from ``base``: those of ``read``, or all ``length`` live ones."""
-    keys = slice(base, base + length) if read is None else tensor(read + base, device)
-    return [Segment(slice(at, at + len(compute)), keys)]
+    keys lie in the slots from ``base``: those of ``read``, or all ``length`` live ones.
+
+    With a ``grid`` attention is block-causal: one segment per block of that length, counted from
+    position 0, whose queries see their block and what is left of it.
+    """
+    if grid is None:
+        keys = slice(base, base + length) if read is None else tensor(read + base, device)
+        return [Segment(slice(at, at + len(compute)), keys)]
+    found, blocks = [], compute // grid
+    borders = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(compute)]
+    for first, last in pairwise(borders):
+        end = min(int(blocks[first] + 1) * grid, length)
+        keys = slice(base, base + end) if read is None else tensor(read[read < end] + base, device)
+        found.append(Segment(slice(at + first, at + last), keys))
+    return found
 
 
 def group(segments: list[Segment]) -> list[Segment]:

@@ -18,7 +18,8 @@ class Result:
     part in; ``computed``: token positions fed to the model for it.  ``order``: the step that
     decided each of ``tokens``; ``logprobs``: their log-probabilities then.  ``finish_reason``:
     "stop" (a stop id or string) or "length".  ``seconds`` and ``peak_memory`` (bytes; of the
-    device, or of the process on CPU) are those of the whole call.
+    device, or of the process on CPU) are those of the whole call, as are ``cache_bytes``: what
+    the cache holds in keys, values and hidden states.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Result:
     cache: str
     seed: int
     trace: Trace | None = field(default=None, repr=False)
+    cache_bytes: int = 0
 
     @property
     def tokens_per_forward(self) -> float:

@@ -111,7 +111,7 @@ def compose(
         return replace(sampler, stop_ids=tuple(stop_ids))
     parts, spec = _as_parts(sampler), _spec_of(sampler)
     roles = _complete(parts)
-    roles = _fill_options(roles, options or {}, spec)
+    roles = _fill_options(roles, options or {}, spec, given=parts)
     roles = {
         role: [_fill_open(part, facts or {}, family) for part in group]
         for role, group in roles.items()
@@ -182,9 +182,13 @@ def _spec_of(sampler: str | Part | Sequence[Part]) -> str:
 
 
 def _fill_options(
-    roles: dict[str, list[Part]], options: Mapping[str, Any], spec: str
+    roles: dict[str, list[Part]],
+    options: Mapping[str, Any],
+    spec: str,
+    given: Sequence[Part],
 ) -> dict[str, list[Part]]:
-    """Copies of the parts with their open fields set from ``options``."""
+    """Copies of the parts with their open fields set from ``options``, which also overrule what
+    parts have brought along, but nothing that was ``given``."""
     unused = set(options)
 
     def fill(part: Part) -> Part:
@@ -192,7 +196,8 @@ def _fill_options(
         taken = {key: value for key, value in options.items() if key in own}
         unused.difference_update(taken)
         for key, value in taken.items():
-            if getattr(part, key) not in (None, value):
+            explicit = any(part is other for other in given)
+            if explicit and getattr(part, key) not in (None, value):
                 raise ConfigError(
                     f"{key} is given twice: {getattr(part, key)} in {spec!r} and {value} beside it"
                 )

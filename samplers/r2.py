@@ -111,7 +111,9 @@ class R2(Selector):
 
     def _clusters(self, view: View, p: FloatArray) -> BoolArray:
         low, high = view.canvas.window
-        size = min(self.confidence_cluster_size or 1, high - low + 1)
+        size = self.confidence_cluster_size or 1
+        if size > high - low:
+            return np.zeros(len(p), np.bool_)
         open_, sums = np.zeros(high - low), np.zeros(high - low)
         open_[view.positions - low], sums[view.positions - low] = 1, p
         count = _windowed(open_, size)

@@ -35,8 +35,9 @@ class StaticBlocks(Window):
     def advance(self, canvas: Canvas) -> None:
         low, high = canvas.window
         size = self.block_length or 32
+        origin = canvas.start if canvas.origin is None else canvas.origin
         while not canvas.masked[low:high].any() and high < canvas.end:
-            low, high = high, min(high + size, canvas.end)
+            low, high = high, min(origin + ((high - origin) // size + 1) * size, canvas.end)
         if (low, high) != canvas.window:
             canvas.open_window(low, high)
 

@@ -18,8 +18,10 @@ SMALL = {
     "sparse": "sparse",
     "d2": "d2(k=4)",
     "elastic": "elastic(beta=4)",
+    "block": "block",
 }
-# dKV's PD never recomputes the prompt: no setting is exact.
+# dKV's PD never recomputes the prompt: no setting is exact.  "block" is always exact, on models
+# of its own (test_block_causal.py).
 EXACT = (
     "prefix(refresh_every=1)", "dual(refresh_every=1)", "dkv(refresh_every=1)",
     "dkv_prefill(refresh_every=1)", "dkv_greedy(refresh_every=1)",

@@ -70,6 +70,39 @@ def nano(
     note(f"{recipe.steps} steps of the {objective} recipe: {folder / NAMES[objective]}")
 
 
+@train_app.command("filter")
+def learned_filter(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .npz file to write.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Hub id, folder or name.")] = "nano",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="One prompt per line.", show_default="the bundled model's tasks"),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Prompts per bundled task.", min=1)] = 40,
+    block_length: Annotated[int, typer.Option(help="Positions the filter sees.", min=1)] = 32,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 1_500,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and weights.", min=0)] = 0,
+    debug: Annotated[
+        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
+    ] = False,
+) -> None:
+    """Train Learn2PD's filter for a model: `--sampler "learn2pd(filter='FILE')"` then uses it."""
+    from .. import load
+    from ..eval.tasks import TASKS
+    from ..train.filter import save_filter, train_filter, trajectories
+
+    if prompts is not None:
+        lines = [line for line in prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+    else:
+        lines = [e.prompt for task in TASKS.values() for e in task.examples(count, seed, "train")]
+    note(f"decoding {len(lines)} prompts, one token per step")
+    data = trajectories(load(model), lines, block_length)
+    note(f"training on {len(data[0])} steps")
+    weights, measured = train_filter(*data, steps=steps, seed=seed)
+    save_filter(weights, output)
+    note(", ".join(f"{name} {value:.4f}" for name, value in measured.items()) + f": {output}")
+
+
 def follow(entries: Iterable[dict[str, float]], steps: int) -> None:
     """Show a run: a bar on a terminal, a line per entry elsewhere."""
     if not interactive():

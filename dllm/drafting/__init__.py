@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import speculate
-    from .base import Budget, Draft, Drafter, Drafting, Feedback, Law, Request
+    from .base import Budget, Draft, Drafter, Drafting, Feedback, Info, Law, Request
     from .diffusion import DiffusionDrafter
     from .result import SpeculativeResult
 
@@ -20,11 +20,11 @@ _WHERE = {
     "Law": "base", "Request": "base",
 }  # fmt: skip
 PARTS = ("rules", "trees", "lookup", "suffix", "recycling", "composite", "diffusion", "search",
-         "cps", "tree_search", "proxies", "control", "rate")  # fmt: skip
+         "cps", "tree_search", "proxies", "control", "rate", "bridges.remote")  # fmt: skip
 
 __all__ = [
     "Budget", "DiffusionDrafter", "Draft", "Drafter", "Drafting", "Feedback", "Law", "Request",
-    "SpeculativeResult", "speculate",
+    "SpeculativeResult", "available", "speculate",
 ]  # fmt: skip
 
 
@@ -32,6 +32,18 @@ def register_all() -> None:
     """Import every module that registers parts."""
     for module in PARTS:
         import_module(f".{module}", __name__)
+
+
+def available() -> list[Info]:
+    """Every registered part, by role and name."""
+    register_all()
+    from . import base, control, proxies, search
+    from .base import info
+
+    registries: tuple[Any, ...] = (
+        base.DRAFTERS, search.SEARCHES, proxies.PROXIES, control.CONTROLLERS, base.RULES,
+    )  # fmt: skip
+    return [info(kinds[name], kinds.kind) for kinds in registries for name in sorted(kinds)]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,16 @@ from .verifier import Verifier, is_causal_model
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "stop_strings",
              "seed")  # fmt: skip
-DRAFTING = ("search", "window", "steps", "sampler", "cache", "refresh_rounds", "end_marker")
+DRAFTING = (
+    "search",
+    "proxy",
+    "window",
+    "steps",
+    "sampler",
+    "cache",
+    "refresh_rounds",
+    "end_marker",
+)
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
 VerifierLike = str | PreTrainedModel | DiffusionModel
@@ -40,6 +49,7 @@ def speculate(
     controller: str | LengthController | None = None,
     chat: bool | None = None,
     tokenizer: Any = None,
+    vocabulary: str = "auto",
     repetition_penalty: float = 1.0,
     logits_processor: Sequence[LogitsProcessor] = (),
     **arguments: Any,
@@ -56,8 +66,11 @@ def speculate(
     above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
     "multi_round" and "traversal" give the same distribution.  ``controller``: how many tokens to
     draft, e.g. "rate" (default) or "fixed(k=8)".  For a diffusion drafter: ``search`` (e.g. "cps"),
-    ``window`` (masks it sees), ``steps``, ``sampler``, ``cache``, ``refresh_rounds``,
+    ``proxy``, ``window`` (masks it sees), ``steps``, ``sampler``, ``cache``, ``refresh_rounds``,
     ``end_marker``; see `DiffusionDrafter`.
+
+    ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
+    "retokenize" and "intersect" bridge the difference.
 
     ``arguments``: ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
     ``stop_strings`` and ``seed`` of `dllm.GenerationConfig`; ``repetition_penalty`` and
@@ -70,7 +83,7 @@ def speculate(
     model = load_verifier(verifier, tokenizer)
     options = {name: arguments.pop(name) for name in DRAFTING if name in arguments}
     config = _config(model, arguments)
-    part = make_drafter(drafter, **options)
+    part = fit(make_drafter(drafter, **options), model, vocabulary)
     session = Session(model, part, config, rule, controller, repetition_penalty, logits_processor)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
     if not prompts:
@@ -98,13 +111,42 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
 
     register_all()
     if isinstance(drafter, list | tuple):
-        parts = [make_drafter(one, **options) for one in drafter if one is not None]
+        models = [one for one in drafter if _names_model(one)]
+        parts = [make_drafter(one, **(options if _names_model(one) else {})) for one in drafter]
+        if options and not models:
+            raise ConfigError(f"{next(iter(options))} is for diffusion drafters: name one")
         return FirstOf(tuple(part for part in parts if part is not None))
+    if options and not _names_model(drafter):
+        raise ConfigError(
+            f"{next(iter(options))} is for diffusion drafters named by model: leave it out, or set "
+            "it on the DiffusionDrafter"
+        )
     if drafter is None or isinstance(drafter, Drafter):
         return drafter
     if isinstance(drafter, str) and is_drafter_spec(drafter):
         return single(drafter, DRAFTERS, Drafter)
     return DiffusionDrafter(load(drafter), **options)
+
+
+def _names_model(drafter: DrafterLike) -> bool:
+    """Whether a single drafter is given as a diffusion model or its name."""
+    if isinstance(drafter, str):
+        return not is_drafter_spec(drafter)
+    return drafter is not None and not isinstance(drafter, Drafter)
+
+
+def fit(drafter: Drafter | None, verifier: DiffusionModel, vocabulary: str) -> Drafter | None:
+    """``drafter`` with every diffusion model in it made fit for the verifier's token ids."""
+    from .diffusion import DiffusionDrafter
+    from .vocabulary import reconcile
+
+    if isinstance(drafter, DiffusionDrafter):
+        return reconcile(drafter, drafter.model, verifier, vocabulary)
+    inner = getattr(drafter, "drafters", None)
+    if drafter is None or inner is None:
+        return drafter
+    fitted = tuple(fit(one, verifier, vocabulary) for one in inner)
+    return replace(drafter, drafters=fitted)  # type: ignore[call-arg]
 
 
 def is_drafter_spec(name: str) -> bool:
@@ -117,7 +159,7 @@ def _config(model: DiffusionModel, arguments: dict[str, Any]) -> GenerationConfi
     for name in arguments:
         if name not in ARGUMENTS:
             known = {*ARGUMENTS, *DRAFTING, "rule", "controller", "repetition_penalty",
-                     "logits_processor", "chat", "tokenizer"}  # fmt: skip
+                     "logits_processor", "chat", "tokenizer", "vocabulary"}  # fmt: skip
             raise UnknownNameError("argument of speculate", name, known)
     defaults = {k: v for k, v in model.generation_defaults.items() if k in ARGUMENTS}
     return GenerationConfig.build(defaults, arguments)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ..canvas import IntArray
 from ..errors import ConfigError
 from ..registry import Registry
-from ..spec import parse
+from ..spec import arguments, parse
 
 Array = npt.NDArray[np.float64]
 ROOT = -1  # the parent of a draft's first tokens: the last committed token
@@ -285,3 +285,9 @@ class Info:
     paper: str
     arxiv: str
     defaults: dict[str, Any] = field(default_factory=dict)
+
+
+def info(cls: type[DraftPart], role: str) -> Info:
+    """What a listing says about a registered class."""
+    summary = (cls.__doc__ or "").strip().split("\n")[0]
+    return Info(cls.name, role, summary, cls.paper, cls.arxiv, arguments(cls))

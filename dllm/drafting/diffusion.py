@@ -51,7 +51,7 @@ class Reuse(Cache):
 
     name = "reuse"
 
-    def plan(self, canvas: Canvas, slots: Slots) -> Plan:
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         if slots.memory.pop("refresh", False):
             return everything(canvas)
         live = slice(0, canvas.length)
@@ -157,6 +157,11 @@ class DiffusionDrafting(Drafting):
             family=model.family.name,
         )
         cache = Reuse() if self.reuse else caches.compose(part.cache)
+        if cache.layerwise:
+            raise ConfigError(
+                f"cache {cache.name!r} decides at every layer, which drafting has no use for; "
+                "use 'reuse' or 'none'"
+            )
         self.engine = Engine(model, sampler, cache, GenerationConfig())
         longest = min(self.request.limit + part.window + self.marker, facts.context_length)
         canvas = Canvas.for_prompt(np.zeros(0, np.int64), longest, **self.canvas_facts)

@@ -109,7 +109,7 @@ class Marginals:
         values, tokens = (x.cpu().numpy() for x in log_q.topk(cap, dim=-1))
         ends = self._best_ends(length)
         # columns that reach the mass with their first m tokens: m - 1 sums lie below it
-        counts = 1 + (np.exp(values.astype(np.float64)).cumsum(1) < mass - 1e-9).sum(1)
+        counts = 1 + (np.exp(values.astype(np.float64)).cumsum(1) < mass - 1e-6).sum(1)
         columns = []
         for i in range(length):
             count = min(int(counts[i]), cap)

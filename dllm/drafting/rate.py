@@ -84,6 +84,12 @@ class LineFit:
             y = min(y, 4 * sy / n)
         self.sums = self.fading * self.sums + np.array([1.0, x, y, x * x, x * y])
 
+    @property
+    def lacks_ones(self) -> bool:
+        """Whether only drafts were measured, so that the price of a token is unknown."""
+        n, sx, _, sxx, _ = self.sums
+        return bool(n and sx / n > 1.5 and sxx / n - (sx / n) ** 2 < 0.05)
+
     def __call__(self, x: Array) -> Array:
         n, sx, sy, sxx, sxy = self.sums
         if n == 0:
@@ -146,8 +152,8 @@ class Rate(_Calibrated):
     Expected tokens come from calibrated acceptance, seconds from a line fitted to measured rounds.
     A draft that was accepted whole doubles the next one, because acceptance is bimodal (DEER, arXiv
     2512.15176); with probability ``explore`` eight tokens more are tried.  While drafting brings
-    fewer tokens per second than plain decoding it rests, twice as long each time.  A design of this
-    library: no paper's.
+    fewer tokens per second than plain decoding it rests, twice as long each time.  A plain round
+    now and then measures what a single token costs.  A design of this library: no paper's.
     """
 
     explore: float = 0.02
@@ -168,8 +174,8 @@ class Rate(_Calibrated):
 
     def next(self, room: int, context: int) -> Budget:
         self._context = context // CONTEXT
-        if self._resting > 0:
-            self._resting -= 1
+        if self._resting > 0 or self._line().lacks_ones:
+            self._resting = max(0, self._resting - 1)
             return Budget(0, room)
         return Budget(min(self.k_max, room), room, self._refine)
 

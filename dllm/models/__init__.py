@@ -3,7 +3,7 @@
 `load` turns a name into a `DiffusionModel`; a `Family` says how checkpoints of one kind are read.
 """
 
-from . import autoregressive, dream, llada
+from . import autoregressive, block_causal, dream, llada
 from .attention import Segment
 from .family import Facts, Family, Release, demand, families, register_family, require
 from .loader import load
@@ -16,6 +16,7 @@ __all__ = [
     "Release",
     "Segment",
     "autoregressive",
+    "block_causal",
     "demand",
     "dream",
     "families",

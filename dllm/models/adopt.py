@@ -39,14 +39,16 @@ def adopt(
         hf.to(dtype=dtype)  # type: ignore[call-arg]
     if device is not None:
         hf.to(device=device)  # type: ignore[call-arg]
-    prepare(hf, family, attn_implementation)
+    prepare(hf, family, attn_implementation, facts.block_length)
     name = Path(getattr(hf.config, "name_or_path", "")).name or type(hf).__name__
     official = raw.get("dllm", {}).get("official_config", {})
-    defaults = generation_defaults(raw, generation)
+    defaults = generation_defaults(raw, generation, facts)
     return DiffusionModel(hf, spoken, family, facts, name, defaults, official)
 
 
-def prepare(hf: PreTrainedModel, family: Family, attn_implementation: str) -> None:
+def prepare(
+    hf: PreTrainedModel, family: Family, attn_implementation: str, block_length: int | None = None
+) -> None:
     """Eval mode, the family's mask and rotation, packed attention.  Changes ``hf`` in place."""
     hf.train(False)
     set_attention(hf, attn_implementation)
@@ -56,7 +58,7 @@ def prepare(hf: PreTrainedModel, family: Family, attn_implementation: str) -> No
         module: Any
         for module in hf.modules():
             if hasattr(module, "is_causal"):
-                module.is_causal = False
+                module.is_causal, module.block_length = False, block_length
     rotary: Any = getattr(hf.base_model, "rotary_emb", None)
     if rotary is None:
         return

@@ -23,9 +23,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.models.llama import modeling_llama
 
 from ..errors import ConfigError, UnknownNameError
+from .varlen import Varlen
 
 PREFIX = "dllm_"
 PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+VARLEN = {name: Varlen(package) for name, package in PACKAGES.items()}
 BASES = ("eager", "sdpa", *PACKAGES, "flex_attention")
 
 FUNCTIONS: Mapping[str, Any] = AttentionInterface()  # type: ignore[no-untyped-call]
@@ -69,6 +71,8 @@ def attend(
     if segments is None:
         causal = options.pop("is_causal", None)
         causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
+        if getattr(module, "block_length", None):
+            mask = _block_causal(module.block_length, options.get("position_ids"), q, mask)
         if not causal:  # flash kernels would take gaps between positions for borders of rows
             options.pop("position_ids", None)
         return call(module, q, k, v, mask, is_causal=causal, **options)
@@ -76,8 +80,26 @@ def attend(
         options.pop(name, None)
     if watch is not None:
         watch(q, k)
+    if base in VARLEN and v.dtype in (torch.float16, torch.bfloat16):  # else transformers casts
+        found = VARLEN[base](q, k, v, segments, scaling)
+        if found is not None:
+            return found, None
     call = partial(call, is_causal=False, **options)
     return _packed(call, module, q, k, v, segments), None
+
+
+def _block_causal(length: Any, positions: Tensor | None, q: Tensor, mask: Any) -> Tensor:
+    """(B, 1, Q, Q) added to the scores: every block sees itself and what is left of it."""
+    if positions is None:
+        positions = torch.arange(q.shape[2], device=q.device)[None]
+    blocks = positions // length
+    hidden = (blocks[:, None, :] > blocks[:, :, None])[:, None]
+    found = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device)
+    found.masked_fill_(hidden, torch.finfo(q.dtype).min)
+    if mask is None:
+        return found
+    seen = mask if mask.dtype != torch.bool else torch.where(mask, 0.0, torch.finfo(q.dtype).min)
+    return torch.minimum(found, seen.to(q.dtype))
 
 
 def _packed(

@@ -11,7 +11,7 @@ from ..errors import CheckpointError, ConfigError, UnknownNameError
 from .family import ConfigDict, Facts, Family
 
 SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
-            "logit_shift", "context_length", "score_source")  # fmt: skip
+            "logit_shift", "context_length", "score_source", "block_length")  # fmt: skip
 UNBOUNDED = 2**30  # positions of networks that state no limit
 GENERATION = (
     "max_new_tokens",
@@ -59,16 +59,24 @@ def read_facts(
         context_length=_own(given, section, "context_length", positions),
         vocab_size=text.vocab_size,
         score_source=_own(given, section, "score_source", family.score_source),
+        block_length=_own(given, section, "block_length", raw.get(family.block_field or "")),
     )
+    if (family.mask_kind == "block_causal") != bool(facts.block_length):
+        raise CheckpointError(
+            f"block_length is {facts.block_length} for a {family.name} model, whose attention is "
+            f"{family.mask_kind}; take config.json from the original checkpoint"
+        )
     _check_range(facts, family)
     _check_release(facts, family, given)
     return facts
 
 
-def generation_defaults(raw: ConfigDict, generation: ConfigDict) -> dict[str, Any]:
-    """Recommended arguments: those of ``generation_config.json`` that mean the same here, then
-    the ``generation`` entry of the ``dllm`` section."""
-    known = {name: generation[name] for name in GENERATION if generation.get(name) is not None}
+def generation_defaults(raw: ConfigDict, generation: ConfigDict, facts: Facts) -> dict[str, Any]:
+    """Recommended arguments: the block length of the attention, those of
+    ``generation_config.json`` that mean the same here, the ``generation`` entry of the ``dllm``
+    section."""
+    known = {"block_length": facts.block_length} if facts.block_length else {}
+    known |= {name: generation[name] for name in GENERATION if generation.get(name) is not None}
     return known | dict(raw.get("dllm", {}).get("generation", {}))
 
 

@@ -27,8 +27,9 @@ class Facts:
     ``mask_token_id`` is None for autoregressive models.  ``eos_token_id`` ends a text and fills
     what lies behind it; ``stop_token_ids`` are all ids that end one (eos and end of turn).
     ``logit_shift`` is 1 when ``logits[i]`` predict token ``i + 1``, else 0.  ``mask_kind`` is
-    "bidirectional" or "causal".  ``context_length`` counts positions, ``vocab_size`` the columns
-    of the logits.  ``score_source`` says which distribution the family's own sampler scores
+    "bidirectional", "block_causal" (``block_length`` positions, counted from 0, see one another and
+    what is left of them) or "causal".  ``context_length`` counts positions, ``vocab_size`` the
+    columns of the logits.  ``score_source`` says which distribution the family's own sampler scores
     confidences on: "clean" (raw logits) or "tempered" (after temperature and filters).
     """
 
@@ -42,6 +43,7 @@ class Facts:
     context_length: int
     vocab_size: int
     score_source: str
+    block_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Family:
     to_official: Callable[[PreTrainedConfig], dict[str, Any]] | None
     logit_shift: int = 0
     mask_kind: str = "bidirectional"
+    block_field: str | None = None  # of config.json: the block length of block-causal attention
     score_source: str = "clean"
     key_map: Mapping[str, str] = field(default_factory=dict)
     ignored_keys: tuple[str, ...] = (r"\brotary_emb\.inv_freq$",)

@@ -110,10 +110,10 @@ def _from_files(
     hf = load_weights(
         checkpoint.with_weights(), family, config, official=official, dtype=dtype, **options
     )
-    prepare(hf, family, attn_implementation)
+    prepare(hf, family, attn_implementation, facts.block_length)
     return DiffusionModel(
         hf, spoken, family, facts, checkpoint.name,
-        generation_defaults(raw, checkpoint.generation),
+        generation_defaults(raw, checkpoint.generation, facts),
         raw if official else raw.get("dllm", {}).get("official_config", {}),
     )  # fmt: skip
 

@@ -69,7 +69,7 @@ def _weights(model: DiffusionModel) -> dict[str, torch.Tensor]:
 def _native_config(model: DiffusionModel) -> dict[str, Any]:
     facts = asdict(model.facts)
     section = {name: facts[name] for name in (
-        *IDS, "stop_token_ids", "logit_shift", "context_length", "score_source",
+        *IDS, "stop_token_ids", "logit_shift", "context_length", "score_source", "block_length",
     )}  # fmt: skip
     section |= {"family": model.family.name, "generation": dict(model.generation_defaults)}
     if model.official_config:

@@ -162,7 +162,8 @@ def align(
     mask, end, marker = facts.mask_token_id, facts.eos_token_id, recipe.marker_for(drafter)
     if mask is None or end is None:
         raise ConfigError(f"{drafter.name} needs a mask token and an end token to be aligned")
-    hf: Any = copy.deepcopy(drafter.hf).float().requires_grad_(True)
+    hf: Any = copy.deepcopy(drafter.hf)
+    hf.float().requires_grad_(True)
     defaults = {**drafter.generation_defaults, "end_marker": marker}
     aligned = replace(drafter, hf=hf, generation_defaults=defaults)
     rng = random.Random(recipe.seed)
@@ -196,7 +197,6 @@ def align(
 
 def save_aligned(model: DiffusionModel, recipe: Alignment, folder: Path) -> None:
     """Write an aligned drafter; `dllm.load` reads it, drafting finds its end marker."""
-    model.hf.requires_grad_(False)
     model.save_pretrained(folder)
     (folder / "alignment.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
 

@@ -67,7 +67,7 @@ def merge_shards(
     assert total.top_value is not None and total.top_index is not None and total.warm is not None
     known = torch.full_like(total.top_index[:, :1], total.top_value.shape[1])
     candidates = Candidates(total.top_value, total.top_index, known, known >= size)
-    most = found.max_logprob
+    most: torch.Tensor = found.max_logprob  # type: ignore[assignment]  # asked for by _open
     kept = {n: getattr(found, n) if n in options.needs else None for n in OPTIONAL}
     found = replace(found, top_token=None, top_logprob=None, **kept)
     return narrowed(found, most, total.warm.squeeze(1), candidates, options, noise_keys, select)

@@ -101,7 +101,8 @@ def test_promises(
     if revises and FORESIGHT not in cache.needs:
         parts.append(TakeBack(seed))
     sampler = compose(parts, options={"eos_policy": "none"})
-    engine = Engine(table_model(hashed(seed), logit_shift=shift), sampler, cache,
+    grid = {"block_length": 4} if spec == "block" else {}
+    engine = Engine(table_model(hashed(seed), logit_shift=shift, **grid), sampler, cache,
                     GenerationConfig())  # fmt: skip
     rows = [
         Canvas.for_prompt(np.arange(n) % 20, masks, mask_id=MASK, pad_id=EOS, noise=noise)
@@ -138,7 +139,7 @@ def test_needs_and_offers_are_one_mechanism() -> None:
     def engine(sampler: Any, cache: str) -> Engine:
         return Engine(model, compose(sampler), caches.compose(cache), GenerationConfig())
 
-    with pytest.raises(dllm.ConfigError, match=r"dkv_greedy needs commits .* which threshold does"):
+    with pytest.raises(dllm.ConfigError, match=r"dkv_greedy needs commits .*'threshold' does not"):
         engine("threshold", "dkv_greedy")
     engine("llada(remasking=random)", "dkv_greedy")
     engine("dream(alg=origin)", "dkv_greedy")
@@ -149,16 +150,19 @@ def test_needs_and_offers_are_one_mechanism() -> None:
         needs = frozenset({WINDOW_LOGITS, PROBABILITY})
 
     engine(Whole(), "dual")
-    with pytest.raises(dllm.ConfigError, match=r"whole_window needs .* which d2 does not offer"):
+    with pytest.raises(
+        dllm.ConfigError, match=r"needs predictions of the whole window .*'d2' does not offer"
+    ):
         engine(Whole(), "d2")
 
 
 def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
     """First-commit end of text shortens the canvas in the middle of everything."""
-    for spec in SMALL.values():
+    for name, spec in SMALL.items():
+        grid = {"block_length": 4} if name == "block" else {}
         sampler = compose([StaticBlocks(6), Random(), Some(3)], stop_ids=(EOS,),
                           options={"eos_policy": "first_commit"})  # fmt: skip
-        model = table_model(lambda ids, at: np.eye(32)[np.where(at == 20, EOS, 5)] * 9.0)
+        model = table_model(lambda ids, at: np.eye(32)[np.where(at == 20, EOS, 5)] * 9.0, **grid)
         rows = [Canvas.for_prompt(np.arange(4), 30, mask_id=MASK, pad_id=EOS, noise=noise)]
         for steps in Engine(model, sampler, caches.compose(spec), GenerationConfig()).run(rows):
             assert all(step.plan.compute[-1] < 34 for step in steps)

@@ -26,6 +26,17 @@ def plain(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> dllm.Spe
     return result
 
 
+@pytest.fixture(scope="module")
+def expected_texts(
+    verifiers: dict[str, dllm.DiffusionModel],
+) -> dict[str, list[dllm.SpeculativeResult]]:
+    """Plain greedy answers to 34 prompts, shared by chains and trees."""
+    return {
+        kind: [plain(model, prompt, max_new_tokens=16) for prompt in prompts(34, seed=1)]
+        for kind, model in verifiers.items()
+    }
+
+
 def text_for(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[int]:
     """Prompt and true continuation, further than the test writes."""
     result = plain(model, prompt, **(how | {"max_new_tokens": NEW + 8}))
@@ -34,13 +45,18 @@ def text_for(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_greedy_equality(verifiers: dict[str, dllm.DiffusionModel], kind: str, tree: bool) -> None:
+def test_greedy_equality(
+    verifiers: dict[str, dllm.DiffusionModel],
+    expected_texts: dict[str, list[dllm.SpeculativeResult]],
+    kind: str,
+    tree: bool,
+) -> None:
     """Drafts that are right half of the time, so that every accepted length occurs."""
     model, accepted = verifiers[kind], 0
     for i, prompt in enumerate(prompts(34, seed=1)):  # 3 x 2 x 34 prompts in all
-        expected = plain(model, prompt)
+        expected = expected_texts[kind][i]
         drafter = Scripted([*prompt, *expected.tokens], noise=0.3, tree=tree, seed=i)
-        found = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=NEW)
+        found = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
         assert found.tokens == expected.tokens
         assert found.finish_reason == expected.finish_reason
         assert np.allclose(found.logprobs, expected.logprobs, atol=1e-3)

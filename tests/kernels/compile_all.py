@@ -11,10 +11,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from dllm.kernels.noise import triton as noise
+from dllm.kernels.rotation import triton as rotation
 from dllm.kernels.statistics import tiles
 
 TARGET, SHARED = GPUTarget("cuda", 90, 32), 227 * 1024
-POINTERS = {"w_ptr": "*bf16", "x_ptr": "*bf16", "bias_ptr": "*bf16", "banned_rows_ptr": "*u8"}
+HALF = ("q_ptr", "k_ptr", "v_ptr", "kept_k_ptr", "kept_v_ptr", "out_ptr")
+HALF += ("w_ptr", "x_ptr", "bias_ptr")
+POINTERS = dict.fromkeys(HALF, "*bf16") | {"cos_ptr": "*fp32", "sin_ptr": "*fp32"}
+POINTERS |= {"banned_rows_ptr": "*u8"}
 FLOATS = {"sums_ptr", "sums_out", "numbers_out", "top_logprob_out"}
 ALIGNED = {"depth", "x_stride", "w_stride", "size", "q_stride", "k_stride"}
 
@@ -58,6 +62,7 @@ def main() -> None:
     build(tiles.merge, {}, NOISE=True, WARM=True, TOP=4, BLOCK_T=1024, **sizes)
     build(tiles.merge, {}, NOISE=False, WARM=False, TOP=0, BLOCK_T=256, **sizes)
     build(noise._row_bits, {}, BLOCK=1024)
+    build(rotation._rotate_scatter, {"num_warps": 1}, BLOCK=64)
 
 
 if __name__ == "__main__":

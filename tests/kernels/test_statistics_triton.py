@@ -49,10 +49,11 @@ def on_device(chosen: dict[str, Any]) -> dict[str, Any]:
 
 def compare(hidden: torch.Tensor, weight: torch.Tensor, **chosen: Any) -> None:
     hidden, weight, chosen = hidden.to(DEVICE), weight.to(DEVICE), on_device(chosen)
-    agree(
+    agree(  # products sum in another order
         token_statistics(hidden, weight, backend="triton", **chosen),
         token_statistics(hidden, weight, backend="naive", **chosen),
-    )
+        rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
 
 
 @settings(max_examples=12, deadline=None)
@@ -89,7 +90,7 @@ def test_half_precision_head_is_multiplied_without_rounding(dtype: torch.dtype) 
     got = token_statistics(hidden.to(DEVICE), weight.to(DEVICE), backend="triton", top=3)
     exact = logits_statistics((hidden.double() @ weight.double().T).to(DEVICE), backend="naive",
                               top=3)  # fmt: skip
-    agree(got, exact)
+    agree(got, exact, rtol=1e-4, atol=2e-5)
 
 
 def test_ties_go_to_the_lowest_id() -> None:
@@ -201,12 +202,14 @@ def test_heads_that_must_be_called_and_strides() -> None:
     hidden = torch.randn(5, 16, device=DEVICE)[:, ::2]
     expected = token_statistics(hidden, inner, vocab_size=80, backend="naive")
     for head in (inner, lambda h: inner(h)):
-        agree(token_statistics(hidden, head, vocab_size=80, backend="triton"), expected)
+        got = token_statistics(hidden, head, vocab_size=80, backend="triton")
+        agree(got, expected, rtol=1e-4, atol=1e-5)
     wide = torch.randn(8, 90, device=DEVICE).T  # columns together instead of rows
     agree(
         token_statistics(hidden, wide, backend="triton"),
         token_statistics(hidden, wide, backend="naive"),
-    )
+        rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
 
 
 def test_no_rows_and_long_lists() -> None:
@@ -242,7 +245,8 @@ def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
     whole.size = len(weight)
     got, *_ = whole.merged(*both)
     naive: Any = statistics._backend("naive", hidden.device)
-    agree(got, naive.token_statistics(hidden.to(DEVICE), weight.to(DEVICE), options, **given_))
+    whole_at_once = naive.token_statistics(hidden.to(DEVICE), weight.to(DEVICE), options, **given_)
+    agree(got, whole_at_once, rtol=1e-4, atol=1e-5)
 
 
 def test_every_field_is_optional_but_two() -> None:

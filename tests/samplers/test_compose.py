@@ -42,6 +42,13 @@ def test_options_fill_open_fields() -> None:
     assert (sampler.selectors[0].steps, sampler.window.block_length) == (7, 5)  # type: ignore[attr-defined]
 
 
+def test_options_overrule_what_a_method_brings_along() -> None:
+    assert compose("klass", options={"block_length": 16}).window == StaticBlocks(16)
+    assert compose("dcd").eos.eos_policy == "first_commit"  # type: ignore[attr-defined]
+    changed = compose("dcd+freedave", options={"eos_policy": "prefix_complete"})
+    assert changed.eos.eos_policy == "prefix_complete"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("spec", "options", "error", "words"),
     [

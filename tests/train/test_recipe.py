@@ -57,7 +57,12 @@ def test_a_run_becomes_a_checkpoint(objective: str, tmp_path: Path) -> None:
     state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)["model"]
     weight = model.hf.state_dict()["lm_head.weight"]
     assert torch.equal(weight, state["lm_head.weight"].half().float())
-    assert model.generation_defaults == {"max_new_tokens": 64, "block_length": 32}
+    marks = model.generation_defaults["delimiters"]
+    assert model.generation_defaults == {
+        "max_new_tokens": 64, "block_length": 32, "delimiters": marks,
+    }  # fmt: skip
+    assert model.tokenizer is not None
+    assert {model.tokenizer.decode([i]).strip() for i in marks} == {",", ":", "."}
 
 
 def test_batches_depend_on_the_step_alone() -> None:

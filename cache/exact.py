@@ -1,0 +1,39 @@
+"""The exact cache of block-causal models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import Canvas, IntArray
+from ..capabilities import BLOCK_CAUSAL
+from .base import REGION, Cache, Plan, Slots, register
+
+
+@register("block", paper="Fast-dLLM v2: Efficient Block-Diffusion LLM", arxiv="2509.26328")
+@dataclass(frozen=True)
+class ExactBlockCache(Cache):
+    """Compute from the first unfinished block to the last that is asked about; exact.
+
+    For models whose positions attend to their own block and to those left of it, so that nothing
+    on the right of a finished block can change its keys and values.  A block is finished when it
+    was computed whole after its last decision; this happens in the first step of the next one, so
+    that no forward is spent on storing.
+    """
+
+    needs = frozenset({BLOCK_CAUSAL})
+    offers = REGION
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        grid, length = slots.grid, canvas.length
+        # What the last step computed whole and decided stays, unless something in it changed.
+        finished = int(slots.memory.get("finished", 0))
+        changed = np.flatnonzero(slots.pending[:finished])
+        if changed.size:
+            finished = int(changed[0]) // grid * grid
+        masked = np.flatnonzero(canvas.masked[:length])
+        frontier = int(masked[0]) // grid * grid if masked.size else length
+        slots.memory["finished"] = max(finished, frontier)
+        end = min((int(targets[-1]) // grid + 1) * grid, length)
+        return Plan(np.arange(finished, end), np.arange(end))

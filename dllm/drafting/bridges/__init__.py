@@ -1,0 +1,1 @@
+"""Drafters inside other engines: transformers, vLLM, and another process over HTTP."""

@@ -1,0 +1,264 @@
+"""Whether two models speak the same token ids, and drafting across vocabularies when they do not.
+
+Equal vocabulary sizes prove nothing: what counts is that ids stand for the same strings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from ..canvas import IntArray
+from ..errors import ConfigError
+from ..prompts import encode_text
+from .base import EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Law, Request, chain
+
+PROBE = "def f(x):\n    return x ** 2  # naïve\n你好，世界 3.14159 1234567\t\t  \n👩‍🚀 Straße ΑΒΓ"
+TAIL = 12  # committed tokens of the verifier that are encoded again with a draft
+
+
+class Kinship(Enum):
+    """SAME: ids agree.  SAME_TEXT: ordinary text agrees, special tokens differ.  DIFFERENT."""
+
+    SAME = "same"
+    SAME_TEXT = "same text"
+    DIFFERENT = "different"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``to_verifier`` (Vd,) int64 maps drafter ids to verifier ids, -1 where there is none;
+    ``to_drafter`` (Vv,) goes back."""
+
+    kinship: Kinship
+    to_verifier: IntArray
+    to_drafter: IntArray
+
+    @property
+    def foreign(self) -> tuple[int, ...]:
+        """Verifier ids that this drafter must not propose: not the same token on both sides."""
+        same = self.to_drafter == np.arange(len(self.to_drafter))
+        return tuple(np.flatnonzero(~same).tolist())
+
+
+def fingerprint(tokenizer: Any, vocab_size: int) -> str:
+    """A short hash of id -> string and of the encoding of a probe text."""
+    digest = hashlib.sha256(str(vocab_size).encode())
+    for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        digest.update(f"{index}\0{token}\0".encode("utf-8", "surrogatepass"))
+    digest.update(str(encode_text(tokenizer, PROBE)).encode())
+    return digest.hexdigest()[:16]
+
+
+def compare(drafter: Any, verifier: Any, drafter_size: int, verifier_size: int) -> Comparison:
+    """Compare two tokenizers; sizes are those of the models' logits."""
+    ours, theirs = drafter.get_vocab(), verifier.get_vocab()
+    to_verifier, to_drafter = np.full(drafter_size, -1), np.full(verifier_size, -1)
+    for token, index in ours.items():
+        other = theirs.get(token)
+        if other is not None and index < drafter_size and other < verifier_size:
+            to_verifier[index], to_drafter[other] = other, index
+    special = {*drafter.all_special_tokens, *verifier.all_special_tokens}
+    special |= set(drafter.get_added_vocab()) | set(verifier.get_added_vocab())
+    shared = {t for t in ours.keys() & theirs.keys() if t not in special}
+    moved = any(ours[t] != theirs[t] for t in shared)
+    text = encode_text(drafter, PROBE) == encode_text(verifier, PROBE)
+    alone = (ours.keys() ^ theirs.keys()) - special
+    if moved or alone or not text:
+        kinship = Kinship.DIFFERENT
+    elif all(ours.get(t) == theirs.get(t) for t in special if t in ours or t in theirs):
+        kinship = Kinship.SAME
+    else:
+        kinship = Kinship.SAME_TEXT
+    return Comparison(kinship, to_verifier, to_drafter)
+
+
+def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Drafter:
+    """``drafter``, whose network is ``model``, made fit for ``verifier``.
+
+    ``policy``: "auto" bans special ids that differ and refuses different vocabularies;
+    "retokenize" drafts in the drafter's vocabulary and carries text over; "intersect" translates
+    the ids of equal strings and bans the others.
+    """
+    if policy not in ("auto", "retokenize", "intersect"):
+        raise ConfigError(f"vocabulary is 'auto', 'retokenize' or 'intersect', not {policy!r}")
+    ours, theirs = model.tokenizer, verifier.tokenizer
+    if ours is None or theirs is None:
+        if model.facts.vocab_size != verifier.facts.vocab_size:
+            raise ConfigError(
+                f"{model.name} and {verifier.name} have {model.facts.vocab_size} and "
+                f"{verifier.facts.vocab_size} ids and not both a tokenizer to compare them by: "
+                "pass tokenizers when loading"
+            )
+        return drafter
+    found = compare(ours, theirs, model.facts.vocab_size, verifier.facts.vocab_size)
+    if policy == "retokenize":
+        return Retokenizing(inner=drafter, ours=ours, theirs=theirs,
+                            size=model.facts.vocab_size)  # fmt: skip
+    if policy == "intersect" and found.kinship is Kinship.DIFFERENT:
+        return Intersecting(inner=drafter, ours=ours, theirs=theirs, comparison=found)
+    if found.kinship is Kinship.SAME:
+        return drafter
+    if found.kinship is Kinship.SAME_TEXT:
+        banned = tuple(i for i in found.foreign if i < model.facts.vocab_size)
+        return replace(drafter, banned=banned)  # type: ignore[call-arg]
+    raise ConfigError(
+        f"{model.name} and {verifier.name} use different vocabularies, so its ids mean other text; "
+        "pass vocabulary='retokenize' (through text) or 'intersect' (shared tokens only)"
+    )
+
+
+@dataclass
+class Retokenizing(Drafter):
+    """Drafts in another vocabulary and carries the text over: law POINT, whatever was drafted."""
+
+    inner: Any = None
+    ours: Any = None
+    theirs: Any = None
+    size: int = 0
+
+    def open(self, request: Request) -> Drafting:
+        prompt = _encode(self.ours, self.theirs, request.prompt)
+        stops = _shared(self.theirs, self.ours, request.stop_ids)
+        room = 4 * (request.limit - len(request.prompt)) + 64  # their text may take more tokens
+        inner = replace(
+            request, prompt=prompt, vocab_size=self.size, stop_ids=stops,
+            limit=len(prompt) + room, tokenizer=self.ours,
+        )  # fmt: skip
+        return _Retokenizing(self, self.inner.open(inner))
+
+    def __repr__(self) -> str:
+        return f"retokenize({self.inner!r})"
+
+
+class _Retokenizing(Drafting):
+    def __init__(self, part: Retokenizing, inner: Drafting) -> None:
+        self.part, self.inner = part, inner
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        part = self.part
+        ours = _encode(part.ours, part.theirs, prefix)
+        draft = self.inner.propose(ours, budget)
+        if not len(draft):
+            return EMPTY
+        path = draft.tokens if draft.is_chain else draft.tokens[draft.path(len(draft) - 1)]
+        tail = ours[-TAIL:].tolist()  # alone, a continuation may lose the blank in front of it
+        before = part.ours.decode(tail)
+        both = _whole(part.ours.decode([*tail, *path.tolist()]))
+        text = both.removeprefix(before) if both.startswith(before) else ""
+        return chain(self._in_context(prefix, text)[: budget.length], draft.source)
+
+    def _in_context(self, prefix: IntArray, text: str) -> list[int]:
+        """Ids of ``text`` as the verifier would write them after ``prefix``.
+
+        A tail of the prefix is encoded together with the text.  The last token may go on beyond
+        the text, so it is dropped unless it is all there is.
+        """
+        theirs, tail = self.part.theirs, prefix[-TAIL:].tolist()
+        before = theirs.decode(tail)
+        ids = encode_text(theirs, before + text)
+        again = encode_text(theirs, before)
+        if ids[: len(again)] != again:  # the border moved: the draft would not be reached
+            return []
+        fresh = ids[len(again) :]
+        return fresh[:-1] if len(fresh) > 1 else fresh
+
+    def observe(self, feedback: Feedback) -> None:
+        """Accepted lengths count in other tokens: the inner drafter is told nothing."""
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class Intersecting(Drafter):
+    """Translates ids of tokens that both vocabularies have; the laws stay exact, so that `ratio`
+    works.  The prefix is spelt in the drafter's own tokens."""
+
+    inner: Any = None
+    ours: Any = None
+    theirs: Any = None
+    comparison: Any = None
+
+    @property
+    def laws(self) -> frozenset[Law]:  # type: ignore[override]
+        found: frozenset[Law] = self.inner.laws
+        return found
+
+    @property
+    def trees(self) -> bool:  # type: ignore[override]
+        return bool(self.inner.trees)
+
+    def open(self, request: Request) -> Drafting:
+        to_verifier = self.comparison.to_verifier
+        stops = [int(self.comparison.to_drafter[i]) for i in request.stop_ids]
+        prompt = _encode(self.ours, self.theirs, request.prompt)
+        inner = replace(
+            request, prompt=prompt, vocab_size=len(to_verifier),
+            stop_ids=tuple(i for i in stops if i >= 0),
+            limit=len(prompt) + 4 * (request.limit - len(request.prompt)) + 64,
+            tokenizer=self.ours,
+        )  # fmt: skip
+        banned = tuple(np.flatnonzero(to_verifier < 0).tolist())
+        return _Intersecting(self, replace(self.inner, banned=banned).open(inner), request)
+
+    def __repr__(self) -> str:
+        return f"intersect({self.inner!r})"
+
+
+@dataclass
+class _Intersecting(Drafting):
+    part: Intersecting
+    inner: Drafting
+    request: Request
+    shown: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        part, map_ = self.part, self.part.comparison.to_verifier
+        draft = self.inner.propose(_encode(part.ours, part.theirs, prefix), budget)
+        log_q = draft.log_q
+        if log_q is not None:
+            moved = np.full((len(log_q), self.request.vocab_size), -np.inf, log_q.dtype)
+            known = np.flatnonzero(map_ >= 0)
+            moved[:, map_[known]] = log_q[:, known]
+            log_q = moved
+        return replace(draft, tokens=map_[draft.tokens], log_q=log_q)
+
+    def observe(self, feedback: Feedback) -> None:
+        self.inner.observe(feedback)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _encode(ours: Any, theirs: Any, ids: IntArray) -> IntArray:
+    """The text of the verifier's ``ids`` in the drafter's tokens; special tokens by their name."""
+    found: list[int] = []
+    run: list[int] = []
+    special = set(theirs.all_special_ids)
+    for index in [*ids.tolist(), None]:
+        if index is not None and index not in special:
+            run.append(index)
+            continue
+        if run:
+            found += encode_text(ours, theirs.decode(run))
+            run = []
+        if index is not None:
+            found += _shared(theirs, ours, (index,))
+    return np.asarray(found or [0], np.int64)
+
+
+def _shared(source: Any, target: Any, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids under which ``target`` knows the same token strings."""
+    vocabulary = target.get_vocab()
+    names = [source.convert_ids_to_tokens(i) for i in ids]
+    return tuple(vocabulary[name] for name in names if name in vocabulary)
+
+
+def _whole(text: str) -> str:
+    """Without the replacement characters that incomplete bytes at the end decode to."""
+    return text.rstrip("\ufffd")

@@ -1,0 +1,95 @@
+"""Models whose attention is causal between blocks and bidirectional inside: SDAR, Fast-dLLM v2.
+
+SDAR (arXiv 2510.06303; TraDo shares the class) is a Qwen3 network that predicts in place;
+Fast-dLLM v2 (arXiv 2509.26328) is a Qwen2 network with the shifted head of its ancestor.  Blocks
+are counted from position 0, so that the end of a prompt shares its block with the beginning of
+the answer.  Written from the published configurations; no released checkpoint was loaded yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from .family import ConfigDict, Family, Release, demand, register_family, require
+
+FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps",
+    "tie_word_embeddings", "eos_token_id",
+)  # fmt: skip
+ONLY = {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}
+MIXTURE = "it is a mixture of experts; use a dense checkpoint"
+
+
+def _common(c: ConfigDict, config: ConfigDict) -> dict[str, Any]:
+    rope = {"rope_type": "default"} | (config.get("rope_scaling") or {})
+    return {
+        "rope_parameters": rope | {"rope_theta": float(c["rope_theta"])},
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "initializer_range": config.get("initializer_range", 0.02),
+        "bos_token_id": config.get("bos_token_id"),
+        "pad_token_id": config.get("pad_token_id"),
+    }
+
+
+def sdar_config(config: ConfigDict) -> PreTrainedConfig:
+    """The Qwen3 config of an official ``config.json``."""
+    fields = (*FIELDS, "head_dim")
+    c = require(config, (*fields, "rope_theta", "block_size"), "SDAR")
+    demand(config, ONLY, "SDAR")
+    return Qwen3Config(**{name: c[name] for name in fields}, **_common(c, config))
+
+
+def fast_dllm_v2_config(config: ConfigDict) -> PreTrainedConfig:
+    """The Qwen2 config of an official ``config.json``."""
+    c = require(config, (*FIELDS, "rope_theta", "bd_size"), "Fast-dLLM v2")
+    demand(config, ONLY, "Fast-dLLM v2")
+    return Qwen2Config(**{name: c[name] for name in FIELDS}, **_common(c, config))
+
+
+SDAR = register_family(
+    Family(
+        name="sdar",
+        architectures=("SDARForCausalLM",),
+        model_class=Qwen3ForCausalLM,
+        to_native=sdar_config,
+        to_official=None,
+        mask_kind="block_causal",
+        block_field="block_size",
+        end_of_turn="<|im_end|>",
+        tokenizer_class="Qwen2Tokenizer",
+        releases={151936: Release(facts={"mask_token_id": 151669})},
+        rejects={"SDARMoeForCausalLM": MIXTURE},
+        checkpoints=("JetLM/SDAR-1.7B-Chat", "JetLM/SDAR-4B-Chat", "JetLM/SDAR-8B-Chat"),
+    )
+)
+FAST_DLLM_V2 = register_family(
+    Family(
+        name="fast_dllm_v2",
+        architectures=("Fast_dLLM_QwenForCausalLM",),
+        model_class=Qwen2ForCausalLM,
+        to_native=fast_dllm_v2_config,
+        to_official=None,
+        logit_shift=1,
+        score_source="tempered",
+        mask_kind="block_causal",
+        block_field="bd_size",
+        mask_token="|<MASK>|",
+        end_of_turn="<|im_end|>",
+        tokenizer_class="Qwen2Tokenizer",
+        releases={151936: Release(facts={"mask_token_id": 151665})},
+        checkpoints=(
+            "Efficient-Large-Model/Fast_dLLM_v2_1.5B",
+            "Efficient-Large-Model/Fast_dLLM_v2_7B",
+        ),
+    )
+)

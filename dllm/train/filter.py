@@ -1,0 +1,116 @@
+"""Recipe of Learn2PD's filter: which proposals of a block are already final?
+
+A model decodes prompts one token per step.  At every step the filter sees the probabilities of the
+likeliest tokens of the block; a position's label is whether its proposal is the token that ends
+up there (Learning to Parallel, arXiv 2509.25188).  The perceptron has one hidden layer of 64 units;
+that width is this library's choice, the published one is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..api import generate
+from ..canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..models import DiffusionModel
+from ..samplers import Selector, View
+from ..samplers.base import top
+
+HIDDEN = 64
+
+
+@dataclass(frozen=True)
+class Recorder(Selector):
+    """One token per step, while keeping what the filter would have seen."""
+
+    name = "recorder"
+    statistics = frozenset({"max_logprob"})
+
+    seen: list[tuple[Canvas, int, FloatArray, IntArray]] = field(default_factory=list)
+
+    def wants(self, canvas: Canvas) -> IntArray:
+        return np.arange(*canvas.window)
+
+    def select(self, view: View) -> BoolArray:
+        low, high = view.canvas.window
+        whole = view.everything
+        here = (whole.positions >= low) & (whole.positions < high)
+        assert whole.max_logprob is not None
+        confidence, token = np.exp(whole.max_logprob[here]), whole.token[here]
+        self.seen.append((view.canvas, low, confidence, token))
+        return top(view.score, 1)
+
+
+def trajectories(
+    model: DiffusionModel, prompts: Sequence[str], block_length: int = 32, batch: int = 32
+) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """Confidences (n, K) float32, labels (n, K) float32 and (n, K) bool where a label counts."""
+    recorder = Recorder()
+    for i in range(0, len(prompts), batch):
+        generate(model, list(prompts[i : i + batch]), sampler=recorder, block_length=block_length)
+    n = len(recorder.seen)
+    confidence = np.ones((n, block_length), np.float32)
+    label = np.ones((n, block_length), np.float32)
+    counts = np.zeros((n, block_length), np.bool_)
+    for row, (canvas, low, found, token) in enumerate(recorder.seen):
+        final = canvas.tokens[low : low + len(found)]
+        confidence[row, : len(found)] = found
+        label[row, : len(final)] = token[: len(final)] == final
+        counts[row, : len(final)] = True
+    return confidence, label, counts
+
+
+def train_filter(
+    confidence: FloatArray,
+    label: FloatArray,
+    counts: BoolArray,
+    steps: int = 1_500,
+    lr: float = 3e-3,
+    seed: int = 0,
+) -> tuple[dict[str, FloatArray], dict[str, float]]:
+    """Weights (``w1`` (K, 64), ``b1``, ``w2`` (64, K), ``b2``) and what was measured.
+
+    AdamW on whole batches of binary cross-entropy; a tenth of the steps is held out.  Returns the
+    held-out ``loss``, and ``precision`` and ``recall`` at the probability 0.96.
+    """
+    torch.manual_seed(seed)
+    size = confidence.shape[1]
+    order = torch.randperm(len(confidence))
+    held, kept = order[: len(order) // 10], order[len(order) // 10 :]
+    x, y, m = (torch.from_numpy(a) for a in (confidence, label, counts.astype(np.float32)))
+    net = nn.Sequential(nn.Linear(size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, size))
+    opt = torch.optim.AdamW(net.parameters(), lr=lr)
+
+    def loss_on(rows: torch.Tensor) -> torch.Tensor:
+        each = nn.functional.binary_cross_entropy_with_logits(net(x[rows]), y[rows], weight=m[rows])
+        return each * m[rows].numel() / m[rows].sum()
+
+    for _ in range(steps):
+        opt.zero_grad()
+        loss: Any = loss_on(kept)
+        loss.backward()
+        opt.step()
+    with torch.no_grad():
+        called = (net(x[held]).sigmoid() > 0.96) & (m[held] > 0)
+        true = (y[held] > 0) & (m[held] > 0)
+        both = float((called & true).sum())
+        measured = {
+            "loss": float(loss_on(held)),
+            "precision": both / max(1.0, float(called.sum())),
+            "recall": both / max(1.0, float(true.sum())),
+        }
+    first, _, last = net
+    weights = {"w1": first.weight.T, "b1": first.bias, "w2": last.weight.T, "b2": last.bias}  # type: ignore[union-attr]
+    return {name: w.detach().numpy().copy() for name, w in weights.items()}, measured  # type: ignore[union-attr]
+
+
+def save_filter(weights: dict[str, FloatArray], path: Path) -> None:
+    """Write what ``learn2pd(filter=...)`` reads."""
+    np.savez_compressed(path, **{name: array.astype(np.float16) for name, array in weights.items()})

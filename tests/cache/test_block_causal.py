@@ -1,0 +1,132 @@
+"""Block-causal models, and the exact cache that only they allow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+import dllm
+
+MASK, GRID = 63, 4
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "eos_token_id": 60,
+}  # fmt: skip
+OFFICIAL = {"rope_theta": 1e6, "mask_token_id": MASK, "pad_token_id": 60, "attention_bias": False}
+FAMILIES = {
+    "sdar": ("SDARForCausalLM", "block_size", Qwen3ForCausalLM, Qwen3Config, {"head_dim": 8}),
+    "fast_dllm_v2": ("Fast_dLLM_QwenForCausalLM", "bd_size", Qwen2ForCausalLM, Qwen2Config, {}),
+}
+PROMPTS = [[5, 9, 17, 40, 3, 8], [7], [10, 23, 54, 54, 1, 9, 33, 20, 14, 15, 8, 2]]
+SAMPLERS = ["llada", "llada(remasking=random)", "threshold(0.05)", "llada+whole",
+            "threshold(0.03)+blocks(3)", "dream(alg=entropy)"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint in the official layout."""
+    name, field, network, config, more = FAMILIES[request.param]
+    torch.manual_seed(1)
+    hf = network(
+        config(**SHAPE, **more, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    )
+    with torch.no_grad():
+        for weight in hf.parameters():
+            weight.mul_(4)
+    path = tmp_path_factory.mktemp(request.param)
+    save_file(hf.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
+    official = {**SHAPE, **OFFICIAL, **more, "architectures": [name], field: GRID}
+    (path / "config.json").write_text(json.dumps(official))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> dllm.DiffusionModel:
+    return dllm.load(folder)
+
+
+def run(model: dllm.DiffusionModel, prompts: Any, sampler: str, cache: str, **more: Any) -> Any:
+    return dllm.generate(model, prompts, sampler=sampler, cache=cache, max_new_tokens=17,
+                         eos_policy="none", trace=True, **more)  # fmt: skip
+
+
+def outcome(result: dllm.Result) -> Any:
+    assert result.trace is not None
+    commits = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
+    return result.sequences.tolist(), result.nfe, commits
+
+
+def test_later_blocks_are_not_seen(model: dllm.DiffusionModel) -> None:
+    ids = torch.randint(0, 60, (1, 14), generator=torch.Generator().manual_seed(0))
+    other = ids.clone()
+    other[0, -1] = (other[0, -1] + 1) % 60
+    with torch.inference_mode():
+        before, after = model.hf(ids).logits[0], model.hf(other).logits[0]
+    torch.testing.assert_close(before[:12], after[:12])
+    assert (before[12] - after[12]).abs().max() > 1e-4  # its own block sees it, to the left too
+    assert model.facts.mask_kind == "block_causal"
+    assert model.facts.block_length == GRID
+    assert model.generation_defaults["block_length"] == GRID
+
+
+def test_without_a_cache_steps_are_the_masked_forward(model: dllm.DiffusionModel) -> None:
+    out = run(model, PROMPTS[0], "llada", "none", steps=17)
+    canvas = torch.tensor([PROMPTS[0] + [MASK] * 17])
+    for step in out.trace.steps:
+        with torch.inference_mode():
+            logits = model.hf(canvas).logits[0]
+            logits[:, MASK] = -torch.inf
+        for position, token, logprob in step.commits:
+            row = logits[max(0, position - model.facts.logit_shift)].log_softmax(-1)
+            assert int(row.argmax()) == token
+            assert float(row[token]) == pytest.approx(logprob, abs=1e-5)
+            canvas[0, position] = token
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_block_cache_is_exact(model: dllm.DiffusionModel, sampler: str) -> None:
+    exact, reference = (run(model, PROMPTS, sampler, cache) for cache in ("block", "none"))
+    for one, other in zip(exact, reference, strict=True):
+        assert outcome(one) == outcome(other)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    alone = [run(model, prompt, sampler, "block") for prompt in PROMPTS]
+    assert [outcome(r) for r in alone] == [outcome(r) for r in exact]
+
+
+def test_it_computes_two_blocks_at_most(model: dllm.DiffusionModel) -> None:
+    out = run(model, PROMPTS[2], "llada", "block")
+    sizes = [step.computed for step in out.trace.steps]
+    shift = model.facts.logit_shift
+    assert sizes[0] == 16
+    assert max(sizes[1:]) <= 2 * GRID + shift
+    assert sizes.count(GRID + shift) + sizes.count(GRID) > len(sizes) / 2
+    assert out.trace.steps[0].window == (12, 16)
+    assert out.computed < run(model, PROMPTS[2], "llada", "none").computed / 2
+
+
+def test_other_caches_run_and_bidirectional_models_refuse_it(
+    model: dllm.DiffusionModel, folder: Path
+) -> None:
+    run(model, PROMPTS, "llada", "dual")
+    run(model, PROMPTS, "llada", "dllm_cache(4, 2)")
+    golden = Path(__file__).resolve().parents[1] / "golden" / "data" / "llada-tiny"
+    with pytest.raises(dllm.ConfigError, match="block needs block-causal attention"):
+        run(dllm.load(golden), PROMPTS[0], "llada", "block")
+    config = json.loads((folder / "config.json").read_text())
+    assert {"block_size", "bd_size"} & set(config)
+
+
+def test_it_is_saved_and_loaded(model: dllm.DiffusionModel, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "saved")
+    again = dllm.load(tmp_path / "saved")
+    assert again.facts == model.facts
+    assert outcome(run(again, PROMPTS[0], "llada", "block")) == outcome(
+        run(model, PROMPTS[0], "llada", "block")
+    )

@@ -1,0 +1,64 @@
+"""``dllm generate --verifier``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import dllm
+
+from ..drafting.conftest import make_verifier
+from .conftest import Run
+
+PROMPT = "Reverse this list: Tom, Anna"
+SHORT = ("--max-new-tokens", "10")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("verifier")
+    make_verifier("full").save_pretrained(path)
+    return path
+
+
+def test_the_text_is_the_verifiers(cli: Run, folder: Path) -> None:
+    expected = dllm.speculate(dllm.load(folder), None, PROMPT, max_new_tokens=10).text
+    for drafters in (["none"], ["prompt_lookup"], ["anpd", "nano"]):
+        named = [part for name in drafters for part in ("--drafter", name)]
+        found = cli("generate", PROMPT, "--verifier", str(folder), *named, *SHORT)
+        assert found.exit_code == 0, found.stderr
+        assert found.stdout == expected + "\n"
+        assert "verifier forwards" in found.stderr
+
+
+def test_json_has_the_acceptance(cli: Run, folder: Path) -> None:
+    found = cli(
+        "generate", PROMPT, "--verifier", str(folder), "--search", "argmax", "--controller",
+        "fixed(k=2)", "--temperature", "0.5", "--seed", "3", "--json", *SHORT,
+    )  # fmt: skip
+    payload = json.loads(found.stdout)
+    assert payload["rule"] == "keyed"
+    assert payload["drafted"] > 0
+    assert payload["nfe"] == len(payload["tokens"]) - payload["accepted"]
+    assert abs(sum(payload["shares"].values()) - 1) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--drafter", "prompt_lookup"),
+        ("--rule", "keyed"),
+        ("--verifier", "nano"),
+        ("--verifier", "{folder}", "--steps", "4"),
+        ("--verifier", "{folder}", "--watch"),
+        ("--verifier", "{folder}", "--drafter", "anpd", "--search", "cps"),
+        ("--verifier", "{folder}", "--controller", "fixd"),
+    ],
+)
+def test_what_cannot_work_is_one_line(cli: Run, folder: Path, arguments: tuple[str, ...]) -> None:
+    found = cli("generate", PROMPT, *(a.format(folder=folder) for a in arguments))
+    assert found.exit_code == 2
+    assert found.stderr.startswith("error: ")
+    assert len(found.stderr.splitlines()) == 1

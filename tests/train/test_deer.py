@@ -1,0 +1,88 @@
+"""DEER's alignment: examples as the paper describes them, and a run that raises acceptance."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dllm
+from dllm.train.deer import (
+    Alignment,
+    Pair,
+    align,
+    save_aligned,
+    stage1_example,
+    stage2_example,
+    task_prompts,
+    teacher_answers,
+)
+
+from ..drafting.conftest import make_verifier
+
+MASK, MARKER, END = 90, 91, 0
+PAIR: Pair = ([50, 51, 52], [*range(1, 30), END])
+
+
+@pytest.mark.parametrize("make", [stage1_example, stage2_example])
+def test_examples_are_text_then_masks_then_the_marker(make: object) -> None:
+    recipe, rng = Alignment(window=8, far=12), random.Random(0)
+    text = PAIR[0] + PAIR[1] + [END] * 8
+    for _ in range(100):
+        example = make(PAIR, recipe, rng, MASK, MARKER, END)  # type: ignore[operator]
+        masks = example.ids.count(MASK)
+        seen = len(example.ids) - masks - 1
+        assert example.ids == text[:seen] + [MASK] * masks + [MARKER]
+        assert seen >= 3
+        assert example.targets[seen:-1] == text[seen : seen + masks]
+        assert set(example.targets[:seen]) | {example.targets[-1]} == {-100}
+        assert sum(example.weights) == pytest.approx(1.0)
+        assert masks <= (12 if make is stage2_example else 16)
+
+
+def test_stage_2_weighs_the_border_most() -> None:
+    recipe, rng = Alignment(far=12, alpha=1.5), random.Random(1)
+    example = stage2_example(PAIR, recipe, rng, MASK, MARKER, END)
+    weights = [w for w in example.weights if w]
+    assert len(weights) > 2
+    assert np.allclose(np.array(weights[:-1]) / weights[1:], 1.5)
+
+
+def test_the_answers_are_the_verifiers() -> None:
+    verifier = make_verifier("full")
+    prompts = task_prompts(5)
+    pairs = teacher_answers(verifier, prompts, max_new_tokens=10, rows=3)
+    found = {tuple(prompt): answer for prompt, answer in pairs}
+    for prompt in prompts:
+        plain = dllm.speculate(verifier, None, prompt, max_new_tokens=10)
+        asked = plain.sequences[: plain.prompt_length].tolist()
+        assert found[tuple(asked)] == plain.tokens
+
+
+def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
+    """On a text that is always the same, a few steps are enough to draft all of it."""
+    torch.manual_seed(0)
+    pairs: list[Pair] = [([5, 6, 7], [20, 30, 40, 21, 31, 41, 22, 32])]
+    recipe = Alignment(
+        stage1_steps=60, stage2_steps=20, stage1_lr=5e-3, stage2_lr=2e-3, rows=8, window=4, far=4
+    )
+    before = tiny.hf.state_dict()["lm_head.weight"].clone()
+    run = list(align(tiny, pairs, recipe, log_every=40))
+    model = run[-1][1]
+    assert [(entry["stage"], entry["done"]) for entry, _ in run] == [
+        (1, False),
+        (1, True),
+        (2, True),
+    ]
+    assert torch.equal(before, tiny.hf.state_dict()["lm_head.weight"])
+    save_aligned(model, recipe, tmp_path / "aligned")
+    drafter = dllm.DiffusionDrafter(tmp_path / "aligned", search="argmax", window=4)
+    assert drafter.end_marker == recipe.marker_for(tiny)
+    from dllm.drafting.base import Budget, Request
+
+    drafting = drafter.open(Request(np.array([5, 6, 7]), tiny.facts.vocab_size, (), 60))
+    draft = drafting.propose(np.array([5, 6, 7, 20]), Budget(4, 4))
+    assert draft.tokens.tolist() == [30, 40, 21, 31]
