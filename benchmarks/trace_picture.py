@@ -19,7 +19,7 @@ import dllm
 from dllm.eval.page import trace_page
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
-WAYS = {"none": "llada(steps=12)", "dual": "threshold(tau=0.9)"}
+WAYS = {"none": "threshold(tau=0.999)", "dual": "llada(steps=12)"}
 PROMPT = "Tom has 23 apples. Tom buys 12 more. How many apples does Tom have?"
 
 

@@ -11,14 +11,14 @@ from dllm.eval.measure import Setting
 from dllm.eval.tune import Tuning, tune
 
 CANVAS = {"max_new_tokens": 32}
-CURVES = ["threshold", "factor"]  # which samplers to search; names as in `dllm samplers`
+CURVES = ["threshold"]  # which samplers to search; names as in `dllm samplers`
 
 
 def main() -> None:
     model = dllm.load("nano")
     candidates = settings([], CURVES, ["none"], CANVAS)
     baseline = Setting("llada", "llada", "none", CANVAS)
-    how = Tuning(["reverse"], by="nfe", rungs=(8,), confirm=40, tolerance=0.1)
+    how = Tuning(["reverse"], by="nfe", rungs=(6,), confirm=24, tolerance=0.15)
     found = tune(model, candidates, baseline, how)
     print(f"{found.setting.label}: {found.saving:.1f} times fewer forwards, confirmed by "
           f"{found.examples} prompts: {found.confirmed}")  # fmt: skip

@@ -156,10 +156,10 @@ def test_greedy_continuations_are_recognised(tiny: dllm.DiffusionModel) -> None:
 def test_early_stop_saves_forwards_and_keeps_the_ranking() -> None:
     prompt = "Reverse this list: Tom, Anna, Ben, Mia, Zoe"
     texts = ["Zoe, Mia, Ben, Anna, Tom", "Zoe, Mia, Ben, Tom, Anna", "Tom, Anna, Ben, Mia, Zoe"]
-    full = dllm.score("nano", prompt, texts)
-    quick = dllm.score("nano", prompt, texts, early_stop=True)
-    assert [s.nfe for s in full] == [128] * 3
-    assert sum(s.nfe for s in quick) <= 200
+    full = dllm.score("nano", prompt, texts, samples=64)
+    quick = dllm.score("nano", prompt, texts, samples=64, early_stop=True)
+    assert [s.nfe for s in full] == [64] * 3
+    assert sum(s.nfe for s in quick) <= 130
     assert full[0].logprob == max(s.logprob for s in full)
     assert quick[0].logprob == max(s.logprob for s in quick)
     for slow, fast in zip(full, quick, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -203,10 +203,6 @@ class Session:
                 pass
             results.append(self.result(run))
         return results
-
-    def stream(self, prompt: IntArray) -> Iterator[list[int]]:
-        """The tokens of every round."""
-        return self.start(prompt).run()
 
     def start(self, prompt: IntArray, row: int = 0) -> Speculation:
         """A sequence, ready for its first round."""

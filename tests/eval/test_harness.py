@@ -97,7 +97,8 @@ def run(tasks: Path, names: list[str], **how: Any) -> Any:
 
 def test_a_generative_and_a_choice_task(tasks: Path) -> None:
     names = ["my_reverse", "my_choice"]
-    lm, found = run(tasks, names, model={"sampler": "threshold(0.9)", "cache": "prefix"})
+    lm, found = run(tasks, names, model={"sampler": "threshold(0.9)", "cache": "prefix",
+                                       "samples": 32})  # fmt: skip
     assert found["results"]["my_reverse"]["exact_match,none"] == 1.0
     assert found["results"]["my_choice"]["acc,none"] == 1.0
     assert (lm.usage.requests, lm.usage.likelihoods) == (4, 12)
@@ -108,7 +109,7 @@ def test_a_generative_and_a_choice_task(tasks: Path) -> None:
 def test_early_stop_costs_fewer_forwards(tasks: Path) -> None:
     costs = {}
     for early in (False, True):
-        lm, found = run(tasks, ["my_choice"], model={"early_stop": early})
+        lm, found = run(tasks, ["my_choice"], model={"early_stop": early, "samples": 64})
         assert found["results"]["my_choice"]["acc,none"] == 1.0
         costs[early] = lm.usage.likelihood_nfe
     assert costs[True] < 0.7 * costs[False]

@@ -1,0 +1,140 @@
+"""The diffusion drafter: what it feeds, what it keeps, which row scores which position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dllm
+from dllm.drafting.base import Budget, Feedback, Request
+from dllm.drafting.diffusion import DiffusionDrafting
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "data"
+PREFIX = np.array([20, 21, 22, 23, 24, 25])
+
+
+@pytest.fixture(scope="module")
+def dream() -> dllm.DiffusionModel:
+    return dllm.load(GOLDEN / "dream-tiny")
+
+
+def start(model: dllm.DiffusionModel, limit: int = 60, **how: Any) -> DiffusionDrafting:
+    size = model.facts.vocab_size
+    drafter = dllm.DiffusionDrafter(model, **({"window": 5} | how))
+    opened = drafter.open(Request(PREFIX, size, (), limit))
+    assert isinstance(opened, DiffusionDrafting)
+    return opened
+
+
+def log_q(drafting: DiffusionDrafting, prefix: np.ndarray) -> torch.Tensor:
+    found = drafting.marginals(prefix)
+    assert found is not None
+    return found.log_q
+
+
+@pytest.mark.parametrize("name", ["tiny", "dream"])
+@pytest.mark.parametrize("marker", [None, 7])
+def test_rows_score_the_positions_they_predict(
+    name: str, marker: int | None, request: pytest.FixtureRequest
+) -> None:
+    """Against a plain forward over text, masks and marker; Dream's rows are shifted by one."""
+    model: dllm.DiffusionModel = request.getfixturevalue(name)
+    mask = model.facts.mask_token_id
+    ids = [*PREFIX.tolist(), *[mask] * 5, *([] if marker is None else [marker])]
+    with torch.inference_mode():
+        logits = model.hf(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    first = len(PREFIX) - model.facts.logit_shift
+    expected = logits[first : first + 5].clone()
+    expected[:, mask] = -torch.inf
+    found = log_q(start(model, end_marker=marker), PREFIX)
+    assert torch.allclose(found, expected.log_softmax(-1), atol=1e-4)
+    assert bool((found[:, mask] == -torch.inf).all())
+
+
+@pytest.mark.parametrize("name", ["tiny", "dream"])
+def test_refreshing_every_round_is_no_reuse(name: str, request: pytest.FixtureRequest) -> None:
+    model: dllm.DiffusionModel = request.getfixturevalue(name)
+    every, none = start(model, refresh_rounds=1), start(model, cache="none")
+    prefix = PREFIX
+    for token in (30, 31, 32):
+        assert torch.allclose(log_q(every, prefix), log_q(none, prefix), atol=1e-4)
+        prefix = np.append(prefix, [token, token + 5])
+
+
+def computed(drafting: DiffusionDrafting) -> int:
+    return drafting.row.canvas.computed
+
+
+def test_only_masks_and_new_tokens_are_computed(tiny: dllm.DiffusionModel) -> None:
+    drafting = start(tiny, refresh_rounds=4)
+    prefix, sizes = PREFIX, []
+    for _ in range(6):
+        log_q(drafting, prefix)
+        sizes.append(computed(drafting))
+        prefix = np.append(prefix, [40, 41])
+    assert sizes == [11, 7, 7, 7, 6 + 8 + 5, 7]
+
+
+def test_a_changed_prefix_is_computed_again(tiny: dllm.DiffusionModel) -> None:
+    """Everything from the first other token on: the result is that of a fresh start, up to what
+    the first tokens saw."""
+    drafting = start(tiny, refresh_rounds=100)
+    log_q(drafting, PREFIX)
+    other = PREFIX.copy()
+    other[2] = 50
+    log_q(drafting, other)
+    assert computed(drafting) == len(PREFIX) - 2 + 5
+
+
+def test_falling_acceptance_refreshes(tiny: dllm.DiffusionModel) -> None:
+    drafting = start(tiny, refresh_rounds=100)
+    prefix = PREFIX
+    for accepted in (4, 4, 0, 0):
+        draft = drafting.propose(prefix, Budget(4, 4))
+        kept = list(range(min(accepted, len(draft))))
+        drafting.observe(Feedback(draft, kept, [], np.array([]), None))
+        prefix = np.append(prefix, [40, 41])
+    drafting.propose(prefix, Budget(4, 4))
+    assert drafting.since_refresh <= 1
+
+
+def test_the_window_is_not_the_draft(tiny: dllm.DiffusionModel) -> None:
+    drafting = start(tiny, window=12, search="argmax")
+    assert len(drafting.propose(PREFIX, Budget(3, 20))) == 3
+    assert drafting.row.canvas.length == len(PREFIX) + 12
+    long = start(tiny, window=12, search="argmax")
+    both = long.propose(PREFIX, Budget(12, 20))
+    assert both.tokens[:3].tolist() == drafting.propose(PREFIX, Budget(3, 20)).tokens.tolist()
+
+
+def test_the_window_ends_with_the_context(tiny: dllm.DiffusionModel) -> None:
+    limit = tiny.facts.context_length
+    drafting = start(tiny, limit=limit, search="argmax", window=16)
+    near = np.resize(PREFIX, limit - 3)
+    assert len(drafting.propose(near, Budget(9, 9))) == 3
+    assert len(drafting.propose(np.resize(PREFIX, limit), Budget(9, 9))) == 0
+
+
+@pytest.mark.parametrize("sampler", [None, "threshold(0.5)+whole", "llada(steps=2)+whole"])
+def test_more_steps_decide_before_the_last_forward(
+    tiny: dllm.DiffusionModel, sampler: str | None
+) -> None:
+    drafting = start(tiny, steps=3, sampler=sampler, window=6)
+    found = log_q(drafting, PREFIX)
+    decided = drafting.row.canvas.commit_step[len(PREFIX) :] >= 0
+    assert decided.sum() > 0
+    assert torch.allclose(found.exp().amax(1)[torch.from_numpy(decided)], torch.tensor(1.0))
+    assert 1 <= drafting.row.canvas.nfe <= 3
+    again = log_q(drafting, np.append(PREFIX, [30]))
+    assert again.shape == found.shape
+
+
+def test_what_no_drafter_can_be(tiny: dllm.DiffusionModel) -> None:
+    for how in ({"window": 0}, {"steps": 0}, {"search": "nothing"}, {"proxy": "nothing"},
+                {"model": "none such"}):  # fmt: skip
+        with pytest.raises(dllm.DllmError):
+            dllm.DiffusionDrafter(**({"model": tiny} | how))  # type: ignore[arg-type]
