@@ -10,7 +10,7 @@ from ..errors import UnknownNameError
 from .curves import samplers_with_curves
 from .sweep import Sweep
 
-README_TASKS = ("sort", "shuffle", "replace", "sum")
+README_TASKS = ("sort", "remove_random")
 AT = "threshold(tau=0.9)"  # the sampler under which caches are compared
 BASELINE = "llada(steps=32)"  # one token per step
 RANDOM = "llada(steps=32,remasking='random')"  # for caches that must know commits beforehand
@@ -21,7 +21,7 @@ def readme() -> list[Sweep]:
     """Every sampler as a curve, every cache as a ratio; under half an hour on two cores."""
     canvas = (("max_new_tokens", 32), ("block_length", 16))
     names = [cache.name for cache in caches()]
-    how: dict[str, Any] = {"examples": 96, "rows": 48, "arguments": canvas}
+    how: dict[str, Any] = {"examples": 64, "rows": 64, "arguments": canvas}
     sweeps = [
         Sweep(README_TASKS, curves=samplers_with_curves(), **how),
         Sweep(README_TASKS, samplers=[BASELINE, AT], caches=names, **how),

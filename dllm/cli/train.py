@@ -55,8 +55,7 @@ def nano(
 
     from ..train.nano import Recipe, export, train
 
-    recipe = Recipe(objective=objective, seed=seed)
-    recipe = recipe if steps is None else Recipe(objective=objective, seed=seed, steps=steps)
+    recipe = Recipe.of(objective, seed=seed, **({} if steps is None else {"steps": steps}))
     folder = output or Path("runs") / NAMES[objective]
     if threads is not None:
         torch.set_num_threads(threads)

@@ -72,6 +72,13 @@ class Recipe:
         phases = tuple((int(until), dict(weights)) for until, weights in self.phases)
         object.__setattr__(self, "phases", phases)  # lists when read back from JSON
 
+    @classmethod
+    def of(cls, objective: str, **fields: Any) -> Recipe:
+        """The recipe of ``nano`` ("masked") or ``nano-ar`` ("causal", begun with nano's weights)."""
+        if objective == "causal":
+            fields = {"steps": 1_700, "phases": (), "muon_lr": 0.005, **fields}
+        return cls(objective=objective, **fields)
+
     def weights_at(self, step: int) -> dict[str, float]:
         """How often each task is drawn at ``step``."""
         for until, weights in self.phases:

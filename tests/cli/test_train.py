@@ -44,7 +44,7 @@ def test_options_reach_the_recipe(cli: Run, runs: list[Any], tmp_path: Path) -> 
     cli("train", "nano", "--objective", "causal", "--steps", "100", "--seed", "4", "--threads", "1",
         "--no-compile", "-o", str(tmp_path))  # fmt: skip
     ((recipe, folder, options),) = runs
-    assert recipe == nano.Recipe(objective="causal", steps=100, seed=4)
+    assert recipe == nano.Recipe.of("causal", steps=100, seed=4)
     assert (folder, options["compile_model"]) == (tmp_path, False)
 
 

@@ -1,0 +1,142 @@
+"""Write docs/samplers/: a page per method, with what it costs and a picture of its commit order.
+
+    python benchmarks/pages.py
+
+The rule comes from the docstring, the figures from `results/samplers.json`, the picture from the
+bundled model on one prompt that is the same for all.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dllm
+from dllm.samplers import SAMPLERS
+
+from report import RESULTS  # isort: skip
+
+FOLDER = Path(__file__).parents[1] / "docs" / "samplers"
+PROMPT = "Tom has 23 apples. Tom buys 12 more. Then Tom loses 7. How many apples does Tom have?"
+
+# name -> (a complete sampler, when to use it)
+PAGES = {
+    "llada": ("llada", "The reference: most accurate where order matters, one forward per token. "
+              "With `steps` below the length it shows what blind parallelism costs."),
+    "dream": ("dream", "The reference for Dream checkpoints, with their published schedule."),
+    "threshold": ("threshold", "The default. Fast wherever the model is sure, careful where not."),
+    "factor": ("factor", "Like `threshold`, but asks for more certainty the more is committed at "
+               "once; no probability to tune."),
+    "capped_threshold": ("capped_threshold", "Fast-dLLM's rule for uncached Dream. Elsewhere "
+                         "`threshold` is simpler and faster."),
+    "eb": ("eb", "When a bound on the joint error of a step is wanted instead of one per token."),
+    "dparallel": ("dparallel", "With distilled dParallel checkpoints; otherwise `threshold`."),
+    "localleap": ("localleap", "Fewer forwards than `threshold` at nearly its accuracy, in text "
+                  "whose tokens depend on their neighbours."),
+    "hierarchical": ("hierarchical", "Large blocks: it spreads commits over the gaps."),
+    "klass": ("klass", "When confidence comes early and wrong; needs memory for distributions."),
+    "r2": ("r2", "Repetitive or boilerplate text; best with the R2 checkpoints."),
+    "credit": ("threshold+credit", "Answers that the model keeps preferring by a small margin."),
+    "adablock": ("adablock", "Structured text, with lines or steps: blocks end where units end."),
+    "dcd": ("dcd", "When errors gather at block borders: uncertain positions may wait."),
+    "dsb": ("dsb", "Like `dcd` with less state; the window follows the number of commits."),
+    "slowfast": ("slowfast", "Long answers that settle from the left in spans."),
+    "prophet": ("prophet", "Answers whose end is what counts, e.g. `prophet(start=...)` with "
+                "`constraints`; stops refining once the answer is clear."),
+    "ete": ("ete", "Where `threshold` keeps falling back to one token per step. Experimental: "
+            "reconstructed. Costs k rows whenever it explores."),
+    "lopa": ("lopa", "When a forward of several rows costs little more than one (GPU, batch 1)."),
+    "freedave": ("freedave", "When the text must be exactly that of one token per step. Needs a "
+                 "device where several rows cost little more than one."),
+    "wino": ("wino", "When early mistakes should be taken back. Feeds the block twice, no cache."),
+    "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
+    "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
+    "pc": ("pc", "Plans and puzzles, where frequent tokens come too early; needs token counts."),
+    "certainty_prior": ("certainty_prior", "A gentle left-to-right order without blocks."),
+}  # fmt: skip
+
+
+def rows_of(found: dict[str, Any], spec: str) -> str:
+    if spec not in found["samplers"]:
+        return ""
+    tasks, base = found["samplers"][spec]["tasks"], found["samplers"][found["baseline"]]["tasks"]
+    lines = ["| task | right | forwards | against `threshold` | tokens per forward |",
+             "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for task, row in tasks.items():
+        ratio = row["nfe"] / base[task]["nfe"]
+        lines.append(
+            f"| `{task}` | {100 * row['accuracy']:.1f} % | {row['nfe']:.1f} | {ratio:.2f}× | "
+            f"{row['tokens_per_forward']:.2f} |"
+        )
+    host = found["samplers"][spec].get("host_microseconds")
+    cost = f"\n\nOne decision takes {host['32']:.0f} µs for 32 positions and {host['256']:.0f} µs "
+    lines.append(cost + "for 256 on the host." if host else "")
+    n = found["samplers"][spec]["examples"]
+    return f"On `nano`, {n} held-out prompts per task:\n\n" + "\n".join(lines).rstrip() + "\n"
+
+
+def picture(result: Any, pieces: list[str]) -> str:
+    """Commit order as SVG: a cell per token, darker is later, with the step's number."""
+    per_line, width, height = 12, 62, 34
+    last = max(max(result.order), 1)
+    cells = []
+    for i, (step, piece) in enumerate(zip(result.order, pieces, strict=True)):
+        x, y = i % per_line * width, i // per_line * height
+        light = 92 - 45 * step / last
+        cells.append(
+            f'<rect x="{x}" y="{y}" width="{width - 2}" height="{height - 2}" rx="3" '
+            f'fill="hsl(212 60% {light:.0f}%)"/>'
+            f'<text x="{x + width / 2 - 1}" y="{y + 14}" text-anchor="middle">'
+            f"{html.escape(piece.strip() or '␣')}</text>"
+            f'<text x="{x + width / 2 - 1}" y="{y + 27}" text-anchor="middle" font-size="8">'
+            f"step {step + 1}</text>"
+        )
+    lines = -(-len(pieces) // per_line)
+    size = f'width="{per_line * width}" height="{lines * height}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace" font-size="11">'
+        + "".join(cells)
+        + "</svg>\n"
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    model = dllm.load("nano")
+    assert model.tokenizer is not None
+    file = RESULTS / "samplers.json"
+    found = json.loads(file.read_text()) if file.exists() else {"samplers": {}, "baseline": ""}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    index = ["# Samplers", "", "| name | what it does | forwards on the example |",
+             "| --- | --- | --- |"]  # fmt: skip
+    for name, (spec, advice) in PAGES.items():
+        cls = SAMPLERS[name]
+        result = dllm.generate(model, PROMPT, sampler=spec)
+        pieces = [model.tokenizer.decode([token]) for token in result.tokens]
+        (FOLDER / f"{name}.svg").write_text(picture(result, pieces), encoding="utf-8")
+        summary, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
+        paper = f"*{cls.paper}*, arXiv [{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})"
+        body = re.sub(r"``([^`]*)``", r"`\1`", rest)
+        needs = ", ".join(sorted(map(str, cls.needs))) or "nothing"
+        page = (
+            f"# {name}\n\n{summary}\n\n{paper}\n\n{body}\n\n**When.** {advice}\n\n"
+            f"**Needs** {needs}.\n\n## What it costs\n\n{rows_of(found, spec)}\n"
+            f"## Its order\n\n`dllm generate \"{PROMPT}\" -s \"{spec}\"`: {result.nfe} forwards, "
+            f"{result.computed} positions computed.\n\n![commit order]({name}.svg)\n\n"
+            f"```\n{result.text}\n```\n"
+        )
+        (FOLDER / f"{name}.md").write_text(page, encoding="utf-8")
+        index.append(f"| [{name}]({name}.md) | {summary.splitlines()[0]} | {result.nfe} |")
+        print(f"{name:20} {result.nfe:3d} forwards  {result.text[-24:]}", flush=True)
+    index += ["", f"The example: {PROMPT}", "", "Made by `python benchmarks/pages.py`."]
+    (FOLDER / "index.md").write_text("\n".join(index) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
