@@ -127,7 +127,7 @@ def main() -> None:
         page = (
             f"# {name}\n\n{summary}\n\n{paper}\n\n{body}\n\n**When.** {advice}\n\n"
             f"**Needs** {needs}.\n\n## What it costs\n\n{rows_of(found, spec)}\n"
-            f"## Its order\n\n`dllm generate \"{PROMPT}\" -s \"{spec}\"`: {result.nfe} forwards, "
+            f'## Its order\n\n`dllm generate "{PROMPT}" -s "{spec}"`: {result.nfe} forwards, '
             f"{result.computed} positions computed.\n\n![commit order]({name}.svg)\n\n"
             f"```\n{result.text}\n```\n"
         )

@@ -74,7 +74,7 @@ class Recipe:
 
     @classmethod
     def of(cls, objective: str, **fields: Any) -> Recipe:
-        """The recipe of ``nano`` ("masked") or ``nano-ar`` ("causal", begun with nano's weights)."""
+        """The recipe of ``nano`` ("masked") or ``nano-ar`` ("causal", from nano's weights)."""
         if objective == "causal":
             fields = {"steps": 1_700, "phases": (), "muon_lr": 0.005, **fields}
         return cls(objective=objective, **fields)
