@@ -11,6 +11,7 @@ from ..capabilities import Capability
 from . import (
     adablock,
     credit,
+    d3llm,
     dcd,
     dparallel,
     dream,
@@ -56,7 +57,7 @@ from .compose import SAMPLERS, Info, available, compose, register
 __all__ = [
     "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Gamble", "Info", "Part",
     "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform", "View",
-    "Window", "available", "compose", "register", "adablock", "credit", "dcd", "dparallel",
+    "Window", "available", "compose", "register", "adablock", "credit", "d3llm", "dcd", "dparallel",
     "dream", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass", "learn2pd",
     "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber", "scorers", "slowfast",
     "threshold", "windows", "wino",

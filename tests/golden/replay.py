@@ -30,7 +30,8 @@ def call_of(case: dict[str, Any]) -> Call:
     """The call that reproduces ``case``."""
     builder = BUILDERS[case["algorithm"]]
     sampler, cache, arguments = builder(case)
-    return Call(sampler, cache, {"max_new_tokens": case["gen_length"], **OFFICIAL, **arguments})
+    length = case.get("gen_length") or case["max_new_tokens"]
+    return Call(sampler, cache, {"max_new_tokens": length, **OFFICIAL, **arguments})
 
 
 def _llada(case: dict[str, Any]) -> Call:
@@ -118,6 +119,21 @@ def _dinfer(case: dict[str, Any]) -> Call:
     policy = "block_contains" if case["early_stop"] else "none"
     arguments = {"block_length": case["block_length"], "eos_policy": policy}
     return Call(sampler, "none", arguments)
+
+
+def _d3llm(case: dict[str, Any]) -> Call:
+    sampler = (
+        "d3llm(tau={threshold})+staged_blocks({block_size}, "
+        "block_add_threshold={block_add_threshold}, "
+        "decoded_token_threshold={decoded_token_threshold})"
+    )
+    return Call(sampler.format(**case), "none", {})
+
+
+def replayable(case: dict[str, Any]) -> bool:
+    """False for what is not built: d3LLM's delayed cache."""
+    cached = case.get("function") == "generate_multi_block_kv_cache"
+    return not (cached or case.get("cache_delay_iter", 10_000) < 10_000)
 
 
 def _dkv_dream(case: dict[str, Any]) -> Call:
@@ -217,6 +233,8 @@ BUILDERS = {
     "prophet_earlyexit": _prophet,
     "r2_dllm_llada_dual": _r2,
     "dinfer_blockwise": _dinfer,
+    "d3llm_multi_block_llada": _d3llm,
+    "d3llm_multi_block_dream": _d3llm,
     "dkv_cache_dream": _dkv_dream,
     "dkv_cache_llada_decode": _dkv_llada,
     "dkv_cache_llada_greedy": _dkv_greedy,

@@ -1,0 +1,104 @@
+"""d3LLM's multi-block decoding: later blocks open while earlier ones are being decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..canvas import BoolArray, Canvas, IntArray
+from ..capabilities import ENTROPY
+from ..errors import ConfigError
+from .base import FamilyDefaults, Part, Selector, View, Window
+from .compose import register
+from .eos import Eos
+from .scorers import NegEntropy
+
+D3LLM = "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation"
+
+
+@register("staged_blocks", paper=D3LLM, arxiv="2601.07568")
+@dataclass(frozen=True)
+class StagedBlocks(Window):
+    """Blocks that open one per step, each when the one before has come far enough.
+
+    ``block_length`` (32).  A block opens when ``block_add_threshold`` (0.5) of the last open one is
+    decided, and becomes active when ``decoded_token_threshold`` (0.5) of the one before it is: only
+    in active blocks must every step decide something (see `D3LLM`).  Both 1.0 make static blocks.
+    """
+
+    block_length: int | None = None
+    block_add_threshold: float = 0.5
+    decoded_token_threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.block_length is not None and self.block_length < 1:
+            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
+        for name in ("block_add_threshold", "decoded_token_threshold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is a share in [0, 1], not {getattr(self, name)}")
+
+    def advance(self, canvas: Canvas) -> None:
+        size = self.block_length or 32
+        open_ = canvas.masked[canvas.start : canvas.end]
+        if not open_.any():
+            return
+        edges = np.arange(canvas.start, canvas.end, size)
+        masks = np.add.reduceat(open_.astype(np.int64), edges - canvas.start)
+        progress = 1 - masks / np.diff(edges, append=canvas.end)
+        before = np.append(1.0, progress[:-1])
+        opened, active = canvas.memory.get("staged", (1, [True]))
+        active = [a or before[i] >= self.decoded_token_threshold for i, a in enumerate(active)]
+        if opened < len(edges) and progress[opened - 1] >= self.block_add_threshold:
+            active.append(bool(before[opened] >= self.decoded_token_threshold))
+            opened += 1
+        canvas.memory["staged"] = opened, active
+        first = int(np.flatnonzero(masks)[0])
+        live = [i for i in range(opened) if active[i] and masks[i]]
+        must = live[0] if live else first
+        canvas.memory["must_decide"] = int(edges[must]), int(edges[must]) + size
+        window = int(edges[first]), min(int(edges[opened - 1]) + size, canvas.end)
+        if window != canvas.window:
+            canvas.open_window(*window)
+
+
+@register("d3llm", paper=D3LLM, arxiv="2601.07568")
+@dataclass(frozen=True)
+class D3LLM(Selector):
+    """Commit what has an entropy of at most ``tau`` nats, and something in the first active block.
+
+    Where nothing of the first active block is sure enough, its surest position is committed;
+    with ``anywhere`` (the official code for LLaDA: True, for Dream: False) the surest position of
+    all is committed in any case.  ``tau`` 0.5.  Blocks open in stages (`StagedBlocks`), a stop id
+    ends the region (``first_commit``).  Meant for d3LLM's distilled checkpoints: without their
+    training, far blocks are decided before they can be.  Its delayed cache is not reproduced.
+    """
+
+    needs = frozenset({ENTROPY})
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"anywhere": True},
+        "dream": {"anywhere": False},
+    }
+
+    tau: float = 0.5
+    anywhere: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tau >= 0:
+            raise ConfigError(f"tau must not be negative, not {self.tau}: it is an entropy in nats")
+
+    def companions(self) -> tuple[Part, ...]:
+        return (StagedBlocks(), NegEntropy(), Eos("first_commit"))
+
+    def select(self, view: View) -> BoolArray:
+        chosen: BoolArray = view.score >= -self.tau
+        if not len(chosen):
+            return chosen
+        if self.anywhere:
+            chosen[view.score.argmax()] = True
+        low, high = view.canvas.memory.get("must_decide", view.canvas.window)
+        here: IntArray = np.flatnonzero((view.positions >= low) & (view.positions < high))
+        if here.size and not chosen[here].any():
+            chosen[here[view.score[here].argmax()]] = True
+        return chosen
