@@ -112,8 +112,8 @@ class R2(Selector):
     def _clusters(self, view: View, p: FloatArray) -> BoolArray:
         low, high = view.canvas.window
         size = self.confidence_cluster_size or 1
-        if size > high - low:
-            return np.zeros(len(p), np.bool_)
+        if size > high - low or p.max(initial=0.0) < self.spatial_threshold:
+            return np.zeros(len(p), np.bool_)  # no mean can reach the threshold
         open_, sums = np.zeros((2, high - low), np.float32)
         open_[view.positions - low], sums[view.positions - low] = 1, p
         count = _windowed(open_, size)
@@ -129,7 +129,7 @@ class R2(Selector):
         where = np.flatnonzero(left)
         at, ids = view.positions[where], token[where]
         chosen = np.zeros(len(token), np.bool_)
-        if not where.size:
+        if not ((ids[1:] == ids[:-1]) & (np.diff(at) == 1)).any():
             return chosen
         starts = np.flatnonzero((np.diff(at, prepend=-2) > 1) | (np.diff(ids, prepend=-1) != 0))
         for low, high in zip(starts, np.append(starts[1:], len(where)), strict=True):

@@ -67,7 +67,8 @@ class Saber(Reviser):
 
     def revise(self, view: View, committed: IntArray) -> IntArray:
         canvas, found = view.canvas, view.everything
-        decided_before = ~canvas.masked[found.positions] & ~np.isin(found.positions, committed)
+        here = found.positions
+        decided_before = ~canvas.masked[here] & (canvas.commit_step[here] < canvas.step)
         now = np.zeros(len(canvas.tokens), np.float32)
         now[found.positions] = np.exp(
             np.where(decided_before, found.asked[self.name][:, 0], found.logprob)
