@@ -97,7 +97,7 @@ def compare(
 def show(results: list[Result], model: DiffusionModel) -> None:
     """A table on stdout; texts that equal the first one are marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Sampler", overflow="fold")
+    table.add_column("Sampler", no_wrap=True)
     for name in ("Cache", "Forwards", "Positions", "Tokens/forward", "Seconds"):
         table.add_column(name, justify="left" if name == "Cache" else "right", no_wrap=True)
     table.add_column("Text", ratio=1, overflow="fold")
