@@ -15,10 +15,10 @@ from .compose import register
 from .eos import Eos
 from .scorers import NegEntropy
 
-D3LLM = "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation"
+MULTI_BLOCK = "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation"
 
 
-@register("staged_blocks", paper=D3LLM, arxiv="2601.07568")
+@register("staged_blocks", paper=MULTI_BLOCK, arxiv="2601.07568")
 @dataclass(frozen=True)
 class StagedBlocks(Window):
     """Blocks that open one per step, each when the one before has come far enough.
@@ -63,7 +63,7 @@ class StagedBlocks(Window):
             canvas.open_window(*window)
 
 
-@register("d3llm", paper=D3LLM, arxiv="2601.07568")
+@register("d3llm", paper=MULTI_BLOCK, arxiv="2601.07568")
 @dataclass(frozen=True)
 class D3LLM(Selector):
     """Commit what has an entropy of at most ``tau`` nats, and something in the first active block.
