@@ -27,10 +27,12 @@ class FreeDave(Explorer):
 
     After the step's own commits, up to ``draft_depth`` - 1 (LLaDA 4, Dream 8) drafts commit one
     more of the most confident undecided positions of the window each.  One forward feeds them
-    all; draft j is kept if the ``base`` sampler, from an earlier confirmed draft, commits the same
-    tokens.  ``base`` is one token per step unless another is given (``freedave(threshold(0.95))``
-    is the paper's FreeDave++).  The text equals that of ``base`` alone under the same cache, as
-    long as batched and single forwards agree: exactly in float32, almost always in bfloat16.
+    all; a draft is kept if it is what the ``base`` sampler, from an earlier confirmed draft, makes
+    of the row.  ``base`` is one token per step unless another is given.  The text equals that of
+    ``base`` alone under the same cache, as long as batched and single forwards agree: in float32
+    but for exact ties, almost always in bfloat16.  ``partial`` also keeps a draft that is only a
+    part of what ``base`` commits, as the paper's FreeDave++ does (with ``threshold(0.95)``): faster
+    with such bases, and no longer exactly their text.
     """
 
     needs = frozenset({BRANCHES, FINAL, GREEDY, KEEPS_TEXT, MEMORYLESS, STEADY})
@@ -41,6 +43,7 @@ class FreeDave(Explorer):
 
     base: tuple[Part, ...] = ()
     draft_depth: int | None = None
+    partial: bool = False
 
     def __post_init__(self) -> None:
         if self.draft_depth is not None and self.draft_depth < 1:
@@ -72,16 +75,17 @@ class FreeDave(Explorer):
             if not len(found[best].positions):
                 return best  # the window is decided: nothing to confirm beyond it
             decide(target, found[best])
-            agreed = [j for j in range(best + 1, len(branches)) if _follows(branches[j], target)]
+            drafts = range(best + 1, len(branches))
+            agreed = [j for j in drafts if _follows(branches[j], target, self.partial)]
             if not agreed:
                 return best
             best = agreed[-1]
 
 
-def _follows(draft: Canvas, target: Canvas) -> bool:
-    """Whether every token of the draft stands in the target too."""
+def _follows(draft: Canvas, target: Canvas, partial: bool) -> bool:
+    """Whether the draft is the target, or at least a part of it."""
     here = slice(draft.start, draft.end)
-    decided = ~draft.masked[here]
-    if target.masked[here][decided].any():
+    decided, reached = ~draft.masked[here], ~target.masked[here]
+    if (decided & ~reached).any() or (not partial and (reached & ~decided).any()):
         return False
     return bool((draft.tokens[here][decided] == target.tokens[here][decided]).all())
