@@ -128,7 +128,8 @@ def samplers(records: list[Record]) -> str:
         "samplers trade accuracy for forwards under equal conditions.  What it does not: anything "
         "about 8B checkpoints, none of which was run here, or about long answers.  Answers have at "
         f"most {records[0].arguments.get('max_new_tokens', 0)} tokens, so caches have little to "
-        "save, and a share of so few prompts is known to a few points only.",
+        "save, and a share of so few prompts is known to a few points only.  The machine was busy "
+        "with other work: trust forwards and positions, not the column of times.",
     ]
     return "\n\n".join(parts)
 
