@@ -65,7 +65,7 @@ PAGES = {
 
 def rows_of(found: dict[str, Any], spec: str) -> str:
     if spec not in found["samplers"]:
-        return ""
+        return "Not measured beside the others yet.\n"
     tasks, base = found["samplers"][spec]["tasks"], found["samplers"][found["baseline"]]["tasks"]
     lines = ["| task | right | forwards | against `threshold` | tokens per forward |",
              "| --- | --- | --- | --- | --- |"]  # fmt: skip
