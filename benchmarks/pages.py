@@ -76,10 +76,11 @@ def rows_of(found: dict[str, Any], spec: str) -> str:
             f"{row['tokens_per_forward']:.2f} |"
         )
     host = found["samplers"][spec].get("host_microseconds")
-    cost = f"\n\nOne decision takes {host['32']:.0f} µs for 32 positions and {host['256']:.0f} µs "
-    lines.append(cost + "for 256 on the host." if host else "")
+    if host:
+        cost = f"One decision takes {host['32']:.0f} µs for 32 positions and {host['256']:.0f} µs "
+        lines += ["", cost + "for 256 on the host."]
     n = found["samplers"][spec]["examples"]
-    return f"On `nano`, {n} held-out prompts per task:\n\n" + "\n".join(lines).rstrip() + "\n"
+    return f"On `nano`, {n} held-out prompts per task:\n\n" + "\n".join(lines) + "\n"
 
 
 def picture(result: Any, pieces: list[str]) -> str:
@@ -121,9 +122,9 @@ def main() -> None:
         result = dllm.generate(model, PROMPT, sampler=spec)
         pieces = [model.tokenizer.decode([token]) for token in result.tokens]
         (FOLDER / f"{name}.svg").write_text(picture(result, pieces), encoding="utf-8")
-        summary, _, rest = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
+        text = re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(cls.__doc__ or ""))
+        summary, _, body = text.partition("\n\n")
         paper = f"*{cls.paper}*, arXiv [{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})"
-        body = re.sub(r"``([^`]*)``", r"`\1`", rest)
         needs = ", ".join(sorted(map(str, cls.needs))) or "nothing"
         page = (
             f"# {name}\n\n{summary}\n\n{paper}\n\n{body}\n\n**When.** {advice}\n\n"
