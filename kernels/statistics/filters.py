@@ -24,7 +24,7 @@ def dropped(logits: torch.Tensor, temperature: float, top_p: float, top_k: int) 
     count = min(size, max(CANDIDATES, top_k))
     best = logits.amax(1, keepdim=True).clamp_(min=LOWEST)
     scale = temperature if temperature > 0 else 1.0
-    total = (logits - best).div_(scale).exp_().sum(1, keepdim=True).double()
+    total = (logits - best).div_(scale).exp_().sum(1, keepdim=True, dtype=torch.float64)
     values = logits.topk(count, dim=1).values
     cut, keep = _border(values, best, total, scale, top_p, limit)
     if count < size and bool((beyond := keep > count).any()):
@@ -50,7 +50,7 @@ def _border(
     ``values`` (R, n) are the largest logits, descending; a nucleus of n + 1 tokens means that it
     may reach beyond them.
     """
-    p = (values - best).div_(scale).double().exp_().div_(total)
+    p = (values.double() - best).div_(scale).exp_().div_(total)
     keep = 1 + (p.cumsum(1) <= top_p).sum(1, keepdim=True)
     at = keep.clamp(max=min(limit, values.shape[1])) - 1
     return values.gather(1, at), keep
