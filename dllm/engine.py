@@ -71,6 +71,8 @@ class Engine:
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self.static: Static | None = None
+        # At temperature 0 the proposal itself is the likeliest token.
+        self._clean_top = int("top_token" in sampler.statistics and config.temperature > 0)
         self._banned, self._conditional_bans = self._bans(ban_stops)
         # An attention mask that is 4-D already: transformers then builds none of its own.
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
@@ -334,7 +336,7 @@ class Engine:
             noise_keys=noise_keys(jobs, config.seed).to(hidden.device)
             if config.temperature
             else None,
-            top=config.top_candidates,
+            top=max(config.top_candidates, self._clean_top),
             needs=self.sampler.statistics,
         )
 

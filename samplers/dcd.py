@@ -36,8 +36,8 @@ class DCD(Window):
 
     ``block_length`` confines the window to blocks (semi-causal mode); then ``e_max`` > 0 allows a
     block to be extended by ``e_step`` (4) positions, ``e_max`` in all, whenever the window touches
-    its right edge and the surest of the step's commits would score below ``tau_low`` (0.3; -0.5
-    for entropy scores): the step's commits are given up and made again.  The static mode of the
+    its right edge and a commit of the step would score below ``tau_low`` (0.3; -0.5 for entropy
+    scores): the step's commits are given up and made again.  The static mode of the
     same code is ``threshold`` with ``eos_policy="block_contains"``.
     """
 
@@ -83,9 +83,8 @@ class DCD(Window):
         extended: int = canvas.memory.get("dcd_extended", 0)
         if canvas.window[1] < edge or edge >= canvas.end or extended >= self.e_max:
             return False
-        score = view.score[chosen] if chosen.any() else view.score
-        surest_is_low = score.max() if not chosen.any() else score.min()
-        if surest_is_low >= self.tau_low:
+        least = view.score[chosen].min() if chosen.any() else view.score.max(initial=-np.inf)
+        if least >= self.tau_low:
             return False
         step = min(self.e_step, self.e_max - extended)
         canvas.memory["dcd_edge"], canvas.memory["dcd_extended"] = edge + step, extended + step

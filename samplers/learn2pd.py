@@ -14,7 +14,7 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_WINDOW, PROBABILITY, WINDOW_LOGITS
 from ..errors import ConfigError
-from .base import EosRule, Part, Prediction, Selector, View
+from .base import EosRule, Part, Prediction, Selector, View, top
 from .compose import register
 from .eos import is_stop, prefix_complete
 from .threshold import check_probability
@@ -87,8 +87,7 @@ class Learn2PD(Selector):
         logits = apply_filter(weights, confidence.reshape(pieces, width)).ravel()
         sure = 1 / (1 + np.exp(-logits))
         chosen: BoolArray = sure[view.positions - low] > self.theta
-        chosen[view.score.argmax()] = True
-        return chosen
+        return chosen | top(view.score, 1)
 
 
 @register("eotp", paper=LEARN2PD, arxiv="2509.25188")
@@ -99,6 +98,8 @@ class EoTP(EosRule):
     Its probability has to reach ``tau`` (0.9): the official code has no such bound and may cut at
     any stop id that is proposed far right.  What lies left of it is decoded as usual.
     """
+
+    needs = frozenset({FIXED_WINDOW})  # a window that slides has an end of its own
 
     tau: float = 0.9
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .inputs import read_prompts
 from .options import remember_debug
 from .output import interactive, note, stderr
 
@@ -91,7 +92,7 @@ def learned_filter(
     from ..train.filter import save_filter, train_filter, trajectories
 
     if prompts is not None:
-        lines = [line for line in prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = read_prompts(None, prompts, lines=True)
     else:
         lines = [e.prompt for task in TASKS.values() for e in task.examples(count, seed, "train")]
     note(f"decoding {len(lines)} prompts, one token per step")
@@ -144,9 +145,7 @@ def deer(
         stage1_steps=stage1_steps, stage2_steps=stage2_steps, window=window, far=window, seed=seed
     )
     asked: list[str] = (
-        task_prompts(examples, seed)
-        if prompts is None
-        else prompts.read_text(encoding="utf-8").splitlines()
+        task_prompts(examples, seed) if prompts is None else read_prompts(None, prompts, lines=True)
     )
     note(f"{len(asked)} answers of {verifier}")
     pairs = teacher_answers(load(verifier), asked)

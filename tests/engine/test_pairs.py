@@ -39,7 +39,7 @@ FORBIDDEN = [
     "adablock+slowfast", "freedave(klass)", "freedave(threshold+r2)", "freedave+wino",
     "freedave+saber", "freedave+random", "freedave+prophet", "freedave+lopa", "lopa+ete",
     "prophet+wino", "prophet+saber", "wino+saber", "threshold+random", "threshold+margin",
-    "localleap+neg_entropy", "dparallel+prob", "eotp+dcd+eos", "llada+dcd", "dream+dsb",
+    "localleap+neg_entropy", "dparallel+prob", "eotp+dcd+eos", "eotp+dcd", "llada+dcd", "dream+dsb",
     "wino+eos(eos_policy=first_commit)", "freedave+eos(eos_policy=first_commit)",
 ]  # fmt: skip
 
