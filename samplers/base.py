@@ -21,6 +21,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import Capability
+from ..spec import FamilyDefaults
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,6 @@ class View:
     def take(self, keep: BoolArray) -> View:
         """The same for a subset of the positions."""
         return replace(self, prediction=self.prediction.take(keep), score=self.score[keep])
-
-
-FamilyDefaults = Mapping[str, Mapping[str, Any]]  # family -> field -> value
 
 
 @dataclass(frozen=True)

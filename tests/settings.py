@@ -11,6 +11,7 @@ SMALL = {
     "dkv_pd": "dkv_pd(refresh_every=3)",
     "dkv_greedy": "dkv_greedy(refresh_every=3, window=2)",
     "window_diffusion": "window_diffusion(refresh_every=4, active=4, window=10)",
+    "window_diffusion, far": "window_diffusion(refresh_every=4, active=4, window=10, far=False)",
     "dllm_cache": "dllm_cache(6, 3)",
     "dsb": "dsb(refresh_after=5, before=3)",
     "dcd": "dcd(refresh_after=5)",
