@@ -69,10 +69,14 @@ def host_microseconds(spec: str, width: int, repeats: int = 400) -> float:
         n = len(at)
         p = rng.uniform(0.2, 0.99, n).astype(np.float32)
         ids = sampler.asks(canvas, at)
+        token = rng.integers(1, 400, n)
+        numbers = {
+            "margin": p, "gap": p, "entropy": 1 - p, "max_logprob": np.log(p),
+            "kl": np.full(n, np.inf, np.float32), "top_token": token[:, None],
+        }  # fmt: skip
         prediction = Prediction(
-            at, rng.integers(1, 400, n), np.log(p), margin=p, gap=p, entropy=1 - p,
-            max_logprob=np.log(p), kl=np.full(n, np.inf, np.float32),
-            top_token=rng.integers(1, 400, (n, 1)), top_logprob=np.log(p)[:, None],
+            at, token, np.log(p),
+            **{name: numbers[name] for name in sampler.statistics & numbers.keys()},
             asked={name: np.log(np.full(wanted.shape, 0.1, np.float32))
                    for name, wanted in ids.items()},
         )  # fmt: skip

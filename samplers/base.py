@@ -52,6 +52,8 @@ class Prediction:
     def take(self, keep: BoolArray | IntArray) -> Prediction:
         """The same for a subset of the positions."""
 
+        keep = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep  # once, not per array
+
         def pick(array: Any) -> Any:
             return None if array is None else array[keep]
 
@@ -89,7 +91,10 @@ class View:
 
     def take(self, keep: BoolArray) -> View:
         """The same for a subset of the positions."""
-        return replace(self, prediction=self.prediction.take(keep), score=self.score[keep])
+        return View(
+            self.canvas, self.prediction.take(keep), self.score[keep], self.everything,
+            self.shadow, self.stop_ids,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

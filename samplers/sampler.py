@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, IntArray
+from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import Capability
 from .base import (
     NOTHING,
@@ -136,15 +136,15 @@ class Sampler:
         if self.window.reconsiders(view, chosen):
             return Decision(NOTHING, NOTHING)
         canvas.forced += forced
-        decision = self._commit(view, chosen, tokens)
+        positions, ids, logprobs = self._commit(view, chosen, tokens)
         remasked = NOTHING
         if self.reviser is not None:
             canvas.memory["revises"] = True  # end-of-text rules wait for the window to close
-            remasked = self.reviser.revise(view, decision.committed)
+            remasked = self.reviser.revise(view, positions)
             canvas.remask(remasked)
-        self.eos.check(canvas, decision.committed, self.stop_ids)
+        self.eos.check(canvas, positions, self.stop_ids)
         gambles = self._gambles(view, chosen)
-        return replace(decision, remasked=remasked, forced=forced, gambles=gambles)
+        return Decision(positions, remasked, forced, gambles, 0, ids, logprobs)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
         self.eos.foresee(canvas, prediction, self.stop_ids)
@@ -161,11 +161,10 @@ class Sampler:
 
     def _fill(self, view: View) -> Decision:
         """Commit all that is undecided with its proposal."""
-        found = view.everything.take(view.canvas.masked[view.everything.positions])
-        whole = replace(view, prediction=found)
-        decision = self._commit(whole, np.ones(len(found.positions), np.bool_), found.token)
-        self.eos.check(view.canvas, decision.committed, self.stop_ids)
-        return decision
+        p = view.everything.take(view.canvas.masked[view.everything.positions])
+        view.canvas.commit(p.positions, p.token, p.logprob)
+        self.eos.check(view.canvas, p.positions, self.stop_ids)
+        return Decision(p.positions, NOTHING, tokens=p.token, logprobs=p.logprob)
 
     def _select(self, view: View) -> tuple[BoolArray, IntArray, bool]:
         """What is committed, (n,) bool, with which ids, (n,), and whether it had to be forced."""
@@ -194,11 +193,12 @@ class Sampler:
         chosen[view.score.argmax()] = True
         return True
 
-    def _commit(self, view: View, chosen: BoolArray, tokens: IntArray) -> Decision:
-        positions, ids = view.positions[chosen], tokens[chosen]
-        logprobs = view.prediction.logprob[chosen]
-        view.canvas.commit(positions, ids, logprobs)
-        return Decision(positions, NOTHING, tokens=ids, logprobs=logprobs)
+    def _commit(
+        self, view: View, chosen: BoolArray, tokens: IntArray
+    ) -> tuple[IntArray, IntArray, FloatArray]:
+        made = view.positions[chosen], tokens[chosen], view.prediction.logprob[chosen]
+        view.canvas.commit(*made)
+        return made
 
     def _gambles(self, view: View, chosen: BoolArray) -> tuple[Gamble, ...]:
         if self.explorer is None or view.canvas.finished:
