@@ -148,13 +148,13 @@ def test_a_batch_is_its_rows_alone(spec: str) -> None:
     "spec", ["localleap", "lopa", "ete", "wino", "saber", "dcd", "klass", "r2"]
 )
 def test_sampling_is_a_function_of_the_seed(spec: str) -> None:
-    how = {"sampler": spec, "max_new_tokens": 16, "temperature": 0.8}
-    one, two, other = (
-        dllm.generate("nano", "What is 4 + 5?", seed=seed, **how).sequences.tolist()
-        for seed in (1, 1, 2)
+    how = {"sampler": spec, "max_new_tokens": 16, "temperature": 3.0}
+    one, two, *others = (
+        dllm.generate("nano", "Mia 4 apples?", seed=seed, **how).sequences.tolist()
+        for seed in (1, 1, 2, 3, 4, 5)
     )
     assert one == two
-    assert isinstance(other, list)
+    assert any(other != one for other in others)
 
 
 def test_a_budget_of_bits_bounds_the_rounds_from_below() -> None:
