@@ -14,7 +14,7 @@ from math import ceil
 import torch
 
 from .heads import Head, full_logits, plain_linear, vocabulary
-from .reduce import Partial, finish, merge, reduce, stack
+from .reduce import CHUNK, Partial, finish, merge, reduce, stack
 from .result import Options, TokenStatistics
 
 TILE_BYTES = 16 << 20  # logits held at once, counted as float32
@@ -74,7 +74,8 @@ class Call:
         columns = TILE_BYTES // 4
         most = max(1, columns // size) if whole else MOST_ROWS
         height = ceil(rows / ceil(rows / most)) if rows else 1  # even shares
-        width = size if whole else max(1, columns // height)
+        width = columns // height // CHUNK * CHUNK or max(1, columns // height)
+        width = size if whole else width
         done = []
         for first in range(0, max(1, rows), height):
             last = min(rows, first + height)

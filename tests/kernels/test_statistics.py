@@ -13,7 +13,12 @@ from torch import nn
 
 from dllm.errors import ConfigError, UnknownNameError
 from dllm.kernels import noise
-from dllm.kernels.statistics import TokenStatistics, logits_statistics, token_statistics
+from dllm.kernels.statistics import (
+    TokenStatistics,
+    logits_statistics,
+    reduce,
+    token_statistics,
+)
 from dllm.kernels.statistics import torch as fast
 from dllm.kernels.statistics.result import FIELDS, pack, unpack
 
@@ -57,6 +62,9 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "TILE_BYTES", 4 * 300)
     monkeypatch.setattr(fast, "PIECE", 100)
     monkeypatch.setattr(fast, "MOST_ROWS", 6)
+    monkeypatch.setattr(fast, "CHUNK", 10)
+    monkeypatch.setattr(reduce, "CHUNK", 10)
+    monkeypatch.setattr(reduce, "WORTH_CHUNKS", 1)
 
 
 def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
