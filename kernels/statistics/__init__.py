@@ -1,9 +1,9 @@
 """From hidden rows and the head to a few numbers per row; logits live one tile at a time.
 
-`token_statistics` starts from hidden rows and a head, `logits_statistics` from logits; with a head
-that is split over processes, `parallel.parallel_statistics` does.  All take the same options and
-return `TokenStatistics`.  Numbers are computed in float32 whatever the dtype
-of the model; the logits themselves have the precision the head gives them.
+`token_statistics` starts from hidden rows and a head, which may be split over processes,
+`logits_statistics` from logits.  Both take the same options and return `TokenStatistics`.  Numbers
+are computed in float32 whatever the dtype of the model; the logits themselves have the precision
+the head gives them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec as _find_spec
 from types import ModuleType
+from typing import Any as _Any
 
 import torch as _torch
 
 from ...errors import ConfigError, UnknownNameError
 from . import naive as _naive
+from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
-from .heads import Head
+from .heads import Head, Share, split_linear
 from .result import OPTIONAL, Options, TokenStatistics, check
 
-__all__ = ["Head", "TokenStatistics", "logits_statistics", "logprobs_of", "token_statistics"]
+__all__ = [
+    "Head",
+    "Share",
+    "TokenStatistics",
+    "logits_statistics",
+    "logprobs_of",
+    "token_statistics",
+]
 
 _BACKENDS: dict[str, ModuleType] = {"naive": _naive, "torch": _fast}
 
@@ -45,7 +54,9 @@ def token_statistics(
 ) -> TokenStatistics:
     """Statistics of the next-token distributions of ``hidden`` (R, d) under ``head``.
 
-    ``head``: a weight (V, d), an ``nn.Linear``, or any callable from (r, d) to (r, V).
+    ``head``: a weight (V, d), an ``nn.Linear``, or any callable from (r, d) to (r, V).  A `Share`,
+    or an ``nn.Linear`` that tensor parallelism split along the vocabulary, is one head over all
+    processes of its group, which call this alike and get the same numbers.
 
     ``banned`` (n,) ids can be neither proposed nor counted; ``banned_rows`` (R, n) bool says in
     which rows (default: all).  A tensor on another device than the CPU costs a synchronisation.
@@ -72,10 +83,14 @@ def token_statistics(
     """
     options = _options(temperature, top_p, top_k, tempered, top, needs)
     check(options, noise_keys, len(hidden))
-    found: TokenStatistics = _backend(backend, hidden.device).token_statistics(
-        hidden, head, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
-        select=select, vocab_size=vocab_size,
-    )  # fmt: skip
+    module, share = _backend(backend, hidden.device), split_linear(head)
+    rows: dict[str, _Any] = {
+        "banned": banned, "banned_rows": banned_rows, "noise_keys": noise_keys, "select": select,
+        "vocab_size": vocab_size,
+    }  # fmt: skip
+    if share is not None and module is not _naive:
+        return _parallel.token_statistics(hidden, share, options, module, **rows)
+    found: TokenStatistics = module.token_statistics(hidden, head, options, **rows)
     return found
 
 

@@ -39,6 +39,11 @@ def agree(a: TokenStatistics, b: TokenStatistics, rtol: float = 2e-5, atol: floa
             )
 
 
+def rows_of(found: TokenStatistics, rows: torch.Tensor) -> TokenStatistics:
+    columns = {f: getattr(found, f) for f in FIELDS}
+    return TokenStatistics(**{f: None if x is None else x[rows] for f, x in columns.items()})
+
+
 def clear_of_borders(logits: torch.Tensor, chosen: dict[str, Any]) -> bool:
     """Whether no nucleus ends so near ``top_p`` that rounding says which token is its last."""
     if chosen["top_p"] >= 1:
