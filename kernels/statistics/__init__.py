@@ -8,10 +8,15 @@ the head gives them.
 
 from __future__ import annotations
 
+from collections.abc import Callable as _Callable
 from collections.abc import Iterable, Sequence
+from functools import lru_cache as _lru_cache
+from functools import wraps as _wraps
 from importlib.util import find_spec as _find_spec
 from types import ModuleType
 from typing import Any as _Any
+from typing import TypeVar as _TypeVar
+from typing import cast as _cast
 
 import torch as _torch
 
@@ -33,8 +38,23 @@ __all__ = [
 ]
 
 _BACKENDS: dict[str, ModuleType] = {"naive": _naive, "torch": _fast}
+_Function = _TypeVar("_Function", bound=_Callable[..., _Any])
 
 
+def _without_gradients(function: _Function) -> _Function:
+    """As ``torch.no_grad``, but free where gradients are off already, as in every decoding step."""
+
+    @_wraps(function)
+    def call(*args: _Any, **kwargs: _Any) -> _Any:
+        if not _torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        with _torch.no_grad():
+            return function(*args, **kwargs)
+
+    return _cast(_Function, call)
+
+
+@_without_gradients
 def token_statistics(
     hidden: _torch.Tensor,
     head: Head,
@@ -81,8 +101,9 @@ def token_statistics(
     Raises `ConfigError` for negative options, for noise keys that are missing or misshapen, and
     where the backend cannot run.
     """
-    options = _options(temperature, top_p, top_k, tempered, top, needs)
-    check(options, noise_keys, len(hidden))
+    wanted = OPTIONAL if needs is None else frozenset(needs)
+    options = _options(temperature, top_p, top_k, tempered, top, wanted)
+    check(options, noise_keys, hidden.shape[0])
     module, share = _backend(backend, hidden.device), split_linear(head)
     rows: dict[str, _Any] = {
         "banned": banned, "banned_rows": banned_rows, "noise_keys": noise_keys, "select": select,
@@ -94,6 +115,7 @@ def token_statistics(
     return found
 
 
+@_without_gradients
 def logits_statistics(
     logits: _torch.Tensor,
     *,
@@ -111,8 +133,9 @@ def logits_statistics(
     backend: str = "auto",
 ) -> TokenStatistics:
     """As `token_statistics`, for ``logits`` (R, V) of any float dtype, which stay untouched."""
-    options = _options(temperature, top_p, top_k, tempered, top, needs)
-    check(options, noise_keys, len(logits))
+    wanted = OPTIONAL if needs is None else frozenset(needs)
+    options = _options(temperature, top_p, top_k, tempered, top, wanted)
+    check(options, noise_keys, logits.shape[0])
     found: TokenStatistics = _backend(backend, logits.device).logits_statistics(
         logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
         select=select, vocab_size=vocab_size,
@@ -120,16 +143,17 @@ def logits_statistics(
     return found
 
 
+@_lru_cache(maxsize=64)
 def _options(
     temperature: float,
     top_p: float,
     top_k: int,
     tempered: bool,
     top: int,
-    needs: Iterable[str] | None,
+    needs: frozenset[str],
 ) -> Options:
-    wanted = OPTIONAL if needs is None else frozenset(needs)
-    return Options(temperature, top_p, top_k, tempered, top, wanted)
+    """The same few options come back at every step."""
+    return Options(temperature, top_p, top_k, tempered, top, needs)
 
 
 def _backend(name: str, device: _torch.device) -> ModuleType:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from types import ModuleType
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,10 +24,9 @@ from .reduce import FIELDS, Partial, finish, merge
 from .result import OPTIONAL, Gather, Options, TokenStatistics, mended, pack, unpack
 
 LISTED = 256  # candidates for top-p and top-k
-Rows = Mapping[str, torch.Tensor | None]
+Rows: TypeAlias = Mapping[str, Any]  # the arguments that differ by row, tensors or None
 
 
-@torch.no_grad()
 def token_statistics(
     hidden: torch.Tensor,
     share: Share,

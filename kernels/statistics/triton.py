@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from math import ceil
+from typing import Any
 
 import torch
 import triton
@@ -194,7 +195,6 @@ def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     return other if tensor is None else tensor
 
 
-@torch.no_grad()
 def token_statistics(
     hidden: torch.Tensor,
     head: Head,
@@ -228,7 +228,7 @@ def token_statistics(
         return joined(parts)
     weight, bias = linear
     weight = _rows_together(weight[:vocab_size])
-    rows_of = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
+    rows_of: Any = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
     found, missed = Pass(
         hidden.to(weight.dtype), weight, bias, len(weight), options, banned=banned, **rows_of
     ).run()
@@ -238,14 +238,13 @@ def token_statistics(
     return mended(found, missed, {"hidden": hidden, **rows_of}, again)
 
 
-@torch.no_grad()
 def split_statistics(
     hidden: torch.Tensor,
     share: Share,
     options: Options,
     gather: Gather,
     banned: Sequence[int] | torch.Tensor | None,
-    rows: Mapping[str, torch.Tensor | None],
+    rows: Mapping[str, Any],
 ) -> tuple[TokenStatistics, torch.Tensor | None]:
     """As `parallel.split_statistics`: every process's splits, merged as if they were one's."""
     weight = _rows_together(share.weight)
@@ -258,7 +257,6 @@ def split_statistics(
     return own.finished(torch.cat(best, 1), torch.cat(sums, 1), torch.cat(top, 0))
 
 
-@torch.no_grad()
 def logits_statistics(
     logits: torch.Tensor,
     options: Options,
@@ -277,7 +275,7 @@ def logits_statistics(
             logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
             select=select,
         )  # fmt: skip
-    rows_of = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
+    rows_of: Any = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
     found, missed = Pass(logits, None, None, size, options, banned=banned, **rows_of).run()
     again = partial(plain.logits_statistics, options=options, banned=banned)
     return mended(found, missed, {"logits": logits, **rows_of}, again)

@@ -16,7 +16,6 @@ from dllm.kernels import noise
 from dllm.kernels.statistics import (
     TokenStatistics,
     logits_statistics,
-    reduce,
     token_statistics,
 )
 from dllm.kernels.statistics import torch as fast
@@ -67,9 +66,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "TILE_BYTES", 4 * 300)
     monkeypatch.setattr(fast, "PIECE", 100)
     monkeypatch.setattr(fast, "MOST_ROWS", 6)
-    monkeypatch.setattr(fast, "CHUNK", 10)
-    monkeypatch.setattr(reduce, "CHUNK", 10)
-    monkeypatch.setattr(reduce, "WORTH_CHUNKS", 1)
 
 
 def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:

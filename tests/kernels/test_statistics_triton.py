@@ -18,7 +18,7 @@ from torch import nn
 from dllm.errors import ConfigError
 from dllm.kernels import statistics
 from dllm.kernels.statistics import Share, logits_statistics, token_statistics
-from dllm.kernels.statistics.result import FIELDS
+from dllm.kernels.statistics.result import FIELDS, OPTIONAL, Options
 
 from .test_statistics import agree, cases, chi_square, keys, rows_of
 
@@ -228,7 +228,8 @@ def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
     assume(cut < size and chosen["top"] <= min(cut, size - cut))
     hidden, weight, chosen = hidden.to(DEVICE), weight.to(DEVICE), on_device(chosen)
     names = ("temperature", "top_p", "top_k", "tempered", "top", "needs")
-    options = statistics._options(**{name: chosen.pop(name) for name in names})
+    chosen["needs"] = OPTIONAL if chosen["needs"] is None else chosen["needs"]
+    options = Options(**{name: chosen.pop(name) for name in names})
     banned = chosen.pop("banned")
     rows = {name: chosen.get(name) for name in ("banned_rows", "noise_keys", "select")}
     sizes, parts = (cut, size - cut), []
