@@ -127,6 +127,7 @@ def partials(
             at = row[:, None].to(tl.int64) * x_stride + column[None, :]
             x = tl.load(x_ptr + at, mask=live[:, None] & valid[None, :], other=0.0).to(tl.float32)
         token = (first_id + column)[None, :]
+        x = tl.where(valid[None, :], x, -_INF)
         x = banned(x, token, banned_ptr, banned_rows_ptr, n_banned, row, live, BANNED_ROWS)
         if NOISE:
             group = (first_id + low) // 4 + tl.arange(0, BLOCK_V // 4)
