@@ -32,9 +32,11 @@ Case = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 64 ids and lists of 8, and outputs that hold NaN until they are written."""
+    """Tiles of 64 ids, several to a split, lists of 8; outputs hold NaN until they are written."""
     monkeypatch.setattr(fused, "BLOCK_V", 64)
     monkeypatch.setattr(fused, "LISTED", 8)
+    monkeypatch.setattr(fused, "FILTER_SPLITS", 2)
+    monkeypatch.setattr(fused, "_processors", lambda device: 1)
     monkeypatch.setattr(fused, "_empty", poisoned)
 
 
