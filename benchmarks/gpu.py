@@ -41,8 +41,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import dllm
-from dllm.engine import Engine
 from dllm.errors import OutOfMemoryError
+from dllm.forward import Forward
 from dllm.kernels.noise import pack_keys
 from dllm.kernels.rotation import rotate_scatter
 from dllm.kernels.statistics import token_statistics
@@ -151,9 +151,9 @@ def timed(o: argparse.Namespace) -> Iterator[list[tuple[int, int, int, float, fl
     """(positions, targets, rows, keys per row, seconds) of every forward with its statistics on
     the host, until there are enough."""
     found: list[tuple[int, int, int, float, float]] = []
-    original, begun = Engine._predict, time.perf_counter()
+    original, begun = Forward.predict, time.perf_counter()
 
-    def predict(self: Engine, jobs: Any) -> Any:
+    def predict(self: Forward, jobs: Any) -> Any:
         if len(found) >= o.most or (len(found) >= o.least and time.perf_counter() - begun > o.span):
             raise Enough
         start = time.perf_counter()
@@ -164,7 +164,7 @@ def timed(o: argparse.Namespace) -> Iterator[list[tuple[int, int, int, float, fl
         found.append((positions, targets, len(jobs), mean(read), seconds))
         return out
 
-    with patch.object(Engine, "_predict", predict):
+    with patch.object(Forward, "predict", predict):
         yield found
 
 
