@@ -278,6 +278,26 @@ def test_missing_plots_are_told_before_measuring(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_an_unknown_task_is_told_before_anything_else(
+    cli: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        pytest.fail("the model was loaded")
+
+    monkeypatch.setattr("dllm.eval.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("dllm.models.load", load)
+    result = cli(command, "-t", "copy,sorted")
+    assert result.exit_code == 2 and "did you mean 'sort'" in result.stderr
+
+
+def test_tasks_by_commas_or_repeated(cli: Run, tmp_path: Path) -> None:
+    command = ("bench", "-s", "threshold", "-n", "1", "--max-new-tokens", "16", "--no-plot")
+    result = cli(*command, "-t", "copy, reverse", "--task", "copy", "-o", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("| copy |") == result.stdout.count("| reverse |") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
