@@ -56,10 +56,10 @@ def bench(*, options: Bench) -> None:
     from ..eval import report
     from ..eval.plot import check_plots, pareto
     from ..eval.problems import problems
-    from ..eval.sweep import Journal, run
+    from ..eval.sweep import Journal, distinct, run
 
     sweeps = _sweeps(options)
-    cells = list({repr(cell): cell for sweep in sweeps for cell in sweep.cells()}.values())
+    cells = distinct(cell for sweep in sweeps for cell in sweep.cells())
     refused = {label: why for sweep in sweeps for label, why in sweep.refused().items()}
     for task in dict.fromkeys(cell.task for cell in cells):
         problems(task, options.confirm_run_unsafe_code)  # what is wrong with one is told at once
