@@ -60,7 +60,9 @@ class FileTask:
     def examples(self, n: int, seed: int = 0) -> list[Question]:
         """The first ``n`` questions; raises `ConfigError` when there are fewer."""
         if n > len(self.questions):
-            raise ConfigError(f"{self.name} holds {len(self.questions)} questions, not {n}")
+            raise ConfigError(
+                f"{self.name} holds {len(self.questions)} questions, not {n}: ask for fewer"
+            )
         order = list(self.questions)
         if seed:
             random.Random(seed).shuffle(order)

@@ -22,10 +22,6 @@ class Bench(Measured):
     preset: Annotated[
         str | None, option("--preset", panel=MEASURING, text="A named sweep: readme, quick.")
     ] = None
-    confirm_run_unsafe_code: Annotated[
-        bool,
-        option("--confirm-run-unsafe-code", panel=MEASURING, text="Let humaneval run answers."),
-    ] = False
     examples: Annotated[
         int | None,
         option("--examples", "-n", panel=MEASURING, text="Per task, default 100.", min=1),

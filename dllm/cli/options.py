@@ -110,6 +110,11 @@ class Measured(Ways):
         option("--curve", panel=MEASURING, text="A sampler along its knob, or 'all'; repeatable."),
     ] = None
 
+    confirm_run_unsafe_code: Annotated[
+        bool,
+        option("--confirm-run-unsafe-code", panel=MEASURING, text="Let humaneval run answers."),
+    ] = False
+
     def task_names(self) -> list[str]:
         """The tasks, one by one."""
         parts = (name.strip() for given in self.tasks or () for name in given.split(","))

@@ -32,11 +32,12 @@ class Tune(Measured):
         str, option("--by", panel=MEASURING, text="What to save: seconds (default), nfe, computed.")
     ] = "seconds"
     examples: Annotated[
-        int, option("--examples", "-n", panel=MEASURING, text="Confirming prompts, 100.", min=1)
-    ] = 100
+        int,
+        option("--examples", "-n", panel=MEASURING, text="Confirming prompts, default 200.", min=1),
+    ] = 200
     rungs: Annotated[
-        str, option("--rungs", panel=MEASURING, text="New prompts per round, default 16,32.")
-    ] = "16,32"
+        str, option("--rungs", panel=MEASURING, text="New prompts per round, default 16,48,96.")
+    ] = "16,48,96"
     seed: Annotated[int, option("--seed", panel=MEASURING, text="Of the prompts.", min=0)] = 0
     output: Annotated[
         Path, option("--output", "-o", panel=OUTPUT, text="Preset file, default preset.json.")
@@ -62,12 +63,13 @@ def tune(*, options: Tune) -> None:
         options.examples, by=options.by, seed=options.seed,
     )  # fmt: skip
     for task in how.tasks:
-        problems(task)  # what is wrong with one is told at once
+        problems(task, options.confirm_run_unsafe_code)  # what is wrong with one is told at once
     arguments = {"max_new_tokens": 64} | options.given("max_new_tokens", "block_length")
     curves = options.curves() or ([] if options.sampler else samplers_with_curves())
     found = settings(options.sampler or [], curves, options.cache or ["none"], arguments)
     model = options.load()
-    choice = search(model, found, Setting("llada", "llada", "none", arguments), how, tell)
+    baseline = Setting("llada", "llada", "none", arguments)
+    choice = search(model, found, baseline, how, tell, options.confirm_run_unsafe_code)
     write_preset(choice, model.name, how, options.output)
     print(summary(choice))
     note(f"written: {options.output}")
@@ -97,5 +99,6 @@ def summary(choice: Choice) -> str:
     return (
         f"{choice.setting.label}: {choice.saving:.1f}x less {choice.by} than one token per step, "
         f"{100 * choice.accuracy:.1f} % right instead of {100 * choice.baseline:.1f} % "
-        f"({100 * change.low:+.1f} to {100 * change.high:+.1f} points, {choice.examples} prompts)"
+        f"({100 * change.low:+.1f} to {100 * change.high:+.1f} points, p = {change.p_value:.2g}, "
+        f"{choice.examples} prompts)"
     )
