@@ -55,7 +55,7 @@ KNOBS: dict[str, Knob] = {
     "hierarchical": Knob("hierarchical(threshold={})", TAUS),
     "localleap": Knob("localleap(tau_r={})", (0.9, 0.8, 0.75, 0.6, 0.5, 0.3)),
     "r2": Knob("r2(spatial_threshold={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
-    "saber": Knob("saber(n={})", (1, 2, 4, 8)),
+    "saber": Knob("saber(n={})", (2, 4, 8, 16)),
     "wino": Knob("wino+wino_draft(tau1={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
     "ete": Knob("ete(tau={})", TAUS),
     "prophet": Knob(

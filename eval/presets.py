@@ -22,7 +22,7 @@ def readme() -> list[Sweep]:
     """Every sampler as a curve, every cache as a ratio; under half an hour on two cores."""
     canvas = (("max_new_tokens", 32), ("block_length", 16))
     names = [cache.name for cache in caches()]
-    how: dict[str, Any] = {"examples": 128, "rows": 64, "arguments": canvas}
+    how: dict[str, Any] = {"examples": 96, "rows": 96, "arguments": canvas}
     return [
         Sweep(README_TASKS, curves=samplers_with_curves(), **how),
         Sweep(README_TASKS, samplers=[BASELINE, AT], caches=names, **how),
