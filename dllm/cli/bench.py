@@ -39,7 +39,8 @@ class Bench(Measured):
         Path, option("--output", "-o", panel=OUTPUT, text="Folder, default runs/bench.")
     ] = Path("runs/bench")
     plot: Annotated[
-        bool, option("--plot/--no-plot", panel=OUTPUT, text="Draw pareto.svg and pareto.png.")
+        bool,
+        option("--plot/--no-plot", panel=OUTPUT, text="Draw pareto and methods, as .svg and .png."),
     ] = True
 
 
@@ -50,7 +51,7 @@ def bench(*, options: Bench) -> None:
     A sweep that was stopped goes on where it was; --preset quick takes seconds.
     """
     from ..eval import report
-    from ..eval.plot import check_plots, pareto
+    from ..eval.plot import check_plots, multiples, pareto
     from ..eval.problems import problems
     from ..eval.sweep import Journal, distinct, run
 
@@ -81,7 +82,8 @@ def bench(*, options: Bench) -> None:
     for name, text in texts.items():
         (options.output / name).write_text(text + "\n", encoding="utf-8")
     if options.plot:
-        pareto(records, [options.output / f"pareto.{kind}" for kind in ("svg", "png")])
+        for name, draw in (("pareto", pareto), ("methods", multiples)):
+            draw(records, [options.output / f"{name}.{kind}" for kind in ("svg", "png")])
     print(texts["table.md"])
     note(f"{len(records)} records in {options.output}")
 

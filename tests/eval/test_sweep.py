@@ -274,7 +274,7 @@ def test_a_cache_is_tested_against_none() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_plots(records: list[Record], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from dllm.eval.plot import pareto
+    from dllm.eval.plot import multiples, pareto
 
     files = [tmp_path / "p.svg", tmp_path / "p.png"]
     pareto(records, files)
@@ -282,8 +282,32 @@ def test_plots(records: list[Record], tmp_path: Path) -> None:
     for text in ("tokens per forward", "positions computed", "seconds per prompt", "copy", "sort"):
         assert text in svg
     assert files[1].read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(dllm.ConfigError, match="nothing to plot"):
-        pareto([], files)
+    first = files[0].read_bytes()
+    pareto(records, files)
+    assert files[0].read_bytes() == first
+    multiples(records, files)
+    assert "tokens per forward" in files[0].read_text() and ">threshold<" in files[0].read_text()
+    for draw in (pareto, multiples):
+        with pytest.raises(dllm.ConfigError, match="nothing to plot"):
+            draw([], files)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_plot_names_no_more_than_can_be_told_apart(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from dllm.eval.plot import MOST, named, pareto
+
+    few = [fake("a", f"m{i}", 40, 8 - i) for i in range(3)]
+    assert named(few) == ["m0", "m1", "m2"]
+    many = [fake("a", name, 40, 20 - i) for i, name in enumerate(("llada", "threshold"))]
+    many += [fake("a", f"m{i}", 40, 18 - i) for i in range(14)]
+    found = named(many)
+    assert len(found) == MOST and found[-2:] == ["llada", "threshold"]
+    assert found[:-2] == [f"m{i}" for i in range(13, 5, -1)]  # the fastest, so largest areas
+    file = tmp_path / "p.svg"
+    pareto(many, [file])
+    assert ">m13<" in file.read_text() and ">m5<" not in file.read_text()
+    assert file.read_text().count(">others<") == 1
 
 
 def test_files_of_questions(tmp_path: Path) -> None:
@@ -322,8 +346,8 @@ def test_command_line(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
     result = cli(*command)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.count("`threshold(tau=") == 2 and "2 records" in result.stderr
-    names = {"results.jsonl", "table.md", "areas.md", "caches.md", "fastest.md", "pareto.svg",
-             "pareto.png"}  # fmt: skip
+    names = {"results.jsonl", "table.md", "areas.md", "caches.md", "fastest.md"}
+    names |= {f"{name}.{kind}" for name in ("pareto", "methods") for kind in ("svg", "png")}
     assert {file.name for file in (tmp_path / "out").iterdir()} == names
 
 
