@@ -16,7 +16,7 @@ from .errors import ConfigError, DllmError, UnknownNameError
 from .registry import Registry
 
 T = TypeVar("T")
-WORDS = {"inf": math.inf, "none": None, "true": True, "false": False}
+WORDS = {"inf": math.inf, "true": True, "false": False}
 
 
 def arguments(cls: Any) -> dict[str, Any]:
