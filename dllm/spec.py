@@ -17,7 +17,7 @@ from .registry import Registry
 
 T = TypeVar("T")
 FamilyDefaults = Mapping[str, Mapping[str, Any]]  # family -> field -> value
-WORDS = {"inf": math.inf, "none": None, "true": True, "false": False}
+WORDS = {"inf": math.inf, "true": True, "false": False}
 
 
 def arguments(cls: Any) -> dict[str, Any]:

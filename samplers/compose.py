@@ -15,13 +15,13 @@ from .base import (
     Explorer,
     Part,
     Reviser,
-    Sampler,
     Scorer,
     Selector,
     Stop,
     Transform,
     Window,
 )
+from .sampler import Sampler
 
 SAMPLERS: Registry[Part] = Registry("sampler")
 register = SAMPLERS.register

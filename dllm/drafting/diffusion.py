@@ -259,4 +259,4 @@ class DiffusionDrafting(Drafting):
         self.learnt = len(prefix)
 
     def close(self) -> None:
-        self.engine.buffer = None  # keys and values of a finished sequence
+        self.engine.forward.release()  # keys and values of a finished sequence

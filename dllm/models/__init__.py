@@ -3,7 +3,7 @@
 `load` turns a name into a `DiffusionModel`; a `Family` says how checkpoints of one kind are read.
 """
 
-from . import autoregressive, block_causal, dream, llada
+from . import autoregressive, block_causal, dream, llada, llada2
 from .attention import Segment
 from .family import Facts, Family, Release, demand, families, register_family, require
 from .loader import load
@@ -21,6 +21,7 @@ __all__ = [
     "dream",
     "families",
     "llada",
+    "llada2",
     "load",
     "register_family",
     "require",

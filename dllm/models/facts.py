@@ -59,7 +59,9 @@ def read_facts(
         context_length=_own(given, section, "context_length", positions),
         vocab_size=text.vocab_size,
         score_source=_own(given, section, "score_source", family.score_source),
-        block_length=_own(given, section, "block_length", raw.get(family.block_field or "")),
+        block_length=_own(
+            given, section, "block_length", raw.get(family.block_field or "", family.block_length)
+        ),
     )
     if (family.mask_kind == "block_causal") != bool(facts.block_length):
         raise CheckpointError(

@@ -73,6 +73,7 @@ class Family:
     logit_shift: int = 0
     mask_kind: str = "bidirectional"
     block_field: str | None = None  # of config.json: the block length of block-causal attention
+    block_length: int | None = None  # the same, where config.json does not say it
     score_source: str = "clean"
     key_map: Mapping[str, str] = field(default_factory=dict)
     ignored_keys: tuple[str, ...] = (r"\brotary_emb\.inv_freq$",)

@@ -1,0 +1,108 @@
+"""LLaDA2: a mixture of experts whose attention is causal between blocks.
+
+Router, shared expert, head norms and partial rotation are those of transformers' GLM-4 MoE network;
+weights have other names, and queries, keys and values lie in one matrix.  Blocks have 32 positions,
+counted from position 0.  LLaDA2.1 shares the network; that it may edit what it has decided is not
+built.  Written from the published configurations; no released checkpoint was loaded yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedConfig
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+from transformers.core_model_loading import Split, WeightConverter, WeightRenaming
+
+from .family import ConfigDict, Family, Release, demand, register_family, require
+
+SAME = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
+    "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_group",
+    "topk_group", "routed_scaling_factor", "norm_topk_prob",
+)  # fmt: skip
+RENAMED = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
+OTHERS = ("num_key_value_heads", "rope_theta", "partial_rotary_factor")
+ONLY = {
+    "hidden_act": "silu", "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False,
+    "norm_head": False, "score_function": "sigmoid", "rope_scaling": None,
+    "moe_router_enable_expert_bias": True,
+}  # fmt: skip
+
+
+class LLaDA2ForMaskedDiffusion(Glm4MoeForCausalLM):
+    """The network under a name of its own, by which its weights are translated."""
+
+    config_class = Glm4MoeConfig
+
+
+class Parts(Split):
+    """Pieces with memory of their own: views of one tensor cannot be saved."""
+
+    def convert(self, *given: Any, **named: Any) -> dict[str, Any]:
+        found = super().convert(*given, **named)
+        return {name: piece.clone() for name, piece in found.items()}
+
+
+def weights() -> list[Any]:
+    """Official names and layout of the weights -> those of the network."""
+    names = {
+        "word_embeddings": "embed_tokens",
+        "attention.dense": "self_attn.o_proj",
+        "attention.query_layernorm": "self_attn.q_norm",
+        "attention.key_layernorm": "self_attn.k_norm",
+        "mlp.gate.expert_bias": "mlp.gate.e_score_correction_bias",
+    }
+    parts = [f"self_attn.{name}_proj.weight" for name in "qkv"]
+    experts = get_checkpoint_conversion_mapping("glm4_moe")  # type: ignore[no-untyped-call]
+    return [
+        *(WeightRenaming(old, new) for old, new in names.items()),
+        WeightConverter("attention.query_key_value.weight", parts, [Parts(dim=0)]),
+        *experts,
+    ]
+
+
+register_checkpoint_conversion_mapping(  # type: ignore[no-untyped-call]
+    LLaDA2ForMaskedDiffusion.__name__, weights(), overwrite=True
+)
+
+
+def llada2_config(config: ConfigDict) -> PreTrainedConfig:
+    """The GLM-4 MoE config of an official ``config.json``."""
+    c = require(config, (*SAME, *RENAMED, *OTHERS), "LLaDA2")
+    demand(config, ONLY, "LLaDA2")
+    return Glm4MoeConfig(
+        **{name: c[name] for name in SAME},
+        **{new: c[old] for old, new in RENAMED.items()},
+        num_key_value_heads=c["num_key_value_heads"] or c["num_attention_heads"],
+        rope_parameters={
+            "rope_type": "default", "rope_theta": float(c["rope_theta"]),
+            "partial_rotary_factor": c["partial_rotary_factor"],
+        },
+        use_qk_norm=True,
+        attention_bias=False,
+        num_nextn_predict_layers=0,
+        initializer_range=config.get("initializer_range", 0.02),
+        eos_token_id=config.get("eos_token_id"),
+        pad_token_id=config.get("pad_token_id"),
+    )  # fmt: skip
+
+
+LLADA2 = register_family(
+    Family(
+        name="llada2",
+        architectures=("LLaDA2MoeModelLM",),
+        model_class=LLaDA2ForMaskedDiffusion,
+        to_native=llada2_config,
+        to_official=None,
+        mask_kind="block_causal",
+        block_length=32,
+        end_of_turn="<|role_end|>",
+        releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
+        checkpoints=("inclusionAI/LLaDA2.0-mini", "inclusionAI/LLaDA2.0-flash"),
+    )
+)
