@@ -156,7 +156,7 @@ class DiffusionDrafting(Drafting):
             options={"eos_policy": "none"},
             family=model.family.name,
         )
-        cache = Reuse() if self.reuse else caches.compose(part.cache)
+        cache = Reuse() if self.reuse else caches.compose(part.cache, model.family.name)
         if cache.layerwise:
             raise ConfigError(
                 f"cache {cache.name!r} decides at every layer, which drafting has no use for; "
