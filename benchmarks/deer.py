@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=4_000, help="of the verifier, to learn from")
     parser.add_argument("--examples", type=int, default=20, help="held-out prompts per task")
     parser.add_argument("--window", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=24, help="sequences per step")
     parser.add_argument("--stage1-steps", type=int, default=1_200)
     parser.add_argument("--stage2-steps", type=int, default=400)
     parser.add_argument("--stage1-lr", type=float, default=5e-4)
@@ -110,7 +111,7 @@ def main() -> None:
     recipe = Alignment(
         stage1_steps=options.stage1_steps, stage2_steps=options.stage2_steps,
         stage1_lr=options.stage1_lr, stage2_lr=options.stage2_lr,
-        window=options.window, far=options.window,
+        rows=options.rows, window=options.window, far=options.window,
     )  # fmt: skip
     judge = Judge(verifier, options.examples, options.window)
     stages: dict[str, Any] = {"before": judge(drafter)}

@@ -58,6 +58,7 @@ class Coins:
 class Sampling:
     """How the verifier's logits become the law that is sampled from; names as in transformers.
 
+    As everywhere in this library, top-p is measured on the whole law, not on what top-k leaves.
     ``early_bans`` are ids that may not be emitted before position ``early_end``.
     """
 
