@@ -3,6 +3,7 @@
     python benchmarks/drafting.py                            # everything: hours on a slow machine
     python benchmarks/drafting.py --group searches --examples 200
     python benchmarks/drafting.py --quick
+    python benchmarks/drafting.py --verifier smollm2 --prompts FILE --group lookups
 
 Nothing here is a time: counts do not depend on the machine; `drafting_times.py` measures seconds.
 The controller `rate` decides by a clock of its own, on which a draft costs ``DRAFT`` forwards over
@@ -11,8 +12,8 @@ speed on that clock relative to plain decoding.
 
 What was run is kept in ``--state``, in pieces of ten prompts per task; a run that was stopped goes
 on there, and larger ``--examples`` add to it.  Differences between settings are paired by prompt,
-with 95 % bootstrap intervals.  ``--prompts FILE`` (JSON lines with ``turns``, as Spec-Bench has
-them) replaces the generated tasks.
+with 95 % bootstrap intervals.  ``--prompts FILE ...`` (JSON lines with ``turns``, as Spec-Bench
+has them) replaces the generated tasks; every file counts as a task.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ import numpy as np
 import torch
 
 import dllm
+from dllm.drafting.api import make_drafter
 from dllm.drafting.base import Feedback, RoundStats
 from dllm.drafting.proxies import NGram
 from dllm.drafting.rate import Rate
 from dllm.eval.tasks import TASKS
 from dllm.train.deer import task_prompts, teacher_answers
 
+from real import load_verifier  # isort: skip
 from report import RESULTS, write  # isort: skip
 
 DRAFT, TOKEN = 1.0, 0.02  # nano drafts for a verifier of its own size
+GROUPS = ("searches", "more", "lengths", "lookups")
 CHUNK = 10  # prompts per task and piece of work
 SAMPLE_TREE = "sample_tree(branching=(2, 2, 1, 1, 1, 1, 1, 1))"
 
@@ -66,7 +70,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.verifier, self.model = dllm.load(options.verifier), dllm.load(options.drafter)
+        self.verifier, self.model = load_verifier(options.verifier), dllm.load(options.drafter)
         self._answers: list[list[int]] | None = None
 
     def fitted(self) -> NGram:
@@ -112,7 +116,7 @@ class Bench:
         return found
 
     def lengths(self) -> list[Setting]:
-        """Searches x controllers, and the lookups."""
+        """Searches x controllers."""
         fixed = [f"fixed(k={k})" for k in (2, 4, 6, 12, 16)]
         adaptive = ["adl", "adl_repaired", "confidence(tau=0.5)", "confidence_extend", "threshold",
                     "rate"]  # fmt: skip
@@ -120,17 +124,25 @@ class Bench:
                  for controller in fixed + adaptive]  # fmt: skip
         found += [self.setting("best_first_tree(nodes=16)", c, 0.0) for c in ("fixed(k=4)", "rate")]
         found += [self.setting("coupled", c, 1.0) for c in (*fixed, "adl_repaired", "rate")]
-        lookups = ("prompt_lookup", "anpd", "suffix", "token_recycling")
-        return found + [Setting(name, 0.0, lambda name=name: name, {"controller": "whole"})
-                        for name in lookups]  # fmt: skip
+        return found
+
+    def lookups(self) -> list[Setting]:
+        """Drafters without a network."""
+
+        def setting(name: str) -> Setting:
+            return Setting(name, 0.0, lambda: make_drafter(name), {"controller": "whole"})
+
+        return [setting(name) for name in ("prompt_lookup", "anpd", "suffix", "token_recycling")]
 
 
 def prompts_of(options: argparse.Namespace) -> dict[str, list[str]]:
     """Task -> prompts."""
     if options.prompts is not None:
-        lines = options.prompts.read_text(encoding="utf-8").splitlines()
-        found = [json.loads(line)["turns"][0] for line in lines[: options.examples]]
-        return {options.prompts.stem: found}
+        lines = {file.stem: file.read_text(encoding="utf-8").splitlines()
+                 for file in options.prompts}  # fmt: skip
+        most = options.examples
+        return {name: [json.loads(line)["turns"][0] for line in found[:most]]
+                for name, found in lines.items()}  # fmt: skip
     names = options.tasks or list(TASKS)
     return {n: [e.prompt for e in TASKS[n].examples(options.examples, 0)] for n in names}
 
@@ -180,7 +192,7 @@ def stored(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def identity(options: argparse.Namespace) -> list[Any]:
     """What pieces of work must share to be put together."""
-    prompts = str(options.prompts) if options.prompts else ""
+    prompts = " ".join(file.stem for file in options.prompts or ())
     return [str(options.verifier), str(options.drafter), options.window, options.max_new_tokens,
             prompts]  # fmt: skip
 
@@ -268,10 +280,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--verifier", default="nano-ar")
     parser.add_argument("--drafter", default="nano")
-    parser.add_argument("--group", choices=("searches", "more", "lengths"), action="append")
+    parser.add_argument("--group", choices=GROUPS, action="append")
     parser.add_argument("--examples", type=int, default=200, help="prompts per task")
     parser.add_argument("--tasks", nargs="+")
-    parser.add_argument("--prompts", type=Path, help="JSON lines instead of tasks")
+    parser.add_argument("--prompts", type=Path, nargs="+", help="JSON lines instead of tasks")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--window", type=int, default=16)
     parser.add_argument("--length", type=int, default=8, help="k where searches are compared")
@@ -285,7 +297,7 @@ def main() -> None:
         options.tasks = options.tasks or ["copy", "shuffle", "story1"]
     torch.set_num_threads(options.threads)
     bench = Bench(options)
-    groups = options.group or ("searches", "more", "lengths")
+    groups = options.group or GROUPS
     settings = [setting for group in groups for setting in getattr(bench, group)()]
     options.state.parent.mkdir(parents=True, exist_ok=True)
     with options.state.open("a") as state:

