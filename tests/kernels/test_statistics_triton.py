@@ -258,15 +258,18 @@ def joined(
     return found
 
 
-@pytest.mark.parametrize("cut", [1, 66, 130])
-def test_shares_draw_the_noise_of_the_whole(cut: int) -> None:
-    hidden, weight = torch.randn(20, 8, device=DEVICE), torch.randn(197, 8, device=DEVICE)
+@pytest.mark.parametrize("cut, size", [(1, 129), (66, 197), (130, 197)])
+def test_shares_draw_the_noise_of_the_whole(cut: int, size: int) -> None:
+    """Also where the words of the noise push the last id into a tile of its own."""
+    hidden, weight = torch.randn(20, 8, device=DEVICE), torch.randn(size, 8, device=DEVICE)
+    weight[-1] = 9 * hidden[0]
     rows = on_device({"banned_rows": None, "noise_keys": keys(20), "select": None})
     got, _ = joined(hidden, weight, cut, Options(temperature=1.5), None, rows)
     whole = token_statistics(
         hidden, weight, temperature=1.5, noise_keys=rows["noise_keys"], backend="torch"
     )
     assert torch.equal(got.token, whole.token) and len(set(whole.token.tolist())) > 5
+    assert whole.token[0] == size - 1
 
 
 def test_every_field_is_optional_but_two() -> None:
