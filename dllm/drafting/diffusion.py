@@ -173,12 +173,12 @@ class DiffusionDrafting(Drafting):
         marginals = self.marginals(prefix)
         if marginals is None:
             return EMPTY
+        length = budget.chain_length(marginals.confidence)
         began = time.perf_counter()
         context = SearchContext(
             prefix, self.part.proxy, self.request.temperature, self.request.noise_key,
             self.request.draft_key, self.rounds,
         )  # fmt: skip
-        length = budget.chain_length(marginals.confidence)
         draft = self.search.find(marginals, length, context) if length else EMPTY
         return replace(draft, search_seconds=time.perf_counter() - began)
 
