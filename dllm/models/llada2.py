@@ -34,7 +34,7 @@ ONLY = {
 }  # fmt: skip
 
 
-class LLaDA2ForMaskedDiffusion(Glm4MoeForCausalLM):
+class LLaDA2ForMaskedDiffusion(Glm4MoeForCausalLM):  # type: ignore[no-untyped-call]
     """The network under a name of its own, by which its weights are translated."""
 
     config_class = Glm4MoeConfig
@@ -43,7 +43,9 @@ class LLaDA2ForMaskedDiffusion(Glm4MoeForCausalLM):
 class Parts(Split):
     """Pieces with memory of their own: views of one tensor cannot be saved."""
 
-    def convert(self, *given: Any, **named: Any) -> dict[str, Any]:
+    def convert(  # type: ignore[override]
+        self, *given: Any, **named: Any
+    ) -> dict[str, Any]:
         found = super().convert(*given, **named)
         return {name: piece.clone() for name, piece in found.items()}
 
@@ -66,9 +68,7 @@ def weights() -> list[Any]:
     ]
 
 
-register_checkpoint_conversion_mapping(  # type: ignore[no-untyped-call]
-    LLaDA2ForMaskedDiffusion.__name__, weights(), overwrite=True
-)
+register_checkpoint_conversion_mapping(LLaDA2ForMaskedDiffusion.__name__, weights(), overwrite=True)
 
 
 def llada2_config(config: ConfigDict) -> PreTrainedConfig:
@@ -85,7 +85,7 @@ def llada2_config(config: ConfigDict) -> PreTrainedConfig:
         },
         use_qk_norm=True,
         attention_bias=False,
-        num_nextn_predict_layers=0,
+        num_mtp_layers=0,
         initializer_range=config.get("initializer_range", 0.02),
         eos_token_id=config.get("eos_token_id"),
         pad_token_id=config.get("pad_token_id"),
