@@ -15,7 +15,7 @@ from typing import Any
 
 from dllm.eval.measure import Record
 from dllm.eval.metrics import wilson
-from dllm.eval.plot import pareto
+from dllm.eval.plot import multiples, pareto
 from dllm.eval.report import area_table, cache_table, fastest_table
 from dllm.eval.report import markdown as table
 from dllm.eval.sweep import Journal
@@ -111,27 +111,47 @@ def samplers(records: list[Record]) -> str:
     line = json.loads((RESULTS / SWEEP).read_text().splitlines()[0])
     machine, minutes = line["machine"], sum(record.seconds for record in records) / 60
     plain = [record for record in records if record.cache == "none"]
+    tasks = list(dict.fromkeys(f"`{record.task}`" for record in records))
+    methods = len({record.method for record in plain})
+    whole = [r.method for r in plain if "block_length" not in r.arguments]
     parts = [
-        f"`dllm bench --preset readme` on `{line['model'].split('@')[0]}`: every sampler along its "
-        f"one knob, {records[0].examples} held-out prompts per task, {machine['threads']} threads "
-        f"of an {machine['cpu']}, {minutes:.0f} minutes of decoding.  Shares have 95 % intervals.",
-        "![Accuracy against tokens per forward, positions computed and seconds](docs/pareto.svg)",
+        f"`dllm bench --preset readme` on `{line['model'].split('@')[0]}`: {methods} samplers, "
+        f"each along its one knob, {records[0].examples} held-out prompts of each of "
+        f"{', '.join(tasks)}; {machine['threads']} threads of an {machine['cpu']}, {minutes:.0f} "
+        "minutes of decoding.",
+        "![Accuracy of every sampler against tokens per forward](docs/methods.svg)",
+        "Each sampler before the others, all tasks together, with 95 % bands; [by task and against "
+        "positions and seconds](docs/pareto.svg).",
         "**Area under the curve** of accuracy over tokens per forward (dense AUP, see "
-        "[docs/eval.md](docs/eval.md)); larger is better, intervals that overlap are no ranking:",
+        "[docs/eval.md](docs/eval.md)); larger is better.  Bootstrap intervals; the third column "
+        "compares draw by draw on the same prompts, and an interval with 0 in it is no ranking:",
         area_table(plain),
-        "**Fastest setting** of each sampler, all tasks together, among those that are not shown "
-        "to be less accurate than one token per step (`llada`), and what it saves against that:",
+        "**Fastest setting** of each sampler, all tasks together, among those shown to lose at "
+        "most 5 points against one token per step (lower end of the interval), and what it saves; "
+        "p: exact McNemar test on the same prompts, adjusted for the number of rows (Holm):",
         fastest_table(plain),
-        "**Caches**, against no cache under the same sampler, all tasks together:",
+        "**Caches**, against no cache under the same sampler, all tasks together, p as above:",
         cache_table(records),
         "What this shows: on a model that was trained for these tasks, how the rules of the "
-        "samplers trade accuracy for forwards under equal conditions.  What it does not: anything "
-        "about 8B checkpoints, none of which was run here, or about long answers.  Answers have at "
-        f"most {records[0].arguments.get('max_new_tokens', 0)} tokens, so caches have little to "
-        "save, and a share of so few prompts is known to a few points only.  The machine was busy "
-        "with other work: trust forwards and positions, not the column of times.",
+        "samplers trade accuracy for forwards under equal conditions.  `sort` has one right "
+        "answer, and there the model is sure and samplers hardly differ; the other two have "
+        "several, and positions that are decided together may belong to different ones.  What it "
+        "does not show: anything about 8B checkpoints, none of which was run here, or about long "
+        f"answers.  They have at most {records[0].arguments.get('max_new_tokens', 0)} tokens, so "
+        "caches have little to save.  Without blocks, and so with the whole canvas in view: "
+        + ", ".join(f"`{method}`" for method in dict.fromkeys(whole))
+        + "."
+        + busy(machine),
     ]
     return "\n\n".join(parts)
+
+
+def busy(machine: dict[str, Any]) -> str:
+    """A warning where other work ran beside the measurement; nothing is known of old results."""
+    load = machine.get("load")
+    if load is not None and load < machine["cores"] / 2:
+        return ""
+    return "  The machine was busy with other work: trust forwards and positions, not times."
 
 
 def between(text: str, name: str, content: str) -> str:
@@ -182,6 +202,7 @@ def main() -> None:
     }
     if records and not options.check:
         pareto(records, [ROOT / "docs" / "pareto.svg"])
+        multiples(records, [ROOT / "docs" / "methods.svg"])
     stale = []
     for path, contents in parts.items():
         old = new = path.read_text()

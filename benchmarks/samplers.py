@@ -1,19 +1,23 @@
 """Every sampler at its paper's defaults on the bundled model: accuracy, NFE, speed, host time.
 
-    python benchmarks/samplers.py --examples 200
+    python benchmarks/samplers.py
 
-Accuracy, forwards, tokens per forward and seconds per task on held-out prompts, and ratios of
-forwards to threshold 0.9; then the host time of one decision for windows of 32 and 256 positions.
+Per task, on 200 held-out prompts: accuracy, forwards, tokens per forward, computed positions and
+processor seconds; then the host time of one decision for windows of 32 and 256 positions.  What
+`results/samplers.json` already holds is kept (``--fresh`` starts over), so it can be interrupted.
+Processor seconds of one thread, because they suffer least from whatever else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 import dllm
@@ -26,32 +30,40 @@ from report import RESULTS, write  # isort: skip
 
 BASELINE = "threshold"
 METHODS = (
-    "llada", "dream", BASELINE, "factor", "eb", "dparallel", "localleap", "hierarchical", "klass",
-    "r2", "threshold+credit", "adablock", "adablock+localleap", "dcd", "dsb", "slowfast",
-    "prophet", "threshold+prophet", "ete", "lopa", "freedave", "freedave(threshold(tau=0.95))",
-    "wino", "saber", "learn2pd", "learn2pd+eotp", "pc", "certainty_prior",
+    BASELINE, "llada", "dream", "factor", "capped_threshold", "eb", "dparallel", "d3llm",
+    "localleap", "hierarchical", "klass", "r2", "threshold+credit", "adablock",
+    "adablock+localleap", "dcd", "dsb", "slowfast", "prophet", "threshold+prophet", "ete", "lopa",
+    "freedave", "freedave(threshold(tau=0.95))", "wino", "saber", "learn2pd", "learn2pd+eotp",
+    "pc", "certainty_prior",
 )  # fmt: skip
-SLOW = {"llada", "dream", "prophet", "freedave", "saber", "pc", "certainty_prior"}
-TASKS_SHOWN = ("story2", "sort", "insert", "remove_random", "insert_random", "latin")
 BRANCHING = {"ete", "lopa", "freedave", "freedave(threshold(tau=0.95))", "wino"}
 
 
-def measure(model: dllm.DiffusionModel, sampler: str, task: str, n: int) -> dict[str, float]:
+def measure(model: dllm.DiffusionModel, sampler: str, task: str, n: int) -> dict[str, Any]:
     examples = TASKS[task].examples(n)
-    start, results = time.perf_counter(), []
+    start, results = time.process_time(), []
     for i in range(0, n, 50):
         prompts = [e.prompt for e in examples[i : i + 50]]
         results += dllm.generate(model, prompts, sampler=sampler)
+    seconds = time.process_time() - start
     right = [TASKS[task].check(e, r.text) for e, r in zip(examples, results, strict=True)]
     tokens, nfe = sum(len(r.tokens) for r in results), sum(r.nfe for r in results)
     return {
+        "examples": n,
         "accuracy": sum(right) / n,
         "nfe": nfe / n,
         "tokens_per_forward": tokens / nfe,
         "computed": sum(r.computed for r in results) / n,
         "forced": sum(r.forced for r in results) / n,
-        "seconds": time.perf_counter() - start,
+        "seconds": seconds,
+        "right": np.packbits(right).tobytes().hex(),  # for paired comparisons
     }
+
+
+def flags(cell: dict[str, Any]) -> npt.NDArray[np.bool_]:
+    """(n,) which prompts were answered rightly."""
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(cell["right"]), np.uint8))
+    return bits[: cell["examples"]].astype(np.bool_)
 
 
 def host_microseconds(spec: str, width: int, repeats: int = 400) -> float:
@@ -69,10 +81,14 @@ def host_microseconds(spec: str, width: int, repeats: int = 400) -> float:
         n = len(at)
         p = rng.uniform(0.2, 0.99, n).astype(np.float32)
         ids = sampler.asks(canvas, at)
+        token = rng.integers(1, 400, n)
+        numbers = {
+            "margin": p, "gap": p, "entropy": 1 - p, "max_logprob": np.log(p),
+            "kl": np.full(n, np.inf, np.float32), "top_token": token[:, None],
+        }  # fmt: skip
         prediction = Prediction(
-            at, rng.integers(1, 400, n), np.log(p), margin=p, gap=p, entropy=1 - p,
-            max_logprob=np.log(p), kl=np.full(n, np.inf, np.float32),
-            top_token=rng.integers(1, 400, (n, 1)), top_logprob=np.log(p)[:, None],
+            at, token, np.log(p),
+            **{name: numbers[name] for name in sampler.statistics & numbers.keys()},
             asked={name: np.log(np.full(wanted.shape, 0.1, np.float32))
                    for name, wanted in ids.items()},
         )  # fmt: skip
@@ -85,31 +101,36 @@ def host_microseconds(spec: str, width: int, repeats: int = 400) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=int, default=200)
-    parser.add_argument("--slow-examples", type=int, help="for methods of one token per step")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS_SHOWN))
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--samplers", nargs="+", default=list(METHODS))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--fresh", action="store_true", help="measure everything again")
+    parser.add_argument("--host", action="store_true", help="measure only the host's time again")
     parser.add_argument("--output", type=Path, default=RESULTS / "samplers.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = dllm.load("nano")
-    host = {
-        spec: {str(w): host_microseconds(spec, w) for w in (32, 256)}
-        for spec in options.samplers
-        if spec not in BRANCHING
-    }
     found: dict[str, Any] = {}
+    if options.output.exists() and not options.fresh:
+        found = json.loads(options.output.read_text())["samplers"]
+
+    def keep() -> None:
+        write(options.output, {"baseline": BASELINE, "samplers": found})
+
     for spec in options.samplers:
-        n = (options.slow_examples or options.examples) if spec in SLOW else options.examples
-        found[spec] = {"examples": n, "tasks": {}}
+        entry = found.setdefault(spec, {"tasks": {}})
+        if spec not in BRANCHING and (options.host or "host_microseconds" not in entry):
+            entry["host_microseconds"] = {str(w): host_microseconds(spec, w) for w in (32, 256)}
+            print(f"{spec:30} host {entry['host_microseconds']}", flush=True)
+    keep()
+    model = dllm.load("nano")
+    for spec in () if options.host else options.samplers:
+        tasks = found[spec]["tasks"]
         for task in options.tasks:
-            found[spec]["tasks"][task] = measure(model, spec, task, n)
-        rows = found[spec]["tasks"].values()
-        accuracy = np.mean([row["accuracy"] for row in rows])
-        nfe = np.mean([row["nfe"] for row in rows])
-        found[spec]["host_microseconds"] = host.get(spec)
-        print(f"{spec:30} accuracy {accuracy:.3f} nfe {nfe:6.2f} host {host.get(spec)}", flush=True)
-        write(options.output, {"baseline": BASELINE, "tasks": options.tasks, "samplers": found})
+            if tasks.get(task, {}).get("examples") != options.examples:
+                tasks[task] = measure(model, spec, task, options.examples)
+        keep()
+        accuracy, nfe = (np.mean([row[k] for row in tasks.values()]) for k in ("accuracy", "nfe"))
+        print(f"{spec:30} accuracy {accuracy:.3f} nfe {nfe:6.2f}", flush=True)
 
 
 if __name__ == "__main__":

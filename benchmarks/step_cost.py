@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 
 import dllm
-from dllm import engine
+from dllm import forward
 
 from report import RESULTS, write  # isort: skip
 from shapes import llada_135m  # isort: skip
@@ -36,7 +36,7 @@ class Clock:
     def __init__(self, model: dllm.DiffusionModel) -> None:
         self.backbone = self.head = self.extra = 0.0
         self.steps = 0
-        self._forward, self._statistics = model.backbone.forward, engine.token_statistics
+        self._forward, self._statistics = model.backbone.forward, forward.token_statistics
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
@@ -62,7 +62,7 @@ def measure(
         clock = Clock(model)
         with (
             patch.object(model.backbone, "forward", clock.forward),
-            patch.object(engine, "token_statistics", clock.statistics),
+            patch.object(forward, "token_statistics", clock.statistics),
         ):
             start = time.perf_counter()
             dllm.generate(model, prompt, **arguments)

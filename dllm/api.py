@@ -165,7 +165,7 @@ def _compose(
     facts = {**config.sampler_options, "delimiters": model.delimiters}
     return samplers.compose(
         sampler, options=options, stop_ids=model.facts.stop_token_ids,
-        family=model.family.name if model.family else "llada", facts=facts,
+        family=model.family.name, facts=facts,
     )  # fmt: skip
 
 
@@ -177,7 +177,9 @@ def _call(
     ban_stops: bool = False,
 ) -> Call:
     watch = stop_strings(model, config) if config.stop_strings else None
-    engine = Engine(model, sampler, caches.compose(cache), config, watch, ban_stops)
+    engine = Engine(
+        model, sampler, caches.compose(cache, model.family.name), config, watch, ban_stops
+    )
     return Call(model, config, engine)
 
 
@@ -209,10 +211,14 @@ def _constrain(model: DiffusionModel, canvas: Canvas, offset: int, wanted: int |
         raise PromptError(f"{model.name} came without a tokenizer: constrain to token ids")
     else:
         ids = encode_continuation(model.tokenizer, wanted)
-    if canvas.start + offset + len(ids) > canvas.end or max(ids) >= model.facts.vocab_size:
-        raise PromptError(
+    if canvas.start + offset + len(ids) > canvas.end:
+        raise ConfigError(
             f"the constraint {wanted!r} at offset {offset} does not fit an answer of "
-            f"{canvas.end - canvas.start} tokens from this vocabulary"
+            f"{canvas.end - canvas.start} tokens: raise max_new_tokens"
+        )
+    if not all(0 <= token < model.facts.vocab_size for token in ids):
+        raise ConfigError(
+            f"the constraint {wanted!r} is no id of the vocabulary of {model.facts.vocab_size}"
         )
     canvas.give(canvas.start + offset, np.asarray(ids, np.int64))
 

@@ -117,7 +117,7 @@ class Call:
             cache=self.engine.cache.name,
             seed=self.config.seed,
             trace=trace,
-            cache_bytes=self.engine.buffer.nbytes if self.engine.buffer else 0,
+            cache_bytes=self.engine.cache_bytes,
         )
 
     def _text(self, tokens: IntArray) -> str:

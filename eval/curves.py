@@ -41,6 +41,9 @@ KNOBS: dict[str, Knob] = {
     "capped_threshold": Knob("capped_threshold(steps={})", SHARES),
     "pc": Knob("pc+llada(steps={})", SHARES),
     "certainty_prior": Knob("certainty_prior+llada(steps={})", SHARES),
+    "random": Knob("random+llada(steps={})", SHARES),
+    "margin": Knob("margin+llada(steps={})", SHARES),
+    "neg_entropy": Knob("neg_entropy+llada(steps={})", SHARES),
     "fixed": Knob("fixed(n={})", (1, 2, 4, 8)),
     "threshold": Knob("threshold(tau={})", TAUS),
     "factor": Knob("factor(factor={})", (0.1, 0.25, 0.5, 1.0, 1.5, 2.0)),
@@ -48,10 +51,11 @@ KNOBS: dict[str, Knob] = {
     "dparallel": Knob("dparallel(tau={})", (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)),
     "klass": Knob("klass(tau={})", (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)),
     "learn2pd": Knob("learn2pd(theta={})", (0.99, 0.96, 0.9, 0.7, 0.5)),
+    "eotp": Knob("learn2pd(theta={})+eotp", (0.99, 0.96, 0.9, 0.7, 0.5)),
     "hierarchical": Knob("hierarchical(threshold={})", TAUS),
     "localleap": Knob("localleap(tau_r={})", (0.9, 0.8, 0.75, 0.6, 0.5, 0.3)),
     "r2": Knob("r2(spatial_threshold={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
-    "saber": Knob("saber(n={})", (1, 2, 4, 8)),
+    "saber": Knob("saber(n={})", (2, 4, 8, 16)),
     "wino": Knob("wino+wino_draft(tau1={})", (0.9, 0.8, 0.7, 0.6, 0.5)),
     "ete": Knob("ete(tau={})", TAUS),
     "prophet": Knob(
@@ -65,17 +69,21 @@ KNOBS: dict[str, Knob] = {
 BY_FIELD: dict[str, Sequence[Any]] = {
     "tau": TAUS, "threshold": TAUS, "gamma": KNOBS["eb"].values, "steps": SHARES,
 }  # fmt: skip
-SWEPT = ("selector", "window", "explorer", "stop", "reviser", "scorer", "transform")
 OPTIONS = ("steps", "block_length", "eos_policy")  # arguments that are meant for samplers
-# What other samplers are built from, or complete only together with one of them.
-BASIC = {"blocks", "whole", "prob", "margin", "neg_entropy", "random", "wino_draft", "saber_accept"}
+WITHOUT = {  # registered parts that have no curve of their own, and why
+    "blocks": "the window of every sampler that brings no other",
+    "prob": "the score of every sampler that brings no other",
+    "eos": "the end of every sampler that brings no other",
+    "saber_accept": "complete only with saber",
+    "wino_draft": "complete only with wino",
+}
 
 
 def samplers_with_curves() -> list[str]:
     """Every registered sampler that is a method of its own and can be built, e.g. whose trained
     filter is there; in order of role and name."""
-    names = [info.name for info in available() if info.role in SWEPT and info.name not in BASIC]
-    return [name for name in names if composes(name)]
+    names = [info.name for info in available() if info.name not in WITHOUT]
+    return [name for name in names if composes(curve(name, 64)[0])]
 
 
 def curve(name: str, canvas: int) -> list[str]:
@@ -120,6 +128,12 @@ def spread(spec: str) -> Iterator[str]:
         yield "".join(pieces)
 
 
+def method_of(spec: str) -> str:
+    """The curve that a given spec, perhaps with braces, is on: its name where no more than one
+    argument is set, else also the arguments, without the values in braces."""
+    return spec.split("(")[0] if spec.count("=") <= 1 else BRACES.sub("{}", spec)
+
+
 def settings(
     samplers: Sequence[str], curves: Sequence[str], caches: Sequence[str], arguments: dict[str, Any]
 ) -> list[Setting]:
@@ -128,8 +142,8 @@ def settings(
     A sampler gets those of the ``arguments`` for samplers, e.g. ``block_length``, that it takes.
     """
     canvas = int(arguments.get("max_new_tokens", 64))
-    chosen = [(spec.split("(")[0], one) for spec in samplers for one in spread(spec)]
-    chosen += [(name, spec) for name in curves for spec in curve(name, canvas)]
+    chosen = [(name, spec) for name in curves for spec in curve(name, canvas)]
+    chosen += [(method_of(spec), one) for spec in samplers for one in spread(spec)]
     for _, spec in chosen:
         compose(spec)  # an unknown name is refused before anything is measured
     found = [
@@ -141,4 +155,4 @@ def settings(
         )
         for cache, (method, spec) in product(caches, chosen)
     ]
-    return list({repr(setting): setting for setting in found}.values())
+    return list({(one.sampler, one.cache): one for one in reversed(found)}.values())[::-1]

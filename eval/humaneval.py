@@ -49,7 +49,7 @@ class HumanEval:
         """``n`` problems; raises `ConfigError` when there are fewer or the package is missing."""
         found = _problems(self.file)
         if n > len(found):
-            raise ConfigError(f"humaneval has {len(found)} problems, not {n}")
+            raise ConfigError(f"humaneval has {len(found)} problems, not {n}: ask for fewer")
         if seed:
             random.Random(seed).shuffle(found)
         return found[:n]

@@ -19,10 +19,19 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "load": _load(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
     }
+
+
+def _load() -> float | None:
+    """Processes that wanted to run during the last minute: what else the machine was doing."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):  # not on every system
+        return None
 
 
 def _cpu() -> str:

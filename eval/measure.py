@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..api import generate
 from ..errors import ConfigError
 from ..models import DiffusionModel
 from .metrics import Outcome, Point, wilson
-from .problems import Problems, check_fits, prompt_of
+from .problems import Problems, check_fits, prompt_of, stamp
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,22 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting on ``examples`` examples of a task, ``rows`` of them decoded together."""
+    """A setting on ``examples`` examples of a task, ``rows`` of them decoded together.  ``start``:
+    how many of that seed's examples to pass over."""
 
     task: str
     setting: Setting
     examples: int
     seed: int = 0
     rows: int = 32
+    start: int = 0
 
     def key(self, model: str) -> str:
         """What identifies a measurement: everything that can change its result."""
-        text = repr((FORMAT, model, self.task, asdict(self.setting), self.examples, self.seed,
-                     self.rows))  # fmt: skip
+        how = self.setting
+        arguments = sorted(how.arguments.items())
+        text = repr((FORMAT, model, self.task, how.sampler, how.cache, arguments, self.examples,
+                     self.seed, self.rows, self.start))  # fmt: skip
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -119,7 +123,7 @@ class RefusedError(ConfigError):
 
 def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str) -> Record:
     """Decode the examples and check the answers.  ``identity`` is the model's fingerprint."""
-    examples = problems.examples(cell.examples, cell.seed)
+    examples = problems.examples(cell.start + cell.examples, cell.seed)[cell.start :]
     how = {"sampler": cell.setting.sampler, "cache": cell.setting.cache, **cell.setting.arguments}
     check_fits(model, examples, int(how.get("max_new_tokens") or 1), cell.task)
     prompts = [prompt_of(example) for example in examples]
@@ -137,7 +141,8 @@ def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str
     strict = getattr(problems, "strict", None)
     texts = [out.text for out in outs]
     return Record(
-        key=cell.key(identity), model=identity, task=cell.task, method=cell.setting.method,
+        key=cell.key(identity + stamp(problems)), model=identity, task=cell.task,
+        method=cell.setting.method,
         sampler=cell.setting.sampler, cache=cell.setting.cache,
         arguments=dict(cell.setting.arguments), examples=cell.examples, seed=cell.seed,
         rows=cell.rows,

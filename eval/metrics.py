@@ -6,16 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ..canvas import IntArray
 from ..errors import ConfigError
 
 Z95 = 1.959963984540054
 DROP = 5.0  # points of accuracy below the slowest setting at which a setting no longer counts
 ALPHA = 3.0
 
+Draws = npt.NDArray[np.float64]  # a figure of every bootstrap sample
 Point = tuple[float, float]  # tokens per forward, accuracy in percent
 
 
@@ -56,8 +58,22 @@ def paired(a: Sequence[bool], b: Sequence[bool], z: float = Z95) -> Paired:
 def _mcnemar(only_a: int, only_b: int) -> float:
     """Chance of a split at least this uneven among the examples on which they differ."""
     n, fewer = only_a + only_b, min(only_a, only_b)
-    tail = sum(math.comb(n, k) for k in range(fewer + 1)) / float(2**n)
+    tail: float = sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n  # of integers: any n
     return min(1.0, 2 * tail)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values adjusted for being many (Holm 1979), in the same order.
+
+    Calling those below a level significant keeps the chance of one false claim or more among all
+    of them below that level, whatever their dependence.
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, largest = [1.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, (len(p_values) - rank) * p_values[i])
+        adjusted[i] = min(1.0, largest)
+    return adjusted
 
 
 def _tango(only_a: int, only_b: int, n: int, z: float) -> tuple[float, float]:
@@ -135,26 +151,39 @@ class Outcome:
     tokens: Sequence[int]
     nfe: Sequence[int]
 
-    def point(self, chosen: IntArray | None = None) -> Point:
-        """(tokens per forward, percent right), of all examples or of those chosen."""
-        take = np.arange(len(self.right)) if chosen is None else chosen
-        tokens, nfe = np.asarray(self.tokens)[take].sum(), np.asarray(self.nfe)[take].sum()
-        return float(tokens / max(1, nfe)), 100 * float(np.asarray(self.right)[take].mean())
+    def point(self) -> Point:
+        """(tokens per forward, percent right)."""
+        rate = float(np.sum(self.tokens) / max(1, np.sum(self.nfe)))
+        return rate, 100 * float(np.mean(self.right))
 
 
-def dense_aup_interval(
-    outcomes: Sequence[Outcome], best: float, draws: int = 400, seed: int = 0, level: float = 0.95
-) -> tuple[float, float, float]:
-    """Dense AUP with a bootstrap interval over examples: (area, low, high).
+def dense_aup_draws(
+    outcomes: Sequence[Outcome], best: float, draws: int = 400, seed: int = 0
+) -> Draws:
+    """Dense AUP of (draws,) bootstrap samples of the examples.
 
-    Every draw takes the same examples for all settings, as they were measured.
+    A draw takes the same examples for all settings, as they were measured; and, under the same
+    seed, for all methods, so that differences of their areas can be taken draw by draw.
     """
-    area = dense_aup([o.point() for o in outcomes], best)
-    rng, n = np.random.default_rng(seed), len(outcomes[0].right)
-    samples = [rng.integers(0, n, n) for _ in range(draws)]
-    areas = [dense_aup([o.point(chosen) for o in outcomes], best) for chosen in samples]
-    low, high = np.quantile(areas, [(1 - level) / 2, (1 + level) / 2])
-    return area, float(low), float(high)
+    n = len(outcomes[0].right)
+    chosen = np.random.default_rng(seed).integers(0, n, (draws, n))
+
+    def sums(values: Sequence[Sequence[Any]]) -> Draws:
+        found: Draws = np.asarray(values, np.float64)[:, chosen].sum(2)
+        return found
+
+    rates = sums([o.tokens for o in outcomes]) / np.maximum(1, sums([o.nfe for o in outcomes]))
+    shares = 100 / n * sums([o.right for o in outcomes])
+    curves = (
+        zip(x.tolist(), y.tolist(), strict=True) for x, y in zip(rates.T, shares.T, strict=True)
+    )
+    return np.array([dense_aup(list(curve), best) for curve in curves])
+
+
+def interval(draws: Draws, level: float = 0.95) -> tuple[float, float]:
+    """Percentile interval of bootstrap draws."""
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
-"""Pareto plots of a sweep (extra ``eval``: matplotlib)."""
+"""Plots of a sweep (extra ``eval``: matplotlib): tasks side by side, and methods side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 from .measure import Record
-from .report import by_task, curves
+from .metrics import wilson
+from .report import BASE, COMMON, REFERENCE, Pooled, areas, by_task, curves, pooled
 
 AXES: dict[str, tuple[str, Callable[[Record], float]]] = {
     "tokens per forward": ("log", lambda r: r.point[0]),
@@ -18,7 +21,11 @@ AXES: dict[str, tuple[str, Callable[[Record], float]]] = {
     ),
     "seconds per prompt": ("log", lambda r: r.mean("seconds")),
 }  # fmt: skip
-MARKERS = "osD^vP*X<>ph"
+MARKERS = "osD^vP*X<>"
+MOST = len(MARKERS)  # lines that can be told apart in one panel
+GREY = {"color": "0.75", "linewidth": 0.5, "zorder": 1}
+NAN = math.nan
+ACROSS = 6  # panels of a row where each method has its own
 
 
 def check_plots() -> None:
@@ -29,40 +36,87 @@ def check_plots() -> None:
 
 def pareto(records: Sequence[Record], files: Sequence[Path]) -> None:
     """Accuracy against tokens per forward, computed positions and seconds: a panel per task and
-    axis, a line per method with 95 % bands.  Writes every file, by its suffix (.svg, .png)."""
+    axis, a line per method with 95 % bands.  Of more methods than can be told apart those with the
+    largest areas are named, the others grey.  Writes every file, by its suffix (.svg, .png)."""
+    tasks = by_task(records)
+    if not tasks:
+        raise ConfigError("there is nothing to plot: the sweep holds no records")
+    with _figure(3.2 * len(tasks) + 1.8, 2.6 * len(AXES) + 0.3, files) as figure:
+        style = _styles(named(records))
+        panels = figure.subplots(len(AXES), len(tasks), squeeze=False, sharey="col")
+        for column, (task, found) in enumerate(tasks.items()):
+            least = 100 * min(record.interval[0] for record in found)
+            for row, (name, (scale, value)) in enumerate(AXES.items()):
+                axes = panels[row][column]
+                _panel(axes, found, value, style)
+                _dress(axes, scale, name, "" if column else "% right", "" if row else task, least)
+        handles = {
+            label: line
+            for line, label in zip(*panels[0][0].get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(handles.values(), handles, loc="center right", fontsize=7, frameon=False)
+        figure.tight_layout(rect=(0, 0, 1 - 1.7 / figure.get_figwidth(), 1))
+
+
+def multiples(records: Sequence[Record], files: Sequence[Path]) -> None:
+    """Every method in a panel of its own, all tasks together, before the others in grey: accuracy
+    with 95 % bands against tokens per forward.  Writes every file, by its suffix."""
+    found = pooled([record for record in records if record.cache == BASE])
+    lines: dict[str, list[Pooled]] = {}
+    for (method, _), setting in sorted(found.items(), key=lambda item: item[1].rate):
+        lines.setdefault(method, []).append(setting)
+    if not lines:
+        raise ConfigError("there is nothing to plot: no setting was measured on all tasks")
+    least = min(_percent(setting)[1] for line in lines.values() for setting in line)
+    across = min(ACROSS, len(lines))
+    down = math.ceil(len(lines) / across)
+    with _figure(1.75 * across + 0.4, 1.5 * down + 0.4, files) as figure:
+        panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+        for i, (method, line) in enumerate(lines.items()):
+            axes = panels[i // across][i % across]
+            axes.plot(*_broken(list(lines.values())), **GREY)
+            x, (y, low, high) = [s.rate for s in line], zip(*map(_percent, line), strict=True)
+            axes.fill_between(x, low, high, color="C0", alpha=0.25, linewidth=0)
+            axes.plot(x, y, color="C0", marker="o", markersize=2.5, linewidth=1.2)
+            last = i // across == down - 1 or i + across >= len(lines)
+            _dress(axes, "log", "tokens per forward" if last else "",
+                   "" if i % across else "% right", method, least)  # fmt: skip
+            axes.tick_params(labelbottom=last)
+        for axes in panels.flat[len(lines) :]:
+            axes.set_visible(False)
+        figure.tight_layout()
+
+
+def named(records: Sequence[Record]) -> list[str]:
+    """The methods that a plot names: all if there are few, else those with the largest areas, and
+    the two that others are compared with."""
+    methods = list(dict.fromkeys(record.method for record in records))
+    if len(methods) <= MOST:
+        return methods
+    found = areas(records)
+    always = [method for method in (REFERENCE, COMMON) if method in found]
+    best = sorted(set(found) - set(always), key=lambda method: -found[method].mean[0])
+    return [*best[: MOST - len(always)], *always]
+
+
+@contextmanager
+def _figure(width: float, height: float, files: Sequence[Path]) -> Iterator[Any]:
+    """A figure that is written to every file when it is done; the same for the same records."""
     check_plots()
     import matplotlib
     from matplotlib.figure import Figure
 
-    tasks = by_task(records)
-    if not tasks:
-        raise ConfigError("there is nothing to plot: the sweep holds no records")
-    style = _styles(records, matplotlib.colormaps["tab20"])
     with matplotlib.rc_context({"svg.hashsalt": "dllm", "svg.fonttype": "none", "font.size": 8}):
-        figure = Figure(figsize=(3.4 * len(tasks) + 1.6, 2.7 * len(AXES) + 0.4))
-        panels = figure.subplots(len(AXES), len(tasks), squeeze=False, sharey="col")
-        for column, (task, found) in enumerate(tasks.items()):
-            for row, (name, (scale, value)) in enumerate(AXES.items()):
-                axes = panels[row][column]
-                _panel(axes, found, value, style)
-                axes.set_xscale(scale)
-                axes.set_xlabel(name)
-                if not column:
-                    axes.set_ylabel("% right")
-                if not row:
-                    axes.set_title(task)
-        lines, labels = panels[0][0].get_legend_handles_labels()
-        figure.legend(lines, labels, loc="center right", fontsize=7, frameon=False)
-        figure.tight_layout(rect=(0, 0, 1 - 1.5 / figure.get_figwidth(), 1))
+        figure = Figure(figsize=(width, height))
+        yield figure
         for file in files:
             figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else {})
 
 
-def _styles(records: Sequence[Record], colours: Any) -> dict[str, dict[str, Any]]:
-    methods = list(dict.fromkeys(record.method for record in records))
+def _styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
         method: {
-            "color": colours(i % 20), "marker": MARKERS[i % len(MARKERS)],
+            "color": f"C{i}", "marker": MARKERS[i],
             "linestyle": "-" if " · " not in method else ":",
         }
         for i, method in enumerate(methods)
@@ -75,11 +129,50 @@ def _panel(
 ) -> None:  # fmt: skip
     for method, members in curves(records).items():
         line = sorted(members, key=value)
-        x = [value(record) for record in line]
-        bands = [record.interval for record in line]
-        low, high = [100 * b[0] for b in bands], [100 * b[1] for b in bands]
-        y = [100 * record.accuracy for record in line]
+        x, y = [value(record) for record in line], [100 * record.accuracy for record in line]
+        if method not in style:
+            axes.plot(x, y, marker=".", markersize=2, label="others", **GREY)
+            continue
+        low, high = zip(*(record.interval for record in line), strict=True)
+        below = [a - 100 * b for a, b in zip(y, low, strict=True)]
+        above = [100 * b - a for a, b in zip(y, high, strict=True)]
+        colour = style[method]["color"]
+        if len(line) == 1:  # a band has no width
+            axes.errorbar(x, y, yerr=[below, above], color=colour, linewidth=0.8)
+        axes.fill_between(
+            x,
+            [100 * b for b in low],
+            [100 * b for b in high],
+            color=colour,
+            alpha=0.08,
+            linewidth=0,
+        )
         axes.plot(x, y, label=method, linewidth=1, markersize=3, **style[method])
-        axes.fill_between(x, low, high, color=style[method]["color"], alpha=0.06, linewidth=0)
-    axes.set_ylim(-3, 103)
+
+
+def _dress(axes: Any, scale: str, below: str, left: str, above: str, least: float) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale(scale)
+    if scale == "log":
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=8))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(10 * math.floor(least / 10) - 2, 102)
     axes.grid(alpha=0.25, linewidth=0.5)
+    axes.set_xlabel(below)
+    axes.set_ylabel(left)
+    axes.set_title(above, fontsize=8)
+
+
+def _broken(lines: Sequence[Sequence[Pooled]]) -> tuple[list[float], list[float]]:
+    """All lines as one with gaps, which is small in a file."""
+    points = [p for line in lines for p in [*((s.rate, _percent(s)[0]) for s in line), (NAN, NAN)]]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _percent(setting: Pooled) -> tuple[float, float, float]:
+    """Percent right of all tasks together, with the 95 % interval."""
+    right, n = sum(setting.right), len(setting.right)
+    low, high = wilson(right, n)
+    return 100 * right / n, 100 * low, 100 * high

@@ -10,10 +10,11 @@ from ..errors import UnknownNameError
 from .curves import samplers_with_curves
 from .sweep import Sweep
 
-README_TASKS = ("sort", "remove_random")
+# One task with one answer, and two with several: there parallel decisions contradict each other.
+README_TASKS = ("sort", "remove_random", "insert_random")
 AT = "threshold(tau=0.9)"  # the sampler under which caches are compared
 BASELINE = "llada(steps=32)"  # one token per step
-RANDOM = "llada(steps=32,remasking='random')"  # for caches that must know commits beforehand
+RANDOM = "random+llada(steps=32)"  # for caches that must know commits beforehand
 FORESEEING = "dkv_greedy"
 
 
@@ -21,14 +22,12 @@ def readme() -> list[Sweep]:
     """Every sampler as a curve, every cache as a ratio; under half an hour on two cores."""
     canvas = (("max_new_tokens", 32), ("block_length", 16))
     names = [cache.name for cache in caches()]
-    how: dict[str, Any] = {"examples": 64, "rows": 64, "arguments": canvas}
-    sweeps = [
+    how: dict[str, Any] = {"examples": 96, "rows": 96, "arguments": canvas}
+    return [
         Sweep(README_TASKS, curves=samplers_with_curves(), **how),
         Sweep(README_TASKS, samplers=[BASELINE, AT], caches=names, **how),
+        Sweep(README_TASKS, samplers=[RANDOM], caches=["none", FORESEEING], **how),
     ]
-    if FORESEEING in names:
-        sweeps.append(Sweep(README_TASKS, samplers=[RANDOM], caches=["none", FORESEEING], **how))
-    return sweeps
 
 
 def quick() -> list[Sweep]:

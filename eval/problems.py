@@ -7,6 +7,7 @@ when it equals the reference up to blanks at its ends, or contains it where the 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -51,10 +52,17 @@ class FileTask:
     name: str
     questions: tuple[Question, ...]
 
+    @property
+    def digest(self) -> str:
+        """Changes with the questions."""
+        return hashlib.blake2b(repr(self.questions).encode(), digest_size=8).hexdigest()
+
     def examples(self, n: int, seed: int = 0) -> list[Question]:
         """The first ``n`` questions; raises `ConfigError` when there are fewer."""
         if n > len(self.questions):
-            raise ConfigError(f"{self.name} holds {len(self.questions)} questions, not {n}")
+            raise ConfigError(
+                f"{self.name} holds {len(self.questions)} questions, not {n}: ask for fewer"
+            )
         order = list(self.questions)
         if seed:
             random.Random(seed).shuffle(order)
@@ -114,6 +122,11 @@ def problems(name: str, run_code: bool = False) -> Problems:
     if name.endswith(".jsonl"):
         return read_file(Path(name))
     raise UnknownNameError("task", name, task_names())
+
+
+def stamp(task: Problems) -> str:
+    """What identifies the content of a task beyond its name: a file's questions may change."""
+    return f"#{task.digest}" if isinstance(task, FileTask) else ""
 
 
 def prompt_of(example: Any) -> Any:

@@ -1,15 +1,24 @@
-"""What the records of a sweep say: tables in Markdown."""
+"""What the records of a sweep say: tables in Markdown.
+
+Differences are to one token per step on the same prompts: in points of accuracy with Tango's 95 %
+interval, and the p-value of the exact McNemar test, adjusted by Holm's method for the number of
+comparisons in the table (in `full_table`: of the task).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .measure import Record
-from .metrics import Paired, dense_aup_interval, paired
+from .metrics import DROP, Draws, Paired, dense_aup, dense_aup_draws, holm, interval, paired
 
 BASE = "none"
 REFERENCE = "llada"  # its slowest setting is one token per step, which others are compared with
+COMMON = "threshold"  # the method whose area others are compared with
+CHANGE = ["points of accuracy (95 %)", "p"]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -46,46 +55,104 @@ def percent(record: Record) -> str:
 
 
 def full_table(records: Sequence[Record]) -> str:
-    """Every record."""
-    header = ["task", "sampler", "cache", "% right (95 %)", "tokens per forward", "forwards",
-              "positions computed", "tokens", "s per prompt", "peak MB"]  # fmt: skip
+    """Every record, compared with one token per step on its task."""
+    changes: dict[str, list[str]] = {}
+    for found in by_task(records).values():
+        slow = one_by_one(found)
+        others = [r for r in found if r is not slow and r.examples == slow.examples]
+        shown = differences([paired(r.right, slow.right) for r in others])
+        changes |= dict(zip((r.key for r in others), shown, strict=True))
+    header = ["task", "sampler", "cache", "% right (95 %)", *CHANGE, "tokens per forward",
+              "forwards", "positions computed", "tokens", "s per prompt", "peak MB"]  # fmt: skip
     rows = [
         [
-            r.task, f"`{r.sampler}`", f"`{r.cache}`", percent(r), f"{r.point[0]:.2f}",
-            f"{r.mean('nfe'):.1f}", f"{r.mean('computed'):.0f}", f"{r.mean('tokens'):.1f}",
-            f"{r.mean('seconds'):.4f}", f"{r.peak_memory / 2**20:.0f}",
+            r.task, f"`{r.sampler}`", f"`{r.cache}`", percent(r), *changes.get(r.key, ["–", "–"]),
+            f"{r.point[0]:.2f}", f"{r.mean('nfe'):.1f}", f"{r.mean('computed'):.0f}",
+            f"{r.mean('tokens'):.1f}", f"{r.mean('seconds'):.4f}", f"{r.peak_memory / 2**20:.0f}",
         ]
         for r in records
     ]  # fmt: skip
     return markdown(header, rows)
 
 
-def area_table(records: Sequence[Record]) -> str:
-    """Methods by tasks: area under the whole curve, with bootstrap intervals, and their mean.
+def differences(changes: Sequence[Paired]) -> list[list[str]]:
+    """The two cells of `CHANGE` for comparisons that belong to one table."""
+    adjusted = holm([change.p_value for change in changes])
+    return [[points(c), p_value(p)] for c, p in zip(changes, adjusted, strict=True)]
+
+
+def points(change: Paired) -> str:
+    """A difference of accuracies in points."""
+    low, high = 100 * change.low, 100 * change.high
+    return f"{100 * change.difference:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def p_value(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+@dataclass(frozen=True)
+class Area:
+    """Dense AUP of a method on every task, and of bootstrap draws (draws,) of each."""
+
+    values: tuple[float, ...]
+    draws: tuple[Draws, ...]
+
+    @property
+    def mean(self) -> tuple[float, Draws]:
+        return float(np.mean(self.values)), np.mean(self.draws, axis=0)
+
+
+def areas(records: Sequence[Record]) -> dict[str, Area]:
+    """The area of every method that was measured on all tasks.
 
     Every curve begins at one token per step: the area's first rectangle would otherwise favour a
     method whose sweep begins where others end.
     """
     tasks = by_task([r for r in records if r.cache == BASE])
-    methods = list(dict.fromkeys(r.method for found in tasks.values() for r in found))
-    areas: dict[str, list[float]] = {method: [] for method in methods}
-    shown: dict[str, list[str]] = {method: [] for method in methods}
-    for found in tasks.values():
-        best, slow = max(100 * r.accuracy for r in found), one_by_one(found)
-        drawn = curves(found)
-        for method in methods:
-            line = drawn.get(method, [])
-            if not line or best == 0:
-                shown[method].append("–")
-                continue
-            outcomes = [record.outcome for record in (slow, *(r for r in line if r is not slow))]
-            area, low, high = dense_aup_interval(outcomes, best)
-            areas[method].append(area)
-            shown[method].append(f"{area:.0f} ({low:.0f}–{high:.0f})")
-    means = {m: sum(found) / len(tasks) for m, found in areas.items() if len(found) == len(tasks)}
-    order = sorted(methods, key=lambda m: -means.get(m, float("-inf")))
-    rows = [[f"`{m}`", f"**{means[m]:.0f}**" if m in means else "–", *shown[m]] for m in order]
-    return markdown(["sampler", "mean area", *tasks], rows)
+    found: dict[str, list[tuple[float, Draws]]] = {}
+    for number, members in enumerate(tasks.values()):
+        best, slow = max(100 * r.accuracy for r in members) or 100.0, one_by_one(members)
+        for method, line in curves(members).items():
+            outcomes = [slow.outcome, *(r.outcome for r in line if r is not slow)]
+            area = dense_aup([o.point() for o in outcomes], best)
+            draws = dense_aup_draws(outcomes, best, seed=number)
+            found.setdefault(method, []).append((area, draws))
+    return {
+        method: Area(*zip(*each, strict=True))
+        for method, each in found.items()
+        if len(each) == len(tasks)
+    }
+
+
+def area_table(records: Sequence[Record]) -> str:
+    """Methods by tasks: area under the whole curve, their mean, and its difference to that of
+    `COMMON` where that was measured; all with paired bootstrap intervals."""
+    found = areas(records)
+    tasks = by_task([r for r in records if r.cache == BASE])
+    common = found.get(COMMON)
+    rows = []
+    for method, area in sorted(found.items(), key=lambda item: -item[1].mean[0]):
+        mean, draws = area.mean
+        cells = [ranged(v, d) for v, d in zip(area.values, area.draws, strict=True)]
+        rows.append([f"`{method}`", f"**{mean:.0f}** ({between(draws)})", *cells])
+        if common is not None:
+            value, drawn = common.mean
+            change = f"{mean - value:+.0f} ({between(draws - drawn, '+')})"
+            rows[-1].insert(2, "–" if method == COMMON else change)
+    header = ["sampler", "mean area (95 %)", *tasks]
+    if common is not None:
+        header.insert(2, f"against `{COMMON}` (95 %)")
+    return markdown(header, rows)
+
+
+def ranged(value: float, draws: Draws) -> str:
+    return f"{value:.0f} ({between(draws)})"
+
+
+def between(draws: Draws, sign: str = "") -> str:
+    low, high = interval(draws)
+    return f"{low:{sign}.0f} to {high:{sign}.0f}" if sign else f"{low:.0f}–{high:.0f}"
 
 
 @dataclass(frozen=True)
@@ -107,40 +174,38 @@ class Pooled:
         return sum(record.mean(name) * record.examples for record in self.members)
 
 
-def fastest_table(records: Sequence[Record]) -> str:
-    """Per method: its setting with most tokens per forward, among those that were measured on all
-    tasks and are not shown to be less accurate than one token per step (paired, 95 %)."""
-    plain = [record for record in records if record.cache == BASE]
-    tasks, groups = by_task(plain), dict[tuple[str, str], list[Record]]()
-    for record in sorted(plain, key=lambda r: list(tasks).index(r.task)):
+def pooled(records: Sequence[Record]) -> dict[tuple[str, str], Pooled]:
+    """Settings that were measured on all tasks, by method and sampler."""
+    tasks, groups = list(by_task(records)), dict[tuple[str, str], list[Record]]()
+    for record in sorted(records, key=lambda r: tasks.index(r.task)):
         groups.setdefault((record.method, record.sampler), []).append(record)
-    pooled = {
-        key: Pooled(tuple(found)) for key, found in groups.items() if len(found) == len(tasks)
-    }
-    if not pooled:
+    return {key: Pooled(tuple(found)) for key, found in groups.items() if len(found) == len(tasks)}
+
+
+def fastest_table(records: Sequence[Record]) -> str:
+    """Per method: its setting with most tokens per forward, among those that are shown to lose at
+    most `DROP` points against one token per step (lower end of the paired 95 % interval)."""
+    found = pooled([record for record in records if record.cache == BASE])
+    if not found:
         return ""
-    reference = one_by_one([found.members[0] for found in pooled.values()])
-    slow = pooled[reference.method, reference.sampler]
+    reference = one_by_one([each.members[0] for each in found.values()])
+    slow = found[reference.method, reference.sampler]
     fastest: dict[str, tuple[str, Pooled]] = {}
-    for (method, sampler), found in sorted(pooled.items(), key=lambda item: item[1].rate):
-        if paired(slow.right, found.right).low <= 0:
-            fastest[method] = sampler, found
-    rows = []
-    for sampler, found in sorted(fastest.values(), key=lambda item: -item[1].rate):
-        change = paired(found.right, slow.right)
-        ratios = (slow.total(name) / found.total(name) for name in ("nfe", "computed", "seconds"))
-        rows.append(
-            [f"`{sampler}`", points(change), f"{found.rate:.2f}", *(f"{r:.1f}×" for r in ratios)]
-        )
-    header = ["fastest setting", "points of accuracy (95 %)", "tokens per forward",
-              "fewer forwards", "fewer positions", "faster"]  # fmt: skip
+    for (method, sampler), each in sorted(found.items(), key=lambda item: item[1].rate):
+        if each is slow or 100 * paired(each.right, slow.right).low >= -DROP:
+            fastest[method] = sampler, each
+    chosen = sorted(fastest.values(), key=lambda item: -item[1].rate)
+    shown = differences([paired(each.right, slow.right) for _, each in chosen])
+    rows = [
+        [f"`{sampler}`", *cells, f"{each.rate:.2f}",
+         *(f"{slow.total(n) / each.total(n):.1f}×" for n in ("nfe", "computed", "seconds"))]
+        for (sampler, each), cells in zip(chosen, shown, strict=True)
+    ]  # fmt: skip
+    none = sorted({method for method, _ in found} - set(fastest))
+    rows += [[f"`{method}`: none", *["–"] * 6] for method in none]
+    header = ["fastest setting", *CHANGE, "tokens per forward", "fewer forwards",
+              "fewer positions", "faster"]  # fmt: skip
     return markdown(header, rows)
-
-
-def points(change: Paired) -> str:
-    """A difference of accuracies in points."""
-    low, high = 100 * change.low, 100 * change.high
-    return f"{100 * change.difference:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def cache_table(records: Sequence[Record]) -> str:
@@ -151,18 +216,17 @@ def cache_table(records: Sequence[Record]) -> str:
         if record.cache != BASE and (record.task, record.sampler) in plain:
             base = plain[record.task, record.sampler]
             pairs.setdefault((record.sampler, record.cache), []).append((base, record))
-    rows = []
-    for (sampler, cache), members in pairs.items():
-        a = [x for base, _ in members for x in base.right]
-        b = [x for _, record in members for x in record.right]
-
-        def ratio(name: str, members: list[tuple[Record, Record]] = members) -> float:
-            return sum(r.mean(name) for r, _ in members) / sum(r.mean(name) for _, r in members)
-
-        rows.append([
-            f"`{sampler}`", f"`{cache}`", points(paired(b, a)),
-            f"{ratio('computed'):.2f}×", f"{1 / ratio('nfe'):.2f}×", f"{ratio('seconds'):.2f}×",
-        ])  # fmt: skip
-    header = ["sampler", "cache", "points of accuracy (95 %)", "fewer positions", "forwards",
-              "faster"]  # fmt: skip
+    both = [
+        (Pooled(tuple(base for base, _ in members)), Pooled(tuple(r for _, r in members)))
+        for members in pairs.values()
+    ]
+    shown = differences([paired(cached.right, base.right) for base, cached in both])
+    rows = [
+        [f"`{sampler}`", f"`{cache}`", *cells,
+         f"{base.total('computed') / cached.total('computed'):.2f}×",
+         f"{cached.total('nfe') / base.total('nfe'):.2f}×",
+         f"{base.total('seconds') / cached.total('seconds'):.2f}×"]
+        for (sampler, cache), cells, (base, cached) in zip(pairs, shown, both, strict=True)
+    ]  # fmt: skip
+    header = ["sampler", "cache", *CHANGE, "fewer positions", "forwards", "faster"]
     return markdown(header, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ..samplers.compose import check_needs
 from .curves import settings
 from .machine import machine
 from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
-from .problems import Problems, problems
+from .problems import Problems, problems, stamp
 
 FIELDS = {field.name for field in fields(Record)}
 
@@ -60,6 +60,14 @@ class Sweep:
         if not found:
             raise ConfigError("a sweep needs at least one sampler and one cache")
         return found
+
+
+def distinct(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells without those that measure the same once more, e.g. for several sweeps."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        found.setdefault(cell.key(""), cell)
+    return list(found.values())
 
 
 def refusal(setting: Setting) -> str | None:
@@ -140,11 +148,12 @@ def run(
         loaded[task] = problems(task, run_code)
     found = []
     for done, cell in enumerate(cells):
-        record = journal.records.get(cell.key(identity))
+        questions = loaded[cell.task]
+        record = journal.records.get(cell.key(identity + stamp(questions)))
         if record is None:
             progress(done, len(cells), cell, None)
             try:
-                record = measure(model, loaded[cell.task], cell, identity)
+                record = measure(model, questions, cell, identity)
             except RefusedError as error:
                 if refused is None:
                     raise

@@ -1,8 +1,9 @@
 """The fastest setting that is as good as one token per step: successive halving, then a proof.
 
 All candidates answer the same prompts as the baseline.  Each rung brings new prompts, drops what is
-clearly worse and keeps the cheapest share of the rest.  Who is fastest by luck is not believed: the
-finalists are confirmed, cheapest first, on prompts that had no part in choosing them.
+clearly worse and keeps the cheapest share of the rest.  Who is fastest by luck is not believed: a
+few finalists are confirmed, cheapest first, on prompts that had no part in choosing them, at a
+level that allows for their number.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from ..errors import ConfigError, UnknownNameError
 from ..models import DiffusionModel
+from .machine import machine
 from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
 from .metrics import Paired, paired
 from .problems import problems
 from .sweep import refusal
 
 COSTS = ("seconds", "nfe", "computed")
-CONFIRM_SEED = 10_000  # far from the seeds of the rungs
+LEVEL = 0.05  # of the interval that confirms, for all finalists together
 FORMAT = 1
 
 
@@ -51,8 +55,9 @@ class Candidate:
 @dataclass(frozen=True)
 class Choice:
     """What was found.  ``accuracy`` and ``baseline`` are shares on the confirming prompts,
-    ``change`` compares them; ``saving`` is the baseline's cost over the setting's.  ``confirmed``
-    is False when nothing passed and the baseline itself is returned."""
+    ``change`` compares them, with the interval that confirmed; ``saving`` is the baseline's cost
+    over the setting's.  ``confirmed`` is False when nothing passed and the baseline itself is
+    returned."""
 
     setting: Setting
     accuracy: float
@@ -71,15 +76,18 @@ Progress = Callable[[str, Sequence[Candidate]], None]
 class Tuning:
     """How to search.  ``keep``: share of the baseline's accuracy to preserve; ``tolerance``: how
     far below that the lower end of the 95 % interval may lie (an interval has a width, also where
-    two settings never differ); ``rungs``: new prompts per task in each round; ``confirm``: prompts
-    per task of the proof; ``eta``: one in so many survives a rung; ``by``: what to save."""
+    two settings never differ); ``rungs``: new prompts per task in each round; ``eta``: one in so
+    many survives a rung; ``finalists``: how many are put to the proof at most, each with an
+    interval of 1 - 0.05 / their number (Bonferroni); ``confirm``: prompts per task of the proof;
+    ``by``: what to save.  The prompts of rounds and proof are different ones."""
 
     tasks: Sequence[str]
     keep: float = 0.99
     tolerance: float = 0.05
-    rungs: Sequence[int] = (16, 32)
-    confirm: int = 100
+    rungs: Sequence[int] = (16, 48, 96)
+    confirm: int = 200
     eta: int = 3
+    finalists: int = 5
     by: str = "seconds"
     seed: int = 0
     rows: int = 32
@@ -91,8 +99,10 @@ class Tuning:
             raise UnknownNameError("cost", self.by, COSTS)
         if not self.tasks:
             raise ConfigError("tuning needs a task: name one that has checkable answers")
-        if min(*self.rungs, self.confirm, self.eta - 1) < 1:
-            raise ConfigError("rungs and confirm count prompts, eta is at least 2")
+        if min(*self.rungs, self.confirm, self.finalists, self.eta - 1) < 1:
+            raise ConfigError(
+                "rungs and confirm count prompts, finalists settings, all from 1; eta is from 2"
+            )
 
 
 def tune(
@@ -101,39 +111,51 @@ def tune(
     baseline: Setting,
     how: Tuning,
     progress: Progress = lambda *_: None,
+    run_code: bool = False,
 ) -> Choice:
-    """Search ``candidates`` for the cheapest that keeps the accuracy of ``baseline``."""
-    identity = fingerprint(model)
-    tasks = {name: problems(name) for name in how.tasks}
+    """Search ``candidates`` for the cheapest that keeps the accuracy of ``baseline``.
 
-    def answer(who: Candidate, n: int, seed: int) -> list[Record]:
-        cells = [Cell(name, who.setting, n, seed, how.rows) for name in tasks]
+    ``run_code``: see `problems`.
+    """
+    identity = fingerprint(model)
+    tasks = {name: problems(name, run_code) for name in how.tasks}
+    # One order of each task's prompts, cut into rounds.  Seed 0 leaves files as they stand, maybe
+    # sorted by difficulty, so it is not used.
+    starts = [0, *accumulate(how.rungs)]
+    for task in tasks.values():
+        task.examples(starts[-1] + how.confirm, how.seed + 1)  # too few are told now
+
+    def answer(setting: Setting, n: int, start: int) -> list[Record]:
+        cells = [Cell(name, setting, n, how.seed + 1, how.rows, start) for name in tasks]
         return [measure(model, tasks[cell.task], cell, identity) for cell in cells]
 
     base = Candidate(baseline)
     alive = [Candidate(setting) for setting in candidates if refusal(setting) is None]
-    for number, n in enumerate(how.rungs):
-        base.records += answer(base, n, how.seed + number)
+    for n, start in zip(how.rungs, starts, strict=False):
+        base.records += answer(baseline, n, start)
         able = []
         for who in alive:
             with suppress(RefusedError):  # e.g. a sampler whose trained part is not there
-                who.records += answer(who, n, how.seed + number)
+                who.records += answer(who.setting, n, start)
                 able.append(who)
         alive = survivors(able, base, how)
-        progress(f"{sum(how.rungs[: number + 1])} prompts per task", alive)
-    proof = Candidate(baseline, answer(base, how.confirm, how.seed + CONFIRM_SEED))
+        progress(f"{start + n} prompts per task", alive)
+    proof = Candidate(baseline, answer(baseline, how.confirm, starts[-1]))
     if not any(proof.right):
         raise ConfigError(
             f"one token per step solves none of {len(proof.right)} prompts of "
             f"{', '.join(how.tasks)}: there is no accuracy to keep; choose a task the model can do"
         )
-    for who in alive:
-        fresh = Candidate(who.setting, answer(who, how.confirm, how.seed + CONFIRM_SEED))
-        passed = holds(fresh, proof, how)
+    finalists = alive[: how.finalists]
+    z = NormalDist().inv_cdf(1 - LEVEL / max(1, len(finalists)) / 2)
+    for who in finalists:
+        fresh = Candidate(who.setting, answer(who.setting, how.confirm, starts[-1]))
+        change = paired(fresh.right, proof.right, z)
+        passed = fresh.cost(how.by) < proof.cost(how.by) and holds(change, proof.accuracy, how)
         progress("confirmed" if passed else "not confirmed", [fresh])
         if passed:
-            return _choice(fresh, proof, how, True)
-    return _choice(proof, proof, how, False)
+            return _choice(fresh, proof, change, how, True)
+    return _choice(proof, proof, paired(proof.right, proof.right, z), how, False)
 
 
 def survivors(alive: Sequence[Candidate], base: Candidate, how: Tuning) -> list[Candidate]:
@@ -142,19 +164,19 @@ def survivors(alive: Sequence[Candidate], base: Candidate, how: Tuning) -> list[
     changes = {id(who): paired(who.right, base.right) for who in alive}
     left = [who for who in alive if changes[id(who)].high >= least]
     left.sort(key=lambda who: (changes[id(who)].difference < least, who.cost(how.by)))
-    return left[: math.ceil(len(alive) / how.eta)]
+    return left[: max(how.finalists, math.ceil(len(alive) / how.eta))]
 
 
-def holds(who: Candidate, base: Candidate, how: Tuning) -> bool:
+def holds(change: Paired, baseline: float, how: Tuning) -> bool:
     """Whether the accuracy is kept: as measured, and at the lower end of the interval."""
-    least, change = (how.keep - 1) * base.accuracy, paired(who.right, base.right)
-    cheaper = who.cost(how.by) < base.cost(how.by)
-    return cheaper and change.difference >= least and change.low >= least - how.tolerance
+    least = (how.keep - 1) * baseline
+    return change.difference >= least and change.low >= least - how.tolerance
 
 
-def _choice(who: Candidate, base: Candidate, how: Tuning, confirmed: bool) -> Choice:
+def _choice(
+    who: Candidate, base: Candidate, change: Paired, how: Tuning, confirmed: bool
+) -> Choice:
     saving = base.cost(how.by) / who.cost(how.by)
-    change = paired(who.right, base.right)
     return Choice(who.setting, who.accuracy, base.accuracy, change, saving, how.by,
                   len(who.right), confirmed)  # fmt: skip
 
@@ -166,7 +188,7 @@ def write_preset(choice: Choice, model: str, how: Tuning, path: Path) -> None:
         "model": model, "tasks": list(how.tasks), "keep": how.keep, "by": how.by,
         "accuracy": choice.accuracy, "baseline": choice.baseline, "saving": choice.saving,
         "examples": choice.examples, "change": asdict(choice.change),
-        "confirmed": choice.confirmed,
+        "confirmed": choice.confirmed, "machine": machine(),
     }  # fmt: skip
     preset = {"format": FORMAT, "sampler": setting.sampler, "cache": setting.cache,
               "arguments": dict(setting.arguments), "found": found}  # fmt: skip

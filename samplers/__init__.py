@@ -44,7 +44,6 @@ from .base import (
     Part,
     Prediction,
     Reviser,
-    Sampler,
     Scorer,
     Selector,
     Stop,
@@ -53,6 +52,7 @@ from .base import (
     Window,
 )
 from .compose import SAMPLERS, Info, available, compose, register
+from .sampler import Sampler
 
 __all__ = [
     "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Gamble", "Info", "Part",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import Canvas
+from ..canvas import BoolArray, Canvas
 from ..errors import ConfigError
-from .base import FamilyDefaults, Prediction
+from ..spec import FamilyDefaults
+from .base import Prediction
 from .compose import register
 from .threshold import check_probability
 from .windows import StaticBlocks
@@ -71,9 +73,17 @@ class AdaBlock(StaticBlocks):
         p = prediction
         token = p.token if p.top_token is None else p.top_token[:, 0]
         score = p.logprob if p.max_logprob is None else p.max_logprob
-        found = np.flatnonzero(here & np.isin(token, self.delimiters or ()))
+        found = np.flatnonzero(here & _members(self.delimiters).take(token, mode="clip"))
         if found.size:
             best = found[score[found].argmax()]
             if np.exp(score[best]) >= (self.delimiter_threshold or 0.0):
                 size = int(at[best]) - low + 1
         canvas.window = (low, low + size)
+
+
+@lru_cache(maxsize=8)
+def _members(ids: tuple[int, ...] | None) -> BoolArray:
+    """Whether an id is one of ``ids``; the last entry stands for all larger ones."""
+    found = np.zeros(max(ids or (0,)) + 2, np.bool_)
+    found[list(ids or ())] = True
+    return found

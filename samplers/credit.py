@@ -68,34 +68,31 @@ class Credit(Transform):
         ledger, at = self._ledger(canvas), prediction.positions
         known = prediction.asked[self.name]
         first = prediction.logprob if prediction.max_logprob is None else prediction.max_logprob
-        self._pay(ledger, at, prediction.token, np.exp(first))
-        ids, credit = ledger.ids[at], ledger.credit[at]
+        ids, credit = self._pay(ledger, at, prediction.token, np.exp(first))
         # A column may have been added for tokens that win for the first time: these are on top.
         base = np.full(ids.shape, -np.inf, np.float32)
         base[:, : known.shape[1]] = known
-        base = np.where(ids == prediction.token[:, None], first[:, None], base)
-        raised = np.where(ids >= 0, base + self.credit_alpha * np.log1p(credit), -np.inf)
-        plain = np.where(ids >= 0, np.exp(base), 0.0)
-        total = np.log(np.maximum(1 - plain.sum(1), 0) + np.exp(raised).sum(1))
+        base[ids < 0] = -np.inf
+        np.copyto(base, first[:, None], where=ids == prediction.token[:, None])
+        raised = base + self.credit_alpha * np.log1p(credit)
+        total = np.log(np.maximum(1 - np.exp(base).sum(1), 0) + np.exp(raised).sum(1))
         # Equal logits go to the lowest id, as everywhere.
         best = raised.max(1, keepdims=True)
         winner = np.where(raised == best, ids, np.iinfo(np.int64).max).min(1)
         logprob = (best[:, 0] - total).astype(np.float32)
         return replace(prediction, token=winner, logprob=logprob, max_logprob=logprob)
 
-    def _pay(self, ledger: Ledger, at: IntArray, token: IntArray, p: FloatArray) -> None:
-        """Fade all credit of ``at`` and raise that of its likeliest tokens."""
-        rows = np.arange(len(at))
-        match = ledger.ids[at] == token[:, None]
-        fresh = ~match.any(1)
-        if fresh.any():
-            free = ledger.ids[at] < 0
-            if (fresh & ~free.any(1)).any():
-                ledger.ids = np.pad(ledger.ids, ((0, 0), (0, 1)), constant_values=-1)
-                ledger.credit = np.pad(ledger.credit, ((0, 0), (0, 1)))
-                free = ledger.ids[at] < 0
-            column = free.argmax(1)
-            ledger.ids[at[fresh], column[fresh]] = token[fresh]
-            match = ledger.ids[at] == token[:, None]
-        ledger.credit[at] *= self.decay_beta
-        ledger.credit[at[rows], match.argmax(1)] += p**self.boost_gamma
+    def _pay(
+        self, ledger: Ledger, at: IntArray, token: IntArray, p: FloatArray
+    ) -> tuple[IntArray, FloatArray]:
+        """Fade all credit of ``at``, raise that of its likeliest tokens; ids and credit, (n, m)."""
+        fresh = ~(ledger.ids[at] == token[:, None]).any(1)
+        if fresh.any() and (ledger.ids[at[fresh]] >= 0).all(1).any():
+            ledger.ids = np.pad(ledger.ids, ((0, 0), (0, 1)), constant_values=-1)
+            ledger.credit = np.pad(ledger.credit, ((0, 0), (0, 1)))
+        ids, credit = ledger.ids[at], ledger.credit[at] * np.float32(self.decay_beta)
+        column = (ids < 0).argmax(1)[fresh]
+        ids[fresh, column] = token[fresh]
+        credit[ids == token[:, None]] += p**self.boost_gamma
+        ledger.ids[at], ledger.credit[at] = ids, credit
+        return ids, credit

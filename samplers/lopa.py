@@ -26,7 +26,7 @@ class LoPA(Explorer):
 
     Beside the row after the step's commits, each of the ``k`` - 1 next most confident undecided
     positions of the window is committed alone in a branch of its own.  A branch scores ``alpha`` x
-    the probability of that gamble + (1 - ``alpha``) x the mean negative entropy of the
+    the probability of that gamble (1 for none) + (1 - ``alpha``) x the mean negative entropy of the
     ``branch_topp`` share of its undecided window positions that are least sure (1.0 = all).  ``k``
     2, ``alpha`` 0; ``base``: the sampler being explored (threshold 0.9).  A forward of k branches
     counts once in NFE and k times in computed positions.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import PROBABILITY
@@ -19,27 +20,28 @@ EVALUATIONS = ("last", "ave", "max")
 
 @dataclass
 class Streak:
-    """Per position: the likeliest id of its latest step, for how many steps in a row, and the sum
-    and maximum of its probabilities meanwhile.  Belongs to one block."""
+    """Per position: the likeliest id of its latest step, for how many steps in a row, and what is
+    made of its probabilities meanwhile.  Belongs to one block."""
 
     block: int
     token: IntArray
     count: IntArray
-    total: FloatArray
-    best: FloatArray
+    value: FloatArray  # last, sum or maximum
 
     @classmethod
     def fresh(cls, canvas: Canvas) -> Streak:
         n = len(canvas.tokens)
-        return cls(canvas.block, np.full(n, -1), np.zeros(n, np.int64),
-                   np.zeros(n, np.float32), np.zeros(n, np.float32))  # fmt: skip
+        return cls(canvas.block, np.full(n, -1), np.zeros(n, np.int64), np.zeros(n, np.float32))
 
-    def observe(self, at: IntArray, token: IntArray, p: FloatArray) -> None:
+    def observe(self, at: IntArray, token: IntArray, p: FloatArray, how: str) -> None:
         same = self.token[at] == token
         self.token[at] = token
-        self.count[at] = np.where(same, self.count[at] + 1, 1)
-        self.total[at] = np.where(same, self.total[at] + p, p)
-        self.best[at] = np.where(same, np.maximum(self.best[at], p), p)
+        self.count[at] = self.count[at] * same + 1
+        if how == "max":
+            p = np.maximum(self.value[at] * same, p)
+        elif how == "ave":
+            p = self.value[at] * same + p
+        self.value[at] = p
 
 
 @register(
@@ -112,24 +114,29 @@ class R2(Selector):
     def _clusters(self, view: View, p: FloatArray) -> BoolArray:
         low, high = view.canvas.window
         size = self.confidence_cluster_size or 1
+        nowhere = np.zeros(len(p), np.bool_)
         if size > high - low or p.max(initial=0.0) < self.spatial_threshold:
-            return np.zeros(len(p), np.bool_)  # no mean can reach the threshold
-        open_, sums = np.zeros((2, high - low), np.float32)
-        open_[view.positions - low], sums[view.positions - low] = 1, p
-        count = _windowed(open_, size)
-        mean = _windowed(sums, size) / np.maximum(count, 1)
-        good = (count > 0) & (mean >= self.spatial_threshold)
+            return nowhere  # no mean can reach the threshold
+        at = view.positions - low
+        open_, sure = np.zeros((2, high - low))
+        open_[at], sure[at] = 1, p
+        count, sums = _windowed(open_, size), _windowed(sure, size)
+        good = (count > 0) & (sums >= self.spatial_threshold * count)
         if self.confidence_cluster_unmasked is not None:
-            good &= size - count <= self.confidence_cluster_unmasked
-        marked = np.convolve(good, np.ones(size)) > 0  # every position of a good window
-        found: BoolArray = marked[view.positions - low]
+            good &= count >= size - self.confidence_cluster_unmasked
+        if not good.any():
+            return nowhere
+        marked = np.zeros(high - low, np.bool_)  # every position of a good window
+        for offset in range(size):
+            marked[offset : offset + len(good)] |= good
+        found: BoolArray = marked[at]
         return found
 
     def _runs(self, view: View, token: IntArray, p: FloatArray, left: BoolArray) -> BoolArray:
         where = np.flatnonzero(left)
         at, ids = view.positions[where], token[where]
         chosen = np.zeros(len(token), np.bool_)
-        if not ((ids[1:] == ids[:-1]) & (np.diff(at) == 1)).any():
+        if not ((ids[1:] == ids[:-1]) & (at[1:] - at[:-1] == 1)).any():
             return chosen
         starts = np.flatnonzero((np.diff(at, prepend=-2) > 1) | (np.diff(ids, prepend=-1) != 0))
         for low, high in zip(starts, np.append(starts[1:], len(where)), strict=True):
@@ -150,20 +157,18 @@ class R2(Selector):
         streak: Streak | None = canvas.memory.get("r2")
         if streak is None or streak.block != canvas.block:
             streak = canvas.memory["r2"] = Streak.fresh(canvas)
-        at = view.positions
-        streak.observe(at[left], token[left], p[left])
-        value: FloatArray = p
+        at = view.positions[left]
+        streak.observe(at, token[left], p[left], self.temporal_eval)
+        count, value = streak.count[at], streak.value[at]
         if self.temporal_eval == "ave":
-            value = (streak.total[at] / np.maximum(streak.count[at], 1)).astype(np.float32)
-        elif self.temporal_eval == "max":
-            value = streak.best[at]
-        stable: BoolArray = left & (streak.count[at] >= (self.temporal_steps or 1))
-        stable &= value >= self.temporal_threshold
+            value = (value / count).astype(np.float32)
+        stable = left.copy()
+        stable[left] = (count >= (self.temporal_steps or 1)) & (value >= self.temporal_threshold)
         return stable
 
 
-def _windowed(values: FloatArray, size: int) -> FloatArray:
+def _windowed(values: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.float64]:
     """Sums over all windows of ``size`` neighbours."""
-    total = np.concatenate([np.zeros(1, np.float32), np.cumsum(values)])
-    sums: FloatArray = total[size:] - total[:-size]
-    return sums
+    total = np.zeros(len(values) + 1)
+    values.cumsum(out=total[1:])
+    return total[size:] - total[: len(total) - size]

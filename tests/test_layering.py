@@ -37,14 +37,17 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),
-    "kv": ({"errors", "models"}, {"torch", "transformers"}),
+    "kv": ({"errors", "kernels", "models"}, {"torch", "transformers"}),
     "packing": ({"errors", "canvas", "samplers", "cache", "models", "kernels"}, {"numpy", "torch"}),
     "layers": ({"canvas", "cache", "kv", "packing"}, {"numpy", "torch"}),
     "graphs": ({"errors", "kv", "models", "packing"}, {"torch"}),
-    "engine": (
-        GROUND
-        | {"canvas", "samplers", "cache", "kernels", "models", "config", "kv"}
+    "forward": (
+        {"errors", "canvas", "samplers", "cache", "kernels", "models", "config", "kv"}
         | {"layers", "packing", "graphs"},
+        {"numpy", "torch"},
+    ),
+    "engine": (
+        GROUND | {"canvas", "samplers", "cache", "models", "config", "packing", "forward"},
         {"numpy", "torch"},
     ),
     "trace": ({"canvas", "engine"}, set()),

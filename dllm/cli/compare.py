@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -13,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .inputs import read_text
-from .options import DECODING, MODEL, OUTPUT, option, remember_debug, takes
-from .output import as_json, waiting
+from .options import DECODING, OUTPUT, Ways, option, takes
+from .output import as_json
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
@@ -24,24 +23,9 @@ DEFAULT = ["llada", "threshold"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Ways):
     """Options of ``dllm compare``."""
 
-    model: Annotated[
-        str, option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).")
-    ] = "nano"
-    dtype: Annotated[str, option("--dtype", panel=MODEL, text="Default auto.")] = "auto"
-    device: Annotated[str, option("--device", panel=MODEL, text="Default auto.")] = "auto"
-    sampler: Annotated[
-        list[str] | None,
-        option("--sampler", "-s", panel=DECODING, text="Repeatable; {a,b} for several values."),
-    ] = None
-    cache: Annotated[
-        list[str] | None, option("--cache", "-c", panel=DECODING, text="Default none; repeatable.")
-    ] = None
-    max_new_tokens: Annotated[
-        int | None, option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.")
-    ] = None
     temperature: Annotated[
         float | None, option("--temperature", panel=DECODING, text="Default 0: greedy.")
     ] = None
@@ -53,10 +37,6 @@ class Comparison:
     ] = False
     json: Annotated[
         bool, option("--json", panel=OUTPUT, text="Print one JSON object per setting.")
-    ] = False
-    debug: Annotated[
-        bool,
-        option("--debug", panel=OUTPUT, text="Show tracebacks.", callback=remember_debug),
     ] = False
 
 
@@ -70,23 +50,16 @@ def compare(
 ) -> None:
     """Answer one prompt in several ways: text, forwards, positions, seconds."""
     from ..api import generate
-    from ..eval.curves import spread
+    from ..eval.curves import settings
 
     text = read_text(prompt, None)
-    specs = [one for spec in options.sampler or DEFAULT for one in spread(spec)]
-    ways = list(product(specs, options.cache or ["none"]))
-    given: dict[str, Any] = {
-        name: getattr(options, name)
-        for name in ("max_new_tokens", "temperature", "seed")
-        if getattr(options, name) is not None
-    }
-    with waiting(f"loading {options.model}"):
-        from ..models import load
-
-        model = load(options.model, dtype=options.dtype, device=options.device)
-    how = given | {"chat": False if options.raw else None}
-    generate(model, text, sampler=ways[0][0], cache=ways[0][1], **how)  # warm-up, not shown
-    results = [generate(model, text, sampler=s, cache=c, **how) for s, c in ways]
+    given = options.given("max_new_tokens", "block_length", "temperature", "seed")
+    ways = settings(options.sampler or DEFAULT, [], options.cache or ["none"], given)
+    model = options.load()
+    chat = False if options.raw else None
+    calls = [{"sampler": w.sampler, "cache": w.cache, "chat": chat, **w.arguments} for w in ways]
+    generate(model, text, **calls[0])  # warm-up, not shown
+    results = [generate(model, text, **call) for call in calls]
     if options.json:
         for result in results:
             print(as_json(result, model))

@@ -76,7 +76,7 @@ def evaluate(
     *,
     options: Evaluation,
 ) -> None:
-    """Run tasks of lm-evaluation-harness.  The table goes to stdout; needs dllm[eval]."""
+    """Run tasks of lm-evaluation-harness.  The table goes to stdout; needs the extra "eval"."""
     if find_spec("lm_eval") is None:
         raise ConfigError("dllm eval needs lm-evaluation-harness: run `pip install dllm[eval]`")
     if options.output is not None and not options.output.resolve().parent.is_dir():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DEBUG = "dllm.debug"  # key in the context's meta, which nested contexts share
 MODEL, DECODING, DRAFTING, OUTPUT = "Model", "Decoding", "Drafting", "Output"
+MEASURING = "Measuring"
 SAMPLER, CACHE = "threshold", "none"
 RENAMED = {"stop": "stop_strings", "constraint": "constraints"}
 
@@ -41,9 +42,14 @@ def remember_debug(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
+Debug = Annotated[
+    bool, option("--debug", panel=OUTPUT, text="Show tracebacks.", callback=remember_debug)
+]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """Which model, and how it decodes.  None leaves the default of the checkpoint or the API."""
+class Loaded:
+    """Which model, and where."""
 
     model: Annotated[
         str, option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).")
@@ -56,6 +62,75 @@ class Decoding:
         str,
         option("--device", panel=MODEL, text="Default cuda where there is one, else cpu."),
     ] = "auto"
+
+    def load(self) -> DiffusionModel:
+        """The model on its device."""
+        with waiting(f"loading {self.model}"):
+            from ..models import load
+
+            return load(self.model, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways(Loaded):
+    """Several ways of decoding: every sampler with every cache."""
+
+    sampler: Annotated[
+        list[str] | None,
+        option("--sampler", "-s", panel=DECODING, text="Repeatable; {a,b} for several values."),
+    ] = None
+    cache: Annotated[
+        list[str] | None, option("--cache", "-c", panel=DECODING, text="Default none; repeatable.")
+    ] = None
+    max_new_tokens: Annotated[
+        int | None,
+        option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.", min=1),
+    ] = None
+    block_length: Annotated[
+        int | None, option("--block-length", panel=DECODING, text="Positions of a block.", min=1)
+    ] = None
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of the fields that were given."""
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Ways):
+    """Ways of decoding, measured on tasks."""
+
+    tasks: Annotated[
+        list[str] | None,
+        option("--tasks", "--task", "-t", panel=MEASURING, text="Names or .jsonl files, by commas "
+               "or repeated."),
+    ] = None  # fmt: skip
+    curve: Annotated[
+        list[str] | None,
+        option("--curve", panel=MEASURING, text="A sampler along its knob, or 'all'; repeatable."),
+    ] = None
+
+    confirm_run_unsafe_code: Annotated[
+        bool,
+        option("--confirm-run-unsafe-code", panel=MEASURING, text="Let humaneval run answers."),
+    ] = False
+
+    def task_names(self) -> list[str]:
+        """The tasks, one by one."""
+        parts = (name.strip() for given in self.tasks or () for name in given.split(","))
+        return list(dict.fromkeys(name for name in parts if name))
+
+    def curves(self) -> list[str]:
+        """The samplers whose curves are wanted."""
+        from ..eval.curves import samplers_with_curves
+
+        return samplers_with_curves() if "all" in (self.curve or ()) else self.curve or []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding(Loaded):
+    """One way of decoding.  None leaves the default of the checkpoint or the API."""
+
     sampler: Annotated[
         str,
         option("--sampler", "-s", panel=DECODING, text="See 'dllm samplers', default threshold."),
@@ -103,10 +178,6 @@ class Decoding:
         bool | None,
         option("--compile", panel=DECODING, text="Pass cached steps through torch.compile."),
     ] = None
-    debug: Annotated[
-        bool,
-        option("--debug", panel=OUTPUT, text="Show tracebacks.", callback=remember_debug),
-    ] = False
 
     def __post_init__(self) -> None:
         """A preset is the sampler, the cache, and whatever else was not given."""
@@ -125,13 +196,6 @@ class Decoding:
         known = {field.name for field in fields(GenerationConfig)}
         given = {RENAMED.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in given.items() if name in known and value is not None}
-
-    def load(self) -> DiffusionModel:
-        """The model on its device."""
-        with waiting(f"loading {self.model}"):
-            from ..models import load
-
-            return load(self.model, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +242,10 @@ def _constraint(text: str) -> tuple[int, str]:
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: the fields of ``group`` become options, its instance the argument ``options``."""
+    """Decorator: the fields of ``group`` become options, its instance the argument ``options``.
+
+    The command gets ``--debug`` as well.
+    """
     added = get_type_hints(group, include_extras=True)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -196,13 +263,18 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
             for field in fields(group)
         ]  # fmt: skip
 
+        debug = inspect.Parameter(
+            "debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug
+        )
+
         @functools.wraps(command)
         def run(**values: Any) -> None:
+            values.pop("debug")  # its callback has seen it
             options = group(**{field.name: values.pop(field.name) for field in fields(group)})
             command(options=options, **values)
 
         del run.__wrapped__  # its signature is not ours
-        signature = inspect.Signature([*own, *shared])
+        signature = inspect.Signature([*own, *shared, debug])
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         return run

@@ -4,74 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from ..errors import ConfigError
-from .options import DECODING, MODEL, OUTPUT, option, remember_debug, takes
-from .output import note, waiting
+from .options import MEASURING, OUTPUT, Measured, option, takes
+from .output import note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..eval.tune import Candidate, Choice
 
-SEARCH = "Search"
-
 
 @dataclass(frozen=True, kw_only=True)
-class Tune:
-    """Options of ``dllm tune``."""
+class Tune(Measured):
+    """Options of ``dllm tune``; without samplers and curves it searches all of them."""
 
-    model: Annotated[
-        str, option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).")
-    ] = "nano"
-    dtype: Annotated[str, option("--dtype", panel=MODEL, text="Default auto.")] = "auto"
-    device: Annotated[str, option("--device", panel=MODEL, text="Default auto.")] = "auto"
-    task: Annotated[
-        list[str] | None,
-        option("--task", "-t", panel=SEARCH, text="A task or .jsonl file; repeatable."),
-    ] = None
     keep: Annotated[
-        float, option("--keep", panel=SEARCH, text="Share of the accuracy to keep, default 0.99.")
+        float,
+        option("--keep", panel=MEASURING, text="Share of the accuracy to keep, default 0.99."),
     ] = 0.99
     tolerance: Annotated[
         float,
-        option("--tolerance", panel=SEARCH, text="Room for the interval's lower end, 0.05."),
+        option("--tolerance", panel=MEASURING, text="Room for the interval's lower end, 0.05."),
     ] = 0.05
     by: Annotated[
-        str, option("--by", panel=SEARCH, text="What to save: seconds (default), nfe, computed.")
+        str, option("--by", panel=MEASURING, text="What to save: seconds (default), nfe, computed.")
     ] = "seconds"
-    curve: Annotated[
-        list[str] | None,
-        option("--curve", panel=SEARCH, text="Samplers whose curves are searched, default all."),
-    ] = None
-    sampler: Annotated[
-        list[str] | None,
-        option("--sampler", "-s", panel=SEARCH, text="Settings to search; {a,b} for several."),
-    ] = None
-    cache: Annotated[
-        list[str] | None, option("--cache", "-c", panel=SEARCH, text="Default none; repeatable.")
-    ] = None
     examples: Annotated[
-        int, option("--examples", "-n", panel=SEARCH, text="Confirming prompts, 100.", min=1)
-    ] = 100
+        int,
+        option("--examples", "-n", panel=MEASURING, text="Confirming prompts, default 200.", min=1),
+    ] = 200
     rungs: Annotated[
-        str, option("--rungs", panel=SEARCH, text="New prompts per round, default 16,32.")
-    ] = "16,32"
-    seed: Annotated[int, option("--seed", panel=SEARCH, text="Of the prompts.", min=0)] = 0
-    max_new_tokens: Annotated[
-        int, option("--max-new-tokens", panel=DECODING, text="Canvas, default 64.", min=1)
-    ] = 64
-    block_length: Annotated[
-        int | None, option("--block-length", panel=DECODING, text="Positions of a block.")
-    ] = None
+        str, option("--rungs", panel=MEASURING, text="New prompts per round, default 16,48,96.")
+    ] = "16,48,96"
+    seed: Annotated[int, option("--seed", panel=MEASURING, text="Of the prompts.", min=0)] = 0
     output: Annotated[
         Path, option("--output", "-o", panel=OUTPUT, text="Preset file, default preset.json.")
     ] = Path("preset.json")
-    debug: Annotated[
-        bool,
-        option("--debug", panel=OUTPUT, text="Show tracebacks.", callback=remember_debug),
-    ] = False
 
 
 @takes(Tune)
@@ -82,25 +52,24 @@ def tune(*, options: Tune) -> None:
     """
     from ..eval.curves import samplers_with_curves, settings
     from ..eval.measure import Setting
+    from ..eval.problems import problems
     from ..eval.tune import Tuning, write_preset
     from ..eval.tune import tune as search
 
     if not options.output.resolve().parent.is_dir():
         raise ConfigError(f"cannot write {options.output}: name a file in an existing folder")
     how = Tuning(
-        options.task or [], options.keep, options.tolerance, _numbers(options.rungs),
+        options.task_names(), options.keep, options.tolerance, _numbers(options.rungs),
         options.examples, by=options.by, seed=options.seed,
     )  # fmt: skip
-    arguments: dict[str, Any] = {"max_new_tokens": options.max_new_tokens}
-    if options.block_length is not None:
-        arguments["block_length"] = options.block_length
-    curves = options.curve or ([] if options.sampler else samplers_with_curves())
+    for task in how.tasks:
+        problems(task, options.confirm_run_unsafe_code)  # what is wrong with one is told at once
+    arguments = {"max_new_tokens": 64} | options.given("max_new_tokens", "block_length")
+    curves = options.curves() or ([] if options.sampler else samplers_with_curves())
     found = settings(options.sampler or [], curves, options.cache or ["none"], arguments)
-    with waiting(f"loading {options.model}"):
-        from ..models import load
-
-        model = load(options.model, dtype=options.dtype, device=options.device)
-    choice = search(model, found, Setting("llada", "llada", "none", arguments), how, tell)
+    model = options.load()
+    baseline = Setting("llada", "llada", "none", arguments)
+    choice = search(model, found, baseline, how, tell, options.confirm_run_unsafe_code)
     write_preset(choice, model.name, how, options.output)
     print(summary(choice))
     note(f"written: {options.output}")
@@ -130,5 +99,6 @@ def summary(choice: Choice) -> str:
     return (
         f"{choice.setting.label}: {choice.saving:.1f}x less {choice.by} than one token per step, "
         f"{100 * choice.accuracy:.1f} % right instead of {100 * choice.baseline:.1f} % "
-        f"({100 * change.low:+.1f} to {100 * change.high:+.1f} points, {choice.examples} prompts)"
+        f"({100 * change.low:+.1f} to {100 * change.high:+.1f} points, p = {change.p_value:.2g}, "
+        f"{choice.examples} prompts)"
     )

@@ -156,7 +156,7 @@ class DiffusionDrafting(Drafting):
             options={"eos_policy": "none"},
             family=model.family.name,
         )
-        cache = Reuse() if self.reuse else caches.compose(part.cache)
+        cache = Reuse() if self.reuse else caches.compose(part.cache, model.family.name)
         if cache.layerwise:
             raise ConfigError(
                 f"cache {cache.name!r} decides at every layer, which drafting has no use for; "
@@ -259,4 +259,4 @@ class DiffusionDrafting(Drafting):
         self.learnt = len(prefix)
 
     def close(self) -> None:
-        self.engine.buffer = None  # keys and values of a finished sequence
+        self.engine.forward.release()  # keys and values of a finished sequence

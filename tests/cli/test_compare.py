@@ -33,6 +33,16 @@ def test_figures_are_those_of_generate(
     assert (found[1]["nfe"], found[1]["text"]) == (out.nfe, out.text)
 
 
+def test_samplers_get_the_options_they_take(cli: Run, tiny_folder: object) -> None:
+    """dream has no blocks."""
+    command = ("compare", PROMPT, "-m", str(tiny_folder), "--max-new-tokens", "16")
+    result = cli(*command, "-s", "dream", "-s", "llada", "--block-length", "8", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [json.loads(line)["sampler"] for line in result.stdout.splitlines()] == [
+        "dream", "llada"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["x", "-s", "treshold"], "did you mean 'threshold'"), ([""], "the prompt is empty"),

@@ -13,7 +13,9 @@ from dllm.eval.metrics import (
     acceptance,
     aup,
     dense_aup,
-    dense_aup_interval,
+    dense_aup_draws,
+    holm,
+    interval,
     paired,
     weight,
     wilson,
@@ -48,12 +50,22 @@ def test_the_interval_of_an_area_covers_it() -> None:
     n, outcomes = 800, []
     for rate, share in ((1, 0.9), (2, 0.89), (4, 0.88)):
         outcomes.append(Outcome(rng.random(n) < share, np.full(n, 20), np.full(n, 20 // rate)))
-    area, low, high = dense_aup_interval(outcomes, 100.0, draws=200)
+    area = dense_aup([o.point() for o in outcomes], 100.0)
+    low, high = interval(dense_aup_draws(outcomes, 100.0))
     assert low < area < high
-    wide = dense_aup_interval(
-        [Outcome(o.right[:40], o.tokens[:40], o.nfe[:40]) for o in outcomes], 100.0, draws=200
-    )
-    assert wide[2] - wide[1] > high - low
+    few = [Outcome(o.right[:40], o.tokens[:40], o.nfe[:40]) for o in outcomes]
+    wide = interval(dense_aup_draws(few, 100.0))
+    assert wide[1] - wide[0] > high - low
+
+
+def test_draws_are_paired() -> None:
+    """The same examples for every method: a method that is always 10 % faster is so in each."""
+    rng = np.random.default_rng(3)
+    right, tokens = rng.random(50) < 0.8, rng.integers(5, 15, 50)
+    slow, fast = Outcome(right, tokens, 10 * tokens), Outcome(right, tokens, 9 * tokens)
+    ratio = dense_aup_draws([fast], 90.0) / dense_aup_draws([slow], 90.0)
+    assert ratio == pytest.approx(10 / 9) and np.ptp(dense_aup_draws([slow], 90.0)) > 0
+    assert (dense_aup_draws([slow], 90.0, seed=1) != dense_aup_draws([slow], 90.0)).any()
 
 
 @pytest.mark.parametrize(
@@ -81,6 +93,36 @@ def test_paired_comparison() -> None:
     assert found.p_value == pytest.approx(2 * sum(math.comb(14, k) for k in range(3)) / 2**14)
     assert found.low < 0.5 < found.high <= 1
     assert paired(b, a).low == pytest.approx(-found.high, abs=1e-6)
+
+
+@pytest.mark.parametrize(("only_a", "only_b"), [(0, 1), (5, 5), (1, 7), (121, 59), (900, 1100)])
+def test_mcnemar_is_the_exact_binomial_test(only_a: int, only_b: int) -> None:
+    scipy = pytest.importorskip("scipy.stats")
+    a = [True] * only_a + [False] * only_b + [True]
+    b = [False] * only_a + [True] * only_b + [True]
+    expected = scipy.binomtest(only_a, only_a + only_b, 0.5).pvalue
+    assert paired(a, b).p_value == pytest.approx(expected, rel=1e-9)
+
+
+def test_mcnemar_of_the_literature() -> None:
+    """One pair against seven (Fagerland, Lydersen and Laake 2013): 0.070."""
+    assert paired([True] + [False] * 7, [False] + [True] * 7).p_value == pytest.approx(
+        0.0703, abs=1e-4
+    )
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([0.02]) == [0.02] and holm([]) == []
+
+
+def test_holm_keeps_the_chance_of_any_false_claim() -> None:
+    rng = np.random.default_rng(4)
+    noise, one_real = rng.random((2000, 20)), np.full(20, 1e-4)
+    assert 0.035 < np.mean([min(holm(list(p))) < 0.05 for p in noise]) < 0.065
+    some = noise[0].copy()
+    some[7] = one_real[7]
+    assert [i for i, p in enumerate(holm(list(some))) if p < 0.05] == [7]
 
 
 def test_methods_that_never_differ_may_still_do_so() -> None:

@@ -107,6 +107,11 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
             assert sizes == _expected_sizes(case)
 
 
+def test_the_number_of_cases_is_the_one_that_is_claimed() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert f"{len(CASES)} decoding traces" in readme
+
+
 def test_there_are_cases_of_every_algorithm() -> None:
     recorded = {case.values[0]["algorithm"] for case in CASES}
     assert recorded == set(BUILDERS)

@@ -15,7 +15,6 @@ from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, Sampler, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.prophet import Prophet
-from dllm.samplers.scorers import Probability
 
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
 from .test_vectors import canvas_of, committed, predict
@@ -313,7 +312,3 @@ def test_dcd_extends_a_block_instead_of_committing_blindly() -> None:
     assert plain.nfe == 16
     assert found.nfe == 16 + 2  # each of the two blocks, now of 8, was extended once
     assert not found.masked.any()
-
-
-def test_scores_of_the_margin_are_no_probabilities() -> None:
-    assert "probability scores" in {str(c) for c in Probability.offers}

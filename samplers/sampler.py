@@ -1,0 +1,208 @@
+"""A complete sampler: the order in which one step asks its parts.
+
+Parts and what they see are in `base`; how a string becomes a `Sampler` is in `compose`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ..canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..capabilities import Capability
+from .base import (
+    NOTHING,
+    Decision,
+    EosRule,
+    Explorer,
+    Gamble,
+    Part,
+    Prediction,
+    Reviser,
+    Scorer,
+    Selector,
+    Stop,
+    Transform,
+    View,
+    Window,
+)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A complete composition.  Built by `compose`, asked by the engine, once per row and step.
+
+    ``spec`` is the string it came from; ``stop_ids`` are the ids that end a text.
+    """
+
+    spec: str
+    window: Window
+    scorer: Scorer
+    selectors: tuple[Selector, ...]
+    eos: EosRule
+    stops: tuple[Stop, ...] = ()
+    transforms: tuple[Transform, ...] = ()
+    reviser: Reviser | None = None
+    explorer: Explorer | None = None
+    stop_ids: tuple[int, ...] = ()
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        single = tuple(part for part in (self.reviser, self.explorer) if part is not None)
+        return (
+            self.window, *self.transforms, self.scorer, *self.selectors, self.eos, *self.stops,
+            *single,
+        )  # fmt: skip
+
+    @cached_property
+    def statistics(self) -> frozenset[str]:
+        """Fields of `Prediction` that some part reads."""
+        return frozenset().union(*(part.statistics for part in self.parts))
+
+    @cached_property
+    def _wanting(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if type(part).wants is not Part.wants)
+
+    @cached_property
+    def _asking(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if type(part).asks is not Part.asks)
+
+    def prepare(self, canvas: Canvas) -> bool:
+        """Move the window; False when the schedule grants this step nothing."""
+        self.window.advance(canvas)
+        # Every selector is asked, so that each sets up its schedule when a window opens.
+        active = [not selector.rests(canvas) for selector in self.selectors]
+        return any(active) or self.window.decides(canvas)
+
+    def targets(self, canvas: Canvas) -> IntArray:
+        """Positions whose predictions this step needs, ascending."""
+        masks = canvas.masks()
+        wanted = [w for part in self._wanting if (w := part.wants(canvas)) is not None]
+        return np.unique(np.concatenate([masks, *wanted])) if wanted else masks
+
+    def shadow(self, canvas: Canvas) -> IntArray:
+        """Positions to predict once more from all tokens but their own, ascending."""
+        found = None if self.reviser is None else self.reviser.shadow(canvas)
+        return NOTHING if found is None else found
+
+    def asks(self, canvas: Canvas, positions: IntArray) -> dict[str, IntArray]:
+        """Part name -> (n, m) ids whose log-probabilities it reads at ``positions``."""
+        found = {part.name: part.asks(canvas, positions) for part in self._asking}
+        return {name: ids for name, ids in found.items() if ids is not None}
+
+    @cached_property
+    def inner(self) -> Sampler:
+        """The same without its explorer."""
+        return replace(self, explorer=None)
+
+    def adopt(self, canvas: Canvas, gamble: Gamble) -> None:
+        """Make a gamble final."""
+        if gamble.positions.size:
+            canvas.commit(gamble.positions, gamble.tokens, gamble.logprobs)
+            self.eos.check(canvas, gamble.positions, self.stop_ids)
+
+    @property
+    def offers(self) -> frozenset[Capability]:
+        """What it offers to a cache: foresight, when no part looks at predictions; a fixed
+        window."""
+        looks = self.stops or self.reviser or self.explorer or self.transforms or self._wanting
+        blind = () if looks or self.eos.reorders else (self.scorer, *self.selectors)
+        found = frozenset.intersection(*(p.offers for p in blind)) if blind else frozenset()
+        return found | self.window.offers
+
+    def foreseen(self, canvas: Canvas) -> IntArray:
+        """The positions that this step is going to commit, ascending; only with foresight."""
+        positions = canvas.masks()
+        blank = Prediction(
+            positions, np.zeros_like(positions), np.zeros(len(positions), np.float32)
+        )
+        score = self.scorer.score(canvas, blank)
+        chosen, _, _ = self._select(View(canvas, blank, score, blank, None, self.stop_ids))
+        return positions[chosen]
+
+    def decide(
+        self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None = None
+    ) -> Decision:
+        """Commit, revise and stop on one row, given predictions for `targets`."""
+        self.window.settle(canvas, prediction)
+        for transform in self.transforms:
+            prediction = transform.apply(canvas, prediction)
+        view = self._view(canvas, prediction, shadow)
+        if any(stop.fill(view) for stop in self.stops):
+            return self._fill(view)
+        chosen, tokens, forced = self._select(view)
+        if self.window.reconsiders(view, chosen):
+            return Decision(NOTHING, NOTHING)
+        canvas.forced += forced
+        positions, ids, logprobs = self._commit(view, chosen, tokens)
+        remasked = NOTHING
+        if self.reviser is not None:
+            canvas.memory["revises"] = True  # end-of-text rules wait for the window to close
+            remasked = self.reviser.revise(view, positions)
+            canvas.remask(remasked)
+        self.eos.check(canvas, positions, self.stop_ids)
+        gambles = self._gambles(view, chosen)
+        return Decision(positions, remasked, forced, gambles, 0, ids, logprobs)
+
+    def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
+        self.eos.foresee(canvas, prediction, self.stop_ids)
+        here = prediction
+        low, high = canvas.window
+        at = prediction.positions
+        keep = canvas.masked[at] & (at >= low) & (at < high)
+        if not keep.all():
+            here = prediction.take(keep)
+        score = self.scorer.score(canvas, here)
+        view = View(canvas, here, score, prediction, shadow, self.stop_ids)
+        rescored = self.eos.rescore(view)
+        return view if rescored is score else replace(view, score=rescored)
+
+    def _fill(self, view: View) -> Decision:
+        """Commit all that is undecided with its proposal."""
+        p = view.everything.take(view.canvas.masked[view.everything.positions])
+        view.canvas.commit(p.positions, p.token, p.logprob)
+        self.eos.check(view.canvas, p.positions, self.stop_ids)
+        return Decision(p.positions, NOTHING, tokens=p.token, logprobs=p.logprob)
+
+    def _select(self, view: View) -> tuple[BoolArray, IntArray, bool]:
+        """What is committed, (n,) bool, with which ids, (n,), and whether it had to be forced."""
+        if self.window.decides(view.canvas):
+            return self.window.select(view), view.prediction.token, False
+        chosen, tokens = self.selectors[0].select(view), self.selectors[0].tokens(view)
+        forced = False
+        for selector in self.selectors[1:]:
+            if selector.extends:
+                forced |= self._force(view, chosen)
+            left = ~chosen
+            rest = view.take(left)
+            more = selector.select(rest)
+            chosen[left] = more
+            if (own := selector.tokens(rest)) is not rest.prediction.token:
+                tokens = tokens.copy()
+                tokens[np.flatnonzero(left)[more]] = own[more]
+        return chosen, tokens, forced | self._force(view, chosen)
+
+    def _force(self, view: View, chosen: BoolArray) -> bool:
+        """The progress guarantee: a step that was paid for decides something."""
+        if not len(chosen) or chosen.any():
+            return False
+        if self.explorer is not None and self.explorer.instead(view, chosen):
+            return False
+        chosen[view.score.argmax()] = True
+        return True
+
+    def _commit(
+        self, view: View, chosen: BoolArray, tokens: IntArray
+    ) -> tuple[IntArray, IntArray, FloatArray]:
+        made = view.positions[chosen], tokens[chosen], view.prediction.logprob[chosen]
+        view.canvas.commit(*made)
+        return made
+
+    def _gambles(self, view: View, chosen: BoolArray) -> tuple[Gamble, ...]:
+        if self.explorer is None or view.canvas.finished:
+            return ()
+        p = view.prediction
+        sets = self.explorer.gambles(view, chosen)
+        return tuple(Gamble(p.positions[s], p.token[s], p.logprob[s]) for s in sets)

@@ -1,0 +1,54 @@
+"""Text fixed in the answer."""
+
+from __future__ import annotations
+
+import pytest
+
+import dllm
+from dllm.errors import ConfigError
+from dllm.prompts import encode_continuation
+
+PROMPT = "What is 4 + 5?"
+
+
+def ids_of(text: str) -> list[int]:
+    model = dllm.load("nano")
+    assert model.tokenizer is not None
+    return encode_continuation(model.tokenizer, text)
+
+
+@pytest.mark.parametrize("sampler", ["threshold", "llada", "dcd", "freedave", "wino"])
+def test_a_constraint_stands_and_the_answer_does_not_end_before_it(sampler: str) -> None:
+    free = dllm.generate("nano", PROMPT, sampler=sampler, max_new_tokens=32)
+    offset = len(free.tokens) + 4  # behind where the answer would have ended
+    out = dllm.generate(
+        "nano", PROMPT, sampler=sampler, max_new_tokens=32, constraints={offset: " apples"}
+    )
+    ids = ids_of(" apples")
+    answer = out.sequences[out.prompt_length :].tolist()
+    assert answer[offset : offset + len(ids)] == ids
+    assert len(out.tokens) >= offset + len(ids)
+    assert "apples" in out.text
+
+
+def test_constraints_as_ids_and_texts_agree() -> None:
+    (token,) = ids_of("9")
+    text, ids = (
+        dllm.generate("nano", PROMPT, max_new_tokens=16, constraints={3: given})
+        for given in ("9", token)
+    )
+    assert text.sequences.tolist() == ids.sequences.tolist()
+
+
+@pytest.mark.parametrize(
+    ("constraints", "match"),
+    [
+        ({15: "The answer is"}, "does not fit an answer of 16"),
+        ({16: 5}, "does not fit"),
+        ({-1: 5}, "offset"),
+        ({2: 10**6}, "no id of the vocabulary"),
+    ],
+)
+def test_constraints_that_cannot_hold(constraints: dict[int, int | str], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        dllm.generate("nano", PROMPT, max_new_tokens=16, constraints=constraints)

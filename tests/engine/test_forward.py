@@ -1,0 +1,70 @@
+"""The device half against naive forwards of transformers' own model."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import dllm
+from dllm.cache import Plan, Slots
+from dllm.canvas import Canvas
+from dllm.config import GenerationConfig
+from dllm.engine import Engine
+from dllm.forward import Forward
+from dllm.packing import Job, Row
+from dllm.samplers import compose
+
+from ..table import MASK, hashed, table_model
+
+
+def test_shadow_tokens_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -> None:
+    """WINO: one dense masked forward, written out."""
+    assert tiny.facts.mask_token_id is not None
+    canvas = Canvas.for_prompt(np.arange(4, 10), 6, mask_id=tiny.facts.mask_token_id, pad_id=0)
+    sampler = compose("wino")
+    sampler.prepare(canvas)
+    canvas.commit(np.array([7, 9]), np.array([20, 21]), np.zeros(2, np.float32))
+    targets, shadow = sampler.targets(canvas), sampler.shadow(canvas)
+    plan = Plan(np.arange(canvas.length), refresh=True)
+    row = Row(canvas, Slots.empty(canvas.length, 0, 0))
+    job = Job(row, canvas, plan, targets, shadow=shadow)
+    config = GenerationConfig(suppress_mask=False)
+    ((found, seen),) = Forward(tiny, sampler, config).predict([job])
+
+    n, m = canvas.length, len(shadow)
+    hidden = torch.zeros(n + m, n + m)
+    hidden[:n, n:] = -torch.inf  # the row sees itself
+    hidden[n + torch.arange(m), torch.from_numpy(shadow)] = -torch.inf
+    ids = np.concatenate([canvas.tokens, np.full(m, canvas.mask_id)])
+    with torch.inference_mode():
+        logits = tiny.hf(
+            input_ids=torch.from_numpy(ids)[None],
+            position_ids=torch.from_numpy(np.concatenate([np.arange(n), shadow]))[None],
+            attention_mask=hidden[None, None],
+            use_cache=False,
+        ).logits[0]
+    logp = logits.log_softmax(-1).numpy()
+    assert found.token.tolist() == logp[targets].argmax(-1).tolist()
+    assert np.allclose(found.logprob, logp[targets].max(-1), atol=1e-5)
+    assert seen is not None and seen.token.tolist() == logp[n:].argmax(-1).tolist()
+    stands = logp[n + np.arange(m), canvas.tokens[shadow]]
+    assert np.allclose(seen.asked["stands"][:, 0], stands, atol=1e-5)
+
+
+def test_samplers_that_read_the_clean_argmax_get_it_at_any_temperature() -> None:
+    table = hashed(4, 2.0)
+    for temperature in (0.0, 2.0):
+        config = GenerationConfig(max_new_tokens=8, temperature=temperature)
+        sampler = compose("threshold(0.3)+r2")
+        engine = Engine(table_model(table), sampler, dllm.cache.compose("none"), config)
+        canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=30)
+        before, sampled = canvas.tokens.copy(), 0
+        for (step,) in engine.run([canvas]):
+            p = step.prediction
+            logits = table(before, np.arange(10))[p.positions]
+            logits[:, MASK] = -np.inf
+            likeliest = p.token if p.top_token is None else p.top_token[:, 0]
+            assert likeliest.tolist() == logits.argmax(1).tolist()
+            sampled += int((p.token != likeliest).sum())
+            before = canvas.tokens.copy()
+        assert (sampled > 0) is (temperature > 0)

@@ -1,0 +1,146 @@
+"""Explorers against loops that are written out, on a model that depends on every token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dllm.canvas import Canvas
+from dllm.samplers import Prediction
+from dllm.samplers.lopa import LoPA
+
+from ..table import MASK, Table, hashed
+from .test_methods import run
+from .test_vectors import canvas_of
+
+PROMPT, MASKS = [1, 2, 3], 16
+Branch = tuple[list[int], float]  # tokens, and what it gambled
+Numbers = dict[int, tuple[int, float, float]]  # position -> token, probability, entropy
+
+
+def look(table: Table, tokens: list[int]) -> Numbers:
+    """What the model says at the masks."""
+    logits = np.asarray(table(np.array(tokens), np.arange(len(tokens))), np.float64)
+    logits[:, MASK] = -np.inf
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    entropy = -(p * np.log(np.maximum(p, 1e-300))).sum(1)
+    masks = [i for i, token in enumerate(tokens) if token == MASK]
+    return {i: (int(p[i].argmax()), float(p[i].max()), float(entropy[i])) for i in masks}
+
+
+def put(tokens: list[int], said: Numbers, positions: list[int]) -> list[int]:
+    return [said[i][0] if i in positions else token for i, token in enumerate(tokens)]
+
+
+def surest(said: Numbers, positions: list[int]) -> list[int]:
+    return sorted(positions, key=lambda i: (-said[i][1], i))
+
+
+def lopa_score(branch: Branch, said: Numbers, alpha: float) -> float:
+    unsure = [-entropy for _, _, entropy in said.values()]
+    return alpha * branch[1] + (1 - alpha) * (float(np.mean(unsure)) if unsure else 1.0)
+
+
+def lopa(table: Table, tau: float, k: int, alpha: float) -> tuple[list[int], int]:
+    branches, nfe = [(PROMPT + [MASK] * MASKS, 1.0)], 0
+    while True:
+        heard = [look(table, tokens) for tokens, _ in branches]
+        nfe += 1
+        scores = [lopa_score(b, said, alpha) for b, said in zip(branches, heard, strict=True)]
+        kept = max(range(len(branches)), key=lambda i: (scores[i], i > 0, -i))
+        tokens, said = branches[kept][0], heard[kept]
+        chosen = [i for i in said if said[i][1] >= tau] or surest(said, list(said))[:1]
+        tokens = put(tokens, said, chosen)
+        if MASK not in tokens:
+            return tokens, nfe
+        rest = surest(said, [i for i in said if i not in chosen])[: k - 1]
+        branches = [(tokens, 1.0)] + [(put(tokens, said, [i]), said[i][1]) for i in rest]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("k", "alpha"), [(2, 0.0), (3, 0.0), (4, 0.3)])
+def test_lopa(seed: int, k: int, alpha: float) -> None:
+    table = hashed(seed, 2.0)
+    tokens, nfe = lopa(table, 0.4, k, alpha)
+    spec = f"lopa(threshold(0.4), k={k}, alpha={alpha})+whole+eos(eos_policy=none)"
+    found = run(spec, table, MASKS)
+    assert found.tokens.tolist() == tokens
+    assert found.nfe == nfe
+
+
+def ete_rank(branch: Branch, said: Numbers, tau: float) -> tuple[float, ...]:
+    p = [probability for _, probability, _ in said.values()]
+    return sum(q >= tau for q in p), float(np.mean(np.log(p))) if p else 0.0, branch[1]
+
+
+def ete(table: Table, tau: float, k: int) -> tuple[list[int], int]:
+    branches, nfe = [(PROMPT + [MASK] * MASKS, 0.0)], 0
+    while True:
+        heard = [look(table, tokens) for tokens, _ in branches]
+        nfe += 1
+        ranks = [ete_rank(b, said, tau) for b, said in zip(branches, heard, strict=True)]
+        kept = ranks.index(max(ranks))
+        tokens, said = branches[kept][0], heard[kept]
+        if MASK not in tokens:
+            return tokens, nfe
+        chosen = [i for i in said if said[i][1] >= tau]
+        if chosen or len(said) == 1:
+            branches = [(put(tokens, said, chosen or list(said)), 0.0)]
+            if MASK not in branches[0][0]:
+                return branches[0][0], nfe
+            continue
+        tries = sorted(surest(said, list(said))[:k])
+        branches = [(put(tokens, said, [i]), float(np.log(said[i][1]))) for i in tries]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("k", [2, 4])
+def test_ete(seed: int, k: int) -> None:
+    table = hashed(seed, 2.0)
+    tokens, nfe = ete(table, 0.4, k)
+    spec = f"ete(k={k}, tau=0.4)+multi_blocks({MASKS}, lookahead=0)+eos(eos_policy=none)"
+    found = run(spec, table, MASKS)
+    assert found.tokens.tolist() == tokens
+    assert found.nfe == nfe
+
+
+def forked(canvas: Canvas, position: int, p: float) -> Canvas:
+    branch = canvas.fork()
+    at = np.array([position])
+    branch.commit(at, np.ones(1, np.int64), np.log(np.array([p], np.float32)))
+    return branch
+
+
+def heard(entropies: list[float]) -> Prediction:
+    n = len(entropies)
+    zeros = np.zeros(n, np.float32)
+    return Prediction(np.arange(n), zeros.astype(np.int64), zeros,
+                      entropy=np.array(entropies, np.float32))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ({}, 2),  # the smallest mean entropy
+        ({"branch_topp": 0.5}, 1),  # ... of the half that is least sure
+        ({"alpha": 1.0}, 0),  # only the gamble's own probability: who gambles nothing wins
+        ({"alpha": 0.5}, 1),
+    ],
+    ids=["future", "least sure half", "creation", "both"],
+)
+def test_lopa_keeps_the_most_confident_future(rule: dict[str, float], kept: int) -> None:
+    canvas = canvas_of(4)
+    branches = [canvas, forked(canvas, 0, 0.9), forked(canvas, 1, 0.5)]
+    futures = [
+        heard([1.0, 1.0, 1.0, 1.0]),
+        heard([0.6, 0.6, 0.6, 0.6]),
+        heard([0.1, 0.2, 0.8, 0.8]),
+    ]
+
+    def never(*_: object) -> None:
+        raise AssertionError("LoPA makes no inner steps")
+
+    assert LoPA(**rule).choose(never, branches, futures) == kept
+    same = [heard([0.5])] * 3
+    assert LoPA().choose(never, branches, same) == 1  # ties go to a gamble

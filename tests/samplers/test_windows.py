@@ -1,0 +1,76 @@
+"""Windows and ends that depend on what the model says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dllm.canvas import Canvas
+from dllm.samplers import Prediction, Sampler, compose
+
+from .test_vectors import STOP, canvas_of
+
+
+def step(sampler: Sampler, canvas: Canvas, p: np.ndarray, tokens: np.ndarray | None = None) -> set:
+    """One decision with probabilities (N,) given for the whole canvas."""
+    assert sampler.prepare(canvas)
+    at = sampler.targets(canvas)
+    ids = np.ones(len(canvas.tokens), np.int64) if tokens is None else tokens
+    logprob = np.log(p.astype(np.float32))
+    found = sampler.decide(
+        canvas, Prediction(at, ids[at], logprob[at], max_logprob=logprob[at], entropy=-logprob[at])
+    )
+    canvas.step += 1
+    canvas.block_step += 1
+    return set(found.committed)
+
+
+def test_slowfast_explores_then_decides_what_it_saw() -> None:
+    canvas, sampler = canvas_of(12), compose("slowfast(explore=3, tau_reach=0.3)")
+    p = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2])
+    windows = []
+    for _ in range(4):
+        step(sampler, canvas, p)
+        windows.append(canvas.window)
+    # Three looks at everything, one forced commit each; then only what lies before the reach.
+    assert windows == [(0, 12), (1, 12), (2, 12), (3, 5)]
+    step(sampler, canvas, p)
+    assert not canvas.masked[:5].any() and canvas.masked[5:].all()
+    step(sampler, canvas, p)
+    assert canvas.window == (5, 12)  # explores again
+
+
+def test_slowfast_may_stop_exploring_when_reaches_agree() -> None:
+    canvas, sampler = canvas_of(12), compose("slowfast(explore=6, early=True)")
+    p = np.array([0.9, 0.8, 0.7, 0.6, 0.5, *[0.2] * 7])
+    for expected in (0, 12), (1, 12), (2, 5):
+        step(sampler, canvas, p)
+        assert canvas.window == expected
+
+
+def test_slowfast_sees_at_least_its_first_position() -> None:
+    canvas, sampler = canvas_of(6), compose("slowfast(explore=1)")
+    step(sampler, canvas, np.full(6, 0.1))
+    step(sampler, canvas, np.full(6, 0.1))
+    assert canvas.window == (1, 6)  # the reach was 1, and it is decided: exploring again
+
+
+@pytest.mark.parametrize(("p", "end"), [(0.95, 5), (0.85, 10)])
+def test_eotp_cuts_at_a_sure_stop(p: float, end: int) -> None:
+    canvas = canvas_of(10)
+    sampler = compose("threshold(0.99)+eotp(tau=0.9)", stop_ids=(STOP,))
+    tokens = np.array([1, 1, 1, 1, STOP, 1, STOP, 1, 1, 1])
+    chances = np.array([0.5, 0.4, 0.3, 0.2, p, 0.1, 0.1, 0.1, 0.1, 0.1])
+    step(sampler, canvas, chances, tokens)
+    assert canvas.end == end
+    while not canvas.finished and canvas.masked[: canvas.end].any():
+        step(sampler, canvas, chances, tokens)
+    assert canvas.stop_position == 4  # what lies left of it was decided as usual
+    assert (canvas.tokens[:4] == 1).all() and not canvas.masked[:5].any()
+
+
+def test_eotp_leaves_the_only_position_alone() -> None:
+    canvas = canvas_of(1)
+    sampler = compose("threshold+eotp", stop_ids=(STOP,))
+    step(sampler, canvas, np.array([0.99]), np.array([STOP]))
+    assert canvas.finished and canvas.stop_position == 0
