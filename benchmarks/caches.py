@@ -1,28 +1,35 @@
-"""Wall time, computed positions and bytes of every cache, against no cache and a FLOP count.
+"""Wall time, computed positions and bytes of every cache, against no cache and an operation count.
 
-    python benchmarks/caches.py                  # every shape; hours on a small machine
-    python benchmarks/caches.py --quick          # one shape, few tokens
-    python benchmarks/caches.py --prompts 512 --new 256 --models llada --per-step 1
+    python benchmarks/caches.py                     # every shape; goes on where it stopped
+    python benchmarks/caches.py --quick             # one shape, few tokens
+    python benchmarks/caches.py --prompts 512 --new 256 --per-step 1 4
 
-Models with random weights: what is measured is cost, not quality.  ``speedup`` is the time without
-a cache over that with it, side by side in one run; ``flop_ratio`` the same in floating-point
-operations (projections, attention, head; what layer-wise caches spend on choosing is left out);
-``measured_to_flops`` is their quotient, 1 when time follows operations; a step of few positions is
-bound by reading the weights instead and stays below.  ``cpu_speedup`` is the ratio of processor
-time, which other work on the machine disturbs less.
+Models with random weights: what is measured is cost, not quality.  A shape is a model, a prompt, an
+answer and the tokens per step; its caches run one after the other, in rounds (more of them where
+they are short), and medians are compared within the shape.  Finished shapes are kept in the output
+file and not run again.  Per cache:
+
+``speedup``            time without a cache over time with it
+``flop_ratio``         the same in operations (`dllm.eval.cost`)
+``measured_to_flops``  their quotient: 1 when time follows operations
+``predicted``          the speed-up when every part of a step runs at the rate that this machine
+                       reaches with matrix products of so many rows (few rows are slower per
+                       operation); what it does not explain is attention and the host
 """
 
 from __future__ import annotations
 
 import argparse
-import time
+import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 import dllm
+from dllm.eval.cost import Rates, Shape, costs
 
 from report import RESULTS, write  # isort: skip
 from shapes import dream_135m, llada_135m  # isort: skip
@@ -33,65 +40,76 @@ CACHES = (
     "dllm_cache", "dsb", "dcd", "vicinity", "sparse", "d2", "elastic",
 )  # fmt: skip
 HEADLINE = ("llada", 512, 256)
+LONG, ROUNDS = 20.0, 3  # seconds without a cache beyond which one round has to do
 
 
-def flops(model: dllm.DiffusionModel, out: dllm.Result) -> float:
-    """Operations of a run: two per multiply-add, from the positions computed and read."""
-    c: Any = model.hf.config
-    heads = c.hidden_size // c.num_attention_heads
-    kv = heads * c.num_key_value_heads
-    per_layer = (
-        2 * c.hidden_size**2 + 2 * c.hidden_size * kv + 3 * c.hidden_size * c.intermediate_size
-    )
-    assert out.trace is not None
-    fed = sum(step.computed for step in out.trace.steps)
-    total = 0.0
-    for step in out.trace.steps:
-        q = step.computed * out.computed / fed  # layer-wise caches compute fewer than they feed
-        read = len(out.sequences) if step.read is None else sum(b - a for a, b in step.read)
-        rows = len(step.commits) + len(step.drafts)
-        total += c.num_hidden_layers * (2 * q * per_layer + 4 * q * read * c.hidden_size)
-        total += 2 * rows * c.hidden_size * c.vocab_size
-    return total
-
-
-def run(model: dllm.DiffusionModel, prompt: list[int], cache: str, **how: Any) -> dict[str, Any]:
+def run(model: dllm.DiffusionModel, prompt: list[int], cache: str, **how: Any) -> dllm.Result:
     """One generation; the first step's refresh is part of it, as for any user."""
     sampler = "llada(remasking=random)" if cache == "dkv_greedy" else "llada"
-    start, began = time.perf_counter(), time.process_time()
     out = dllm.generate(
         model, prompt, sampler=sampler, cache=cache, eos_policy="none", trace=True, **how
     )
-    seconds, cpu = time.perf_counter() - start, time.process_time() - began
-    return {"cache": cache, "seconds": seconds, "cpu_seconds": cpu, "nfe": out.nfe,
-            "computed": out.computed, "cache_bytes": out.cache_bytes, "flops": flops(model, out),
-            "tokens": len(out.sequences) - len(prompt)}  # fmt: skip
+    assert isinstance(out, dllm.Result)
+    return out
 
 
-def shape(model: dllm.DiffusionModel, prompt: int, new: int, options: Any) -> list[dict[str, Any]]:
+def measure(
+    model: dllm.DiffusionModel, rates: Rates, prompt: int, new: int, per_step: int,
+    caches: list[str], block: int,
+) -> list[dict[str, Any]]:  # fmt: skip
     """All caches on one shape, no cache first."""
     ids = torch.randint(1, 49000, (prompt,), generator=torch.Generator().manual_seed(0)).tolist()
-    found = []
-    for per_step in options.per_step:
-        how = {"max_new_tokens": new, "block_length": options.block, "steps": new // per_step}
-        cases = [run(model, ids, cache, **how) for cache in ["none", *options.caches]]
-        for case in cases:
-            speedup, ratio = (cases[0][key] / case[key] for key in ("seconds", "flops"))
-            case |= {
-                "tokens_per_step": per_step,
-                "speedup": speedup,
-                "cpu_speedup": cases[0]["cpu_seconds"] / case["cpu_seconds"],
-                "fewer_positions": cases[0]["computed"] / case["computed"],
-                "flop_ratio": ratio,
-                "measured_to_flops": speedup / ratio,
-                "slower_than_none": speedup < 1,
-            }
-            print(f"P={prompt} G={new} {per_step} per step {case['cache']:16} "
-                  f"{case['seconds']:7.1f} s {case['computed']:8d} positions "
-                  f"{speedup:5.2f}x faster ({case['cpu_speedup']:5.2f}x in processor time), "
-                  f"{ratio:5.2f}x fewer FLOP", flush=True)  # fmt: skip
-        found += cases
+    how = {"max_new_tokens": new, "block_length": block, "steps": new // per_step}
+    shape, names = Shape.of(model.hf.config), ["none", *(c for c in caches if c != "none")]
+    times: dict[str, list[float]] = {name: [] for name in names}
+    cases: dict[str, dict[str, Any]] = {}
+    while len(times["none"]) < (1 if times["none"] and times["none"][0] > LONG else ROUNDS):
+        for name in names:
+            out = run(model, ids, name, **how)
+            times[name].append(out.seconds)
+            steps = list(costs(shape, out))
+            cases[name] = {
+                "cache": name, "tokens_per_step": per_step, "nfe": out.nfe,
+                "computed": out.computed, "cache_bytes": out.cache_bytes,
+                "flops": sum(step.operations for step in steps),
+                "predicted_seconds": sum(rates.seconds(step) for step in steps),
+            }  # fmt: skip
+    for name, case in cases.items():
+        case["seconds"], case["rounds"] = median(times[name]), len(times[name])
+        base = cases["none"]
+        case["speedup"] = base["seconds"] / case["seconds"]
+        case["fewer_positions"] = base["computed"] / case["computed"]
+        case["flop_ratio"] = base["flops"] / case["flops"]
+        case["measured_to_flops"] = case["speedup"] / case["flop_ratio"]
+        case["predicted"] = base["predicted_seconds"] / case["predicted_seconds"]
+        case["slower_than_none"] = case["speedup"] < 1
+        print(f"P={prompt} G={new} {per_step} per step {name:16} {case['seconds']:7.1f} s "
+              f"{case['computed']:8d} positions {case['speedup']:6.2f}x faster, "
+              f"{case['flop_ratio']:6.2f}x fewer operations, {case['predicted']:6.2f}x predicted",
+              flush=True)  # fmt: skip
+    return list(cases.values())
+
+
+def settings(options: Any) -> dict[str, Any]:
+    return {"threads": options.threads, "block": options.block, "caches": options.caches}
+
+
+def finished(options: Any) -> list[dict[str, Any]]:
+    """Shapes that the output file holds, measured under the same settings."""
+    if not options.output.exists() or options.fresh:
+        return []
+    held = json.loads(options.output.read_text())
+    if any(held.get(key) != value for key, value in settings(options).items()):
+        raise SystemExit(f"{options.output} holds other settings: pass --fresh or another --output")
+    found: list[dict[str, Any]] = held["shapes"]
     return found
+
+
+def save(options: Any, shapes: list[dict[str, Any]]) -> None:
+    """Everything measured; on top the shape that the README quotes, or the first."""
+    mine = [s for s in shapes if (s["model"], s["prompt"], s["new"]) == HEADLINE] or shapes[:1]
+    cases = [case for shape in mine for case in shape["cases"]]
+    write(options.output, {**settings(options), **mine[0], "cases": cases, "shapes": shapes})
 
 
 def main() -> None:
@@ -100,28 +118,35 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[64, 512, 2048])
     parser.add_argument("--new", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--block", type=int, default=32)
-    parser.add_argument("--per-step", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--per-step", type=int, nargs="+", default=[4])
     parser.add_argument("--caches", nargs="+", default=[c for c in CACHES if c != "none"])
     parser.add_argument("--quick", action="store_true", help="one shape: P=64, G=32, 4 per step")
+    parser.add_argument("--fresh", action="store_true", help="forget what the output file holds")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS / "caches.json")
     options = parser.parse_args()
     if options.quick:
-        options.prompts, options.new, options.per_step = [64], [32], [4]
+        options.prompts, options.new = [64], [32]
         options.models = options.models[:1]
     torch.set_num_threads(options.threads)
-    shapes = []
+    shapes = finished(options)
+    known = {(s["model"], s["prompt"], s["new"], s["tokens_per_step"]) for s in shapes}
     for name in options.models:
+        wanted = [
+            (name, prompt, new, per_step)
+            for prompt in options.prompts for new in options.new for per_step in options.per_step
+            if (name, prompt, new, per_step) not in known
+        ]  # fmt: skip
+        if not wanted:
+            continue
         model = MODELS[name]()
         run(model, [1] * 8, "dual", max_new_tokens=8)  # warm-up
-        for prompt in options.prompts:
-            for new in options.new:
-                cases = shape(model, prompt, new, options)
-                shapes.append({"model": name, "prompt": prompt, "new": new, "cases": cases})
-    # The README quotes one shape: the headline one, or the first that was run.
-    chosen = next((s for s in shapes if (s["model"], s["prompt"], s["new"]) == HEADLINE), shapes[0])
-    setting = {"threads": options.threads, "block": options.block}
-    write(options.output, {**setting, **chosen, "shapes": shapes})
+        rates = Rates.measure(Shape.of(model.hf.config), model.device, torch.float32)
+        for _, prompt, new, per_step in wanted:
+            cases = measure(model, rates, prompt, new, per_step, options.caches, options.block)
+            shapes.append({"model": name, "prompt": prompt, "new": new,
+                           "tokens_per_step": per_step, "cases": cases})  # fmt: skip
+            save(options, shapes)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,27 @@
-"""What drafting brings: accepted tokens, verifier forwards saved, wall time, per search and length.
+"""What drafting brings, counted: accepted tokens and verifier forwards, per search and length.
 
+    python benchmarks/drafting.py                            # everything: hours on a slow machine
+    python benchmarks/drafting.py --group searches --examples 200
     python benchmarks/drafting.py --quick
-    python benchmarks/drafting.py --drafter runs/deer/stage2 --examples 50
+    python benchmarks/drafting.py --verifier smollm2 --prompts FILE --group lookups
 
-Every run is compared with plain decoding by the same verifier on the same loop (``drafter=None``):
-the share of identical outputs must be 1, the time ratio is plain seconds over drafted seconds.
-``--prompts FILE`` (JSON lines with ``turns``, as Spec-Bench has them) replaces the generated tasks.
+Nothing here is a time: counts do not depend on the machine; `drafting_times.py` measures seconds.
+The controller `rate` decides by a clock of its own, on which a draft costs ``DRAFT`` forwards over
+one token of the verifier, and every further token of a forward ``TOKEN``; ``modelled_speed`` is the
+speed on that clock relative to plain decoding.
+
+What was run is kept in ``--state``, in pieces of ten prompts per task; a run that was stopped goes
+on there, and larger ``--examples`` add to it.  Differences between settings are paired by prompt,
+with 95 % bootstrap intervals.  ``--prompts FILE ...`` (JSON lines with ``turns``, as Spec-Bench
+has them) replaces the generated tasks; every file counts as a task.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,177 +29,288 @@ import numpy as np
 import torch
 
 import dllm
-from dllm.drafting.base import RoundStats
-from dllm.drafting.result import conditional_acceptance, shares, survival
+from dllm.drafting.api import make_drafter
+from dllm.drafting.base import Feedback, RoundStats
+from dllm.drafting.proxies import NGram
+from dllm.drafting.rate import Rate
 from dllm.eval.tasks import TASKS
+from dllm.train.deer import task_prompts, teacher_answers
 
+from real import load_verifier  # isort: skip
 from report import RESULTS, write  # isort: skip
 
-SEARCHES = ("argmax", "cps", "cps(weight=1.0)", "best_of_k", "best_first_tree(nodes=16)")
-SAMPLING = ("argmax", "coupled", "cps", "sample")
-LENGTHS = (2, 4, 6, 8, 12, 16)
-CONTROLLERS = ("adl", "adl_repaired", "confidence(tau=0.5)", "confidence_extend", "rate")
-LOOKUPS = ("prompt_lookup", "anpd", "suffix", "token_recycling")
+DRAFT, TOKEN = 1.0, 0.02  # nano drafts for a verifier of its own size
+GROUPS = ("searches", "more", "lengths", "lookups")
+CHUNK = 10  # prompts per task and piece of work
+SAMPLE_TREE = "sample_tree(branching=(2, 2, 1, 1, 1, 1, 1, 1))"
+
+
+@dataclass
+class Clocked(Rate):
+    """`rate` on the clock of this file."""
+
+    def update(self, stats: RoundStats, feedback: Feedback) -> None:
+        told = replace(stats, draft_seconds=DRAFT * stats.attempted, search_seconds=0.0,
+                       verify_seconds=1 + TOKEN * stats.drafted, other_seconds=0.0)  # fmt: skip
+        super().update(told, feedback)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the table.  ``make`` builds the drafter, once per run."""
+
+    name: str
+    temperature: float
+    make: Callable[[], Any]
+    how: dict[str, Any] = field(default_factory=dict)
+
+
+class Bench:
+    """The verifier, the drafter's network, and what settings are made of."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.verifier, self.model = load_verifier(options.verifier), dllm.load(options.drafter)
+        self._answers: list[list[int]] | None = None
+
+    def fitted(self) -> NGram:
+        """The proxy of DiffuSpec as published: trigrams of training text, here the verifier's."""
+        if self._answers is None:
+            pairs = teacher_answers(self.verifier, task_prompts(800, seed=1))
+            self._answers = [prompt + answer for prompt, answer in pairs]
+        return NGram(vocab_size=self.verifier.facts.vocab_size).fit(self._answers)
+
+    def setting(
+        self, search: str, controller: str, temperature: float, rule: str | None = None,
+        fitted: bool = False,
+    ) -> Setting:  # fmt: skip
+        def make() -> Any:
+            proxy = self.fitted() if fitted else None
+            window = self.options.window
+            return dllm.DiffusionDrafter(self.model, search=search, window=window, proxy=proxy)
+
+        name = " ".join(
+            [search, *(["fitted"] if fitted else []), controller, *filter(None, [rule])]
+        )
+        how: dict[str, Any] = {"controller": Clocked() if controller == "rate" else controller}
+        return Setting(name, temperature, make, how | ({"rule": rule} if rule else {}))
+
+    def searches(self) -> list[Setting]:
+        """Every search at one length; the first of a temperature is what the others are held to."""
+        k = f"fixed(k={self.options.length})"
+        greedy = [self.setting("argmax", k, 0.0), self.setting("cps", k, 0.0),
+                  self.setting("cps", k, 0.0, fitted=True)]  # fmt: skip
+        sampled = [self.setting(search, k, 1.0) for search in ("argmax", "coupled", "cps")]
+        return greedy + sampled
+
+    def more(self) -> list[Setting]:
+        """Other searches and accept rules at the same length."""
+        k = f"fixed(k={self.options.length})"
+        found = [self.setting(search, k, 0.0) for search in
+                 ("cps(weight=0.8)", "best_of_k", "best_first_tree(nodes=16)")]  # fmt: skip
+        found += [self.setting("cps(coupled=False)", k, 1.0),
+                  self.setting("sample", k, 1.0, rule="ratio"),
+                  self.setting("sample", k, 1.0, rule="block"),
+                  self.setting(SAMPLE_TREE, k, 1.0, rule="traversal"),
+                  self.setting("argmax", k, 0.5), self.setting("coupled", k, 0.5)]  # fmt: skip
+        return found
+
+    def lengths(self) -> list[Setting]:
+        """Searches x controllers."""
+        fixed = [f"fixed(k={k})" for k in (2, 4, 6, 12, 16)]
+        adaptive = ["adl", "adl_repaired", "confidence(tau=0.5)", "confidence_extend", "threshold",
+                    "rate"]  # fmt: skip
+        found = [self.setting(search, controller, 0.0) for search in ("argmax", "cps")
+                 for controller in fixed + adaptive]  # fmt: skip
+        found += [self.setting("best_first_tree(nodes=16)", c, 0.0) for c in ("fixed(k=4)", "rate")]
+        found += [self.setting("coupled", c, 1.0) for c in (*fixed, "adl_repaired", "rate")]
+        return found
+
+    def lookups(self) -> list[Setting]:
+        """Drafters without a network."""
+
+        def setting(name: str) -> Setting:
+            return Setting(name, 0.0, lambda: make_drafter(name), {"controller": "whole"})
+
+        return [setting(name) for name in ("prompt_lookup", "anpd", "suffix", "token_recycling")]
 
 
 def prompts_of(options: argparse.Namespace) -> dict[str, list[str]]:
     """Task -> prompts."""
     if options.prompts is not None:
-        lines = options.prompts.read_text(encoding="utf-8").splitlines()
-        found = [json.loads(line)["turns"][0] for line in lines[: options.examples]]
-        return {options.prompts.stem: found}
+        lines = {file.stem: file.read_text(encoding="utf-8").splitlines()
+                 for file in options.prompts}  # fmt: skip
+        most = options.examples
+        return {name: [json.loads(line)["turns"][0] for line in found[:most]]
+                for name, found in lines.items()}  # fmt: skip
     names = options.tasks or list(TASKS)
     return {n: [e.prompt for e in TASKS[n].examples(options.examples, 0)] for n in names}
 
 
-def summary(rounds: list[RoundStats], tokens: int, seconds: float) -> dict[str, Any]:
-    """Figures of many sequences, over all of their rounds."""
-    accepted, drafted = sum(r.accepted for r in rounds), sum(r.drafted for r in rounds)
+def counts(result: Any) -> dict[str, Any]:
+    """What is kept of one answer."""
+    rounds = result.rounds
+    deepest = max((r.depth for r in rounds), default=0)
+    reached = [sum(r.depth >= d and r.accepted >= d - 1 for r in rounds)
+               for d in range(1, deepest + 1)]  # fmt: skip
+    kept = [sum(r.accepted >= d for r in rounds) for d in range(1, deepest + 1)]
     return {
-        "rounds": len(rounds),
-        "tokens": tokens,
-        "seconds": seconds,
-        "accepted_per_round": accepted / len(rounds),
-        "tokens_per_forward": tokens / len(rounds),
-        "acceptance_rate": accepted / max(1, drafted),
-        "survival": np.round(survival(rounds), 4).tolist(),
-        "conditional_acceptance": np.nan_to_num(conditional_acceptance(rounds)).round(4).tolist(),
-        "shares": {name: round(share, 4) for name, share in shares(rounds).items()},
-    }
+        "tokens": result.tokens, "rounds": len(rounds), "drafted": result.drafted,
+        "accepted": result.accepted, "reached": reached, "kept": kept,
+        "clock": sum(DRAFT * r.attempted + 1 + TOKEN * r.drafted for r in rounds),
+    }  # fmt: skip
 
 
-class Bench:
-    """One verifier, its plain outputs, and everything compared with them."""
+def pieces(bench: Bench, settings: list[Setting]) -> Iterator[tuple[Setting, str, int, Any]]:
+    """Work not done yet, a piece at a time: settings grow together, so that they stay paired."""
+    prompts = prompts_of(bench.options)
+    most = max(map(len, prompts.values()))
+    parts: dict[tuple[str, float], Any] = {}
+    done = {(r["name"], r["temperature"], r["task"], r["first"]) for r in stored(bench.options)}
+    plain = [Setting("plain", t, lambda: None) for t in sorted({s.temperature for s in settings})]
+    for first in range(0, most, CHUNK):
+        for setting in plain + settings:
+            for task, texts in prompts.items():
+                chunk = texts[first : first + CHUNK]
+                if chunk and (setting.name, setting.temperature, task, first) not in done:
+                    key = setting.name, setting.temperature
+                    if key not in parts:
+                        parts[key] = setting.make()
+                    yield setting, task, first, dllm.speculate(
+                        bench.verifier, parts[key], chunk, temperature=setting.temperature,
+                        max_new_tokens=bench.options.max_new_tokens, **setting.how,
+                    )  # fmt: skip
 
-    def __init__(self, options: argparse.Namespace, verifier: Any, drafter: Any) -> None:
-        self.options, self.verifier, self.drafter = options, verifier, drafter
-        self.prompts = prompts_of(options)
-        self.plain: dict[float, dict[str, list[Any]]] = {}
-        for temperature in options.temperatures:
-            self.run(None, temperature)  # the first forwards prepare libraries
-            self.plain[temperature] = self.run(None, temperature)
 
-    def run(self, drafter: Any, temperature: float, **how: Any) -> dict[str, list[Any]]:
-        return {
-            task: dllm.speculate(
-                self.verifier, drafter, prompts, temperature=temperature,
-                max_new_tokens=self.options.max_new_tokens, **how,
-            )
-            for task, prompts in self.prompts.items()
-        }  # fmt: skip
+def stored(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Pieces of earlier runs with the same models and window."""
+    if not options.state.exists():
+        return []
+    found = [json.loads(line) for line in options.state.read_text().splitlines()]
+    return [piece for piece in found if piece["run"] == identity(options)]
 
-    def compare(self, name: str, drafter: Any, temperature: float, **how: Any) -> dict[str, Any]:
-        """Figures per task and over all."""
-        found, plain = self.run(drafter, temperature, **how), self.plain[temperature]
-        tasks = {task: self._entry(found[task], plain[task]) for task in found}
-        everything = [r for rows in found.values() for r in rows]
-        overall = self._entry(everything, [r for rows in plain.values() for r in rows])
+
+def identity(options: argparse.Namespace) -> list[Any]:
+    """What pieces of work must share to be put together."""
+    prompts = " ".join(file.stem for file in options.prompts or ())
+    return [str(options.verifier), str(options.drafter), options.window, options.max_new_tokens,
+            prompts]  # fmt: skip
+
+
+Answers = dict[tuple[str, int], dict[str, Any]]  # (task, prompt) -> counts
+
+
+def figures(answers: Answers, plain: Answers) -> dict[str, Any]:
+    """Figures over the rounds of many answers."""
+    rows = list(answers.values())
+    rounds, tokens = sum(r["rounds"] for r in rows), sum(len(r["tokens"]) for r in rows)
+    deepest = max(len(r["reached"]) for r in rows)
+    depth = {name: np.zeros(deepest) for name in ("reached", "kept")}
+    for row in rows:
+        for name, total in depth.items():
+            total[: len(row[name])] += row[name]
+    share = depth["kept"] / np.maximum(1, depth["reached"])
+    same = [plain[key]["tokens"] == row["tokens"] for key, row in answers.items() if key in plain]
+    return {
+        "prompts": len(rows),
+        "identical": float(np.mean(same)),
+        "accepted_per_round": round(sum(r["accepted"] for r in rows) / rounds, 4),
+        "forwards_saved": round(tokens / rounds, 4),
+        "acceptance_rate": round(sum(r["accepted"] for r in rows)
+                                 / max(1, sum(r["drafted"] for r in rows)), 4),
+        "modelled_speed": round(tokens / sum(r["clock"] for r in rows), 4),
+        "conditional_acceptance": np.round(share, 4).tolist(),
+    }  # fmt: skip
+
+
+def paired(answers: Answers, against: Answers, draws: int = 2_000) -> dict[str, float]:
+    """Difference of accepted tokens per round, with its 95 % bootstrap interval over prompts."""
+    keys = sorted(set(answers) & set(against))
+    table = np.array([[a[k][n] for a in (answers, against) for n in ("accepted", "rounds")]
+                      for k in keys], np.float64)  # fmt: skip
+    weights = np.random.default_rng(0).multinomial(len(keys), np.full(len(keys), 1 / len(keys)),
+                                                   size=draws)  # fmt: skip
+
+    def difference(sums: Any) -> Any:
+        return sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3]
+
+    low, high = np.quantile(difference(weights @ table), [0.025, 0.975])
+    found = {"difference": difference(table.sum(0)), "low": low, "high": high}
+    return {name: round(float(value), 4) for name, value in found.items()}
+
+
+def summary(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every setting: overall, by task, and against argmax at the same length and temperature."""
+    found: dict[tuple[str, float], Answers] = {}
+    for piece in stored(options):
+        answers = found.setdefault((piece["name"], piece["temperature"]), {})
+        for i, row in enumerate(piece["answers"]):
+            answers[piece["task"], piece["first"] + i] = row
+    entries = []
+    for (name, temperature), answers in found.items():
+        plain = found["plain", temperature]
+        if name == "plain":
+            continue
+        tasks = {task: {k: v for k, v in answers.items() if k[0] == task}
+                 for task in dict.fromkeys(task for task, _ in answers)}  # fmt: skip
+        entry = {"name": name, "temperature": temperature, "overall": figures(answers, plain)}
+        entry["tasks"] = {task: figures(rows, plain) for task, rows in tasks.items()}
+        length = next((word for word in name.split() if word.startswith("fixed")), None)
+        reference = found.get((f"argmax {length}", temperature))
+        if reference is not None and reference is not answers:
+            entry["against_argmax"] = paired(answers, reference)
+            entry["tasks_against_argmax"] = {t: paired(r, reference) for t, r in tasks.items()}
+        entries.append(entry)
+    return entries
+
+
+def show(entries: Iterable[dict[str, Any]]) -> None:
+    for entry in entries:
+        overall, versus = entry["overall"], entry.get("against_argmax")
         print(
-            f"T={temperature} {name:42} {overall['accepted_per_round']:.2f} accepted  "
-            f"{overall['forwards_saved']:.2f}x forwards  {overall['time_ratio']:.2f}x time  "
-            f"identical {overall['identical']:.3f}",
-            flush=True,
-        )
-        return {"temperature": temperature, "name": name, "overall": overall, "tasks": tasks}
-
-    def _entry(self, found: list[Any], plain: list[Any]) -> dict[str, Any]:
-        seconds = sum(r.seconds for r in found)
-        entry = summary(
-            [x for r in found for x in r.rounds], sum(len(r.tokens) for r in found), seconds
-        )
-        same = [a.tokens == b.tokens for a, b in zip(found, plain, strict=True)]
-        return entry | {
-            "identical": float(np.mean(same)),
-            "forwards_saved": sum(r.nfe for r in plain) / sum(r.nfe for r in found),
-            "time_ratio": sum(r.seconds for r in plain) / seconds,
-        }
-
-
-def part(options: argparse.Namespace, model: Any, search: str) -> Any:
-    return dllm.DiffusionDrafter(model, search=search, window=options.window)
-
-
-def experiments(bench: Bench, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """Every searcher at one length, then every length and controller with the default searcher."""
-    model = bench.drafter
-    quick = options.quick
-    k = "fixed(k=6)"
-    for temperature in options.temperatures:
-        for search in (SAMPLING if temperature else SEARCHES)[: 2 if quick else None]:
-            how = {"rule": "ratio"} if search == "sample" else {}
-            yield bench.compare(
-                f"{search} {k}", part(options, model, search), temperature, controller=k, **how
-            )
-    for length in LENGTHS[1:4:2] if quick else LENGTHS:
-        controller = f"fixed(k={length})"
-        yield bench.compare(
-            f"cps {controller}", part(options, model, "cps"), 0.0, controller=controller
-        )
-    for controller in ("rate",) if quick else CONTROLLERS:
-        yield bench.compare(
-            f"cps {controller}", part(options, model, "cps"), 0.0, controller=controller
-        )
-    for lookup in LOOKUPS[:1] if quick else LOOKUPS:
-        yield bench.compare(lookup, lookup, 0.0, controller="whole")
-
-
-def overlap(bench: Bench, rounds: int = 20) -> dict[str, float]:
-    """Whether drafting beside verifying (PEARL, arXiv 2408.11850) can pay on this machine: seconds
-    of a drafter and a verifier forward one after the other, and on two threads at once."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    task = next(iter(bench.prompts))
-    ids = torch.tensor([bench.plain[0.0][task][0].sequences.tolist()[:64]])
-
-    def forward(model: Any) -> None:
-        with torch.inference_mode():
-            model.hf(input_ids=ids)
-
-    models = (bench.drafter, bench.verifier)
-    for model in models:
-        forward(model)
-    began = time.perf_counter()
-    for _ in range(rounds):
-        for model in models:
-            forward(model)
-    serial = (time.perf_counter() - began) / rounds
-    with ThreadPoolExecutor(2) as pool:
-        began = time.perf_counter()
-        for _ in range(rounds):
-            list(pool.map(forward, models))
-        parallel = (time.perf_counter() - began) / rounds
-    return {"serial_seconds": serial, "parallel_seconds": parallel}
+            f"T={entry['temperature']} {entry['name']:46} {overall['accepted_per_round']:.2f} "
+            f"accepted  {overall['forwards_saved']:.2f}x fewer forwards  "
+            f"{overall['modelled_speed']:.2f}x modelled  identical {overall['identical']:.3f}"
+            + (f"  vs argmax {versus['difference']:+.3f} [{versus['low']:+.3f}, "
+               f"{versus['high']:+.3f}]" if versus else "")
+        )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--verifier", default="nano-ar")
     parser.add_argument("--drafter", default="nano")
-    parser.add_argument("--examples", type=int, default=20, help="prompts per task")
+    parser.add_argument("--group", choices=GROUPS, action="append")
+    parser.add_argument("--examples", type=int, default=200, help="prompts per task")
     parser.add_argument("--tasks", nargs="+")
-    parser.add_argument("--prompts", type=Path, help="JSON lines instead of tasks")
+    parser.add_argument("--prompts", type=Path, nargs="+", help="JSON lines instead of tasks")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--window", type=int, default=16)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--lookups-only", action="store_true", help="no diffusion drafter")
+    parser.add_argument("--length", type=int, default=8, help="k where searches are compared")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="few prompts and settings")
+    parser.add_argument("--quick", action="store_true", help="a few prompts of three tasks")
+    parser.add_argument("--state", type=Path, default=Path("runs/drafting.jsonl"))
     parser.add_argument("--output", type=Path, default=RESULTS / "drafting.json")
     options = parser.parse_args()
     if options.quick:
-        options.examples = min(options.examples, 2)
-        options.tasks = options.tasks or ["copy", "reverse", "story1"]
+        options.examples, options.group = 2, options.group or ["searches"]
+        options.tasks = options.tasks or ["copy", "shuffle", "story1"]
     torch.set_num_threads(options.threads)
-    verifier, drafter = dllm.load(options.verifier), dllm.load(options.drafter)
-    bench = Bench(options, verifier, drafter)
-    if options.lookups_only:
-        found = [bench.compare(name, name, 0.0, controller="whole") for name in LOOKUPS]
-    else:
-        found = list(experiments(bench, options))
+    bench = Bench(options)
+    groups = options.group or GROUPS
+    settings = [setting for group in groups for setting in getattr(bench, group)()]
+    options.state.parent.mkdir(parents=True, exist_ok=True)
+    with options.state.open("a") as state:
+        for setting, task, first, results in pieces(bench, settings):
+            piece = {"run": identity(options), "name": setting.name, "task": task, "first": first,
+                     "temperature": setting.temperature,
+                     "answers": [counts(result) for result in results]}  # fmt: skip
+            print(json.dumps(piece), file=state, flush=True)
+    entries = summary(options)
+    show(entries)
     result = {
-        "verifier": verifier.name, "drafter": drafter.name, "examples": options.examples,
-        "window": options.window, "threads": options.threads, "overlap": overlap(bench),
-        "experiments": found,
+        "verifier": bench.verifier.name, "drafter": bench.model.name, "window": options.window,
+        "clock": {"draft": DRAFT, "token": TOKEN}, "experiments": entries,
     }  # fmt: skip
     write(options.output, result)
 

@@ -25,7 +25,7 @@ from ..capabilities import (
 )
 from ..errors import ConfigError
 from ..registry import Registry
-from ..spec import arguments, parse
+from ..spec import FamilyDefaults, arguments, fill_open, parse
 
 # What caches offer that serve whatever is asked, by computing more where they must: BLOCK those
 # that plan for the window, REGION those that compute all masks anyway.
@@ -118,6 +118,8 @@ class Cache:
     stores: ClassVar[bool] = True
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None
+    # Family -> field -> value: what the paper uses there, for fields left at None.
+    family_defaults: ClassVar[FamilyDefaults] = {}
 
     @property
     def prompt(self) -> bool:
@@ -216,11 +218,10 @@ def available() -> list[Info]:
     return infos
 
 
-def compose(cache: CacheLike) -> Cache:
-    """A cache from its name, e.g. ``"dual"`` or ``"dual(refresh_every=4)"``; objects pass."""
-    if isinstance(cache, Cache):
-        return cache
-    found = parse(cache, CACHES)
+def compose(cache: CacheLike, family: str = "llada") -> Cache:
+    """A cache from its name, e.g. ``"dual"`` or ``"dual(refresh_every=4)"``, or an object; fields
+    that it leaves open are set to what its paper uses for models of ``family``."""
+    found = (cache,) if isinstance(cache, Cache) else parse(cache, CACHES)
     if len(found) != 1:
         raise ConfigError(f"{cache!r} names {len(found)} caches: choose one")
-    return found[0]
+    return fill_open(found[0], family)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..errors import ConfigError
+from ..spec import FamilyDefaults
 from .base import Plan, Slots, everything, register
 from .refresh import Refreshing
 
@@ -20,9 +22,11 @@ class WindowDiffusion(Refreshing):
 
     A phase is a refresh, which serves every target, and ``refresh_every - 1`` steps that serve
     only the active masks.  Positions decided during a phase stay active until it ends.  With one
-    token per step the paper uses ``active`` 16, ``window`` 64 (LLaDA) or 128 (Dream) and
-    ``refresh_every`` 32.  A phase ends early when the active masks leave the window, which the
-    released code does not check.
+    token per step the paper uses ``active`` 16, ``refresh_every`` 32 and, by family, ``window`` 64
+    and refreshes of all positions (``far`` True, LLaDA), or 128 and refreshes that leave out the
+    masks beyond the window (Dream).  A phase ends early when the active masks leave the window,
+    which the released code does not check.  Exact with ``refresh_every=1``, if ``far`` or if no
+    mask lies beyond the window.
 
     ``official`` reproduces released code: "llada" without that check; "dream" and "dream_sliding"
     compute the range from the first mask to the one after the ``active``-th, an end that stays or
@@ -31,14 +35,20 @@ class WindowDiffusion(Refreshing):
     is the policy ``first_commit`` of `dllm.samplers.eos`.
     """
 
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"window": 64, "far": True},
+        "dream": {"window": 128, "far": False},
+    }
+
     refresh_every: int | None = 32
     active: int = 16
-    window: int = 64
+    window: int | None = None
+    far: bool | None = None
     official: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.active <= self.window:
+        if self.active < 1 or (self.window is not None and self.active > self.window):
             raise ConfigError(f"active={self.active} must lie between 1 and window={self.window}")
         if self.official not in (None, "llada", "dream", "dream_sliding"):
             raise ConfigError(
@@ -46,6 +56,7 @@ class WindowDiffusion(Refreshing):
             )
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        assert self.window is not None, "compose sets open fields"
         masks = np.flatnonzero(canvas.masked[: canvas.length])
         due = self.due(canvas, slots)
         if self.official in ("dream", "dream_sliding"):
@@ -53,23 +64,28 @@ class WindowDiffusion(Refreshing):
         active = masks[: self.active]
         phase = None if due else slots.memory.get("phase")
         if phase is None and not due:  # the first step after a refresh
-            phase = slots.memory["phase"] = canvas.masked.copy(), self._window(canvas, masks)
+            window = self._near(canvas, masks) if self.far else slots.memory["near"]
+            phase = slots.memory["phase"] = canvas.masked.copy(), window
         if phase is None or (not self.official and not np.isin(active[-1], phase[1])):
             slots.memory.pop("phase", None)
-            return everything(canvas)
+            if self.far:
+                return everything(canvas)
+            near = slots.memory["near"] = self._near(canvas, masks)
+            return Plan(near, near, answers=masks[: self.window])
         masked, window = phase
         decided = np.flatnonzero(masked[: canvas.length] & ~canvas.masked[: canvas.length])
         window = window[window < canvas.length]
         return Plan(np.union1d(active, decided), window, answers=active)
 
-    def _window(self, canvas: Canvas, masks: IntArray) -> IntArray:
-        """What is attended to during the phase: all but the masks beyond the window."""
+    def _near(self, canvas: Canvas, masks: IntArray) -> IntArray:
+        """All but the masks beyond the window: what a phase attends to."""
         return np.setdiff1d(np.arange(canvas.length), masks[self.window :], assume_unique=True)
 
     def _ranges(self, canvas: Canvas, slots: Slots, masks: IntArray, due: bool) -> Plan:
         """The released form for shifted logits; its refresh commits the first mask."""
         after = int(masks[self.active]) if len(masks) > self.active else canvas.length
         if due:
+            assert self.window is not None, "compose sets open fields"
             kept = canvas.length - len(masks[self.window - 1 :])
             slots.memory["range"] = int(masks[0]), after, kept
             span = np.arange(kept)

@@ -165,7 +165,7 @@ def _compose(
     facts = {**config.sampler_options, "delimiters": model.delimiters}
     return samplers.compose(
         sampler, options=options, stop_ids=model.facts.stop_token_ids,
-        family=model.family.name if model.family else "llada", facts=facts,
+        family=model.family.name, facts=facts,
     )  # fmt: skip
 
 
@@ -177,7 +177,9 @@ def _call(
     ban_stops: bool = False,
 ) -> Call:
     watch = stop_strings(model, config) if config.stop_strings else None
-    engine = Engine(model, sampler, caches.compose(cache), config, watch, ban_stops)
+    engine = Engine(
+        model, sampler, caches.compose(cache, model.family.name), config, watch, ban_stops
+    )
     return Call(model, config, engine)
 
 

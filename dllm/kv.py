@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import Cache
 
+from .kernels.rotation import rotate_scatter
+
 
 class KVBuffer(Cache):
     """Room for ``rows`` rows of up to ``stride`` positions; tensors appear at the first write.
@@ -36,19 +38,37 @@ class KVBuffer(Cache):
         *_: Any,
         **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (1, kv_heads, Q, head_dim) at `slots`; return the layer's whole buffer."""
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        if keys is None or values is None:
-            shape = list(value_states.shape)
-            shape[2] = self.rows * self.stride
-            keys = value_states.new_zeros(shape)
-            values = torch.zeros_like(keys)
-            self._keys[layer_idx], self._values[layer_idx] = keys, values
-        assert self.slots is not None, "slots are set before the forward"
-        slots = self.slots.to(keys.device)
+        """Write rotated (1, kv_heads, Q, head_dim) at `slots`; return the layer's whole buffer."""
+        keys, values, slots = self._layer(layer_idx, value_states)
         keys.index_copy_(2, slots, key_states.to(keys.dtype))
         values.index_copy_(2, slots, value_states)
         return keys, values
+
+    def rotate_scatter(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
+        sin: torch.Tensor, layer_idx: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Rotate ``q`` (1, H, Q, dh) and ``k``, write k and ``v`` (1, Hkv, Q, dh) at `slots`.
+
+        ``cos``, ``sin`` (1, Q, dh).  Returns the rotated queries and the layer's whole buffer.
+        """
+        keys, values, slots = self._layer(layer_idx, v)
+        q = rotate_scatter(q[0], k[0], v[0], cos[0], sin[0], slots, keys[0], values[0])
+        return q[None], keys, values
+
+    def _layer(
+        self, layer_idx: int, states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, made to fit ``states``, and `slots` on their device."""
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        if keys is None or values is None:
+            shape = list(states.shape)
+            shape[2] = self.rows * self.stride
+            keys = states.new_zeros(shape)
+            values = torch.zeros_like(keys)
+            self._keys[layer_idx], self._values[layer_idx] = keys, values
+        assert self.slots is not None, "slots are set before the forward"
+        return keys, values, self.slots.to(keys.device)
 
     @torch.inference_mode()
     def copy(self, lane: int, others: Iterable[int], positions: torch.Tensor) -> None:

@@ -180,15 +180,23 @@ def segments_of(
     position 0, whose queries see their block and what is left of it.
     """
     if grid is None:
-        keys = slice(base, base + length) if read is None else tensor(read + base, device)
+        keys = slice(base, base + length) if read is None else _keys(read, base, device)
         return [Segment(slice(at, at + len(compute)), keys)]
     found, blocks = [], compute // grid
     borders = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(compute)]
     for first, last in pairwise(borders):
         end = min(int(blocks[first] + 1) * grid, length)
-        keys = slice(base, base + end) if read is None else tensor(read[read < end] + base, device)
+        keys = slice(base, base + end) if read is None else _keys(read[read < end], base, device)
         found.append(Segment(slice(at + first, at + last), keys))
     return found
+
+
+def _keys(read: IntArray, base: int, device: torch.device) -> slice | torch.Tensor:
+    """The slots of ascending positions: a range, which is a view of the buffer, where it can be."""
+    first, last = int(read[0]), int(read[-1])
+    if len(read) == last - first + 1:
+        return slice(base + first, base + last + 1)
+    return tensor(read + base, device)
 
 
 def group(segments: list[Segment]) -> list[Segment]:

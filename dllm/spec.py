@@ -8,20 +8,36 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 from .errors import ConfigError, DllmError, UnknownNameError
 from .registry import Registry
 
 T = TypeVar("T")
+FamilyDefaults = Mapping[str, Mapping[str, Any]]  # family -> field -> value
 WORDS = {"inf": math.inf, "true": True, "false": False}
 
 
 def arguments(cls: Any) -> dict[str, Any]:
     """Argument names of a part class and their defaults."""
     return {field.name: field.default for field in fields(cls)} if is_dataclass(cls) else {}
+
+
+def fill_open(part: T, family: str, facts: Mapping[str, Any] | None = None) -> T:
+    """A copy of ``part`` without open fields (those left at None), as far as something is known:
+    from what its paper uses for ``family`` (`family_defaults`; those of LLaDA where it names none),
+    then from ``facts``, values or functions that find them."""
+    defaults: FamilyDefaults = getattr(part, "family_defaults", {})
+    known = {**(facts or {}), **(defaults.get(family) or defaults.get("llada", {}))}
+    found = {
+        name: known[name]() if callable(known[name]) else known[name]
+        for name in arguments(part)
+        if name in known and getattr(part, name) is None
+    }
+    changed: Any = replace(part, **found) if found else part  # type: ignore[type-var]
+    return cast(T, changed)
 
 
 def parse(spec: str, registry: Registry[T]) -> tuple[T, ...]:

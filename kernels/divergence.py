@@ -15,8 +15,8 @@ def log_probabilities(hidden: torch.Tensor, head: Head, banned: Sequence[int] = 
     """(n, V) float32 log-probabilities of hidden rows (n, d) under ``head``, without ``banned``
     ids.  This materialises n x V numbers: only for samplers that compare whole distributions."""
     logits = full_logits(hidden, head).float()
-    if banned:
-        logits[:, list(banned)] = -torch.inf
+    if banned:  # not in place: a head that is called may own what it returned
+        logits = logits.index_fill(1, torch.tensor(banned, device=logits.device), -torch.inf)
     return logits.log_softmax(-1)
 
 

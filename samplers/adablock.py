@@ -10,7 +10,8 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas
 from ..errors import ConfigError
-from .base import FamilyDefaults, Prediction
+from ..spec import FamilyDefaults
+from .base import Prediction
 from .compose import register
 from .threshold import check_probability
 from .windows import StaticBlocks

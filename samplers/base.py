@@ -20,6 +20,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import Capability
+from ..spec import FamilyDefaults
 
 NOTHING: IntArray = np.zeros(0, np.int64)
 NO_SCORES: FloatArray = np.zeros(0, np.float32)
@@ -140,7 +141,6 @@ class Decision:
 
 
 Decide = Callable[[Canvas, Prediction], Decision]
-FamilyDefaults = Mapping[str, Mapping[str, Any]]  # family -> field -> value
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, cast
 from ..capabilities import Capability
 from ..errors import ConfigError, UnknownNameError
 from ..registry import Registry
-from ..spec import arguments, parse
+from ..spec import arguments, fill_open, parse
 from .base import (
     EosRule,
     Explorer,
@@ -113,8 +113,7 @@ def compose(
     roles = _complete(parts)
     roles = _fill_options(roles, options or {}, spec, given=parts)
     roles = {
-        role: [_fill_open(part, facts or {}, family) for part in group]
-        for role, group in roles.items()
+        role: [fill_open(part, family, facts) for part in group] for role, group in roles.items()
     }
     _check_composition([part for group in roles.values() for part in group], roles)
     return Sampler(
@@ -211,15 +210,3 @@ def _fill_options(
             raise UnknownNameError("sampler option", key, ("steps", "block_length"))
         raise ConfigError(f"sampler {spec!r} takes no {key}; {', '.join(takers)} would")
     return filled
-
-
-def _fill_open(part: Part, facts: Mapping[str, Any], family: str) -> Part:
-    """A copy of the part without open fields, as far as something is known about them."""
-    defaults = part.family_defaults.get(family) or part.family_defaults.get("llada", {})
-    known = {**facts, **defaults}
-    found = {
-        name: known[name]() if callable(known[name]) else known[name]
-        for name in arguments(part)
-        if name in known and getattr(part, name) is None
-    }
-    return replace(part, **found) if found else part

@@ -10,7 +10,8 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import ENTROPY
 from ..errors import ConfigError
-from .base import FamilyDefaults, Part, Selector, View, Window
+from ..spec import FamilyDefaults
+from .base import Part, Selector, View, Window
 from .compose import register
 from .eos import Eos
 from .scorers import NegEntropy

@@ -11,7 +11,8 @@ import numpy as np
 from ..canvas import BoolArray, Canvas
 from ..capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, MEMORYLESS, STEADY
 from ..errors import ConfigError
-from .base import Decide, Explorer, FamilyDefaults, Part, Prediction, View
+from ..spec import FamilyDefaults
+from .base import Decide, Explorer, Part, Prediction, View
 from .compose import register
 from .fixed import Fixed
 

@@ -10,7 +10,8 @@ import numpy as np
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray
 from ..capabilities import PROBABILITY
 from ..errors import ConfigError, UnknownNameError
-from .base import FamilyDefaults, Part, Selector, View, top
+from ..spec import FamilyDefaults
+from .base import Part, Selector, View, top
 from .compose import register
 from .threshold import check_probability
 from .windows import StaticBlocks

@@ -1,6 +1,8 @@
-"""Every cache twice: with settings that bite on a short canvas, and with exact ones."""
+"""Every cache with settings that bite on a short canvas, and with exact ones; every sampler."""
 
 from __future__ import annotations
+
+import dllm
 
 SMALL = {
     "none": "none",
@@ -11,6 +13,7 @@ SMALL = {
     "dkv_pd": "dkv_pd(refresh_every=3)",
     "dkv_greedy": "dkv_greedy(refresh_every=3, window=2)",
     "window_diffusion": "window_diffusion(refresh_every=4, active=4, window=10)",
+    "window_diffusion, far": "window_diffusion(refresh_every=4, active=4, window=10, far=False)",
     "dllm_cache": "dllm_cache(6, 3)",
     "dsb": "dsb(refresh_after=5, before=3)",
     "dcd": "dcd(refresh_after=5)",
@@ -31,3 +34,50 @@ EXACT = (
     "vicinity(before=1000, after=1000)", "sparse(refresh_every=1)", "d2(k=1000, p=1.0)",
     "elastic(refresh_every=1)",
 )  # fmt: skip
+
+# How samplers are called where their bare name would do little on a short canvas of a random
+# network; every other registered one is called by its name (`every_sampler`).
+BITES = {
+    "adablock": "adablock(4, delimiters=(3, 7))+threshold(0.8)",
+    "blocks": "threshold(0.8)+blocks(4)",
+    "capped_threshold": "capped_threshold(0.3)",
+    "certainty_prior": "certainty_prior+fixed",
+    "credit": "credit+threshold(0.8)",
+    "d3llm": "d3llm(0.7)",
+    "dcd": "dcd(s_init=4)+threshold(0.8)",
+    "dparallel": "dparallel(0.7)",
+    "dsb": "dsb(4)+threshold(0.8)",
+    "eb": "eb(gamma=1)",
+    "eos": "eos(eos_policy=block_contains)+threshold(0.8)",
+    "eotp": "eotp(0.2)+threshold(0.8)",
+    "ete": "ete(k=3, tau=0.8)+multi_blocks(8)",
+    "factor": "factor(2)",
+    "freedave": "freedave(draft_depth=3)",
+    "hierarchical": "hierarchical(0.8, 0.4)",
+    "klass": "klass(0.3, 0.5)",
+    "localleap": "localleap(0.9, 0.75)",
+    "lopa": "lopa(k=3)",
+    "margin": "margin+fixed",
+    "multi_blocks": "multi_blocks(4)+threshold(0.8)",
+    "neg_entropy": "neg_entropy+fixed(2)",
+    "pairs": "pairs(0.85)",
+    "prob": "prob+fixed(2)",
+    "prophet": "prophet(early=9, mid=7, late=6)+threshold(0.8)",
+    "r2": "r2(spatial_threshold=0.8, temporal_threshold=0.7)+threshold(0.8)",
+    "random": "random+fixed(2)",
+    "slowfast": "slowfast(explore=2)+threshold(0.8)",
+    "staged_blocks": "staged_blocks(4)+threshold(0.8)",
+    "threshold": "threshold(0.8)",
+    "whole": "whole+threshold(0.8)",
+    "wino_draft": "wino_draft(0.6)",
+}
+MODES = (
+    "llada(remasking=random)", "dream(alg=origin)", "dream(alg=topk_margin)",
+    "dream(alg=maskgit_plus, alg_temp=0.5)", "dream(alg=entropy)+blocks(8)",
+)  # fmt: skip
+
+
+def every_sampler() -> list[str]:
+    """A composition for each registered sampler part, and modes of some."""
+    names = [info.name for info in dllm.samplers.available()]
+    return [*(BITES.get(name, name) for name in names), *MODES]

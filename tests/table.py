@@ -60,8 +60,9 @@ def table_model(table: Table, **facts: Any) -> DiffusionModel:
         "mask_kind": "bidirectional", "context_length": 4096, "vocab_size": VOCAB,
         "score_source": "clean",
     }  # fmt: skip
+    family = cast(Any, SimpleNamespace(name="llada"))
     return DiffusionModel(
-        hf=cast(Any, _Network(table)), tokenizer=None, family=cast(Any, None),
+        hf=cast(Any, _Network(table)), tokenizer=None, family=family,
         facts=Facts(**{**known, **facts}), name="table",
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),
-    "kv": ({"errors", "models"}, {"torch", "transformers"}),
+    "kv": ({"errors", "kernels", "models"}, {"torch", "transformers"}),
     "packing": ({"errors", "canvas", "samplers", "cache", "models", "kernels"}, {"numpy", "torch"}),
     "layers": ({"canvas", "cache", "kv", "packing"}, {"numpy", "torch"}),
     "graphs": ({"errors", "kv", "models", "packing"}, {"torch"}),

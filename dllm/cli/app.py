@@ -15,6 +15,7 @@ from .bench import bench
 from .chat import chat
 from .compare import compare
 from .doctor import doctor
+from .drafter import serve_drafter
 from .evaluate import evaluate
 from .generate import generate
 from .infill import infill
@@ -78,5 +79,6 @@ def root(
 
 for command in (generate, chat, infill, samplers, caches, doctor, compare, bench, tune, trace):
     app.command()(command)
+app.command("serve-drafter")(serve_drafter)
 app.command("eval")(evaluate)
 app.add_typer(train_app, name="train")

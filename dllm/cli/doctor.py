@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import DllmError
+from ..errors import ConfigError, DllmError
 from .options import remember_debug
 from .output import distribution_version, versions, waiting
 
@@ -39,6 +39,15 @@ def doctor(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Hub id, folder or bundled name to check.")
     ] = None,
+    caches: Annotated[
+        bool, typer.Option("--caches", help="Predict what each cache gains for the model here.")
+    ] = False,
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", min=1, help="Prompt that --caches assumes.")
+    ] = 512,
+    new_tokens: Annotated[
+        int, typer.Option("--new-tokens", min=4, help="Answer that --caches assumes.")
+    ] = 256,
     debug: Annotated[
         bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
     ] = False,
@@ -48,6 +57,8 @@ def doctor(
     Of a model only the small files are read, never its weights.  Exits with 1 when the model
     cannot be used here.
     """
+    if caches and model is None:
+        raise typer.BadParameter("name the model they are for: --model", param_hint="--caches")
     console = Console(highlight=False, soft_wrap=True)
     with waiting("looking around"):
         memory = device_memory()
@@ -60,6 +71,10 @@ def doctor(
     _report(console, verdict)
     if any(finding.state == BAD for finding in verdict):
         raise typer.Exit(1)
+    if caches:
+        with waiting("decoding with every cache"):
+            found = list(expected(model, prompt_tokens, new_tokens))
+        _report(console, found)
 
 
 def environment() -> Iterator[Finding]:
@@ -148,6 +163,32 @@ def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
     yield from fit(needs, *memory)
 
 
+def expected(model: str, prompt: int, new: int) -> Iterator[Finding]:
+    """What each cache is expected to gain, for one row and four tokens per step.
+
+    Raises `ConfigError` for models that do not decode by diffusion.
+    """
+    import torch
+
+    from ..models.checkpoint import open_checkpoint
+    from .footprint import family_of, native_config, stored_dtype
+    from .gains import PER_STEP, WORTH, gains
+
+    checkpoint = open_checkpoint(model)
+    family = family_of(checkpoint)
+    if family.name == "autoregressive":
+        raise ConfigError(f"{checkpoint.name} is autoregressive: caches are for diffusion models")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = getattr(torch, stored_dtype(checkpoint))
+    yield Finding(
+        "caches",
+        f"against none, prompt {prompt}, {new} new tokens, {PER_STEP} per step, on {device}",
+    )
+    config = native_config(checkpoint.config, family)
+    for gain in gains(config, device, dtype, prompt, new):
+        yield Finding(gain.cache, gain.text, GOOD if gain.time >= WORTH else PLAIN)
+
+
 def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:
     from .footprint import family_of
 
@@ -200,4 +241,4 @@ def count(number: int) -> str:
 def _report(console: Console, findings: list[Finding]) -> None:
     for finding in findings:
         sign, style = SIGNS[finding.state]
-        console.print(Text.assemble((sign, style), f" {finding.topic:<16}", finding.text))
+        console.print(Text.assemble((sign, style), f" {finding.topic:<17}", finding.text))

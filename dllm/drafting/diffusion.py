@@ -156,7 +156,7 @@ class DiffusionDrafting(Drafting):
             options={"eos_policy": "none"},
             family=model.family.name,
         )
-        cache = Reuse() if self.reuse else caches.compose(part.cache)
+        cache = Reuse() if self.reuse else caches.compose(part.cache, model.family.name)
         if cache.layerwise:
             raise ConfigError(
                 f"cache {cache.name!r} decides at every layer, which drafting has no use for; "
@@ -173,12 +173,12 @@ class DiffusionDrafting(Drafting):
         marginals = self.marginals(prefix)
         if marginals is None:
             return EMPTY
+        length = budget.chain_length(marginals.confidence)
         began = time.perf_counter()
         context = SearchContext(
             prefix, self.part.proxy, self.request.temperature, self.request.noise_key,
             self.request.draft_key, self.rounds,
         )  # fmt: skip
-        length = budget.chain_length(marginals.confidence)
         draft = self.search.find(marginals, length, context) if length else EMPTY
         return replace(draft, search_seconds=time.perf_counter() - began)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ..canvas import IntArray
-from ..kernels.noise import row_gumbel
+from ..kernels.noise import row_gumbel, row_gumbel_at
 from .base import Array
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A token of a column.  ``natural`` is False for an end token that is there only because it
     always is."""
 
@@ -64,12 +65,12 @@ class Marginals:
     @cached_property
     def _best(self) -> tuple[Array, IntArray]:
         values, tokens = self.log_q.max(-1)
-        return values.double().exp().cpu().numpy(), tokens.cpu().numpy()
+        return values.double().cpu().numpy(), tokens.cpu().numpy()
 
     @property
     def confidence(self) -> Array:
         """Largest probability per position (w,)."""
-        return self._best[0]
+        return np.exp(self._best[0])
 
     @property
     def argmax(self) -> IntArray:
@@ -84,15 +85,23 @@ class Marginals:
 
     def noise(self, key: tuple[int, int], count: int, step: int = 0) -> torch.Tensor:
         """Gumbel noise (count, V) of the first ``count`` positions for ``key`` = (seed, stream)."""
-        seed, stream = key
-        keys = [[seed, stream, self.first + i, step] for i in range(count)]
-        at = torch.tensor(keys, dtype=torch.int64, device=self.log_q.device).view(-1, 4)
-        return row_gumbel(at, 0, self.log_q.shape[1])
+        return row_gumbel(self._keys(key, count, step), 0, self.log_q.shape[1])
 
-    def perturbed(self, key: tuple[int, int], count: int) -> Marginals:
-        """The first ``count`` laws with the verifier's emission noise added, normalised again."""
-        noisy = (self.log_q[:count] + self.noise(key, count)).log_softmax(-1)
-        return Marginals(noisy, self.first, self.stop_ids)
+    def _keys(self, key: tuple[int, int], count: int, step: int = 0) -> torch.Tensor:
+        rows = [[*key, self.first + i, step] for i in range(count)]
+        return torch.tensor(rows, dtype=torch.int64, device=self.log_q.device).view(-1, 4)
+
+    def perturbed(self, key: tuple[int, int], count: int, cap: int = 256) -> Marginals:
+        """The first ``count`` laws with the verifier's emission noise added, normalised again.
+
+        Only the ``cap`` most probable tokens of a position get noise, which costs more than all
+        else here; the others become impossible.
+        """
+        cap = min(cap, self.log_q.shape[1])
+        values, tokens = self.log_q[:count].topk(cap, dim=-1)
+        noisy = (values + row_gumbel_at(self._keys(key, count), tokens)).log_softmax(-1)
+        laws = torch.full_like(self.log_q[:count], -torch.inf).scatter_(1, tokens, noisy)
+        return Marginals(laws, self.first, self.stop_ids)
 
     def lattice(self, length: int, mass: float = 0.8, cap: int = 15) -> Lattice:
         """Columns of the first ``length`` positions, pruned.
@@ -104,22 +113,35 @@ class Marginals:
         """
         end = self.end
         length = length if end is None else min(length, end + 1)
-        log_q = self.log_q[:length]
-        cap = min(cap, log_q.shape[1])
-        values, tokens = (x.cpu().numpy() for x in log_q.topk(cap, dim=-1))
         ends = self._best_ends(length)
-        # columns that reach the mass with their first m tokens: m - 1 sums lie below it
-        counts = 1 + (np.exp(values.astype(np.float64)).cumsum(1) < mass - 1e-6).sum(1)
         columns = []
-        for i in range(length):
-            count = min(int(counts[i]), cap)
-            pairs = sorted(zip((-values[i, :count]).tolist(), tokens[i, :count].tolist(),
-                               strict=True))  # fmt: skip
-            column = [Candidate(token, -minus) for minus, token in pairs if minus < np.inf]
-            if ends and all(c.token != ends[i].token for c in column):
-                column.append(ends[i])
+        for column, e in zip_longest(self._columns(length, mass, cap), ends):
+            if e is not None and all(c.token != e.token for c in column):
+                column.append(e)
             columns.append(column)
         return Lattice(columns, [e.logp for e in ends], frozenset(self.stop_ids))
+
+    def _columns(self, length: int, mass: float, cap: int) -> list[list[Candidate]]:
+        """Natural candidates of the first ``length`` positions, by probability, then id."""
+        best = zip(self.argmax[:length].tolist(), self._best[0][:length].tolist(), strict=True)
+        columns = [[Candidate(token, logp)] for token, logp in best]
+        # where the first token has the mass, no sorting is needed
+        flat = np.flatnonzero(self.confidence[:length] < mass - 1e-6)
+        if 2 * flat.size > length:  # sorting a row costs less than twice what copying it does
+            flat = np.arange(length)
+        if not flat.size:
+            return columns
+        log_q = self.log_q[:length]
+        if flat.size < length:
+            log_q = log_q[torch.from_numpy(flat).to(log_q.device)]
+        found = log_q.topk(min(cap, log_q.shape[1]), dim=-1)
+        values, tokens = (x.cpu().numpy() for x in found)
+        # columns that reach the mass with their first m tokens: m - 1 sums lie below it
+        counts = 1 + (np.exp(values.astype(np.float64)).cumsum(1) < mass - 1e-6).sum(1)
+        for at, v, t, count in zip(flat.tolist(), values, tokens, counts.tolist(), strict=True):
+            pairs = sorted(zip((-v[:count]).tolist(), t[:count].tolist(), strict=True))
+            columns[at] = [Candidate(token, -minus) for minus, token in pairs if minus < np.inf]
+        return columns
 
     def _best_ends(self, length: int) -> list[Candidate]:
         if not self.stop_ids:

@@ -124,7 +124,9 @@ class NGram(Proxy):
 class KenLM(Proxy):
     """A KenLM model over token ids written as words ("17 4 256"), read from ``path``.
 
-    The package reports base-10 logarithms; they are converted.  Needs ``pip install kenlm``.
+    The package reports base-10 logarithms; they are converted.  Needs ``pip install dllm[kenlm]``,
+    which compiles it.  ``path``: an ARPA file or a binary of KenLM's own; tokens that it does not
+    know have the probability of ``<unk>``.
     """
 
     path: str = ""
@@ -134,8 +136,8 @@ class KenLM(Proxy):
             import kenlm
         except ImportError:
             raise ConfigError(
-                "proxy 'kenlm' needs the package kenlm: run `pip install dllm[kenlm]`, "
-                "or use proxy='ngram'"
+                "proxy 'kenlm' needs the package kenlm: run `pip install 'dllm[kenlm]'` "
+                "(it takes a C++ compiler), or use proxy='ngram'"
             ) from None
         try:
             self._kenlm, self._model = kenlm, kenlm.Model(self.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,32 +20,39 @@ CONTEXT = 512  # tokens per context bucket of the time model
 
 
 class Acceptance:
-    """How often a drafted token is accepted, by depth and by the drafter's confidence.
+    """How often a drafted token is accepted, by depth, by the drafter's confidence, and by whether
+    the draft before was accepted whole.
 
     A diffusion model's confidence is no probability of acceptance: the table learns the relation
     from verified positions only, i.e. those up to and including the first rejection.  Every cell
     starts from a Beta(1, 1) prior, centred on the confidence itself with the weight of ``prior``
-    observations.
+    observations.  The last distinction is there because acceptance comes in runs (DEER, arXiv
+    2512.15176, finds it bimodal).
     """
 
     def __init__(self, prior: float = 2.0) -> None:
         self.prior = prior
-        shape = (len(DEPTHS), CONFIDENCES)
+        shape = (2, len(DEPTHS), CONFIDENCES)
         self.accepted, self.judged = np.zeros(shape), np.zeros(shape)
 
-    def __call__(self, confidence: Array) -> Array:
-        """Probability that token i is accepted if all before it were, (w,)."""
-        at = self._cells(confidence)
-        expected = self.accepted[at] + self.prior * confidence
-        share: Array = expected / (self.judged[at] + self.prior)
+    def __call__(
+        self, confidence: Array, after_whole: bool = False, optimism: float = 0.0
+    ) -> Array:
+        """Probability that token i is accepted if all before it were, (w,); ``optimism`` adds so
+        many standard errors, which has little-known lengths tried."""
+        at = (int(after_whole), *self._cells(confidence))
+        weight = self.judged[at] + self.prior
+        share: Array = (self.accepted[at] + self.prior * confidence) / weight
+        if optimism:
+            share = np.minimum(share + optimism * np.sqrt(share * (1 - share) / weight), 0.999)
         return share
 
-    def update(self, confidence: Array, accepted: int) -> None:
+    def update(self, confidence: Array, accepted: int, after_whole: bool = False) -> None:
         """Learn from a chain of which ``accepted`` tokens were kept."""
-        judged = min(accepted + 1, len(confidence))
+        judged, state = min(accepted + 1, len(confidence)), int(after_whole)
         rows, columns = (index[:judged] for index in self._cells(confidence))
-        np.add.at(self.judged, (rows, columns), 1)
-        np.add.at(self.accepted, (rows[:accepted], columns[:accepted]), 1)
+        np.add.at(self.judged[state], (rows, columns), 1)
+        np.add.at(self.accepted[state], (rows[:accepted], columns[:accepted]), 1)
 
     def _cells(self, confidence: Array) -> tuple[IntArray, IntArray]:
         at = np.arange(len(confidence))
@@ -110,6 +117,7 @@ class _Calibrated(LengthController):
     def __post_init__(self) -> None:
         at_least(1, k_max=self.k_max)
         self.acceptance = Acceptance()
+        self._reset()
 
     def fresh(self) -> LengthController:
         one = copy.copy(self)  # the tables are shared, the state of the text is not
@@ -118,11 +126,15 @@ class _Calibrated(LengthController):
 
     def _reset(self) -> None:
         """Forget the text."""
+        self._after_whole = False
 
     def update(self, stats: RoundStats, feedback: Feedback) -> None:
         draft = feedback.draft
         if draft.is_chain and draft.confidence is not None and len(draft):
-            self.acceptance.update(np.asarray(draft.confidence, np.float64), stats.accepted)
+            confidence = np.asarray(draft.confidence, np.float64)
+            self.acceptance.update(confidence, stats.accepted, self._after_whole)
+        if stats.depth:
+            self._after_whole = stats.depth == stats.accepted
 
 
 @CONTROLLERS.register("threshold", paper="SpecDec++: Boosting Speculative Decoding via Adaptive "
@@ -140,8 +152,39 @@ class Threshold(_Calibrated):
         return Budget(min(self.k_max, room), room, self._refine)
 
     def _refine(self, confidence: Array) -> int:
-        alive = np.cumprod(self.acceptance(confidence[: self.k_max]))
+        alive = np.cumprod(self.acceptance(confidence[: self.k_max], self._after_whole))
         return max(1, int((1 - alive <= self.h).sum()))
+
+
+@dataclass
+class Saving:
+    """Seconds that drafting saves per round, smoothed by ``rho``, and their variance."""
+
+    rho: float
+    mean: float | None = None
+    variance: float = 0.0
+
+    def add(self, saved: float) -> None:
+        if self.mean is None:
+            self.mean = saved
+        off = saved - self.mean
+        self.mean += self.rho * off
+        self.variance = (1 - self.rho) * (self.variance + self.rho * off * off)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the mean lies below zero by more than its standard error."""
+        error = (self.variance * self.rho / (2 - self.rho)) ** 0.5
+        return self.mean is not None and self.mean + error < 0
+
+
+@dataclass
+class Worth:
+    """What drafting saved in all texts so far, and how long the last rest was."""
+
+    saving: Saving = field(default_factory=lambda: Saving(0.05))
+    rest: int = 1
+    drafts: int = 0
 
 
 @CONTROLLERS.register("rate")
@@ -149,28 +192,31 @@ class Threshold(_Calibrated):
 class Rate(_Calibrated):
     """The length with the most expected tokens per second, from this round's own confidences.
 
-    Expected tokens come from calibrated acceptance, seconds from a line fitted to measured rounds.
-    A draft that was accepted whole doubles the next one, because acceptance is bimodal (DEER, arXiv
-    2512.15176); with probability ``explore`` eight tokens more are tried.  While drafting brings
-    fewer tokens per second than plain decoding it rests, twice as long each time.  A plain round
-    now and then measures what a single token costs.  A design of this library: no paper's.
+    Expected tokens come from calibrated acceptance, ``optimism`` standard errors above the estimate
+    so that lengths which were never tried are; seconds from a line fitted to measured rounds.
+    While drafting brings fewer tokens per second than plain decoding it rests, twice as long each
+    time, up to ``longest_rest`` rounds.  A plain round now and then measures what a single token
+    costs.  A design of this library: no paper's.
     """
 
-    explore: float = 0.02
-    longest_rest: int = 32
+    optimism: float = 0.2
+    longest_rest: int = 64
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.verify_seconds: dict[int, LineFit] = {}
         self.draft_seconds = LineFit()
-        self._reset()
+        self.worth = Worth()
+        super().__post_init__()
 
     def _reset(self) -> None:
-        self._last_whole = 0
-        self._rest, self._resting = 1, 0
-        self._gain: float | None = None  # seconds that drafting saved per round, smoothed
-        self._rounds = 0
+        super()._reset()
         self._context = 0
+        self._saving = replace(self.worth.saving, rho=0.2)
+        self._rest = max(1, self.worth.rest // 2)
+        self._resting = self._rest if self._loses() else 0
+
+    def _loses(self) -> bool:
+        return self._saving.is_loss and self.worth.drafts >= 8
 
     def next(self, room: int, context: int) -> Budget:
         self._context = context // CONTEXT
@@ -182,15 +228,10 @@ class Rate(_Calibrated):
     def _refine(self, confidence: Array) -> int:
         confidence = confidence[: self.k_max]
         lengths = np.arange(len(confidence) + 1)
-        expected = np.concatenate([[0.0], np.cumprod(self.acceptance(confidence)).cumsum()])
+        alive = np.cumprod(self.acceptance(confidence, self._after_whole, self.optimism))
+        expected = np.concatenate([[0.0], alive.cumsum()])
         seconds = self._line()((lengths + 1).astype(np.float64)) + self.draft_seconds(np.zeros(1))
-        best = int(np.argmax((1 + expected) / seconds))
-        if self._last_whole:
-            best = max(best, 2 * self._last_whole)
-        self._rounds += 1
-        if self._rounds * self.explore % 1 < self.explore:  # every 1 / explore rounds
-            best += 8
-        return min(best, len(confidence))
+        return int(np.argmax((1 + expected) / seconds))
 
     def _line(self) -> LineFit:
         return self.verify_seconds.setdefault(self._context, LineFit())
@@ -200,7 +241,6 @@ class Rate(_Calibrated):
         if stats.first:  # it read the prompt, too
             return
         self._line().add(stats.drafted + 1, stats.verify_seconds + stats.other_seconds)
-        self._last_whole = stats.depth if 0 < stats.depth == stats.accepted else 0
         if stats.attempted:
             self.draft_seconds.add(0.0, stats.draft_seconds)
             self._weigh(stats)
@@ -210,8 +250,11 @@ class Rate(_Calibrated):
         single = float(self._line()(np.ones(1))[0])
         spent = stats.draft_seconds + stats.verify_seconds + stats.other_seconds
         saved = stats.emitted * single - spent
-        self._gain = saved if self._gain is None else self._gain + 0.2 * (saved - self._gain)
-        if self._gain < 0 and self._rounds >= 8:
+        self._saving.add(saved)
+        self.worth.saving.add(saved)
+        self.worth.drafts += 1
+        if self._loses():
             self._resting, self._rest = self._rest, min(2 * self._rest, self.longest_rest)
         else:
             self._rest = 1
+        self.worth.rest = self._rest

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..canvas import IntArray
-from ..kernels.noise import bits, row_gumbel
+from ..kernels.noise import bits, row_gumbel, row_gumbel_at
 from ..kernels.statistics.filters import dropped
 from .base import Array, Draft
 
@@ -58,6 +58,7 @@ class Coins:
 class Sampling:
     """How the verifier's logits become the law that is sampled from; names as in transformers.
 
+    As everywhere in this library, top-p is measured on the whole law, not on what top-k leaves.
     ``early_bans`` are ids that may not be emitted before position ``early_end``.
     """
 
@@ -143,10 +144,12 @@ class Rows:
         if self.sampling.temperature == 0:
             return self.greedy(node)
         seed, stream = self.coins.emission
-        key = torch.tensor([[seed, stream, int(self.positions[node + 1]), 0]])
-        row = self.log_law[node + 1 : node + 2]
-        noise = row_gumbel(key.to(row.device), 0, row.shape[1])
-        return int((row + noise).argmax())
+        row = self.log_law[node + 1]
+        key = torch.tensor([[seed, stream, int(self.positions[node + 1]), 0]], device=row.device)
+        alive = row.isfinite().nonzero()[:, 0]
+        if 4 * len(alive) < len(row):  # filters leave few tokens that could need noise
+            return int(alive[(row[alive] + row_gumbel_at(key, alive[None])[0]).argmax()])
+        return int((row + row_gumbel(key, 0, len(row))[0]).argmax())
 
     def law(self, node: int) -> Array:
         """Probabilities (V,) float64 of the token after ``node``."""

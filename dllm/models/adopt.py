@@ -15,6 +15,7 @@ from .attention import set_attention
 from .facts import generation_defaults, read_facts
 from .family import Family, get_family
 from .model import DiffusionModel
+from .rotary import rotate_in_cache
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 
 
@@ -52,6 +53,7 @@ def prepare(
     """Eval mode, the family's mask and rotation, packed attention.  Changes ``hf`` in place."""
     hf.train(False)
     set_attention(hf, attn_implementation)
+    rotate_in_cache(hf)
     if family.bidirectional:
         hf.config.is_causal = False
         hf.config.use_cache = False

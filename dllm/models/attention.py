@@ -142,7 +142,20 @@ def _base(name: str, module: nn.Module) -> Callable[..., Attended]:
         )
         return _eager(eager)
     function: Callable[..., Attended] = FUNCTIONS[name]
+    if name == "flex_attention":
+        return _flex(function)
     return _flash(name, function) if name in PACKAGES else function
+
+
+def _flex(function: Callable[..., Attended]) -> Callable[..., Attended]:
+    """A mask that is a tensor goes to SDPA: compiled for a CPU, FlexAttention crashes on one."""
+
+    def call(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Attended:
+        chosen = FUNCTIONS["sdpa"] if isinstance(mask, Tensor) else function
+        found: Attended = chosen(module, q, k, v, mask, **rest)
+        return found
+
+    return call
 
 
 def _eager(function: Callable[..., Attended]) -> Callable[..., Attended]:

@@ -6,15 +6,14 @@ answer that was cut at a random place and appends an end marker, which tells a b
 that the text goes on.  Stage 2 masks the last R tokens only and weighs those next to the visible
 text most.
 
-Reconstructed, because the paper leaves it open: the marker stands behind the masks; answers are
-continued with end tokens, so that windows that reach beyond the end look as they do when drafting.
+Reconstructed, because the paper leaves it open: the marker stands behind the masks; windows may
+reach beyond the end of an answer, as they do when drafting, and nothing is learnt from there.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,6 @@ from ..errors import ConfigError
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
 from ..prompts import encode
-from .nano import TASK_WEIGHTS
 
 Pair = tuple[list[int], list[int]]  # prompt ids, answer ids with the end token
 
@@ -99,35 +97,45 @@ class Example:
 
 
 def stage1_example(
-    pair: Pair, recipe: Alignment, rng: random.Random, mask: int, marker: int, end: int
+    pair: Pair, recipe: Alignment, rng: random.Random, mask: int, marker: int
 ) -> Example:
     """The answer cut at a random place, a random share of its tail masked."""
-    prompt, answer = pair
-    text = answer + [end] * recipe.window
-    cut = rng.randint(1, len(text))
-    masked = min(cut, math.ceil(rng.random() * cut) or 1, 2 * recipe.window)
-    return _example(prompt + text[:cut], [1.0 / masked] * masked, mask, marker)
+    cut, least = _cut(pair, recipe.window, rng)
+    masked = rng.randint(least, min(cut, 2 * recipe.window))
+    return _example(pair, cut, [1.0] * masked, mask, marker)
 
 
 def stage2_example(
-    pair: Pair, recipe: Alignment, rng: random.Random, mask: int, marker: int, end: int
+    pair: Pair, recipe: Alignment, rng: random.Random, mask: int, marker: int
 ) -> Example:
     """The last R tokens masked; token i of them weighs alpha to the power R - i."""
-    prompt, answer = pair
-    text = answer + [end] * recipe.window
-    cut = rng.randint(1, len(text))
-    masked = min(cut, rng.randint(1, recipe.far))
+    cut, least = _cut(pair, recipe.far, rng)
+    masked = rng.randint(least, min(cut, recipe.far))
     weights = [recipe.alpha ** (masked - i) for i in range(1, masked + 1)]
+    return _example(pair, cut, weights, mask, marker)
+
+
+def _cut(pair: Pair, reach: int, rng: random.Random) -> tuple[int, int]:
+    """Where the masks end, at most ``reach`` - 1 tokens beyond the answer, as they do when
+    drafting; and how many of them it takes to hide at least the answer's last token."""
+    answer = pair[1]
+    cut = rng.randint(1, len(answer) + reach - 1)
+    return cut, max(1, cut - len(answer) + 1)
+
+
+def _example(pair: Pair, cut: int, weights: list[float], mask: int, marker: int) -> Example:
+    """Nothing is learnt from what follows the end of the answer: no draft gets that far."""
+    prompt, answer = pair
+    seen, masked = len(prompt) + cut - len(weights), len(weights)
+    counted = len(prompt) + len(answer) - seen
+    weights = [*weights[:counted], *[0.0] * (masked - counted)]
     total = sum(weights)
-    return _example(prompt + text[:cut], [w / total for w in weights], mask, marker)
-
-
-def _example(text: list[int], weights: list[float], mask: int, marker: int) -> Example:
-    seen = len(text) - len(weights)
+    text = [*prompt, *answer][: seen + masked]
+    targets = [*text[seen:], *[-100] * (seen + masked - len(text))]
     return Example(
-        [*text[:seen], *[mask] * len(weights), marker],
-        [*[-100] * seen, *text[seen:], -100],
-        [*[0.0] * seen, *weights, 0.0],
+        [*text[:seen], *[mask] * masked, marker],
+        [*[-100] * seen, *targets, -100],
+        [*[0.0] * seen, *(w / total for w in weights), 0.0],
     )
 
 
@@ -159,9 +167,11 @@ def align(
     stage, step, mean loss and seconds, and the model so far.  ``drafter`` itself is not changed.
     """
     facts = drafter.facts
-    mask, end, marker = facts.mask_token_id, facts.eos_token_id, recipe.marker_for(drafter)
-    if mask is None or end is None:
-        raise ConfigError(f"{drafter.name} needs a mask token and an end token to be aligned")
+    mask, marker = facts.mask_token_id, recipe.marker_for(drafter)
+    if mask is None:
+        raise ConfigError(
+            f"{drafter.name} has no mask token: only a diffusion model can be aligned"
+        )
     hf: Any = copy.deepcopy(drafter.hf)
     hf.float().requires_grad_(True)
     defaults = {**drafter.generation_defaults, "end_marker": marker}
@@ -174,7 +184,7 @@ def align(
         clock, total, since = time.perf_counter(), 0.0, 0
         for step in range(steps):
             chosen = rng.choices(pairs, k=recipe.rows)
-            examples = [make(pair, recipe, rng, mask, marker, end) for pair in chosen]
+            examples = [make(pair, recipe, rng, mask, marker) for pair in chosen]
             room = facts.context_length
             examples = [e for e in examples if len(e.ids) <= room] or examples[:1]
             loss = loss_of(hf, examples, facts.logit_shift)
@@ -202,7 +212,6 @@ def save_aligned(model: DiffusionModel, recipe: Alignment, folder: Path) -> None
 
 
 def task_prompts(count: int, seed: int = 0) -> list[str]:
-    """Prompts of the generated tasks, as often as in the recipe of the bundled models."""
+    """Training prompts of the generated tasks, all of them equally often."""
     rng = random.Random(f"deer/{seed}")
-    names = rng.choices(list(TASK_WEIGHTS), list(TASK_WEIGHTS.values()), k=count)
-    return [TASKS[name].sample(rng, "train").prompt for name in names]
+    return [TASKS[name].sample(rng, "train").prompt for name in rng.choices(list(TASKS), k=count)]

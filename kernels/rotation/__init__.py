@@ -34,13 +34,14 @@ def rotate_scatter(
 ) -> _torch.Tensor:
     """Rotate ``q`` (H, Q, dh) and ``k`` (Hkv, Q, dh), write k and ``v`` (Hkv, Q, dh) to ``slots``.
 
-    ``cos``, ``sin`` (Q, dh), of any float dtype, belong to the positions of the Q new tokens; the
-    first half of a head turns against its second half (as in LLaDA, Dream, Llama and Qwen), in
-    float32.  ``slots`` (Q,) int64 distinct, -1 for keys and values that are not to be written;
-    ``keys`` and ``values`` (Hkv, S, dh) are written in place.  Returns the rotated queries
-    (H, Q, dh) in the dtype of ``keys``.
+    ``cos``, ``sin`` (Q, dh) belong to the positions of the Q new tokens; the first half of a head
+    turns against its second half (as in LLaDA, Dream, Llama and Qwen).  The arithmetic has the
+    dtype that ``q`` and ``cos`` promote to: with cos in float32 (LLaDA) a bfloat16 head is turned
+    in float32, else every product and sum is rounded, both as in transformers.  ``slots`` (Q,)
+    int64, distinct unless nobody reads them; ``keys`` and ``values`` (Hkv, S, dh) are written in
+    place.  Returns the rotated queries (H, Q, dh) in the dtype of ``keys``.
 
-    ``backend``: "triton" (a GPU), "torch" (any device), "naive" (the float64 oracle), "auto".
+    ``backend``: "triton" (a GPU), "torch" (any device), "naive" (the oracle), "auto".
     Raises `ConfigError` for shapes that do not fit together.
     """
     heads, count, width = k.shape

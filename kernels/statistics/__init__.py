@@ -1,31 +1,60 @@
 """From hidden rows and the head to a few numbers per row; logits live one tile at a time.
 
-`token_statistics` starts from hidden rows and a head, `logits_statistics` from logits; with a head
-that is split over processes, `parallel.parallel_statistics` does.  All take the same options and
-return `TokenStatistics`.  Numbers are computed in float32 whatever the dtype
-of the model; the logits themselves have the precision the head gives them.
+`token_statistics` starts from hidden rows and a head, which may be split over processes,
+`logits_statistics` from logits.  Both take the same options and return `TokenStatistics`.  Numbers
+are computed in float32 whatever the dtype of the model; the logits themselves have the precision
+the head gives them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable as _Callable
 from collections.abc import Iterable, Sequence
+from functools import lru_cache as _lru_cache
+from functools import wraps as _wraps
 from importlib.util import find_spec as _find_spec
 from types import ModuleType
+from typing import Any as _Any
+from typing import TypeVar as _TypeVar
+from typing import cast as _cast
 
 import torch as _torch
 
 from ...errors import ConfigError, UnknownNameError
 from . import naive as _naive
+from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
-from .heads import Head
+from .heads import Head, Share, split_linear
 from .result import OPTIONAL, Options, TokenStatistics, check
 
-__all__ = ["Head", "TokenStatistics", "logits_statistics", "logprobs_of", "token_statistics"]
+__all__ = [
+    "Head",
+    "Share",
+    "TokenStatistics",
+    "logits_statistics",
+    "logprobs_of",
+    "token_statistics",
+]
 
 _BACKENDS: dict[str, ModuleType] = {"naive": _naive, "torch": _fast}
+_Function = _TypeVar("_Function", bound=_Callable[..., _Any])
 
 
+def _without_gradients(function: _Function) -> _Function:
+    """As ``torch.no_grad``, but free where gradients are off already, as in every decoding step."""
+
+    @_wraps(function)
+    def call(*args: _Any, **kwargs: _Any) -> _Any:
+        if not _torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        with _torch.no_grad():
+            return function(*args, **kwargs)
+
+    return _cast(_Function, call)
+
+
+@_without_gradients
 def token_statistics(
     hidden: _torch.Tensor,
     head: Head,
@@ -45,7 +74,9 @@ def token_statistics(
 ) -> TokenStatistics:
     """Statistics of the next-token distributions of ``hidden`` (R, d) under ``head``.
 
-    ``head``: a weight (V, d), an ``nn.Linear``, or any callable from (r, d) to (r, V).
+    ``head``: a weight (V, d), an ``nn.Linear``, or any callable from (r, d) to (r, V).  A `Share`,
+    or an ``nn.Linear`` that tensor parallelism split along the vocabulary, is one head over all
+    processes of its group, which call this alike and get the same numbers.
 
     ``banned`` (n,) ids can be neither proposed nor counted; ``banned_rows`` (R, n) bool says in
     which rows (default: all).  A tensor on another device than the CPU costs a synchronisation.
@@ -70,15 +101,21 @@ def token_statistics(
     Raises `ConfigError` for negative options, for noise keys that are missing or misshapen, and
     where the backend cannot run.
     """
-    options = _options(temperature, top_p, top_k, tempered, top, needs)
-    check(options, noise_keys, len(hidden))
-    found: TokenStatistics = _backend(backend, hidden.device).token_statistics(
-        hidden, head, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
-        select=select, vocab_size=vocab_size,
-    )  # fmt: skip
+    wanted = OPTIONAL if needs is None else frozenset(needs)
+    options = _options(temperature, top_p, top_k, tempered, top, wanted)
+    check(options, noise_keys, hidden.shape[0])
+    module, share = _backend(backend, hidden.device), split_linear(head)
+    rows: dict[str, _Any] = {
+        "banned": banned, "banned_rows": banned_rows, "noise_keys": noise_keys, "select": select,
+        "vocab_size": vocab_size,
+    }  # fmt: skip
+    if share is not None and module is not _naive:
+        return _parallel.token_statistics(hidden, share, options, module, **rows)
+    found: TokenStatistics = module.token_statistics(hidden, head, options, **rows)
     return found
 
 
+@_without_gradients
 def logits_statistics(
     logits: _torch.Tensor,
     *,
@@ -96,8 +133,9 @@ def logits_statistics(
     backend: str = "auto",
 ) -> TokenStatistics:
     """As `token_statistics`, for ``logits`` (R, V) of any float dtype, which stay untouched."""
-    options = _options(temperature, top_p, top_k, tempered, top, needs)
-    check(options, noise_keys, len(logits))
+    wanted = OPTIONAL if needs is None else frozenset(needs)
+    options = _options(temperature, top_p, top_k, tempered, top, wanted)
+    check(options, noise_keys, logits.shape[0])
     found: TokenStatistics = _backend(backend, logits.device).logits_statistics(
         logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
         select=select, vocab_size=vocab_size,
@@ -105,16 +143,17 @@ def logits_statistics(
     return found
 
 
+@_lru_cache(maxsize=64)
 def _options(
     temperature: float,
     top_p: float,
     top_k: int,
     tempered: bool,
     top: int,
-    needs: Iterable[str] | None,
+    needs: frozenset[str],
 ) -> Options:
-    wanted = OPTIONAL if needs is None else frozenset(needs)
-    return Options(temperature, top_p, top_k, tempered, top, wanted)
+    """The same few options come back at every step."""
+    return Options(temperature, top_p, top_k, tempered, top, needs)
 
 
 def _backend(name: str, device: _torch.device) -> ModuleType:

@@ -1,64 +1,101 @@
 """Token statistics of a head that is split over processes: each owns a share of the vocabulary.
 
-Every process reduces its share to the sums of `reduce.Partial`, a few numbers per row; one
-collective carries them to all, and all merge them in the same order, so that every process has
-the same statistics, to the last bit, and no process ever sees the logits of another.  Only where
-top-p or top-k leave more than `LISTED` tokens are the logits of those rows gathered.
+Every process reduces its share to a few numbers per row; one collective carries them to all, and
+all merge them in the same order, so that every process has the same statistics, to the last bit,
+and no process ever sees the logits of another.  Only where top-p or top-k leave more tokens than
+the shares list are the logits of those rows gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
-from typing import Any
+from functools import partial, reduce
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from . import torch as plain
 from .candidates import Candidates, narrowed
+from .heads import Share
 from .reduce import FIELDS, Partial, finish, merge
-from .result import OPTIONAL, Options, TokenStatistics, check, pack, put, unpack
+from .result import OPTIONAL, Gather, Options, TokenStatistics, mended, pack, unpack
 
 LISTED = 256  # candidates for top-p and top-k
+Rows: TypeAlias = Mapping[str, Any]  # the arguments that differ by row, tensors or None
 
 
-@torch.no_grad()
-def shard_partial(
+def token_statistics(
     hidden: torch.Tensor,
-    weight: torch.Tensor,
+    share: Share,
     options: Options,
+    backend: ModuleType,
     *,
-    first_id: int,
-    bias: torch.Tensor | None = None,
     banned: Sequence[int] | torch.Tensor | None = None,
     banned_rows: torch.Tensor | None = None,
     noise_keys: torch.Tensor | None = None,
     select: torch.Tensor | None = None,
-    listed: int = 0,
-) -> Partial:
-    """What one share ``weight`` (n, d) of the head says, its first row being id ``first_id``.
+    vocab_size: int | None = None,
+) -> TokenStatistics:
+    """As `dllm.kernels.statistics.token_statistics`, called by every process of the group alike.
 
-    ``banned``, ``select`` and noise are in ids of the whole vocabulary.
+    ``hidden`` (R, d) and all arguments, in ids of the whole vocabulary, are the same everywhere.
+    ``backend``, `plain` or the Triton version, reduces the share.
     """
-    call = plain.Call(
-        _open(options, listed), banned, banned_rows, noise_keys, select, first_id=first_id
-    )
-    return plain.linear_partial(call, hidden, weight, bias)
+    share = share.cut(vocab_size)
+    rows: Rows = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
+    again = partial(plain.token_statistics, head=share, options=options, banned=banned)
+    if min(share.sizes) < max(1, options.top) or not len(hidden):
+        return again(hidden, **rows)  # a share is shorter than the list: go by the logits
+    fused = backend is not plain and options.top <= backend.MOST_TOP
+    split = backend.split_statistics if fused else split_statistics
+    found, missed = split(hidden, share, options, partial(_gather, share), banned, rows)
+    return mended(found, missed, {"hidden": hidden, **rows}, again)
 
 
-@torch.no_grad()
-def merge_shards(
-    parts: Sequence[Partial],
+def split_statistics(
+    hidden: torch.Tensor,
+    share: Share,
     options: Options,
-    size: int,
-    noise_keys: torch.Tensor | None = None,
-    select: torch.Tensor | None = None,
-    listed: int = 0,
+    gather: Gather,
+    banned: Sequence[int] | torch.Tensor | None,
+    rows: Rows,
 ) -> tuple[TokenStatistics, torch.Tensor | None]:
-    """Statistics from all shares, ascending, of a vocabulary of ``size``; and with top-p or top-k
-    the rows (R,) bool whose ``listed`` candidates do not suffice."""
+    """Statistics, and with top-p or top-k the rows (R,) bool they are wrong for.
+
+    ``gather`` takes the tensors of this process and returns those of all, in the order of shares.
+    """
+    listed = min(LISTED, *share.sizes) if options.filters else 0
+    mine = share_partial(hidden, share, options, listed, banned, rows)
+    present = {f.name: x for f in FIELDS if (x := getattr(mine, f.name)) is not None}
+    parts = [
+        Partial(**dict(zip(present, part, strict=True))) for part in gather([*present.values()])
+    ]
+    return merge_shares(parts, options, listed, share.out_features, rows)
+
+
+def share_partial(
+    hidden: torch.Tensor,
+    share: Share,
+    options: Options,
+    listed: int,
+    banned: Sequence[int] | torch.Tensor | None,
+    rows: Rows,
+) -> Partial:
+    """What one share says; ``listed`` candidates where there are filters."""
+    keys = rows["noise_keys"]
+    call = plain.Call(
+        _open(options, listed), banned, rows["banned_rows"], keys, rows["select"], share.first_id
+    )
+    return plain.linear_partial(call, hidden, share.weight, share.bias)
+
+
+def merge_shares(
+    parts: Sequence[Partial], options: Options, listed: int, size: int, rows: Rows
+) -> tuple[TokenStatistics, torch.Tensor | None]:
+    """`split_statistics` from the partial results of all shares of a vocabulary of ``size``."""
     opened = _open(options, listed)
     total = reduce(lambda a, b: merge(a, b, opened), parts)
     found = finish(total, opened)
@@ -70,7 +107,9 @@ def merge_shards(
     most: torch.Tensor = found.max_logprob  # type: ignore[assignment]  # asked for by _open
     kept = {n: getattr(found, n) if n in options.needs else None for n in OPTIONAL}
     found = replace(found, top_token=None, top_logprob=None, **kept)
-    return narrowed(found, most, total.warm.squeeze(1), candidates, options, noise_keys, select)
+    return narrowed(
+        found, most, total.warm.squeeze(1), candidates, options, rows["noise_keys"], rows["select"]
+    )
 
 
 def _open(options: Options, listed: int) -> Options:
@@ -83,89 +122,10 @@ def _open(options: Options, listed: int) -> Options:
     )  # fmt: skip
 
 
-@torch.no_grad()
-def parallel_statistics(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    *,
-    first_id: int,
-    size: int,
-    group: dist.ProcessGroup | None = None,
-    bias: torch.Tensor | None = None,
-    banned: Sequence[int] | torch.Tensor | None = None,
-    banned_rows: torch.Tensor | None = None,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    tempered: bool = False,
-    noise_keys: torch.Tensor | None = None,
-    top: int = 0,
-    select: torch.Tensor | None = None,
-    needs: Sequence[str] | frozenset[str] | None = None,
-) -> TokenStatistics:
-    """As `token_statistics`, called by every process of ``group`` (default: all) alike.
-
-    ``hidden`` (R, d) is the same everywhere; ``weight`` (n, d) is the share of this process,
-    ids ``first_id`` to ``first_id + n`` of ``size``; shares ascend with the rank.  The other
-    arguments, in ids of the whole vocabulary, are the same everywhere.
-    """
-    options = Options(
-        temperature, top_p, top_k, tempered, top,
-        OPTIONAL if needs is None else frozenset(needs),
-    )  # fmt: skip
-    check(options, noise_keys, len(hidden))
-    rows: dict[str, Any] = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
-    shares = _gather_sizes(len(weight), hidden.device, group)
-    listed = min(LISTED, min(shares)) if options.filters else 0
-    opened = _open(options, listed)
-    if options.top > min(shares):
-        parts = None  # a share is shorter than the list: go by the logits
-    else:
-        mine = shard_partial(
-            hidden, weight, options, first_id=first_id, bias=bias, banned=banned, listed=listed,
-            **rows,
-        )  # fmt: skip
-        parts = _gather(mine, opened, group)
-    if parts is None:
-        return _by_logits(hidden, weight, bias, shares, options, banned, rows, group)
-    found, missed = merge_shards(parts, options, size, noise_keys, select, listed)
-    if missed is None or not bool(missed.any()):
-        return found
-    which = missed.nonzero().flatten()
-    some = {name: None if x is None else x[which] for name, x in rows.items()}
-    again = _by_logits(hidden[which], weight, bias, shares, options, banned, some, group)
-    return put(found, which, again)
-
-
-def _by_logits(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shares: list[int],
-    options: Options, banned: Sequence[int] | torch.Tensor | None, rows: dict[str, Any],
-    group: dist.ProcessGroup | None,
-) -> TokenStatistics:  # fmt: skip
-    """Statistics of gathered logits."""
-    own = torch.nn.functional.linear(hidden.to(weight.dtype), weight, bias).float()
-    own = torch.nn.functional.pad(own, (0, max(shares) - len(weight)))
-    logits = [torch.empty_like(own) for _ in shares]
-    dist.all_gather(logits, own.contiguous(), group=group)
-    whole = torch.cat([part[:, :n] for part, n in zip(logits, shares, strict=True)], 1)
-    return plain.logits_statistics(whole, options, banned=banned, **rows)
-
-
-def _gather_sizes(own: int, device: torch.device, group: dist.ProcessGroup | None) -> list[int]:
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(_count(group))]
-    dist.all_gather(sizes, torch.tensor([own], device=device), group=group)
-    return [int(n) for n in torch.cat(sizes).tolist()]
-
-
-def _gather(mine: Partial, options: Options, group: dist.ProcessGroup | None) -> list[Partial]:
-    """The partial results of all processes, by rank, in one collective."""
-    present = {f.name: x for f in FIELDS if (x := getattr(mine, f.name)) is not None}
-    packed = pack(present.values())
-    received = [torch.empty_like(packed) for _ in range(_count(group))]
-    dist.all_gather(received, packed, group=group)
-    shapes = [(x.shape, x.dtype) for x in present.values()]
-    return [Partial(**dict(zip(present, unpack(p, shapes), strict=True))) for p in received]
-
-
-def _count(group: dist.ProcessGroup | None) -> int:
-    return dist.get_world_size(group)
+def _gather(share: Share, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The tensors of all processes, by rank, in one collective."""
+    packed = pack(tensors)
+    received = [torch.empty_like(packed) for _ in share.sizes]
+    dist.all_gather(received, packed, group=share.group)
+    shapes = [(x.shape, x.dtype) for x in tensors]
+    return [unpack(part, shapes) for part in received]

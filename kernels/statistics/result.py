@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -12,6 +12,9 @@ from ...errors import ConfigError
 
 # either every field is a torch tensor on the device, or (after `numpy`) every field is NumPy
 Array: TypeAlias = Any
+
+# takes the tensors of this process, returns those of all
+Gather: TypeAlias = Callable[[Sequence[torch.Tensor]], list[list[torch.Tensor]]]
 
 OPTIONAL = frozenset({"margin", "gap", "entropy", "max_logprob"})
 
@@ -61,11 +64,20 @@ def joined(parts: Sequence[TokenStatistics]) -> TokenStatistics:
     return TokenStatistics(**{f: torch.cat(c) for f, c in columns.items() if c[0] is not None})
 
 
-def put(found: TokenStatistics, rows: torch.Tensor, other: TokenStatistics) -> TokenStatistics:
-    """``found`` with ``other`` in place of the named ``rows``."""
+def mended(
+    found: TokenStatistics, missed: torch.Tensor | None, rows: Mapping[str, torch.Tensor | None],
+    statistics: Callable[..., TokenStatistics],
+) -> TokenStatistics:  # fmt: skip
+    """``found`` with the rows ``missed`` (R,) bool done again by ``statistics``, which is given
+    those rows of the arguments ``rows``."""
+    if missed is None or not bool(missed.any()):
+        return found
+    which = missed.nonzero().flatten()
+    some = {name: None if x is None else x[which.to(x.device)] for name, x in rows.items()}
+    other = statistics(**some)
     columns = {f: (getattr(found, f), getattr(other, f)) for f in FIELDS}
     return TokenStatistics(
-        **{f: a.index_copy(0, rows, b) for f, (a, b) in columns.items() if a is not None}
+        **{f: a.index_copy(0, which, b) for f, (a, b) in columns.items() if a is not None}
     )
 
 

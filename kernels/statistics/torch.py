@@ -45,7 +45,7 @@ class Call:
 
     def piece(self, x: torch.Tensor, first: int, low: int) -> Partial:
         """Reduce ``x`` (r, n) float32, rows from ``first`` and ids from ``low`` on; destroys x."""
-        last = first + len(x)
+        last = first + x.shape[0]
         for j, token in enumerate(self.banned):
             if low <= token < low + x.shape[1]:
                 column = x.select(1, token - low)
@@ -88,7 +88,6 @@ class Call:
         return stack(done)
 
 
-@torch.no_grad()
 def token_statistics(
     hidden: torch.Tensor,
     head: Head,
@@ -121,7 +120,7 @@ def linear_partial(
     call: Call, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Partial:
     """What a weight (V, d), or the share of it that begins with id ``call.first_id``, says."""
-    rows, size, options = len(hidden), len(weight), call.options
+    rows, size, options = hidden.shape[0], weight.shape[0], call.options
     hidden = hidden.to(weight.dtype)
     if rows * size <= PIECE:
         logits = torch.nn.functional.linear(hidden, weight, bias).float()
@@ -147,7 +146,6 @@ def _tiled(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return product
 
 
-@torch.no_grad()
 def logits_statistics(
     logits: torch.Tensor,
     options: Options,

@@ -12,17 +12,18 @@ long as the nucleus lies above the smallest of every list, the lists hold all of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from math import ceil
+from typing import Any
 
 import torch
 import triton
 
 from . import torch as plain
 from .candidates import Candidates, narrowed
-from .heads import Head, full_logits, plain_linear, vocabulary
-from .result import Options, TokenStatistics, joined, put
+from .heads import Head, Share, full_logits, plain_linear, vocabulary
+from .result import Gather, Options, TokenStatistics, joined, mended
 from .tiles import merge, partials
 
 MOST_TOP = 32  # longer lists are better sorted than kept in registers
@@ -48,17 +49,19 @@ def _ids(ids: tuple[int, ...], device: torch.device) -> torch.Tensor:
 class Pass:
     """One pass over some rows.  ``x`` (R, d) hidden rows with a ``weight``, or (R, V) logits.
 
-    ``size`` ids are scored, the first of them ``first_id``.
+    ``size`` ids are scored, the first of them ``first_id``.  Passes of the same ``most``, at least
+    as large as ``size``, have the same number of splits.
     """
 
     def __init__(
         self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, size: int,
         options: Options, *, banned: Sequence[int] | torch.Tensor | None,
         banned_rows: torch.Tensor | None, noise_keys: torch.Tensor | None,
-        select: torch.Tensor | None, first_id: int = 0,
+        select: torch.Tensor | None, first_id: int = 0, most: int | None = None,
     ) -> None:  # fmt: skip
         self.x, self.weight, self.bias = _rows_together(x), weight, bias
         self.size, self.options, self.first_id = size, options, first_id
+        self.reach = size + first_id % 4 if most is None else most + 3
         device = x.device
         if isinstance(banned, torch.Tensor):
             self.count, self.banned = len(banned), banned.to(device, torch.int64)
@@ -96,7 +99,7 @@ class Pass:
         """(2, S, R) int64 and (6, S, R) float32 sums, (S, R, K) int64 candidates as keys."""
         rows, options, device = len(self.x), self.options, self.x.device
         block_r = min(MOST_ROWS, max(16, _power(rows)))
-        tiles = ceil((self.size + self.first_id % 4) / BLOCK_V)
+        tiles = ceil(self.reach / BLOCK_V)
         wanted = ceil(2 * _processors(device) / ceil(rows / block_r))
         wanted = max(wanted, FILTER_SPLITS) if options.filters else wanted
         per_split = ceil(tiles / min(tiles, wanted))
@@ -156,7 +159,12 @@ class Pass:
 
     def run(self) -> tuple[TokenStatistics, torch.Tensor | None]:
         """Statistics, and (R,) bool of the rows they are wrong for; None if there cannot be any."""
-        best, sums, top = self.partials()
+        return self.finished(*self.partials())
+
+    def finished(
+        self, best: torch.Tensor, sums: torch.Tensor, top: torch.Tensor
+    ) -> tuple[TokenStatistics, torch.Tensor | None]:
+        """`run` from the results of `partials`."""
         found, most, warm = self.merged(best, sums, top)
         if not self.options.filters:
             return found, None
@@ -187,7 +195,6 @@ def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     return other if tensor is None else tensor
 
 
-@torch.no_grad()
 def token_statistics(
     hidden: torch.Tensor,
     head: Head,
@@ -221,21 +228,35 @@ def token_statistics(
         return joined(parts)
     weight, bias = linear
     weight = _rows_together(weight[:vocab_size])
+    rows_of: Any = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
     found, missed = Pass(
-        hidden.to(weight.dtype), weight, bias, len(weight), options, banned=banned,
-        banned_rows=banned_rows, noise_keys=noise_keys, select=select,
-    ).run()  # fmt: skip
-    if missed is None or not bool(missed.any()):
-        return found
-    which = missed.nonzero().flatten()
-    again = plain.token_statistics(
-        hidden[which], head, options, banned=banned, banned_rows=_pick(banned_rows, which),
-        noise_keys=_pick(noise_keys, which), select=_pick(select, which), vocab_size=vocab_size,
+        hidden.to(weight.dtype), weight, bias, len(weight), options, banned=banned, **rows_of
+    ).run()
+    again = partial(
+        plain.token_statistics, head=head, options=options, banned=banned, vocab_size=vocab_size
+    )
+    return mended(found, missed, {"hidden": hidden, **rows_of}, again)
+
+
+def split_statistics(
+    hidden: torch.Tensor,
+    share: Share,
+    options: Options,
+    gather: Gather,
+    banned: Sequence[int] | torch.Tensor | None,
+    rows: Mapping[str, Any],
+) -> tuple[TokenStatistics, torch.Tensor | None]:
+    """As `parallel.split_statistics`: every process's splits, merged as if they were one's."""
+    weight = _rows_together(share.weight)
+    own = Pass(
+        hidden.to(weight.dtype), weight, share.bias, len(weight), options, banned=banned,
+        first_id=share.first_id, most=max(share.sizes), **rows,
     )  # fmt: skip
-    return put(found, which, again)
+    best, sums, top = zip(*gather(own.partials()), strict=True)
+    own.size = share.out_features
+    return own.finished(torch.cat(best, 1), torch.cat(sums, 1), torch.cat(top, 0))
 
 
-@torch.no_grad()
 def logits_statistics(
     logits: torch.Tensor,
     options: Options,
@@ -254,23 +275,11 @@ def logits_statistics(
             logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
             select=select,
         )  # fmt: skip
-    found, missed = Pass(
-        logits, None, None, size, options, banned=banned, banned_rows=banned_rows,
-        noise_keys=noise_keys, select=select,
-    ).run()  # fmt: skip
-    if missed is None or not bool(missed.any()):
-        return found
-    which = missed.nonzero().flatten()
-    again = plain.logits_statistics(
-        logits[which], options, banned=banned, banned_rows=_pick(banned_rows, which),
-        noise_keys=_pick(noise_keys, which), select=_pick(select, which),
-    )  # fmt: skip
-    return put(found, which, again)
+    rows_of: Any = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
+    found, missed = Pass(logits, None, None, size, options, banned=banned, **rows_of).run()
+    again = partial(plain.logits_statistics, options=options, banned=banned)
+    return mended(found, missed, {"logits": logits, **rows_of}, again)
 
 
 def _cut(tensor: torch.Tensor | None, first: int, count: int) -> torch.Tensor | None:
     return None if tensor is None else tensor[first : first + count]
-
-
-def _pick(tensor: torch.Tensor | None, which: torch.Tensor) -> torch.Tensor | None:
-    return None if tensor is None else tensor[which.to(tensor.device)]

@@ -94,6 +94,12 @@ WINDOWS = [StaticBlocks(5), WholeRegion(), Sliding()]
 def test_promises(
     spec: str, window: Window, prompts: list[int], masks: int, seed: int, shift: int, revises: bool
 ) -> None:
+    promises(spec, window, prompts, masks, seed, shift, revises)
+
+
+def promises(
+    spec: str, window: Window, prompts: list[int], masks: int, seed: int, shift: int, revises: bool
+) -> None:
     """Reads only what was written; computes what the sampler asked for, and what changed, in the
     promised time; plans are ascending, unique and live."""
     cache = caches.compose(spec)

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 import dllm
 from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
 from dllm.cli.footprint import Footprint, footprint
+from dllm.cli.gains import Gain, gains
 from dllm.models.checkpoint import open_checkpoint
 
 from .conftest import Run
@@ -115,3 +117,34 @@ def test_an_autoregressive_model(tmp_path: Path) -> None:
     found = {f.topic: f for f in examine(str(tmp_path), ("a GPU", 2**30))}
     assert found["family"].text == "autoregressive" and found["fits"].state == GOOD
     assert "float16" in found["weights"].text
+
+
+def test_caches_are_weighed_for_the_model_and_the_device(cli: Run, llada_8b: Path) -> None:
+    small = LLADA_8B | {"d_model": 64, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 128,
+                        "n_layers": 2, "vocab_size": 256, "embedding_size": 256}  # fmt: skip
+    (llada_8b / "config.json").write_text(json.dumps(small))
+    result = cli("doctor", "-m", str(llada_8b), "--caches", "--prompt-tokens", "64",
+                 "--new-tokens", "32")  # fmt: skip
+    lines = {line[2:].split()[0]: line for line in result.stdout.splitlines()}
+    assert result.exit_code == 0
+    assert set(dllm.cache.CACHES) - {"none", "block"} <= set(lines)
+    assert "fewer operations" in lines["dual"] and "at every layer" in lines["sparse"]
+
+
+def test_what_a_cache_gains_is_counted() -> None:
+    """The stand-in's positions under the model's sizes: 8 steps of 32 new tokens in one block."""
+    config = LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+                         num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    found = {g.cache: g for g in gains(config, torch.device("cpu"), torch.float32, 64, 32)}
+    layer, full, block = 2 * 64 * 16 * (4 + 2) + 3 * 64 * 96, 96, 32
+    head = 2 * 64 * 100 * sum(range(4, 33, 4))
+    none = 8 * 3 * (2 * full * layer + 4 * full * full * 64) + head
+    dual = 3 * (2 * (full + 7 * block) * layer + 4 * (full + 7 * block) * full * 64) + head
+    assert found["dual"].operations == pytest.approx(none / dual)
+    assert "leave it" in Gain("x", 2.0, 1.0, False).text
+
+
+def test_caches_need_a_diffusion_model(cli: Run) -> None:
+    assert cli("doctor", "--caches").exit_code == 2
+    result = cli("doctor", "-m", "nano-ar", "--caches")
+    assert result.exit_code == 2 and "autoregressive" in result.stderr

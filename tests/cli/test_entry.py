@@ -41,7 +41,8 @@ def test_help_and_version_need_neither_torch_nor_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["generate", "chat", "infill", "samplers", "caches", "doctor", "train"]
+    "command",
+    ["generate", "chat", "infill", "samplers", "caches", "doctor", "train", "serve-drafter"],
 )
 def test_every_command_has_help(cli: Run, command: str) -> None:
     result = cli(command, "--help")

@@ -77,29 +77,45 @@ def test_plain_decoding_is_what_transformers_does(
             assert plain(model, prompt).tokens == theirs[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("controller", ["fixed(k=4)", "adl_repaired", "rate"])
-@pytest.mark.parametrize("drafter", ["right", "random", "adversarial", "tree", "nano coupled",
-                                     "nano argmax"])  # fmt: skip
-def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, controller: str) -> None:
-    """The same seed gives the same tokens, whatever drafts; six seeds for each of 18 pairs."""
-    nano = dllm.load("nano")
-    for seed in range(6):
-        (prompt,) = prompts(1, seed=seed)
-        how: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": seed}
-        expected = plain(verifier, prompt, **how)
-        text = text_for(verifier, prompt, **how)
-        parts: dict[str, Drafter] = {
-            "right": Scripted(text),
+WRITTEN = 16
+DRAFTERS = ("argmax", "random", "coupled", "adversarial", "right", "tree")
+
+
+def keyed_prompt(seed: int) -> tuple[list[int], dict[str, Any]]:
+    """A prompt and a way to sample: every second seed filters, every third one penalises."""
+    (prompt,) = prompts(1, seed=seed)
+    how: dict[str, Any] = {"temperature": (0.6, 0.8, 1.0)[seed % 3], "seed": seed}
+    how |= {"top_p": 0.95, "top_k": 40} if seed % 2 else {}
+    how |= {"repetition_penalty": 1.2} if seed % 3 == 0 else {}
+    return prompt, how
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 112), marks=pytest.mark.slow)],
+                         ids=["12 seeds", "100 seeds"])  # fmt: skip
+def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: range) -> None:
+    """The same seed gives the same tokens, whatever drafts and however many tokens at a time."""
+    nano, accepted = dllm.load("nano"), 0
+    models = {name: dllm.DiffusionDrafter(nano, search=name, window=6)
+              for name in ("argmax", "coupled")}  # fmt: skip
+    for seed in seeds:
+        prompt, how = keyed_prompt(seed)
+        text = [*prompt, *plain(verifier, prompt, max_new_tokens=WRITTEN, **how).tokens]
+        scripted = {
             "random": Scripted(None),
             "adversarial": Scripted([(i + 1) % 400 for i in text], noise=0.5, seed=seed),
+            "right": Scripted(text),
             "tree": Scripted(text, noise=0.4, tree=True, seed=seed),
-            "nano coupled": dllm.DiffusionDrafter(nano, search="coupled", window=8),
-            "nano argmax": dllm.DiffusionDrafter(nano, search="argmax", window=8),
         }
+        part: Drafter = models[drafter] if drafter in models else scripted[drafter]
+        controller = ("fixed(k=4)", "adl_repaired", "rate", "confidence(tau=0.1)")[seed % 4]
         found = dllm.speculate(
-            verifier, parts[drafter], prompt, controller=controller, max_new_tokens=NEW, **how
+            verifier, part, prompt, controller=controller, max_new_tokens=WRITTEN, **how
         )
-        assert found.tokens == expected.tokens
+        assert found.tokens == text[len(prompt) :]
+        accepted += found.accepted
+    if drafter in ("right", "tree"):
+        assert accepted > 5 * len(seeds)
 
 
 def test_an_oracle_is_accepted_whole(verifier: dllm.DiffusionModel) -> None:

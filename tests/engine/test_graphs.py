@@ -106,6 +106,7 @@ def test_flash_attention_cannot_be_static(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_captured_steps_decide_what_eager_ones_do() -> None:
     model = dllm.load("nano", device="cuda")
     chosen: dict[str, Any] = {"cache": "dual", "max_new_tokens": 64, "block_length": 16}

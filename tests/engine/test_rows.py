@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import dllm
 from dllm.result import Result
 
 from ..golden.conftest import goldens_dir
-from ..settings import EXACT, SMALL
+from ..settings import SMALL
 
 SAMPLERS = [
     "llada", "llada(remasking=random)", "threshold(0.4)", "factor(2)", "eb(gamma=1)",
@@ -70,31 +69,6 @@ def test_a_batch_equals_its_rows_alone_with_noise_and_guidance(
     together = run(model, PROMPTS, "threshold(0.4)", cache, seed=3, **extra)
     alone = [run(model, prompt, "threshold(0.4)", cache, seed=3, **extra) for prompt in PROMPTS]
     assert [outcome(r) for r in together] == [outcome(r) for r in alone]
-
-
-@lru_cache
-def without_cache(model: dllm.DiffusionModel, sampler: str) -> Any:
-    return run(model, PROMPTS[2], sampler, "none", max_new_tokens=12)
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("cache", EXACT)
-def test_a_cache_at_its_exact_setting_is_no_cache(
-    model: dllm.DiffusionModel, sampler: str, cache: str
-) -> None:
-    """C14"""
-    if cache.startswith("dkv_greedy") and sampler not in (ORDERED, "dream(alg=origin)"):
-        pytest.skip("the cache needs foresight")
-    reference = without_cache(model, sampler)
-    exact = run(model, PROMPTS[2], sampler, cache, max_new_tokens=12)
-    assert outcome(exact) == outcome(reference)
-    assert exact.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
-
-
-def test_every_cache_is_tested() -> None:
-    names = {info.name for info in dllm.cache.available()}
-    assert names == set(SMALL)
-    assert names - {"none", "dkv_pd", "block"} == {spec.partition("(")[0] for spec in EXACT}
 
 
 def test_pd_that_refreshes_each_step_is_prefill(model: dllm.DiffusionModel) -> None:

@@ -13,7 +13,11 @@ from torch import nn
 
 from dllm.errors import ConfigError, UnknownNameError
 from dllm.kernels import noise
-from dllm.kernels.statistics import TokenStatistics, logits_statistics, token_statistics
+from dllm.kernels.statistics import (
+    TokenStatistics,
+    logits_statistics,
+    token_statistics,
+)
 from dllm.kernels.statistics import torch as fast
 from dllm.kernels.statistics.result import FIELDS, pack, unpack
 
@@ -32,6 +36,11 @@ def agree(a: TokenStatistics, b: TokenStatistics, rtol: float = 2e-5, atol: floa
             torch.testing.assert_close(
                 x, y, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+def rows_of(found: TokenStatistics, rows: torch.Tensor) -> TokenStatistics:
+    columns = {f: getattr(found, f) for f in FIELDS}
+    return TokenStatistics(**{f: None if x is None else x[rows] for f, x in columns.items()})
 
 
 def clear_of_borders(logits: torch.Tensor, chosen: dict[str, Any]) -> bool:

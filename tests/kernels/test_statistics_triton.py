@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from dllm.errors import ConfigError
 from dllm.kernels import statistics
-from dllm.kernels.statistics import logits_statistics, token_statistics
-from dllm.kernels.statistics.result import FIELDS
+from dllm.kernels.statistics import Share, logits_statistics, token_statistics
+from dllm.kernels.statistics.result import FIELDS, OPTIONAL, Options
 
-from .test_statistics import agree, cases, chi_square, keys
+from .test_statistics import agree, cases, chi_square, keys, rows_of
 
 fused = pytest.importorskip("dllm.kernels.statistics.triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,9 +32,11 @@ Case = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 64 ids and lists of 8, and outputs that hold NaN until they are written."""
+    """Tiles of 64 ids, several to a split, lists of 8; outputs hold NaN until they are written."""
     monkeypatch.setattr(fused, "BLOCK_V", 64)
     monkeypatch.setattr(fused, "LISTED", 8)
+    monkeypatch.setattr(fused, "FILTER_SPLITS", 2)
+    monkeypatch.setattr(fused, "_processors", lambda device: 1)
     monkeypatch.setattr(fused, "_empty", poisoned)
 
 
@@ -219,34 +221,33 @@ def test_no_rows_and_long_lists() -> None:
     compare(torch.randn(2, 8), weight, top=50)
 
 
-@settings(max_examples=6, deadline=None)
-@given(case=cases(SIZES), cut=st.integers(0, 197))
+@settings(max_examples=8, deadline=None)
+@given(case=cases(SIZES), cut=st.integers(1, 196))
 def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
-    """The partial results of two passes over parts are those of a whole pass."""
+    """The partial results of two processes are those of one; the first waits for the second."""
     hidden, weight, chosen = case
-    cut = min(cut, len(weight))
-    for name in ("top_p", "top_k", "needs"):
-        chosen.pop(name)
-    options = statistics._options(needs=None, top_p=1.0, top_k=0, **{
-        name: chosen.pop(name) for name in ("temperature", "tempered", "top")
-    })  # fmt: skip
-    given_ = {"banned": None, "banned_rows": None, "select": None, **on_device(chosen)}
-    parts = [
-        fused.Pass(hidden.to(DEVICE), weight[a:b].to(DEVICE), None, b - a, options,
-                   first_id=a, **given_)
-        for a, b in ((0, cut), (cut, len(weight))) if b > a
-    ]  # fmt: skip
-    both = [torch.cat(x, dim) for x, dim in zip(
-        zip(*(part.partials() for part in parts), strict=True), (1, 1, 0), strict=True
-    )] if len({p.listed for p in parts}) == 1 else None  # fmt: skip
-    if both is None:
-        return
-    whole = parts[0]
-    whole.size = len(weight)
-    got, *_ = whole.merged(*both)
+    size = len(weight)
+    assume(cut < size and chosen["top"] <= min(cut, size - cut))
+    hidden, weight, chosen = hidden.to(DEVICE), weight.to(DEVICE), on_device(chosen)
+    names = ("temperature", "top_p", "top_k", "tempered", "top", "needs")
+    chosen["needs"] = OPTIONAL if chosen["needs"] is None else chosen["needs"]
+    options = Options(**{name: chosen.pop(name) for name in names})
+    banned = chosen.pop("banned")
+    rows = {name: chosen.get(name) for name in ("banned_rows", "noise_keys", "select")}
+    sizes, parts = (cut, size - cut), []
+
+    def gather(own: Any) -> Any:
+        parts.append(list(own))
+        return parts
+
+    for rank, mine in enumerate((weight[:cut], weight[cut:])):
+        share = Share(mine, None, sizes, rank)
+        got, missed = fused.split_statistics(hidden, share, options, gather, banned, rows)
     naive: Any = statistics._backend("naive", hidden.device)
-    whole_at_once = naive.token_statistics(hidden.to(DEVICE), weight.to(DEVICE), options, **given_)
-    agree(got, whole_at_once, rtol=1e-4, atol=1e-5)
+    whole = naive.token_statistics(hidden, weight, options, banned=banned, **rows)
+    if missed is not None:
+        got, whole = (rows_of(found, (~missed).nonzero().flatten()) for found in (got, whole))
+    agree(got, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_every_field_is_optional_but_two() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
+import dllm
 from dllm.models import DiffusionModel, Segment, load
 from dllm.models.attention import attend
 
@@ -32,7 +34,19 @@ def packed(
     return logits
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.fixture
+def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention as PyTorch writes it down: compiling it takes a CPU a minute."""
+    monkeypatch.setattr(
+        "transformers.integrations.flex_attention.compile_friendly_flex_attention",
+        lambda *args, training, **kwargs: flex_attention(*args, **kwargs),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how transformers makes its masks
+@pytest.mark.usefixtures("uncompiled_flex")
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
 @pytest.mark.parametrize("name", ["llada-tiny", "dream-tiny"])  # dream has grouped heads
 def test_packed_rows_equal_rows_alone(checkpoints: Path, name: str, attention: str) -> None:
     model = load(checkpoints / name, attn_implementation=attention)
@@ -53,6 +67,33 @@ def test_packed_rows_equal_rows_alone(checkpoints: Path, name: str, attention: s
     for kind, segments in variants.items():
         error = (packed(model, rows, segments) - alone).abs().max()
         assert error < 1e-4, kind
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+def test_compiled_flex_attention_decides_what_sdpa_does(checkpoints: Path) -> None:
+    plain, flex = (
+        load(checkpoints / "dream-tiny", attn_implementation=a) for a in ("sdpa", "flex_attention")
+    )
+    prompts = [[5, 6, 7, 8], [9, 4, 3, 2, 1, 7]]
+    cases: list[dict[str, Any]] = [{"cache": "dual"}, {"cache": "window_diffusion"}]
+    for options in cases:
+        options |= {"max_new_tokens": 16, "block_length": 8}
+        a, b = (dllm.generate(model, prompts, **options) for model in (plain, flex))
+        assert [r.tokens for r in a] == [r.tokens for r in b]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_masks_go_around_flex_attention(checkpoints: Path) -> None:
+    """WINO's shadow tokens have one."""
+    plain, flex = (
+        load(checkpoints / "llada-tiny", attn_implementation=a) for a in ("sdpa", "flex_attention")
+    )
+    options: dict[str, Any] = {"sampler": "wino", "cache": "none", "max_new_tokens": 16,
+                               "block_length": 8}  # fmt: skip
+    a, b = (dllm.generate(model, [5, 6, 7, 8], **options) for model in (plain, flex))
+    assert a.tokens == b.tokens
 
 
 def test_rows_read_any_keys(dream: DiffusionModel) -> None:

@@ -30,22 +30,26 @@ PAIR: Pair = ([50, 51, 52], [*range(1, 30), END])
 @pytest.mark.parametrize("make", [stage1_example, stage2_example])
 def test_examples_are_text_then_masks_then_the_marker(make: object) -> None:
     recipe, rng = Alignment(window=8, far=12), random.Random(0)
-    text = PAIR[0] + PAIR[1] + [END] * 8
-    for _ in range(100):
-        example = make(PAIR, recipe, rng, MASK, MARKER, END)  # type: ignore[operator]
+    text, beyond = PAIR[0] + PAIR[1], 0
+    for _ in range(200):
+        example = make(PAIR, recipe, rng, MASK, MARKER)  # type: ignore[operator]
         masks = example.ids.count(MASK)
         seen = len(example.ids) - masks - 1
+        learnt = text[seen : seen + masks]
         assert example.ids == text[:seen] + [MASK] * masks + [MARKER]
-        assert seen >= 3
-        assert example.targets[seen:-1] == text[seen : seen + masks]
-        assert set(example.targets[:seen]) | {example.targets[-1]} == {-100}
+        assert 3 <= seen < len(text)
+        assert example.targets == [-100] * seen + learnt + [-100] * (masks - len(learnt) + 1)
+        assert all((w > 0) == (t >= 0) for w, t in zip(example.weights, example.targets,
+                                                       strict=True))  # fmt: skip
         assert sum(example.weights) == pytest.approx(1.0)
         assert masks <= (12 if make is stage2_example else 16)
+        beyond += len(learnt) < masks
+    assert 20 < beyond < 180
 
 
 def test_stage_2_weighs_the_border_most() -> None:
-    recipe, rng = Alignment(far=12, alpha=1.5), random.Random(1)
-    example = stage2_example(PAIR, recipe, rng, MASK, MARKER, END)
+    recipe, rng = Alignment(far=12, alpha=1.5), random.Random(4)
+    example = stage2_example(PAIR, recipe, rng, MASK, MARKER)
     weights = [w for w in example.weights if w]
     assert len(weights) > 2
     assert np.allclose(np.array(weights[:-1]) / weights[1:], 1.5)

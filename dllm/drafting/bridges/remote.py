@@ -35,11 +35,14 @@ LARGEST_BODY = 1 << 24
 
 
 class Service:
-    """The server's side: sessions by id.  ``vocabulary`` is the fingerprint clients must have."""
+    """The server's side: sessions by id.  ``vocabulary`` is the fingerprint clients must have.
+
+    Messages are answered one after the other, because sessions share a network.
+    """
 
     def __init__(self, drafter: Drafter, vocabulary: str = "") -> None:
         self.drafter, self.vocabulary = drafter, vocabulary
-        self.sessions: dict[str, tuple[Drafting, list[int], threading.Lock]] = {}
+        self.sessions: dict[str, tuple[Drafting, list[int]]] = {}
         self.lock = threading.Lock()
 
     def handle(self, action: str, message: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +50,8 @@ class Service:
         actions = {"open": self._open, "draft": self._draft, "close": self._close}
         if action not in actions:
             raise ConfigError(f"unknown action {action!r}")
-        return actions[action](message)
+        with self.lock:
+            return actions[action](message)
 
     def _open(self, message: dict[str, Any]) -> dict[str, Any]:
         if self.vocabulary and message["vocabulary"] != self.vocabulary:
@@ -61,21 +65,18 @@ class Service:
             tuple(message["stop_ids"]), int(message["limit"]), float(message["temperature"]),
             tuple(message["noise_key"]), tuple(message["draft_key"]),
         )  # fmt: skip
-        with self.lock:
-            while len(self.sessions) >= MOST_SESSIONS:
-                self.sessions.pop(next(iter(self.sessions)))[0].close()
-            opened = self.drafter.open(request)
-            self.sessions[str(message["sid"])] = (opened, prompt, threading.Lock())
+        while len(self.sessions) >= MOST_SESSIONS:
+            self.sessions.pop(next(iter(self.sessions)))[0].close()
+        self.sessions[str(message["sid"])] = (self.drafter.open(request), prompt)
         return {"sid": message["sid"]}
 
     def _draft(self, message: dict[str, Any]) -> dict[str, Any]:
-        drafting, tokens, lock = self.sessions[str(message["sid"])]
-        with lock:
-            tokens += [int(i) for i in message["commit"]]
-            if len(tokens) != message["base_len"]:
-                raise ConfigError(f"{len(tokens)} tokens are known, not {message['base_len']}")
-            k = int(message["k"])
-            draft = drafting.propose(np.asarray(tokens, np.int64), Budget(k, k))
+        drafting, tokens = self.sessions[str(message["sid"])]
+        tokens += [int(i) for i in message["commit"]]
+        if len(tokens) != message["base_len"]:
+            raise ConfigError(f"{len(tokens)} tokens are known, not {message['base_len']}")
+        k = int(message["k"])
+        draft = drafting.propose(np.asarray(tokens, np.int64), Budget(k, k))
         return {
             "sid": message["sid"], "base_len": len(tokens), "tokens": draft.tokens.tolist(),
             "parents": None if draft.parents is None else draft.parents.tolist(), "end": draft.end,

@@ -1,0 +1,144 @@
+"""DEER's alignment for real: acceptance before, after stage 1 and after stage 2, depth by depth.
+
+    python benchmarks/deer.py --start nano --output benchmarks/results/deer_nano.json
+    python benchmarks/deer.py --start converted --output benchmarks/results/deer_converted.json
+
+``--start nano``: the bundled diffusion model, which has seen the verifier's tasks.  ``--start
+converted``: the verifier's own weights with attention in both directions, as the paper starts on
+mathematics: it knows what the verifier knows, but has never filled in a mask since.  Drafts are one
+step, a whole window, argmax, without a search; the verifier is greedy.  Held-out prompts of every
+task.  ``oracle`` is what a drafter that is never wrong would reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import dllm
+from dllm.drafting.base import RoundStats
+from dllm.drafting.result import conditional_acceptance
+from dllm.eval.tasks import TASKS
+from dllm.train.deer import Alignment, align, save_aligned, task_prompts, teacher_answers
+
+from report import RESULTS, write  # isort: skip
+
+
+def starting(name: str, verifier: Any) -> Any:
+    """The drafter before alignment."""
+    if name != "converted":
+        return dllm.load(name)
+    mask = dllm.load("nano").facts.mask_token_id
+    hf = copy.deepcopy(verifier.hf)
+    return dllm.load(
+        hf, family="llada", tokenizer=verifier.tokenizer, mask_token_id=mask, logit_shift=1
+    )
+
+
+class Judge:
+    """The verifier's plain answers to held-out prompts, and what drafts of them are worth."""
+
+    def __init__(self, verifier: Any, examples: int, window: int) -> None:
+        self.verifier, self.window = verifier, window
+        self.prompts = {n: [e.prompt for e in TASKS[n].examples(examples, 0)] for n in TASKS}
+        self.plain = {n: self._speculate(None, prompts) for n, prompts in self.prompts.items()}
+
+    def _speculate(self, drafter: Any, prompts: list[str]) -> Any:
+        controller = f"fixed(k={self.window})"
+        return dllm.speculate(
+            self.verifier, drafter, prompts, max_new_tokens=64, controller=controller
+        )
+
+    def oracle(self) -> dict[str, float]:
+        """Accepted tokens per round of a drafter that is never wrong."""
+        found, k = {}, self.window
+        for task, rows in self.plain.items():
+            lengths = [len(r.tokens) for r in rows]
+            rounds = sum(-(-n // (k + 1)) for n in lengths)
+            accepted = sum((n // (k + 1)) * k + n % (k + 1) for n in lengths)
+            found[task] = accepted / rounds
+        return found
+
+    def __call__(self, drafter: Any) -> dict[str, Any]:
+        """Figures per task and over all."""
+        part = dllm.DiffusionDrafter(drafter, search="argmax", window=self.window)
+        tasks, everything = {}, []
+        for task, prompts in self.prompts.items():
+            found, plain = self._speculate(part, prompts), self.plain[task]
+            rounds = [r for result in found for r in result.rounds]
+            everything += rounds
+            tasks[task] = figures(rounds) | {
+                "identical": float(np.mean([a.tokens == b.tokens
+                                            for a, b in zip(found, plain, strict=True)])),
+                "forwards_saved": sum(r.nfe for r in plain) / len(rounds),
+            }  # fmt: skip
+        return {"overall": figures(everything), "tasks": tasks}
+
+
+def figures(rounds: list[RoundStats]) -> dict[str, Any]:
+    return {
+        "rounds": len(rounds),
+        "accepted_per_round": sum(r.accepted for r in rounds) / len(rounds),
+        "conditional_acceptance": np.nan_to_num(conditional_acceptance(rounds)).round(4).tolist(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--verifier", default="nano-ar")
+    parser.add_argument("--start", default="nano", help="'converted', or a diffusion model")
+    parser.add_argument("--answers", type=int, default=4_000, help="of the verifier, to learn from")
+    parser.add_argument("--examples", type=int, default=20, help="held-out prompts per task")
+    parser.add_argument("--window", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=24, help="sequences per step")
+    parser.add_argument("--stage1-steps", type=int, default=1_200)
+    parser.add_argument("--stage2-steps", type=int, default=400)
+    parser.add_argument("--stage1-lr", type=float, default=5e-4)
+    parser.add_argument("--stage2-lr", type=float, default=2e-4)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="folder for the aligned drafters")
+    parser.add_argument("--output", type=Path, default=RESULTS / "deer.json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    verifier = dllm.load(options.verifier)
+    drafter = starting(options.start, verifier)
+    recipe = Alignment(
+        stage1_steps=options.stage1_steps, stage2_steps=options.stage2_steps,
+        stage1_lr=options.stage1_lr, stage2_lr=options.stage2_lr,
+        rows=options.rows, window=options.window, far=options.window,
+    )  # fmt: skip
+    judge = Judge(verifier, options.examples, options.window)
+    stages: dict[str, Any] = {"before": judge(drafter)}
+    print("before", stages["before"]["overall"]["accepted_per_round"], flush=True)
+    losses: list[dict[str, Any]] = []
+
+    def save() -> None:
+        result = {
+            "verifier": verifier.name, "start": options.start, "recipe": asdict(recipe),
+            "answers": options.answers, "examples": options.examples, "oracle": judge.oracle(),
+            "stages": stages, "losses": losses,
+        }  # fmt: skip
+        write(options.output, result)
+
+    pairs = teacher_answers(verifier, task_prompts(options.answers))
+    for entry, model in align(drafter, pairs, recipe):
+        print(entry, flush=True)
+        losses.append({name: entry[name] for name in ("stage", "step", "loss")})
+        if entry["done"]:
+            name = f"stage{entry['stage']}"
+            model.hf.eval()
+            stages[name] = judge(model)
+            print(name, stages[name]["overall"]["accepted_per_round"], flush=True)
+            if options.keep is not None:
+                save_aligned(model, recipe, options.keep / name)
+            save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""``dllm serve-drafter``: a drafter that verifiers in other processes ask over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .options import remember_debug
+from .output import note, waiting
+
+
+def serve_drafter(
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Diffusion model or lookup; repeatable: the first with a draft."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8100,
+    search: Annotated[
+        str | None, typer.Option(help="How marginals become a draft, of every model named.")
+    ] = None,
+    window: Annotated[int, typer.Option(help="Masks a diffusion model sees.", min=1)] = 32,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    debug: Annotated[
+        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
+    ] = False,
+) -> None:
+    """Serve drafts; a verifier uses them with --drafter "remote(url='http://HOST:PORT')"."""
+    from ..drafting import DiffusionDrafter
+    from ..drafting.api import is_drafter_spec, make_drafter
+    from ..drafting.bridges.remote import Service, serve
+    from ..drafting.vocabulary import fingerprint
+    from ..models import load
+
+    parts, vocabularies = [], set()
+    for name in drafter or ["nano"]:
+        if is_drafter_spec(name):
+            parts.append(make_drafter(name))
+            continue
+        with waiting(f"loading {name}"):
+            model = load(name, dtype=dtype, device=device)
+        parts.append(DiffusionDrafter(model, search=search, window=window))
+        if model.tokenizer is not None:
+            vocabularies.add(fingerprint(model.tokenizer, model.facts.vocab_size))
+    if len(vocabularies) > 1:
+        raise ConfigError("the drafters use different vocabularies: serve each on its own port")
+    service = Service(make_drafter(parts), next(iter(vocabularies), ""))
+    try:
+        server = serve(service, host, port)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    note(f"drafting at http://{host}:{server.server_address[1]}")
+    with server:
+        server.serve_forever()

@@ -1,0 +1,107 @@
+"""Every sampler with every cache: what goes together is exact where it says so, and row by row
+what it is alone; what does not is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import pytest
+
+import dllm
+from dllm import cache as caches
+from dllm.capabilities import UNSHIFTED
+from dllm.result import Result
+from dllm.samplers import compose
+
+from ..golden.conftest import goldens_dir
+from ..settings import EXACT, SMALL, every_sampler
+
+PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
+MODELS = ["llada-tiny", "dream-tiny"]
+SETTINGS = [spec for name, spec in SMALL.items() if name not in ("none", "block")]
+SAMPLERS = every_sampler()
+
+
+@lru_cache
+def load(name: str) -> dllm.DiffusionModel:
+    return dllm.load(goldens_dir() / name)
+
+
+@lru_cache
+def run(name: str, prompt: int | None, sampler: str, cache: str) -> Any:
+    """Decode one of the prompts, or all of them together."""
+    model = load(name)
+    prompts = PROMPTS if prompt is None else PROMPTS[prompt]
+    return dllm.generate(
+        model, prompts, sampler=sampler, cache=cache, max_new_tokens=14, trace=True
+    )
+
+
+def outcome(result: Result) -> tuple[Any, ...]:
+    assert result.trace is not None
+    commits = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
+    return result.sequences.tolist(), result.nfe, result.order, commits
+
+
+def refused(name: str, sampler: str, cache: str) -> bool:
+    """Whether what the two declare forbids the pair, or the model the sampler."""
+    parts, how = compose(sampler), caches.compose(cache)
+    model = load(name).facts
+    needs = {need for part in parts.parts for need in part.needs}
+    lacks = {need for need in needs if need.source == "a cache"} - how.offers
+    return bool(
+        lacks
+        or {need for need in how.needs if need.source == "a sampler"} - parts.offers
+        or (UNSHIFTED in needs and model.logit_shift)
+    )
+
+
+def pairs(settings: Sequence[str]) -> list[Any]:
+    """The product of models, samplers and settings, most of it slow: what is left runs each
+    sampler with two settings and more, each setting with a seventh of the samplers."""
+    found = []
+    axes = (enumerate(axis) for axis in (SAMPLERS, settings, MODELS))
+    for (i, sampler), (j, cache), (k, name) in product(*axes):
+        marks = pytest.mark.slow if (i + j + k) % 7 else ()
+        found.append(pytest.param(name, sampler, cache, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "sampler", "cache"), pairs(EXACT))
+def test_a_cache_at_its_exact_setting_is_no_cache(name: str, sampler: str, cache: str) -> None:
+    """C14"""
+    if refused(name, sampler, cache):
+        with pytest.raises(dllm.ConfigError, match=r" needs .* which .* does not offer; "):
+            run(name, 2, sampler, cache)
+        return
+    reference, exact = (run(name, 2, sampler, how) for how in ("none", cache))
+    assert outcome(exact) == outcome(reference)
+    assert exact.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "sampler", "cache"), pairs(SETTINGS))
+def test_a_batch_equals_its_rows_alone(name: str, sampler: str, cache: str) -> None:
+    """T26"""
+    if refused(name, sampler, cache):
+        with pytest.raises(dllm.ConfigError):
+            run(name, None, sampler, cache)
+        return
+    alone = [run(name, prompt, sampler, cache) for prompt in range(len(PROMPTS))]
+    assert [outcome(r) for r in run(name, None, sampler, cache)] == [outcome(r) for r in alone]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_settings_take_several_steps(name: str) -> None:
+    """Otherwise there would be nothing to cache."""
+    for sampler in SAMPLERS:
+        if not refused(name, sampler, "none"):
+            assert run(name, 2, sampler, "none").nfe >= 3, sampler
+
+
+def test_every_cache_is_tested() -> None:
+    names = {info.name for info in dllm.cache.available()}
+    assert names == {spec.partition("(")[0] for spec in SMALL.values()}
+    assert names - {"none", "dkv_pd", "block"} == {spec.partition("(")[0] for spec in EXACT}

@@ -1,0 +1,108 @@
+"""Plans of every cache on one small row, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from dllm import cache as caches
+from dllm.cache import Cache, Plan, Slots
+from dllm.cache.base import close
+from dllm.canvas import Canvas, IntArray
+from dllm.capabilities import FORESIGHT
+
+from ..table import EOS, MASK
+
+# A prompt of 4 and 12 masks in blocks of 4: the block of each step, and what the step decides.
+STEPS = [(4, [5]), (4, [4, 6]), (4, [7]), (8, [9]), (8, [8]), (8, [10, 11]), (12, [12, 14])]
+
+ALL = "0-15"
+# What is computed in each step, and "/ what is read" where it is named.
+PLANS = {
+    "none": [ALL] * 7,
+    "prefix": [ALL, "4-15", "4-15", ALL, "8-15", "8-15", ALL],
+    "dual": [ALL, "4-7", "4-7", ALL, "8-11", "8-11", ALL],
+    "dkv(refresh_every=4)": [ALL, "4-15", "4,6-15", "7-15", ALL, "8,10-15", "10-15"],
+    "dkv_prefill": [ALL, *["4-15"] * 6],
+    "dkv_pd(refresh_every=3)": [ALL, "4-15", "4,6-15", "4-15", "8-15", "8,10-15", "4-15"],
+    "dkv_greedy(refresh_every=3, window=2)": [
+        ALL, "4-10", "4,6-9", ALL, "8-11", "8,10-15", ALL,
+    ],
+    "window_diffusion(refresh_every=4, active=4, window=10)": [
+        ALL, "4-8 / 0-14", "4,6-10 / 0-14", "4,6-11 / 0-14", ALL, "8,10-13 / 0-15", "10-15 / 0-15",
+    ],
+    "window_diffusion(refresh_every=4, active=4, window=10, far=False)": [
+        "0-13 / 0-13", "4-8 / 0-13", "4,6-10 / 0-13", "4,6-11 / 0-13",
+        "0-15 / 0-15", "8,10-13 / 0-15", "10-15 / 0-15",
+    ],
+    "dllm_cache(6, 3)": [ALL] * 7,  # its layers compute less
+    "dsb(refresh_after=5, before=3)": [ALL, "1-7", "1-7", "4-11", ALL, "5-11", "8-15"],
+    "dcd(refresh_after=5)": [ALL, "2-7", "2-7", "6-11", ALL, "6-11", "10-15"],
+    "vicinity(before=2, after=2, warmup=1)": [ALL, ALL, "2-9", ALL, "6-13", "6-13", ALL],
+    "sparse": [ALL, ALL, "4-7", ALL, ALL, "8-11", ALL],
+    "d2(k=4, p=0.15)": ["0-15", "0,4-8", "0-1,4,6-10", "0-1,7-11", "0-1,8-12", "0-1,8,10-13",
+                        "0-1,10-15"],
+    "elastic(beta=4)": [ALL, "4-7", "4,6-7", "7-11", "8-11", "8,10-11", "10-15"],
+    "block": ["0-7 / 0-7", "4-7 / 0-7", "4-7 / 0-7", "4-11 / 0-11", "8-11 / 0-11", "8-11 / 0-11",
+              "8-15 / 0-15"],
+}  # fmt: skip
+# The same where the row to the left scores a position.
+SHIFTED = {
+    "dual": [ALL, "3-7", "4-7", ALL, "7-11", "8-11", ALL],
+    "dkv(refresh_every=4)": [ALL, "3-15", "4,6-15", "7-15", ALL, "8-15", "10-15"],
+    "dkv_prefill": [ALL, *["3-15"] * 6],
+    "dcd(refresh_after=5)": [ALL, "1-7", "1-7", "5-11", ALL, "5-11", "9-15"],
+    "vicinity(before=2, after=2, warmup=1)": [ALL, ALL, "1-9", ALL, "5-13", "5-13", ALL],
+}
+
+
+def plans(cache: Cache, shift: int = 0) -> Iterator[Plan]:
+    """What ``cache`` plans for `STEPS`, closed as the engine does."""
+    canvas = Canvas.for_prompt(np.arange(4), 12, mask_id=MASK, pad_id=EOS)
+    slots = Slots.empty(16, shift, grid=4)
+    for low, decided in STEPS:
+        if canvas.window != (low, low + 4):
+            canvas.open_window(low, low + 4)
+        masks = canvas.masks()
+        asked = np.array(decided) if FORESIGHT in cache.needs else masks
+        plan = cache.plan(canvas, slots, asked)
+        asked = asked if plan.answers is None else np.intersect1d(asked, plan.answers)
+        pending = slots.waiting(16) if cache.prompt else masks[:0]
+        yield (plan := close(plan, asked, slots, pending))
+        positions = np.array(decided)
+        cache.after_step(canvas, slots, positions, np.full(len(positions), -0.1, np.float32))
+        slots.computed(plan.compute, canvas.step)
+        canvas.commit(positions, positions, np.zeros(len(positions), np.float32))
+        slots.changed(positions)
+        canvas.step, canvas.block_step, canvas.nfe = (
+            canvas.step + 1, canvas.block_step + 1, canvas.nfe + 1,
+        )  # fmt: skip
+
+
+def runs(positions: IntArray) -> str:
+    """Ascending positions as ``"0-3,7"``."""
+    pieces = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in pieces if len(p))
+
+
+def table(cache: Cache, shift: int = 0) -> list[str]:
+    return [
+        runs(plan.compute) + ("" if plan.read is None else f" / {runs(plan.read)}")
+        for plan in plans(cache, shift)
+    ]
+
+
+@pytest.mark.parametrize("spec", PLANS)
+def test_plans(spec: str) -> None:
+    assert table(caches.compose(spec)) == PLANS[spec]
+
+
+@pytest.mark.parametrize("spec", SHIFTED)
+def test_plans_where_logits_are_shifted(spec: str) -> None:
+    assert table(caches.compose(spec), shift=1) == SHIFTED[spec]
+
+
+def test_every_cache_has_a_plan() -> None:
+    assert {spec.partition("(")[0] for spec in PLANS} == {c.name for c in caches.available()}

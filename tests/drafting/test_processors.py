@@ -1,0 +1,135 @@
+"""Rules against the exact distribution under temperature, filters and penalties.
+
+The reference processes a law with NumPy, token by token; the rules see `Rows` of the same logits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dllm.drafting.base import AcceptRule, Draft
+from dllm.drafting.rows import Coins, Rows, Sampling
+from dllm.drafting.rules import Block, Keyed, Match, Point, Ratio
+from dllm.drafting.trees import MultiRound, Traversal
+
+from . import toy
+from .toy import LENGTH, V
+
+SETTINGS = {
+    "temperature": Sampling(0.6),
+    "top_k": Sampling(1.0, top_k=3),
+    "top_p": Sampling(1.0, top_p=0.8),
+    "repetition": Sampling(1.0, repetition_penalty=1.8),
+    "all": Sampling(1.3, top_p=0.9, top_k=4, repetition_penalty=1.5),
+}
+RULES: dict[str, tuple[AcceptRule, toy.Make]] = {
+    "keyed": (Keyed(), toy.sampled),
+    "keyed tree": (Keyed(), toy.tree),
+    "match": (Match(), toy.argmax),
+    "point": (Point(), toy.argmax),
+    "ratio": (Ratio(), toy.sampled),
+    "block": (Block(), toy.sampled),
+    "multi_round": (MultiRound(), toy.tree),
+    "traversal": (Traversal(), toy.tree),
+}
+FEW, MANY = 1_000, 6_000
+TARGET = toy.Target()
+
+
+def reference(sampling: Sampling, history: tuple[int, ...]) -> np.ndarray:
+    """Penalty and temperature; then what both top-p and top-k keep of that law."""
+    logits = np.log(TARGET.law(history))
+    for token in set(history):
+        penalty = sampling.repetition_penalty
+        logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
+    law = np.exp(logits / sampling.temperature)
+    law /= law.sum()
+    order = np.argsort(-law)
+    before = law[order].cumsum() - law[order]
+    lost = (before > sampling.top_p) | (np.arange(V) >= (sampling.top_k or V))
+    law[order[lost]] = 0
+    return np.asarray(law / law.sum())
+
+
+@lru_cache
+def joint(name: str) -> np.ndarray:
+    found = np.zeros((V,) * LENGTH)
+    for path in itertools.product(range(V), repeat=LENGTH):
+        laws = [reference(SETTINGS[name], path[:i]) for i in range(LENGTH)]
+        found[path] = np.prod([law[token] for law, token in zip(laws, path, strict=True)])
+    return found
+
+
+class ToyRows(Rows):
+    """Rows of the toy target; coins from a NumPy generator, because thousands are needed."""
+
+    def __init__(
+        self, draft: Draft, text: tuple[int, ...], sampling: Sampling, seed: int, rng: Any
+    ) -> None:
+        paths = [text, *((*text, *draft.tokens[draft.path(n)]) for n in range(len(draft)))]
+        logits = torch.tensor(np.log([TARGET.law(tuple(path)) for path in paths]))
+        prefix = np.array(text, np.int64)
+        super().__init__(logits, draft, prefix, sampling, Coins(seed), 0)
+        self.rng = rng
+
+    def coin(self, node: int) -> float:
+        return float(self.rng.random())
+
+    def draw(self, law: np.ndarray, node: int) -> int:
+        total = law.cumsum()
+        found = int(np.searchsorted(total, self.rng.random() * total[-1], "right"))
+        return min(found, int(np.flatnonzero(law)[-1]))
+
+
+def p_value(name: str, rule: AcceptRule, make: toy.Make, n: int, rows: type[Rows]) -> float:
+    """``n`` texts of three tokens by as many rounds as it takes, against the exact joint."""
+    rng, counts = np.random.default_rng(5), np.zeros((V,) * LENGTH)
+    for seed in range(n):
+        text: tuple[int, ...] = ()
+        while len(text) < LENGTH:
+            draft = make(TARGET, text, rng)
+            outcome = rule.judge(rows(draft, text, SETTINGS[name], seed, rng), draft)  # type: ignore[arg-type]
+            text += (*draft.tokens[outcome.path].tolist(), outcome.extra)
+        counts[text[:LENGTH]] += 1
+    expected = joint(name)
+    if counts[expected == 0].any():
+        return 0.0  # a token that the filters exclude was emitted
+    return toy.chi_square(counts.ravel(), expected.ravel() * n)
+
+
+@pytest.mark.parametrize("case", ["keyed", "ratio", "traversal"])
+def test_the_law_after_processors_is_kept(case: str) -> None:
+    assert p_value("all", *RULES[case], FEW, ToyRows) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("case", RULES)
+def test_every_rule_with_every_processor(case: str, name: str) -> None:
+    assert p_value(name, *RULES[case], MANY, ToyRows) > 1e-4
+
+
+class LateRows(ToyRows):
+    """Fault: the accept test sees the law before temperature and penalties, only filtered."""
+
+    def law(self, node: int) -> np.ndarray:
+        raw = self.logits[node + 1].exp() * (self.log_law[node + 1] > -torch.inf)
+        return np.asarray((raw / raw.sum()).numpy())
+
+
+class ForgetfulRows(ToyRows):
+    """Fault: penalties see the committed tokens only, not the drafted ones before the row."""
+
+    def _history(self, node: int) -> np.ndarray:
+        return self.prefix
+
+
+@pytest.mark.parametrize(("case", "rows"), [("ratio", LateRows), ("point", ForgetfulRows)])
+def test_a_fault_is_noticed(case: str, rows: type[Rows]) -> None:
+    assert p_value("all", *RULES[case], FEW, rows) < 1e-6
