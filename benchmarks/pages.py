@@ -79,7 +79,7 @@ def rows_of(found: dict[str, Any], spec: str) -> str:
     if host:
         cost = f"One decision takes {host['32']:.0f} µs for 32 positions and {host['256']:.0f} µs "
         lines += ["", cost + "for 256 on the host."]
-    n = found["samplers"][spec]["examples"]
+    n = next(iter(tasks.values()))["examples"]
     return f"On `nano`, {n} held-out prompts per task:\n\n" + "\n".join(lines) + "\n"
 
 

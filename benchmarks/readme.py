@@ -11,14 +11,19 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from dllm.eval.measure import Record
-from dllm.eval.metrics import wilson
+from dllm.eval.metrics import holm, paired, wilson
 from dllm.eval.plot import multiples, pareto
 from dllm.eval.report import area_table, cache_table, fastest_table
 from dllm.eval.report import markdown as table
 from dllm.eval.sweep import Journal
+
+from samplers import flags  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 SWEEP = "readme.jsonl"  # of `dllm bench --preset readme`
@@ -164,26 +169,33 @@ def between(text: str, name: str, content: str) -> str:
 
 
 def methods(found: dict[str, Any]) -> str:
-    """Every method at its defaults: means over the tasks, forwards against the baseline."""
+    """Every method at its defaults against the baseline, on the same prompts."""
     base = found["samplers"][found["baseline"]]["tasks"]
+    measured = {spec: entry["tasks"] for spec, entry in found["samplers"].items()}
+    differences = {
+        spec: paired(*(np.concatenate([flags(of[t]) for t in tasks]) for of in (tasks, base)))
+        for spec, tasks in measured.items()
+    }
+    adjusted = dict(zip(differences, holm([d.p_value for d in differences.values()]), strict=True))
     rows = []
-    for spec, entry in found["samplers"].items():
-        tasks = entry["tasks"]
-        mean = {
-            key: sum(row[key] for row in tasks.values()) / len(tasks) for key in ("accuracy", "nfe")
+    for spec, tasks in measured.items():
+        times = {
+            key: fmean(row[key] / base[t][key] for t, row in tasks.items())
+            for key in ("nfe", "computed", "seconds")
         }
-        ratio = sum(row["nfe"] / base[t]["nfe"] for t, row in tasks.items()) / len(tasks)
-        work = sum(row["computed"] / base[t]["computed"] for t, row in tasks.items()) / len(tasks)
+        d, right = differences[spec], fmean(row["accuracy"] for row in tasks.values())
         rows.append(
-            [f"`{spec}`", str(entry["examples"]), f"{100 * mean['accuracy']:.1f}",
-             f"{mean['nfe']:.1f}", f"{ratio:.2f}×", f"{work:.2f}×"]
+            [f"`{spec}`", str(len(tasks)), f"{100 * right:.1f}",
+             f"{100 * d.difference:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f})",
+             f"{adjusted[spec]:.2g}", *(f"{ratio:.2f}×" for ratio in times.values())]
         )  # fmt: skip
-    head = ["sampler", "prompts per task", "% right", "forwards", "forwards / threshold",
-            "positions / threshold"]  # fmt: skip
+    head = ["sampler", "tasks", "% right", f"points against `{found['baseline']}` (95 %)",
+            "p (Holm)", "forwards", "positions", "seconds"]  # fmt: skip
     note = (
-        f"**Every method at its paper's defaults** on `nano`, means over {', '.join(base)} "
-        f"(one token per step and other slow methods on fewer prompts; 200 prompts give a mean "
-        "about ±3 points):\n\n"
+        f"**Every method at its paper's defaults** on `nano`, "
+        f"{next(iter(base.values()))['examples']} held-out prompts per task ({', '.join(base)}; "
+        "methods of one token per step on fewer tasks).  The last three columns are means over "
+        f"tasks of ratios to `{found['baseline']}`; seconds are of one processor.\n\n"
     )
     return note + table(head, rows)
 

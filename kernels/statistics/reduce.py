@@ -100,7 +100,7 @@ def largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if x.device.type != "cpu":
         best, index = x.max(1, keepdim=True)
         return best, index
-    # NumPy finds an index as fast as a value, torch takes a CPU six times as long
+    # NumPy finds an index as fast as a value; torch takes a CPU several times as long
     index = torch.from_numpy(x.numpy().argmax(1)).unsqueeze(1)
     return x.gather(1, index), index
 

@@ -224,7 +224,7 @@ def test_no_rows_and_long_lists() -> None:
 @settings(max_examples=8, deadline=None)
 @given(case=cases(SIZES), cut=st.integers(1, 196))
 def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
-    """The partial results of two processes are those of one; the first waits for the second."""
+    """The partial results of two processes are those of one."""
     hidden, weight, chosen = case
     size = len(weight)
     assume(cut < size and chosen["top"] <= min(cut, size - cut))
@@ -234,7 +234,19 @@ def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
     options = Options(**{name: chosen.pop(name) for name in names})
     banned = chosen.pop("banned")
     rows = {name: chosen.get(name) for name in ("banned_rows", "noise_keys", "select")}
-    sizes, parts = (cut, size - cut), []
+    got, missed = joined(hidden, weight, cut, options, banned, rows)
+    naive: Any = statistics._backend("naive", hidden.device)
+    whole = naive.token_statistics(hidden, weight, options, banned=banned, **rows)
+    if missed is not None:
+        got, whole = (rows_of(found, (~missed).nonzero().flatten()) for found in (got, whole))
+    agree(got, whole, rtol=1e-4, atol=1e-5)
+
+
+def joined(
+    hidden: torch.Tensor, weight: torch.Tensor, cut: int, options: Options, banned: Any, rows: Any
+) -> Any:
+    """What the second of two processes finds, the first having the ids below ``cut``."""
+    sizes, parts = (cut, len(weight) - cut), []
 
     def gather(own: Any) -> Any:
         parts.append(list(own))
@@ -242,12 +254,22 @@ def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
 
     for rank, mine in enumerate((weight[:cut], weight[cut:])):
         share = Share(mine, None, sizes, rank)
-        got, missed = fused.split_statistics(hidden, share, options, gather, banned, rows)
-    naive: Any = statistics._backend("naive", hidden.device)
-    whole = naive.token_statistics(hidden, weight, options, banned=banned, **rows)
-    if missed is not None:
-        got, whole = (rows_of(found, (~missed).nonzero().flatten()) for found in (got, whole))
-    agree(got, whole, rtol=1e-4, atol=1e-5)
+        found = fused.split_statistics(hidden, share, options, gather, banned, rows)
+    return found
+
+
+@pytest.mark.parametrize("cut, size", [(1, 129), (66, 197), (130, 197)])
+def test_shares_draw_the_noise_of_the_whole(cut: int, size: int) -> None:
+    """Also where the words of the noise push the last id into a tile of its own."""
+    hidden, weight = torch.randn(20, 8, device=DEVICE), torch.randn(size, 8, device=DEVICE)
+    weight[-1] = 9 * hidden[0]
+    rows = on_device({"banned_rows": None, "noise_keys": keys(20), "select": None})
+    got, _ = joined(hidden, weight, cut, Options(temperature=1.5), None, rows)
+    whole = token_statistics(
+        hidden, weight, temperature=1.5, noise_keys=rows["noise_keys"], backend="torch"
+    )
+    assert torch.equal(got.token, whole.token) and len(set(whole.token.tolist())) > 5
+    assert whole.token[0] == size - 1
 
 
 def test_every_field_is_optional_but_two() -> None:
