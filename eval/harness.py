@@ -10,25 +10,29 @@ processes: start with ``torchrun``.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from ..api import generate
-from ..errors import ConfigError
+from ..cache import compose as compose_cache
+from ..config import GenerationConfig
+from ..errors import ConfigError, UnknownNameError
 from ..models import load
 from ..prompts import encode, encode_text
+from ..samplers import compose as compose_sampler
 from ..scoring import Request, Score, Scoring, score_requests
+from .ranks import Ranks
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
@@ -51,7 +55,7 @@ class Usage:
 
 
 @register_model("dllm")
-class DLLM(TemplateLM):  # type: ignore[misc]
+class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
     """A model with a sampler and a cache, as the harness wants it.
 
     ``pretrained``: whatever `dllm.load` takes.  ``sampler``, ``cache`` and ``arguments``
@@ -79,6 +83,12 @@ class DLLM(TemplateLM):  # type: ignore[misc]
         **arguments: Any,
     ) -> None:
         super().__init__()
+        known = [field.name for field in fields(GenerationConfig)]
+        for name in arguments:
+            if name not in known:
+                own = list(inspect.signature(DLLM).parameters)[:-1]
+                raise UnknownNameError("argument", name, [*own, *known])
+        compose_sampler(sampler), compose_cache(cache)  # unknown names are told before loading
         self._join()
         if isinstance(batch_size, str) and not batch_size.isdigit():
             raise ConfigError(f"batch_size is a number here, not {batch_size!r}")
@@ -308,37 +318,6 @@ class DLLM(TemplateLM):  # type: ignore[misc]
             f"prompt and answer exceed the context of {self.max_length}: beginnings of prompts are "
             "cut or canvases shortened (counted in usage.shortened)"
         )
-
-    # -- several processes ----------------------------------------------------------------------
-
-    def _join(self) -> None:
-        """Take part in a group of processes that ``torchrun`` started."""
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            return
-        if not torch.distributed.is_initialized():
-            if torch.cuda.is_available():
-                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-            torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        self._rank = torch.distributed.get_rank()
-        self._world_size = torch.distributed.get_world_size()
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self.world_size == 1:
-            return tensor
-        parts = [torch.zeros_like(tensor.reshape(-1)) for _ in range(self.world_size)]
-        torch.distributed.all_gather(parts, tensor.reshape(-1))
-        return torch.cat(parts)
-
-    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        if self.world_size == 1:
-            return [obj]
-        found = [None] * self.world_size if self.rank == dst else None
-        torch.distributed.gather_object(obj, found, dst=dst)
-        return found
-
-    def barrier(self) -> None:
-        if self.world_size > 1:
-            torch.distributed.barrier()
 
 
 _warned: set[str] = set()

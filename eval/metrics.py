@@ -201,8 +201,11 @@ class Acceptance:
     rounds: int
 
 
-def acceptance(drafted: Sequence[int], accepted: Sequence[int]) -> Acceptance:
-    """From tokens drafted and accepted per round; every round adds one token of the verifier."""
+def acceptance(
+    drafted: Sequence[int], accepted: Sequence[int], tokens: int | None = None
+) -> Acceptance:
+    """From tokens drafted and accepted per round; every round adds one token of the verifier,
+    unless an accepted one ended the text.  ``tokens``: how many there were in all, if known."""
     if len(drafted) != len(accepted) or not len(drafted):
         raise ConfigError("acceptance needs as many drafted as accepted counts, and at least one")
     tried, passed = np.asarray(drafted), np.asarray(accepted)
@@ -215,4 +218,5 @@ def acceptance(drafted: Sequence[int], accepted: Sequence[int]) -> Acceptance:
             break
         conditional.append(float((passed[reached] > position).mean()))
     rate = float(passed.sum() / max(1, tried.sum()))
-    return Acceptance(float(passed.mean() + 1), rate, tuple(conditional), len(tried))
+    total = int(passed.sum()) + len(passed) if tokens is None else tokens
+    return Acceptance(total / len(tried), rate, tuple(conditional), len(tried))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,13 @@ class Turn:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens that each verification added: those accepted and the verifier's own."""
-        return [count + 1 for count in self.accepted]
+        """Tokens that each verification added: those accepted and the verifier's own, as far as
+        they are part of the text, which an accepted token may have ended."""
+        before = accumulate((count + 1 for count in self.accepted), initial=0)
+        return [
+            min(count + 1, max(0, self.tokens - start))
+            for count, start in zip(self.accepted, before, strict=False)
+        ]
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -141,7 +147,7 @@ def _report(group: Sequence[Sequence[Turn]]) -> CategoryReport:
     drafted = [count for turn in turns for count in turn.drafted]
     accepted = [count for turn in turns for count in turn.accepted]
     tokens, seconds = sum(t.tokens for t in turns), sum(t.seconds for t in turns)
-    return CategoryReport(acceptance(drafted, accepted), len(group), tokens, seconds)
+    return CategoryReport(acceptance(drafted, accepted, tokens), len(group), tokens, seconds)
 
 
 def rows(reports: Mapping[str, CategoryReport]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ def main() -> None:
     model = dllm.load("nano")
     candidates = settings([], CURVES, ["none"], CANVAS)
     baseline = Setting("llada", "llada", "none", CANVAS)
-    how = Tuning(["reverse"], by="nfe", rungs=(6,), confirm=24, tolerance=0.15)
+    how = Tuning(["reverse"], by="nfe", rungs=(6,), confirm=48, tolerance=0.15)
     found = tune(model, candidates, baseline, how)
     print(f"{found.setting.label}: {found.saving:.1f} times fewer forwards, confirmed by "
           f"{found.examples} prompts: {found.confirmed}")  # fmt: skip

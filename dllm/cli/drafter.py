@@ -30,15 +30,18 @@ def serve_drafter(
 ) -> None:
     """Serve drafts; a verifier uses them with --drafter "remote(url='http://HOST:PORT')"."""
     from ..drafting import DiffusionDrafter
-    from ..drafting.api import is_drafter_spec, make_drafter
+    from ..drafting.api import is_drafter_spec
+    from ..drafting.base import DRAFTERS, Drafter, single
     from ..drafting.bridges.remote import Service, serve
+    from ..drafting.composite import FirstOf
     from ..drafting.vocabulary import fingerprint
     from ..models import load
 
-    parts, vocabularies = [], set()
+    parts: list[Drafter] = []
+    vocabularies = set()
     for name in drafter or ["nano"]:
         if is_drafter_spec(name):
-            parts.append(make_drafter(name))
+            parts.append(single(name, DRAFTERS, Drafter))
             continue
         with waiting(f"loading {name}"):
             model = load(name, dtype=dtype, device=device)
@@ -47,7 +50,7 @@ def serve_drafter(
             vocabularies.add(fingerprint(model.tokenizer, model.facts.vocab_size))
     if len(vocabularies) > 1:
         raise ConfigError("the drafters use different vocabularies: serve each on its own port")
-    service = Service(make_drafter(parts), next(iter(vocabularies), ""))
+    service = Service(FirstOf(tuple(parts)), next(iter(vocabularies), ""))
     try:
         server = serve(service, host, port)
     except OSError as error:

@@ -66,7 +66,10 @@ class Evaluation(Decoding):
         Path | None, option("--output", "-o", panel=OUTPUT, text="Write all results as JSON.")
     ] = None
     log_samples: Annotated[
-        bool, option("--log-samples", panel=OUTPUT, text="With every document in the JSON.")
+        bool,
+        option(
+            "--log-samples", panel=OUTPUT, text="With every document and likelihood in the JSON."
+        ),
     ] = False
 
 
@@ -113,7 +116,13 @@ def evaluate(
         print(make_table(found, "groups"))
     note(cost(lm))
     if options.output is not None:
-        about = {"how": lm.how, "scoring": asdict(lm.scoring), "usage": asdict(lm.usage)}
+        about: dict[str, Any] = {
+            "how": lm.how,
+            "scoring": asdict(lm.scoring),
+            "usage": asdict(lm.usage),
+        }
+        if options.log_samples:
+            about["scores"] = [asdict(score) for score in lm.scores]
         record = {**found, "dllm": about | {"model": lm.model.name, "versions": versions()}}
         text = json.dumps(record, indent=1, default=handle_non_serializable, ensure_ascii=False)
         options.output.write_text(text + "\n", encoding="utf-8")

@@ -32,7 +32,7 @@ register_all()
 def tell(
     controller: LengthController, drafted: int, accepted: int, end: int | None = None,
     seconds: float = 0.01, sure: Any = 0.9, draft_seconds: float = 0.001,
-    attempted: bool | None = None,
+    attempted: bool | None = None, context: int = 100,
 ) -> None:  # fmt: skip
     confidence = np.broadcast_to(sure, 64)[:drafted] if np.ndim(sure) == 0 else sure[:drafted]
     draft = Draft(np.arange(drafted), confidence=confidence, end=end)
@@ -40,7 +40,7 @@ def tell(
                         np.arange(drafted + 1), None)  # fmt: skip
     asked = drafted > 0 if attempted is None else attempted
     stats = RoundStats(drafted, drafted, accepted, accepted + 1, "correction", "", draft_seconds,
-                       0.0, seconds, 0.0, 100, attempted=asked)  # fmt: skip
+                       0.0, seconds, 0.0, context, attempted=asked)  # fmt: skip
     controller.update(stats, feedback)
 
 

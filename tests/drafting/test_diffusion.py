@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 import dllm
 from dllm.drafting.base import Budget, Feedback, Request
 from dllm.drafting.diffusion import DiffusionDrafting
+from dllm.eval.tasks import TASKS
+from dllm.prompts import encode, encode_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data"
 PREFIX = np.array([20, 21, 22, 23, 24, 25])
@@ -53,6 +56,24 @@ def test_rows_score_the_positions_they_predict(
     found = log_q(start(model, end_marker=marker), PREFIX)
     assert torch.allclose(found, expected.log_softmax(-1), atol=1e-4)
     assert bool((found[:, mask] == -torch.inf).all())
+
+
+def test_a_trained_drafter_knows_what_comes_next() -> None:
+    """Rows that predicted a neighbour of their position would be near chance."""
+    nano = dllm.load("nano")
+    wrong = replace(nano, facts=replace(nano.facts, logit_shift=1))
+    right = dict.fromkeys(("as it is", "shifted"), 0)
+    for example in TASKS["copy"].examples(10, 0):
+        answer = encode_text(nano.tokenizer, example.answer)
+        known = np.array([*encode(nano, example.prompt), *answer[:2]])
+        for name, model in zip(right, (nano, wrong), strict=True):
+            opened = dllm.DiffusionDrafter(model, search="argmax", window=8).open(
+                Request(known, nano.facts.vocab_size, (0,), 120)
+            )
+            drafted = opened.propose(known, Budget(2, 2)).tokens.tolist()
+            right[name] += drafted == answer[2:4]
+    assert right["as it is"] >= 9
+    assert right["shifted"] <= 1
 
 
 @pytest.mark.parametrize("name", ["tiny", "dream"])

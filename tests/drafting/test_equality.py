@@ -11,7 +11,8 @@ import torch
 
 import dllm
 from dllm.drafting.api import Session
-from dllm.drafting.base import EMPTY, Drafter
+from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, Request
+from dllm.drafting.rows import ACCEPT, PURPOSES, RESIDUAL, Coins
 from dllm.drafting.verifier import Verifier, VerifierCache
 
 from .conftest import ARCHITECTURES, Scripted, prompts
@@ -193,6 +194,55 @@ def test_a_stop_id_ends_the_text(verifier: dllm.DiffusionModel, where: str) -> N
     assert found.finish_reason == "stop"
     assert found.rounds[-1].extra == ("none" if where == "accepted" else where)
     assert found.tokens == plain(model, prompt).tokens
+
+
+def test_a_drafted_end_does_not_stop_the_verifier(verifier: dllm.DiffusionModel) -> None:
+    (prompt,) = prompts(1)
+    expected = plain(verifier, prompt)
+    ends = [*verifier.facts.stop_token_ids] * 60
+    assert expected.finish_reason == "length"
+    found = dllm.speculate(verifier, Scripted(ends), prompt, controller="whole", max_new_tokens=NEW)
+    assert found.tokens == expected.tokens
+    assert found.finish_reason == "length"
+
+
+def test_a_drafter_sees_every_emitted_token(verifier: dllm.DiffusionModel) -> None:
+    """Corrections and bonus tokens, too."""
+    (prompt,) = prompts(1)
+    text = text_for(verifier, prompt)
+    seen: list[list[int]] = []
+
+    class Watching(Scripted):
+        def open(self, request: Request) -> Drafting:
+            inner = super().open(request)
+            propose = inner.propose
+
+            def watched(prefix: np.ndarray, budget: Budget) -> Draft:
+                seen.append(prefix.tolist())
+                return propose(prefix, budget)
+
+            inner.propose = watched  # type: ignore[method-assign]
+            return inner
+
+    found = dllm.speculate(
+        verifier, Watching(text, noise=0.3), prompt, controller="whole", max_new_tokens=NEW
+    )
+    assert len(seen) >= found.nfe - 1
+    assert all(prefix == text[: len(prefix)] for prefix in seen)
+    lengths = len(prompt) + np.cumsum([0, *(r.emitted for r in found.rounds)])
+    assert [len(prefix) for prefix in seen] == lengths[: len(seen)].tolist()
+
+
+def test_every_purpose_and_row_has_noise_of_its_own() -> None:
+    """A drafter that shared the accept coins would bias what is accepted."""
+    numbers, keys = set(), set()
+    for row in range(3):
+        coins = Coins(7, row)
+        keys |= {coins.emission, coins.drafting}
+        numbers |= {coins.uniform(p, 5, 2, i) for p in (ACCEPT, RESIDUAL) for i in range(3)}
+    assert len(keys) == 6 and len(numbers) == 18
+    streams = {stream for _, stream in keys}
+    assert not streams & {row * PURPOSES + p for row in range(3) for p in (ACCEPT, RESIDUAL)}
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 6, 7])

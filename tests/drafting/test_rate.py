@@ -126,3 +126,17 @@ def test_a_fresh_controller_knows_the_machine_but_not_the_text() -> None:
     heuristic = single("heuristic", CONTROLLERS, LengthController)
     tell(heuristic.fresh(), 8, 8)
     assert length(heuristic) == 8
+
+
+def test_rate_measures_long_contexts_apart() -> None:
+    """Verifying costs nothing more per token in a short context, a lot in a long one."""
+    rate, chosen = Rate().fresh(), {}
+    for i in range(120):
+        context = (10, 2000)[i % 2]
+        budget = rate.next(100, context)
+        k = budget.chain_length(np.full(24, 0.9)) if budget.length else 0
+        slope = 0.0 if context == 10 else 0.3
+        tell(rate, k, min(k, 6), seconds=0.01 * (1 + slope * k), context=context)
+        if budget.length:
+            chosen[context] = k
+    assert chosen[2000] < chosen[10]

@@ -185,6 +185,21 @@ def test_special_tokens_in_a_document_are_text(tiny: dllm.DiffusionModel) -> Non
     assert tiny.tokenizer.convert_tokens_to_ids("<|assistant|>") == ids[-1]
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"smapler": "llada"}, "did you mean 'sampler'"),
+        ({"sampler": "lada"}, "did you mean 'llada'"),
+        ({"cache": "duall"}, "did you mean 'dual'"),
+        ({"estimator": "lada"}, "did you mean 'llada'"),
+        ({"batch_size": "auto"}, "batch_size is a number here"),
+    ],
+)
+def test_bad_arguments(tiny: dllm.DiffusionModel, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(dllm.DllmError, match=message):
+        DLLM(tiny, **given)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without reading the thousands of tasks that come with the harness."""
@@ -205,7 +220,14 @@ def test_command_line(cli: Run, tasks: Path, tmp_path: Path) -> None:
     assert "my_reverse" in result.stdout and "2 generations" in result.stderr
     record = json.loads(out.read_text())
     assert record["dllm"]["how"]["sampler"] == "threshold(0.9)"
-    assert "samples" not in record
+    assert "samples" not in record and "scores" not in record["dllm"]
+    result = cli(
+        "eval", "--tasks", "my_choice", "--include-path", str(tasks), "--limit", "1", "--samples",
+        "8", "--log-samples", "--output", str(out),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    scores = json.loads(out.read_text())["dllm"]["scores"]
+    assert len(scores) == 3 and all(score["stderr"] > 0 for score in scores)
 
 
 @pytest.mark.usefixtures("quick")

@@ -67,7 +67,8 @@ def test_speculative_results_become_turns(file: Path) -> None:
     result = dllm.speculate(verifier, "prompt_lookup", question.turns[0], **how)
     assert turns[0].tokens == len(result.tokens) and sum(turns[0].accepted) == result.accepted
     found = by_category([(question, turns)])["overall"].acceptance
-    assert found.rounds == result.nfe and found.length == 1 + result.accepted_per_round
+    assert found.rounds == result.nfe and found.length == len(result.tokens) / result.nfe
+    assert sum(turns[0].lengths) == len(result.tokens)
 
 
 def test_figures_per_category(file: Path) -> None:
@@ -79,7 +80,8 @@ def test_figures_per_category(file: Path) -> None:
     found = by_category(answers)
     assert list(found) == ["writing", "math", "overall"]
     assert found["writing"].acceptance.length == 3.5 and found["math"].tokens_per_second == 3
-    assert found["overall"].acceptance.length == 1 + 7 / 4
+    assert found["overall"].acceptance.length == 10 / 4  # the last round's third ended the text
+    assert answers[1][1][0].lengths == [1, 2]
     assert found["overall"].acceptance.conditional == (3 / 4, 2 / 3, 1.0, 1.0)
     assert json.loads(json.dumps(rows(found)))[2]["category"] == "overall"
 

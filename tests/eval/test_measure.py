@@ -1,0 +1,109 @@
+"""The rules of measurement: what counts, what does not, and that all methods see the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dllm
+from dllm.eval.measure import Cell, Record, Setting, measure
+from dllm.eval.metrics import wilson
+from dllm.eval.problems import problems
+from dllm.eval.report import percent
+from dllm.eval.sweep import Journal, run
+
+CANVAS = {"max_new_tokens": 8, "block_length": 8}
+
+
+def cell(sampler: str = "threshold", examples: int = 8, **how: Any) -> Cell:
+    return Cell("sort", Setting(sampler, sampler, "none", CANVAS), examples, **how)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What was asked for; the first call costs 100 s, others 1 s and growing memory."""
+    asked: list[list[str]] = []
+
+    def generate(_: object, prompts: list[str], **__: Any) -> list[SimpleNamespace]:
+        asked.append(list(prompts))
+        first = len(asked) == 1
+        figures = {"tokens": [1] * 5, "nfe": 3, "computed": 40, "forced": 1, "text": "x",
+                   "seconds": 100.0 if first else 1.0,
+                   "peak_memory": 1000 if first else len(asked)}  # fmt: skip
+        return [SimpleNamespace(**figures) for _ in prompts]
+
+    monkeypatch.setattr("dllm.eval.measure.generate", generate)
+    return asked
+
+
+def test_tokens_end_with_the_first_stop_and_leave_out_the_prompt() -> None:
+    """Counted once more from the whole canvases: some answers end, some fill their canvas."""
+    nano = dllm.load("nano")
+    found = measure(nano, problems("sort"), cell("llada(steps=8)", 24), "nano")
+    prompts = [example.prompt for example in problems("sort").examples(24)]
+    outs = dllm.generate(nano, prompts, sampler="llada(steps=8)", **CANVAS)
+    expected = []
+    for out in outs:
+        written = out.sequences[out.prompt_length :]
+        stops = np.flatnonzero(np.isin(written, nano.facts.stop_token_ids))
+        expected.append(int(stops[0]) + 1 if stops.size else len(written))
+    assert list(found.tokens) == expected
+    assert {out.finish_reason for out in outs} == {"stop", "length"}
+    assert min(expected) < 8 == max(expected)
+
+
+def test_the_warm_up_is_not_counted(tiny: dllm.DiffusionModel, calls: list[list[str]]) -> None:
+    found = measure(tiny, problems("sort"), cell(rows=3), "tiny")
+    assert [len(prompts) for prompts in calls] == [1, 3, 3, 2]
+    assert found.seconds == 3.0 and found.peak_memory == 4
+
+
+def test_figures_are_kept_apart(tiny: dllm.DiffusionModel, calls: list[list[str]]) -> None:
+    found = measure(tiny, problems("sort"), cell(), "tiny")
+    assert [found.mean(name) for name in ("tokens", "nfe", "computed", "seconds")] == [
+        5, 3, 40, 1 / 8
+    ]  # fmt: skip
+    assert found.point[0] == 5 / 3 and found.forced == 8
+
+
+def test_all_methods_see_the_same_prompts(
+    tiny: dllm.DiffusionModel, calls: list[list[str]]
+) -> None:
+    seen = []
+    for sampler, seed in (("threshold", 0), ("eb", 0), ("eb", 1)):
+        calls.clear()
+        measure(tiny, problems("sort"), cell(sampler, seed=seed), "tiny")
+        seen.append(calls[1:])
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_a_later_start_passes_over_examples(
+    tiny: dllm.DiffusionModel, calls: list[list[str]]
+) -> None:
+    measure(tiny, problems("sort"), cell(), "tiny")
+    measure(tiny, problems("sort"), cell(examples=3, start=5), "tiny")
+    assert calls[3] == calls[1][5:]
+
+
+def test_a_line_says_how_it_came_about(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    run(tiny, [cell(examples=2, seed=7)], Journal(file))
+    entry = json.loads(file.read_text())
+    assert (entry["seed"], entry["examples"], entry["rows"]) == (7, 2, 32)
+    assert entry["arguments"] == CANVAS and entry["sampler"] == "threshold"
+    assert (entry["dtype"], entry["device"]) == ("float32", "cpu")
+    for name in ("cpu", "cores", "threads", "load", "python", "dllm", "torch", "transformers"):
+        assert entry["machine"][name] is not None, name
+    assert len(entry["right"]) == len(entry["tokens"]) == len(entry["nfe"]) == 2
+
+
+def test_shares_have_wilson_intervals() -> None:
+    right = [True] * 9 + [False]
+    found = Record("k", "m", "t", "a", "a", "none", {}, 10, 0, 8, right, [1] * 10, [1] * 10,
+                   [1] * 10, 0, 1.0, 1)  # fmt: skip
+    assert found.interval == wilson(9, 10) and percent(found) == "90.0 (60–98)"
