@@ -55,8 +55,12 @@ def reduce(
     options: Options,
     keys: torch.Tensor | None = None,
     select: torch.Tensor | None = None,
+    room: torch.Tensor | None = None,
 ) -> Partial:
-    """Statistics of ``x`` (R, n) float32, the logits of the ids from ``low`` on.  Destroys x."""
+    """Statistics of ``x`` (R, n) float32, the logits of the ids from ``low`` on.
+
+    Destroys ``x`` and what ``room``, of the same shape, holds.
+    """
     needs = options.needs
     clean_gap = lost = None
     if options.filters:
@@ -85,7 +89,7 @@ def reduce(
         x.div_(options.scale)
     x.clamp_(min=FLOOR)
     if "entropy" in needs:
-        weight = x.exp()
+        weight = torch.exp(x, out=room)
         part.rest = weight.sum(1, keepdim=True)
         part.moment = x.mul_(weight).sum(1, keepdim=True)
     else:

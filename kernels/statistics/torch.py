@@ -18,7 +18,7 @@ from .reduce import Partial, finish, merge, reduce, stack
 from .result import Options, TokenStatistics
 
 TILE_BYTES = 16 << 20  # logits held at once, counted as float32
-PIECE = 1 << 18  # elements reduced at once: 1 MB, half of a usual second-level cache
+PIECE = 1 << 17  # elements reduced at once: with their exponentials 1 MB, half of a usual L2 cache
 MOST_ROWS = 1024  # more rows would make tiles too narrow for an efficient product
 
 Product = Callable[[int, int, int, int], torch.Tensor]  # rows [a, b), ids [low, high) -> logits
@@ -42,6 +42,7 @@ class Call:
             banned.tolist() if isinstance(banned, torch.Tensor) else list(banned or ())
         )
         self.keys, self.select = noise_keys, select
+        self.room: torch.Tensor | None = None  # fresh memory would not be in the cache
 
     def piece(self, x: torch.Tensor, first: int, low: int) -> Partial:
         """Reduce ``x`` (r, n) float32, rows from ``first`` and ids from ``low`` on; destroys x."""
@@ -55,7 +56,7 @@ class Call:
                     column.masked_fill_(self.banned_rows[first:last, j], -torch.inf)
         keys = None if self.keys is None else self.keys[first:last]
         select = None if self.select is None else self.select[first:last]
-        return reduce(x, low, self.options, keys, select)
+        return reduce(x, low, self.options, keys, select, self._room(x, 1))
 
     def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool) -> Partial:
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
@@ -65,9 +66,15 @@ class Call:
         pieces = []
         for row in range(0, max(1, len(logits)), step):
             x = logits[row : row + step]
-            x = x.to(torch.float32, copy=True) if copy else x
+            x = self._room(x, 0).copy_(x) if copy else x
             pieces.append(self.piece(x, first + row, low))
         return stack(pieces)
+
+    def _room(self, x: torch.Tensor, which: int) -> torch.Tensor:
+        """Room for float32 numbers in the shape of ``x``, the same each time."""
+        if self.room is None or self.room.shape[1] < x.numel():
+            self.room = x.new_empty((2, x.numel()), dtype=torch.float32)
+        return self.room[which, : x.numel()].view(x.shape)
 
     def run(self, product: Product, rows: int, size: int, whole: bool, owned: bool) -> Partial:
         """Go through all rows and the vocabulary; ``whole`` forbids to cut the latter."""
