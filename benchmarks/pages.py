@@ -66,9 +66,10 @@ PAGES = {
 
 
 def rows_of(found: dict[str, Any], spec: str) -> str:
-    if spec not in found["samplers"]:
+    if not found["samplers"].get(spec, {}).get("tasks"):
         return "Not measured beside the others yet.\n"
-    tasks, base = found["samplers"][spec]["tasks"], found["samplers"][found["baseline"]]["tasks"]
+    base = found["samplers"][found["baseline"]]["tasks"]
+    tasks = found["samplers"][spec]["tasks"]
     lines = ["| task | right | forwards | against `threshold` | tokens per forward |",
              "| --- | --- | --- | --- | --- |"]  # fmt: skip
     for task, row in tasks.items():

@@ -170,8 +170,17 @@ def between(text: str, name: str, content: str) -> str:
 
 def methods(found: dict[str, Any]) -> str:
     """Every method at its defaults against the baseline, on the same prompts."""
-    base = found["samplers"][found["baseline"]]["tasks"]
-    measured = {spec: entry["tasks"] for spec, entry in found["samplers"].items()}
+    every = {spec: entry["tasks"] for spec, entry in found["samplers"].items() if entry["tasks"]}
+    base = {  # the tasks that most of them were measured on
+        task: row
+        for task, row in every[found["baseline"]].items()
+        if sum(task in tasks for tasks in every.values()) > len(every) / 2
+    }
+    measured = {
+        spec: here
+        for spec, tasks in every.items()
+        if (here := {task: row for task, row in tasks.items() if task in base})
+    }
     differences = {
         spec: paired(*(np.concatenate([flags(of[t]) for t in tasks]) for of in (tasks, base)))
         for spec, tasks in measured.items()
