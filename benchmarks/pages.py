@@ -103,12 +103,15 @@ def against_papers(found: dict[str, Any]) -> list[str]:
     stories = [t for t in ("story1", "story2") if t in base]
     rows = [
         ("localleap", "0.77× the forwards at equal accuracy", hard,
-         "Where one forward nearly does there is nothing to save; elsewhere about as published."),
+         "It saves where several forwards are needed, but not at equal accuracy: where several "
+         "answers are right, neighbours decided together may belong to different ones."),
         ("adablock", "more accurate at the same threshold", stories,
          "The delimiters of `nano` are commas and colons, so blocks are a few tokens long and cost "
          "forwards; it helps where later lines build on earlier ones, and only there."),
         ("dcd", "more accurate at equal forwards", hard,
-         "Blocks of 32 hold most answers whole: there are no borders for errors to gather at."),
+         "Blocks of 32 hold most answers whole, so there are no borders for errors to gather at; "
+         "its window begins with 16 masks, which costs forwards. With `dcd(s_init=32)+eos` story2 "
+         "and remove_random came out like `threshold`."),
         ("threshold+prophet", "fewer forwards where an answer ends the text", stories,
          "`nano` is sure early, so the gap passes the published bars at once. They were set for 8B "
          "models; raise `early`, `mid` and `late` on a model like this."),

@@ -202,10 +202,13 @@ def methods(found: dict[str, Any]) -> str:
             "p (Holm)", "forwards", "positions", "seconds"]  # fmt: skip
     note = (
         f"**Every method at its paper's defaults** on `nano`, "
-        f"{next(iter(base.values()))['examples']} held-out prompts per task ({', '.join(base)}; "
-        "methods of one token per step on fewer tasks).  The last three columns are means over "
-        f"tasks of ratios to `{found['baseline']}`; seconds are of one processor.\n\n"
+        f"{next(iter(base.values()))['examples']} held-out prompts of each of {', '.join(base)}.  "
+        "The last three columns are means over tasks of ratios to "
+        f"`{found['baseline']}`; seconds are of one processor.\n\n"
     )
+    missing = [f"`{spec}`" for spec, entry in found["samplers"].items() if not entry["tasks"]]
+    if missing:
+        note = note.rstrip("\n") + f"  Not measured here yet: {', '.join(missing)}.\n\n"
     return note + table(head, rows)
 
 

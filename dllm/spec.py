@@ -101,4 +101,11 @@ def build(cls: Callable[..., T], given: dict[str, Any]) -> T:
     except DllmError:
         raise
     except TypeError as error:
-        raise ConfigError(f"wrong argument for {getattr(cls, 'name', cls)}: {error}") from None
+        defaults = arguments(cls)
+        words = [
+            f"{key} takes no word: a number or None, not {value!r}"
+            for key, value in given.items()
+            if isinstance(value, str) and not isinstance(defaults[key], str)
+        ]
+        what = words[0] if words else str(error)
+        raise ConfigError(f"wrong argument for {getattr(cls, 'name', cls)}: {what}") from None

@@ -111,3 +111,10 @@ def test_every_listed_part_is_described() -> None:
     for info in available():
         assert info.summary and info.role
         assert info.role == "eos" or info.arxiv
+
+
+def test_words_of_a_specification_mean_what_they_say() -> None:
+    assert compose("threshold+eos(eos_policy=none)").eos.eos_policy == "none"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"r2: temporal_steps takes no word: .* not 'none'"):
+        compose("r2(temporal_steps=none)")
+    assert compose("threshold+r2(temporal_steps=None)").selectors[1].temporal_steps is None  # type: ignore[attr-defined]
