@@ -105,7 +105,7 @@ class Canvas:
     def masks(self) -> IntArray:
         """Undecided positions of the window, ascending."""
         low, high = self.window
-        return np.flatnonzero(self.masked[low:high]) + low
+        return self.masked[low:high].nonzero()[0] + low
 
     def uniform(self, purpose: int, positions: IntArray) -> FloatArray:
         """Uniform noise in (0, 1) for ``positions``, keyed by row, purpose, step and position."""

@@ -73,7 +73,7 @@ class AdaBlock(StaticBlocks):
         p = prediction
         token = p.token if p.top_token is None else p.top_token[:, 0]
         score = p.logprob if p.max_logprob is None else p.max_logprob
-        found = np.flatnonzero(here & _members(self.delimiters).take(token, mode="clip"))
+        found = (here & _members(self.delimiters).take(token, mode="clip")).nonzero()[0]
         if found.size:
             best = found[score[found].argmax()]
             if np.exp(score[best]) >= (self.delimiter_threshold or 0.0):

@@ -53,7 +53,8 @@ class Prediction:
     def take(self, keep: BoolArray | IntArray) -> Prediction:
         """The same for a subset of the positions."""
 
-        keep = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep  # once, not per array
+        if keep.dtype == np.bool_:  # looked through once, not per array
+            keep = keep.nonzero()[0]
 
         def pick(array: Any) -> Any:
             return None if array is None else array[keep]
@@ -90,7 +91,7 @@ class View:
     def positions(self) -> IntArray:
         return self.prediction.positions
 
-    def take(self, keep: BoolArray) -> View:
+    def take(self, keep: BoolArray | IntArray) -> View:
         """The same for a subset of the positions."""
         return View(
             self.canvas, self.prediction.take(keep), self.score[keep], self.everything,

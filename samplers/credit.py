@@ -12,19 +12,25 @@ from ..errors import ConfigError
 from .base import Prediction, Transform
 from .compose import register
 
+LAST = np.iinfo(np.int64).max  # behind every id
+
 
 @dataclass
 class Ledger:
-    """Ids with credit per position, (N, m), -1 where there is none, and their credit."""
+    """Ids with credit per position, (N, m), -1 where there is none, their credit, and how many
+    there are, (N,)."""
 
     block: int
     ids: IntArray
     credit: FloatArray
+    count: IntArray
 
     @classmethod
     def empty(cls, canvas: Canvas) -> Ledger:
         n = len(canvas.tokens)
-        return cls(canvas.block, np.full((n, 1), -1), np.zeros((n, 1), np.float32))
+        return cls(
+            canvas.block, np.full((n, 1), -1), np.zeros((n, 1), np.float32), np.zeros(n, np.int64)
+        )
 
 
 @register(
@@ -68,31 +74,37 @@ class Credit(Transform):
         ledger, at = self._ledger(canvas), prediction.positions
         known = prediction.asked[self.name]
         first = prediction.logprob if prediction.max_logprob is None else prediction.max_logprob
-        ids, credit = self._pay(ledger, at, prediction.token, np.exp(first))
+        ids, credit, likeliest = self._pay(ledger, at, prediction.token, first)
         # A column may have been added for tokens that win for the first time: these are on top.
         base = np.full(ids.shape, -np.inf, np.float32)
         base[:, : known.shape[1]] = known
         base[ids < 0] = -np.inf
-        np.copyto(base, first[:, None], where=ids == prediction.token[:, None])
+        base[likeliest] = first
         raised = base + self.credit_alpha * np.log1p(credit)
         total = np.log(np.maximum(1 - np.exp(base).sum(1), 0) + np.exp(raised).sum(1))
         # Equal logits go to the lowest id, as everywhere.
-        best = raised.max(1, keepdims=True)
-        winner = np.where(raised == best, ids, np.iinfo(np.int64).max).min(1)
-        logprob = (best[:, 0] - total).astype(np.float32)
+        best = raised.max(1)
+        winner = np.where(raised == best[:, None], ids, LAST).min(1)
+        logprob = best - total
         return replace(prediction, token=winner, logprob=logprob, max_logprob=logprob)
 
     def _pay(
-        self, ledger: Ledger, at: IntArray, token: IntArray, p: FloatArray
-    ) -> tuple[IntArray, FloatArray]:
-        """Fade all credit of ``at``, raise that of its likeliest tokens; ids and credit, (n, m)."""
-        fresh = ~(ledger.ids[at] == token[:, None]).any(1)
-        if fresh.any() and (ledger.ids[at[fresh]] >= 0).all(1).any():
+        self, ledger: Ledger, at: IntArray, token: IntArray, first: FloatArray
+    ) -> tuple[IntArray, FloatArray, tuple[IntArray, IntArray]]:
+        """Fade all credit of ``at``, raise that of its likeliest tokens; ids and credit, (n, m),
+        and where in these the likeliest stand."""
+        ids = ledger.ids[at]
+        same = ids == token[:, None]
+        rows, column, count = np.arange(len(at)), same.argmax(1), ledger.count[at]
+        column = np.where(same[rows, column], column, count)
+        if np.count_nonzero(column == ledger.ids.shape[1]):
             ledger.ids = np.pad(ledger.ids, ((0, 0), (0, 1)), constant_values=-1)
             ledger.credit = np.pad(ledger.credit, ((0, 0), (0, 1)))
-        ids, credit = ledger.ids[at], ledger.credit[at] * np.float32(self.decay_beta)
-        column = (ids < 0).argmax(1)[fresh]
-        ids[fresh, column] = token[fresh]
-        credit[ids == token[:, None]] += p**self.boost_gamma
+            ids = ledger.ids[at]
+        credit = ledger.credit[at]
+        credit *= self.decay_beta
+        ids[rows, column] = token
+        credit[rows, column] += np.exp(self.boost_gamma * first)  # p ** gamma
         ledger.ids[at], ledger.credit[at] = ids, credit
-        return ids, credit
+        ledger.count[at] = np.maximum(count, column + 1)
+        return ids, credit, (rows, column)

@@ -48,11 +48,14 @@ def stops(canvas: Canvas, low: int, high: int, stop_ids: StopIds) -> IntArray:
 def prefix_complete(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     """Stop as soon as a stop id has nothing undecided to its left."""
     low, high = canvas.window
-    if committed.size == 0 or (canvas.masked[low:high].any() and canvas.memory.get("revises")):
+    if committed.size == 0 or (canvas.memory.get("revises") and canvas.masked[low:high].any()):
         return
     start: int = canvas.memory.get("prefix", canvas.start)
     undecided = canvas.masked[start : canvas.end]
-    frontier = start + int(undecided.argmax()) if undecided.any() else canvas.end
+    ahead = int(undecided.argmax()) if undecided.size else 0
+    frontier = start + ahead if undecided.size and undecided[ahead] else canvas.end
+    if frontier == start:
+        return
     canvas.memory["prefix"] = frontier
     found = stops(canvas, start, frontier, stop_ids)
     if found.size:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import PROBABILITY
 from ..errors import ConfigError, UnknownNameError
-from .base import Selector, View
+from .base import NOTHING, Selector, View
 from .compose import register
 from .threshold import check_probability
 
@@ -31,17 +31,21 @@ class Streak:
     @classmethod
     def fresh(cls, canvas: Canvas) -> Streak:
         n = len(canvas.tokens)
-        return cls(canvas.block, np.full(n, -1), np.zeros(n, np.int64), np.zeros(n, np.float32))
+        none = np.zeros(n, np.int64)
+        return cls(canvas.block, none, none.copy(), np.zeros(n, np.float32))
 
-    def observe(self, at: IntArray, token: IntArray, p: FloatArray, how: str) -> None:
+    def observe(
+        self, at: IntArray, token: IntArray, p: FloatArray, how: str
+    ) -> tuple[IntArray, FloatArray]:
+        """Count one more step at ``at``; their counts and values."""
         same = self.token[at] == token
-        self.token[at] = token
-        self.count[at] = self.count[at] * same + 1
+        count = self.count[at] * same + 1
         if how == "max":
             p = np.maximum(self.value[at] * same, p)
         elif how == "ave":
             p = self.value[at] * same + p
-        self.value[at] = p
+        self.token[at], self.count[at], self.value[at] = token, count, p
+        return count, p
 
 
 @register(
@@ -90,60 +94,55 @@ class R2(Selector):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
 
-    def _likeliest(self, view: View) -> tuple[IntArray, FloatArray]:
-        """Clean argmax and its probability."""
-        p = view.prediction
-        token = p.token if p.top_token is None else p.top_token[:, 0]
-        logprob = p.logprob if p.max_logprob is None else p.max_logprob
-        return token, np.exp(logprob)
-
     def tokens(self, view: View) -> IntArray:
-        return self._likeliest(view)[0]
+        """The clean argmax."""
+        p = view.prediction
+        return p.token if p.top_token is None else p.top_token[:, 0]
 
     def select(self, view: View) -> BoolArray:
-        token, p = self._likeliest(view)
+        prediction, token = view.prediction, self.tokens(view)
+        clean = prediction.max_logprob
+        p = np.exp(prediction.logprob if clean is None else clean)
         chosen = np.zeros(len(token), np.bool_)
         if self.confidence_cluster_size is not None:
-            chosen |= self._clusters(view, p)
+            chosen = self._clusters(view, p)
         if self.token_cluster is not None:
-            chosen |= self._runs(view, token, p, ~chosen)
+            left = (~chosen).nonzero()[0]
+            chosen[self._runs(view, token, p, left)] = True
         if self.temporal_steps is not None:
-            chosen |= self._stable(view, token, p, ~chosen)
+            left = (~chosen).nonzero()[0]
+            chosen[left] = self._stable(view, token[left], p[left], left)
         return chosen
 
     def _clusters(self, view: View, p: FloatArray) -> BoolArray:
+        """(n,) bool."""
         low, high = view.canvas.window
         size = self.confidence_cluster_size or 1
-        nowhere = np.zeros(len(p), np.bool_)
-        if size > high - low or p.max(initial=0.0) < self.spatial_threshold:
-            return nowhere  # no mean can reach the threshold
-        at = view.positions - low
+        if size > high - low:
+            return np.zeros(len(p), np.bool_)
+        at, ones = view.positions - low, np.ones(size)
         open_, sure = np.zeros((2, high - low))
         open_[at], sure[at] = 1, p
-        count, sums = _windowed(open_, size), _windowed(sure, size)
-        good = (count > 0) & (sums >= self.spatial_threshold * count)
+        # Per window of neighbours: how many are undecided, and the sum of their probabilities.
+        count, sums = np.correlate(open_, ones), np.correlate(sure, ones)
+        least = 1
         if self.confidence_cluster_unmasked is not None:
-            good &= count >= size - self.confidence_cluster_unmasked
-        if not good.any():
-            return nowhere
-        marked = np.zeros(high - low, np.bool_)  # every position of a good window
-        for offset in range(size):
-            marked[offset : offset + len(good)] |= good
-        found: BoolArray = marked[at]
+            least = max(least, size - self.confidence_cluster_unmasked)
+        good = (count >= least) & (sums >= self.spatial_threshold * count)
+        covered = np.correlate(good, ones, "full")  # good windows that a position lies in
+        found: BoolArray = covered[at] > 0
         return found
 
-    def _runs(self, view: View, token: IntArray, p: FloatArray, left: BoolArray) -> BoolArray:
-        where = np.flatnonzero(left)
-        at, ids = view.positions[where], token[where]
-        chosen = np.zeros(len(token), np.bool_)
-        if not ((ids[1:] == ids[:-1]) & (at[1:] - at[:-1] == 1)).any():
-            return chosen
-        starts = np.flatnonzero((np.diff(at, prepend=-2) > 1) | (np.diff(ids, prepend=-1) != 0))
-        for low, high in zip(starts, np.append(starts[1:], len(where)), strict=True):
-            run = where[low:high]
-            if len(run) > 1 and p[run].max() > self.spatial_threshold:
-                chosen[run[self._pick(view, run, p)]] = True
-        return chosen
+    def _runs(self, view: View, token: IntArray, p: FloatArray, left: IntArray) -> IntArray:
+        """Which of ``left`` to commit, as indices into the view."""
+        at, ids = view.positions[left], token[left]
+        repeats = (ids[1:] == ids[:-1]) & (at[1:] - at[:-1] == 1)
+        if not np.count_nonzero(repeats):
+            return NOTHING
+        edges = np.flatnonzero(np.concatenate([[True], ~repeats, [True]]))
+        runs = [left[low:high] for low, high in pairwise(edges.tolist()) if high - low > 1]
+        sure = [run for run in runs if p[run].max() > self.spatial_threshold]
+        return np.array([run[self._pick(view, run, p)] for run in sure], np.int64)
 
     def _pick(self, view: View, run: IntArray, p: FloatArray) -> int:
         if self.token_cluster == "mid":
@@ -152,23 +151,13 @@ class R2(Selector):
             return int(view.canvas.uniform(SELECTION, view.positions[run]).argmax())
         return int(p[run].argmax())
 
-    def _stable(self, view: View, token: IntArray, p: FloatArray, left: BoolArray) -> BoolArray:
+    def _stable(self, view: View, token: IntArray, p: FloatArray, left: IntArray) -> BoolArray:
+        """(len(left),) bool; ``token`` and ``p`` are those of ``left``."""
         canvas = view.canvas
         streak: Streak | None = canvas.memory.get("r2")
         if streak is None or streak.block != canvas.block:
             streak = canvas.memory["r2"] = Streak.fresh(canvas)
-        at = view.positions[left]
-        streak.observe(at, token[left], p[left], self.temporal_eval)
-        count, value = streak.count[at], streak.value[at]
+        count, value = streak.observe(view.positions[left], token, p, self.temporal_eval)
         if self.temporal_eval == "ave":
             value = (value / count).astype(np.float32)
-        stable = left.copy()
-        stable[left] = (count >= (self.temporal_steps or 1)) & (value >= self.temporal_threshold)
-        return stable
-
-
-def _windowed(values: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.float64]:
-    """Sums over all windows of ``size`` neighbours."""
-    total = np.zeros(len(values) + 1)
-    values.cumsum(out=total[1:])
-    return total[size:] - total[: len(total) - size]
+        return (count >= (self.temporal_steps or 1)) & (value >= self.temporal_threshold)

@@ -152,7 +152,7 @@ class Sampler:
         low, high = canvas.window
         at = prediction.positions
         keep = canvas.masked[at] & (at >= low) & (at < high)
-        if not keep.all():
+        if np.count_nonzero(keep) < len(keep):
             here = prediction.take(keep)
         score = self.scorer.score(canvas, here)
         view = View(canvas, here, score, prediction, shadow, self.stop_ids)
@@ -175,18 +175,18 @@ class Sampler:
         for selector in self.selectors[1:]:
             if selector.extends:
                 forced |= self._force(view, chosen)
-            left = ~chosen
+            left = (~chosen).nonzero()[0]
             rest = view.take(left)
             more = selector.select(rest)
             chosen[left] = more
             if (own := selector.tokens(rest)) is not rest.prediction.token:
                 tokens = tokens.copy()
-                tokens[np.flatnonzero(left)[more]] = own[more]
+                tokens[left[more]] = own[more]
         return chosen, tokens, forced | self._force(view, chosen)
 
     def _force(self, view: View, chosen: BoolArray) -> bool:
         """The progress guarantee: a step that was paid for decides something."""
-        if not len(chosen) or chosen.any():
+        if not len(chosen) or np.count_nonzero(chosen):
             return False
         if self.explorer is not None and self.explorer.instead(view, chosen):
             return False
@@ -196,7 +196,8 @@ class Sampler:
     def _commit(
         self, view: View, chosen: BoolArray, tokens: IntArray
     ) -> tuple[IntArray, IntArray, FloatArray]:
-        made = view.positions[chosen], tokens[chosen], view.prediction.logprob[chosen]
+        at = chosen.nonzero()[0]
+        made = view.positions[at], tokens[at], view.prediction.logprob[at]
         view.canvas.commit(*made)
         return made
 
