@@ -38,11 +38,16 @@ class Lattice:
 @dataclass(frozen=True, eq=False)
 class Marginals:
     """Log-laws ``log_q`` (w, V) float32 of positions ``first``, ``first`` + 1, ..., after bans and
-    temperature, over the verifier's vocabulary; ``stop_ids`` are the verifier's."""
+    temperature, over the verifier's vocabulary; ``stop_ids`` are the verifier's.
+
+    With ``ids`` (w, m) int64 the columns of ``log_q`` (w, m) are these tokens; all others are
+    impossible.
+    """
 
     log_q: torch.Tensor
     first: int
     stop_ids: tuple[int, ...] = ()
+    ids: torch.Tensor | None = None
 
     @classmethod
     def from_logits(
@@ -64,8 +69,14 @@ class Marginals:
 
     @cached_property
     def _best(self) -> tuple[Array, IntArray]:
-        values, tokens = self.log_q.max(-1)
-        return values.double().cpu().numpy(), tokens.cpu().numpy()
+        values, at = self.log_q.max(-1, keepdim=True)
+        return values[:, 0].double().cpu().numpy(), self._named(at)[:, 0].cpu().numpy()
+
+    def _named(self, columns: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """The tokens of ``columns`` (r, n), of all rows or of some."""
+        if self.ids is None:
+            return columns
+        return (self.ids if rows is None else self.ids[rows])[: len(columns)].gather(1, columns)
 
     @property
     def confidence(self) -> Array:
@@ -98,10 +109,10 @@ class Marginals:
         else here; the others become impossible.
         """
         cap = min(cap, self.log_q.shape[1])
-        values, tokens = self.log_q[:count].topk(cap, dim=-1)
+        values, at = self.log_q[:count].topk(cap, dim=-1)
+        tokens = self._named(at)
         noisy = (values + row_gumbel_at(self._keys(key, count), tokens)).log_softmax(-1)
-        laws = torch.full_like(self.log_q[:count], -torch.inf).scatter_(1, tokens, noisy)
-        return Marginals(laws, self.first, self.stop_ids)
+        return Marginals(noisy, self.first, self.stop_ids, tokens)
 
     def lattice(self, length: int, mass: float = 0.8, cap: int = 15) -> Lattice:
         """Columns of the first ``length`` positions, pruned.
@@ -131,22 +142,27 @@ class Marginals:
             flat = np.arange(length)
         if not flat.size:
             return columns
-        log_q = self.log_q[:length]
-        if flat.size < length:
-            log_q = log_q[torch.from_numpy(flat).to(log_q.device)]
-        found = log_q.topk(min(cap, log_q.shape[1]), dim=-1)
-        values, tokens = (x.cpu().numpy() for x in found)
+        rows = torch.from_numpy(flat).to(self.log_q.device)
+        log_q = self.log_q[:length] if flat.size == length else self.log_q[rows]
+        values, at = log_q.topk(min(cap, log_q.shape[1]), dim=-1)
+        tokens = self._named(at, rows).cpu().numpy()
+        values = values.cpu().numpy()
         # columns that reach the mass with their first m tokens: m - 1 sums lie below it
         counts = 1 + (np.exp(values.astype(np.float64)).cumsum(1) < mass - 1e-6).sum(1)
-        for at, v, t, count in zip(flat.tolist(), values, tokens, counts.tolist(), strict=True):
+        for row, v, t, count in zip(flat.tolist(), values, tokens, counts.tolist(), strict=True):
             pairs = sorted(zip((-v[:count]).tolist(), t[:count].tolist(), strict=True))
-            columns[at] = [Candidate(token, -minus) for minus, token in pairs if minus < np.inf]
+            columns[row] = [Candidate(token, -minus) for minus, token in pairs if minus < np.inf]
         return columns
 
     def _best_ends(self, length: int) -> list[Candidate]:
         if not self.stop_ids:
             return []
-        ids = torch.tensor(self.stop_ids, device=self.log_q.device)
-        values, at = self.log_q[:length][:, ids].max(-1)
+        log_q, ids = self.log_q[:length], self.ids
+        if ids is None:
+            columns = [log_q[:, stop] for stop in self.stop_ids]
+        else:
+            columns = [log_q.where(ids[:length] == stop, -torch.inf).amax(-1)
+                       for stop in self.stop_ids]  # fmt: skip
+        values, at = torch.stack(columns, 1).max(-1)
         return [Candidate(self.stop_ids[j], value, natural=False)
                 for value, j in zip(values.tolist(), at.tolist(), strict=True)]  # fmt: skip
