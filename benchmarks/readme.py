@@ -1,4 +1,4 @@
-"""Write the measured parts of the README and of the model card from the committed JSON.
+"""Write the measured parts of README, documentation and model card from the committed JSON.
 
 python benchmarks/readme.py          # rewrite them
 python benchmarks/readme.py --check  # exit 1 if they are not up to date
@@ -23,16 +23,12 @@ from dllm.eval.report import area_table, cache_table, fastest_table
 from dllm.eval.report import markdown as table
 from dllm.eval.sweep import Journal
 
+from report import RESULTS  # isort: skip
 from samplers import flags  # isort: skip
+from tables import load, pages  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 SWEEP = "readme.jsonl"  # of `dllm bench --preset readme`
-RESULTS = ROOT / "benchmarks" / "results"
-
-
-def load(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
 
 
 def accuracy_table(found: dict[str, Any]) -> str:
@@ -217,7 +213,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     records = sweep()
-    parts = {
+    parts = pages(ROOT / "docs") | {
         ROOT / "README.md": {"speed": speed(), "methods": methods(load("samplers"))}
         | ({"samplers": samplers(records)} if records else {}),
         ROOT / "dllm" / "nano" / "README.md": {

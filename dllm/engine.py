@@ -68,7 +68,8 @@ class Engine:
     @property
     def cache_bytes(self) -> int:
         """Memory of the keys and values that are held."""
-        return self.forward.buffer.nbytes if self.forward.buffer else 0
+        buffer = self.forward.buffer  # empty as a Cache of transformers, and so false
+        return 0 if buffer is None else buffer.nbytes
 
     def run(self, canvases: Sequence[Canvas]) -> Iterator[list[Step]]:
         """Decode all rows; yields what happened after every step."""

@@ -83,6 +83,16 @@ def test_micro_batches_change_nothing(model: dllm.DiffusionModel, cache: str) ->
     assert [outcome(r) for r in whole] == [outcome(r) for r in split]
 
 
+def test_a_result_says_what_its_cache_held(model: dllm.DiffusionModel) -> None:
+    config = model.hf.config
+    head = config.hidden_size // config.num_attention_heads
+    per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * head * 4
+    prompts = [[1, 2, 3], [1, 2, 3, 4, 5]]
+    for cache, times in (("none", 0), ("dual", per_position)):
+        results = dllm.generate(model, prompts, cache=cache, max_new_tokens=16)
+        assert [r.cache_bytes for r in results] == [2 * (5 + 16) * times] * 2
+
+
 def test_caches_compute_less_and_are_not_exact(model: dllm.DiffusionModel) -> None:
     results = {cache: run(model, PROMPTS[2], "llada", cache, steps=20) for cache in CACHES}
     computed = {cache: result.computed for cache, result in results.items()}

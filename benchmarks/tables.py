@@ -1,0 +1,158 @@
+"""Tables of the documentation, each made of one committed JSON file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dllm.eval.report import markdown
+
+from report import RESULTS  # isort: skip
+
+Found = dict[str, Any]
+HEADS = {"llada": "LLaDA-8B, 4096 × 126,464", "dream": "Dream-7B, 3584 × 152,064"}
+
+
+def load(name: str) -> Found:
+    found: Found = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def conditions(found: Found) -> str:
+    """On what something was measured."""
+    machine = found["machine"]
+    threads = found.get("threads", machine.get("threads"))
+    return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}"
+
+
+def heads(*files: Found) -> str:
+    """Token statistics against the bare product: every head, dtype and number of rows."""
+    rows = [
+        [HEADS[case["head"]], case["dtype"], str(case["rows"]),
+         f"{case['statistics_to_bare']['wall']:.2f}", f"{case['statistics_to_bare']['cpu']:.2f}",
+         f"{case['peak_extra_mib']['statistics']:.0f} MiB"]
+        for found in files for case in found["results"]
+    ]  # fmt: skip
+    return markdown(
+        ["head", "dtype", "rows", "time / bare product", "processor time", "extra memory"], rows
+    )
+
+
+def cache_costs(found: Found) -> str:
+    """The shape that the README quotes: operations, what the machine's rates allow, time."""
+    headline = [s for s in found["shapes"] if (s["prompt"], s["new"]) == (512, 256)]
+    parts = []
+    for shape in headline:
+        rows = [
+            [f"`{c['cache']}`", f"{c['computed']:,}", f"{c['cache_bytes'] / 2**20:.0f} MiB",
+             f"{c['speedup']:.2f}×", f"{c['flop_ratio']:.2f}×", f"{c['measured_to_flops']:.2f}",
+             f"{c['predicted']:.2f}×"]
+            for c in shape["cases"]
+        ]  # fmt: skip
+        parts.append(
+            f"{shape['model'].capitalize()}-shaped, prompt {shape['prompt']}, {shape['new']} new "
+            f"tokens, {shape['tokens_per_step']} per step:\n\n"
+            + markdown(["cache", "positions computed", "held", "faster than `none`",
+                        "fewer operations", "quotient", "predicted from rates"], rows)
+        )  # fmt: skip
+    return "\n\n".join([f"135M parameters, random weights, {conditions(found)}.", *parts])
+
+
+def cache_shapes(found: Found) -> str:
+    """Speed-up of every cache for every shape."""
+    models = list(dict.fromkeys(shape["model"] for shape in found["shapes"]))
+    parts = []
+    for model in models:
+        shapes = sorted(
+            (s for s in found["shapes"] if s["model"] == model),
+            key=lambda s: (s["prompt"], s["new"]),
+        )
+        by_shape = [{c["cache"]: c["speedup"] for c in s["cases"]} for s in shapes]
+        rows = [
+            [f"`{cache}`", *(f"{cell[cache]:.2f}×" if cache in cell else "–" for cell in by_shape)]
+            for cache in max(by_shape, key=len) if cache != "none"
+        ]  # fmt: skip
+        head = [f"{s['prompt']} → {s['new']}" for s in shapes]
+        parts.append(f"{model.capitalize()}-shaped:\n\n" + markdown(["cache", *head], rows))
+    return "\n\n".join(parts)
+
+
+def cache_accuracy(found: Found) -> str:
+    """Percent right with every cache."""
+    ways = list(dict.fromkeys(case["way"] for case in found["cases"]))
+    cells: dict[str, dict[str, str]] = {}
+    for case in found["cases"]:
+        low, high = 100 * case["low"], 100 * case["high"]
+        cell = f"{100 * case['accuracy']:.1f} ({low:.1f} to {high:.1f})"
+        cells.setdefault(case["cache"], {})[case["way"]] = cell
+    rows = [[f"`{name}`", *(row.get(way, "–") for way in ways)] for name, row in cells.items()]
+    return markdown(["cache", *ways], rows)
+
+
+def cache_memory(found: Found) -> str:
+    """Time of a step between refreshes and bytes held, over the length of the prompt."""
+    prompts = list(dict.fromkeys(case["prompt"] for case in found["cases"]))
+    cells: dict[str, list[Found]] = {}
+    for case in found["cases"]:
+        cells.setdefault(case["cache"], []).append(case)
+    rows = [
+        [f"`{name}`", *(f"{1e3 * case['between']:.0f}" for case in mine),
+         f"{mine[-1]['growth']:.1f}×", f"{mine[-1]['cache_bytes'] / 2**20:.0f} MiB"]
+        for name, mine in cells.items()
+    ]  # fmt: skip
+    head = [f"ms at {prompts[0]}", *map(str, prompts[1:]), "growth", f"held at {prompts[-1]}"]
+    return f"{conditions(found)}.\n\n" + markdown(["cache", *head], rows)
+
+
+def drafts(found: Found) -> str:
+    """Searches and lengths: accepted tokens, forwards, modelled speed, and against argmax."""
+    rows = []
+    for entry in found["experiments"]:
+        every, versus = entry["overall"], entry.get("against_argmax")
+        rows.append(
+            [f"{entry['temperature']:g}", f"`{entry['name']}`", str(every["prompts"]),
+             f"{every['accepted_per_round']:.2f}", f"{every['forwards_saved']:.2f}×",
+             f"{every['modelled_speed']:.2f}×",
+             f"{versus['difference']:+.2f} ({versus['low']:+.2f} to {versus['high']:+.2f})"
+             if versus else ""]
+        )  # fmt: skip
+    head = ["temperature", "search and length", "prompts", "accepted per round", "fewer forwards",
+            "modelled speed", "accepted, against `argmax` (95 %)"]  # fmt: skip
+    return markdown(head, rows)
+
+
+def draft_times(found: Found) -> str:
+    """Seconds against plain decoding and the shares of a round."""
+    rows = []
+    for entry in found["settings"]:
+        if entry["name"].startswith("plain"):
+            continue
+        low, high = entry["quartiles"]
+        shares = [f"{100 * entry['shares'][key]:.1f} %" for key in ("draft", "search", "verify")]
+        ratio = f"{entry['time_ratio']:.2f}× ({low:.2f} to {high:.2f})"
+        rows.append([f"`{entry['name']}`", ratio, *shares])
+    return markdown(["setting", "faster than plain", "drafting", "search", "verifying"], rows)
+
+
+def available(name: str) -> bool:
+    """Whether a benchmark's result is committed."""
+    return (RESULTS / f"{name}.json").exists()
+
+
+def pages(docs: Path) -> dict[Path, dict[str, str]]:
+    """File -> name of a marked part -> its content."""
+    found = {
+        docs / "kernels.md": {"heads": heads(load("kernels_llada"), load("kernels_dream"))},
+        docs / "caches.md": {
+            "costs": cache_costs(load("caches")),
+            "shapes": cache_shapes(load("caches")),
+            "accuracy": cache_accuracy(load("cache_accuracy")),
+        },
+        docs / "drafting.md": {"drafts": drafts(load("drafting"))},
+    }
+    if available("cache_memory"):
+        found[docs / "caches.md"]["memory"] = cache_memory(load("cache_memory"))
+    if available("drafting_times"):
+        found[docs / "drafting.md"]["times"] = draft_times(load("drafting_times"))
+    return found
