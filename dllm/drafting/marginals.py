@@ -69,7 +69,7 @@ class Marginals:
 
     @cached_property
     def _best(self) -> tuple[Array, IntArray]:
-        values, at = self.log_q.max(-1, keepdim=True)
+        values, at = _largest(self.log_q, 1)
         return values[:, 0].double().cpu().numpy(), self._named(at)[:, 0].cpu().numpy()
 
     def _named(self, columns: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -109,7 +109,7 @@ class Marginals:
         else here; the others become impossible.
         """
         cap = min(cap, self.log_q.shape[1])
-        values, at = self.log_q[:count].topk(cap, dim=-1)
+        values, at = _largest(self.log_q[:count], cap)
         tokens = self._named(at)
         noisy = (values + row_gumbel_at(self._keys(key, count), tokens)).log_softmax(-1)
         return Marginals(noisy, self.first, self.stop_ids, tokens)
@@ -166,3 +166,14 @@ class Marginals:
         values, at = torch.stack(columns, 1).max(-1)
         return [Candidate(self.stop_ids[j], value, natural=False)
                 for value, j in zip(values.tolist(), at.tolist(), strict=True)]  # fmt: skip
+
+
+def _largest(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``n`` largest of every row and their columns, in any order; of equals the first where
+    ``n`` is 1.  On a CPU NumPy's vectorised search is several times as fast as ``topk``."""
+    if x.device.type != "cpu":
+        return x.topk(n, dim=-1, sorted=False)
+    rows = x.numpy()
+    found = rows.argmax(1)[:, None] if n == 1 else np.argpartition(rows, -n, axis=1)[:, -n:]
+    at = torch.from_numpy(np.ascontiguousarray(found))
+    return x.gather(1, at), at
