@@ -98,26 +98,35 @@ class Verifier:
 
     def __init__(self, model: DiffusionModel, prompt: IntArray) -> None:
         self.model, self.hf = model, model.hf
+        accepted = inspect.signature(self.hf.forward).parameters
+        if "past_key_values" not in accepted:
+            raise ConfigError(
+                f"{type(self.hf).__name__} keeps its state in a form of its own, not in a cache of "
+                "transformers: it cannot verify drafts; use another model"
+            )
+        self._few_logits = "logits_to_keep" in accepted
         self.tokens: list[int] = prompt.tolist()
         self.cached = 0  # committed tokens whose keys and values are kept
         self.forwards = 0
         self.computed = 0
         self.cache: Cache = self._new_cache()
-        self._few_logits = "logits_to_keep" in inspect.signature(self.hf.forward).parameters
 
     def _new_cache(self) -> Cache:
         config = self.hf.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
         if kinds <= ATTENTION_LAYERS:
             return VerifierCache()
-        cache = DynamicCache(config=config)  # recurrent layers keep states of their own
+        cache = DynamicCache(config=config)  # convolutions and recurrences keep states of their own
         cache.activate_past_recording()  # type: ignore[no-untyped-call]
-        if not cache.is_croppable:
-            raise ConfigError(
-                f"{self.model.name} has layers that cannot be rolled back ({', '.join(kinds)}): "
-                "it cannot verify drafts; use an attention-only model"
-            )
         return cache
+
+    def _check_rollback(self) -> None:
+        """Can a draft be taken back?  Layers know once they have run."""
+        if not isinstance(self.cache, VerifierCache) and not self.cache.is_croppable:
+            raise ConfigError(
+                f"{self.model.name} has recurrent layers, which cannot be rolled back: it cannot "
+                "verify drafts; use an attention-only model, or drafter=None"
+            )
 
     @property
     def prefix(self) -> IntArray:
@@ -142,6 +151,8 @@ class Verifier:
             logits: torch.Tensor = self.hf(**arguments).logits[0, -wanted:]
         self.forwards += 1
         self.computed += len(ids)
+        if len(draft):
+            self._check_rollback()
         return logits
 
     def commit(self, draft: Draft, path: Sequence[int], emitted: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from ..errors import ConfigError
-from .attention import set_attention
+from .attention import set_attention, use_attention
 from .facts import generation_defaults, read_facts
 from .family import Family, get_family
 from .model import DiffusionModel
@@ -21,7 +21,7 @@ from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 
 def adopt(
     hf: PreTrainedModel, named: str | None, tokenizer: TokenizerSource, given: Mapping[str, Any],
-    attn_implementation: str, *, dtype: str | torch.dtype = "auto",
+    attn_implementation: str | None, *, dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
 ) -> DiffusionModel:  # fmt: skip
     """See `load`: the case of a model that is loaded already.  It is changed in place."""
@@ -48,11 +48,17 @@ def adopt(
 
 
 def prepare(
-    hf: PreTrainedModel, family: Family, attn_implementation: str, block_length: int | None = None
-) -> None:
-    """Eval mode, the family's mask and rotation, packed attention.  Changes ``hf`` in place."""
+    hf: PreTrainedModel, family: Family, attn_implementation: str | None,
+    block_length: int | None = None,
+) -> None:  # fmt: skip
+    """Eval mode; for diffusion also the family's mask, its rotation and packed attention.  Changes
+    ``hf`` in place."""
     hf.train(False)
-    set_attention(hf, attn_implementation)
+    if family.mask_kind == "causal":  # runs as it is: some networks mask only what they know
+        if attn_implementation is not None:
+            use_attention(hf, attn_implementation)
+        return
+    set_attention(hf, attn_implementation or "sdpa")
     rotate_in_cache(hf)
     if family.bidirectional:
         hf.config.is_causal = False

@@ -184,12 +184,18 @@ def _flash(name: str, function: Callable[..., Attended]) -> Callable[..., Attend
 
 
 def set_attention(hf: PreTrainedModel, base: str) -> None:
-    """Make ``hf`` use ``dllm_<base>``.
+    """Make ``hf`` use ``dllm_<base>``.  Raises like `use_attention`."""
+    base = base.removeprefix(PREFIX)
+    use_attention(hf, base)
+    hf.config._attn_implementation = PREFIX + base
+
+
+def use_attention(hf: PreTrainedModel, base: str) -> None:
+    """Make ``hf`` use ``base`` as transformers has it.
 
     Raises `UnknownNameError` for other names than `BASES` and `ConfigError` when the package of
     a flash implementation is missing or the network does not support ``base``.
     """
-    base = base.removeprefix(PREFIX)
     if base not in BASES:
         raise UnknownNameError("attention implementation", base, BASES)
     package = PACKAGES.get(base)
@@ -202,7 +208,6 @@ def set_attention(hf: PreTrainedModel, base: str) -> None:
         hf.set_attn_implementation(base)  # checks that network and machine can do it
     except (ValueError, ImportError) as error:
         raise ConfigError(f"{type(hf).__name__} cannot run {base!r} attention: {error}") from error
-    hf.config._attn_implementation = PREFIX + base
 
 
 def _register() -> None:

@@ -23,7 +23,7 @@ Source = str | os.PathLike[str] | PreTrainedModel | DiffusionModel
 
 def load(
     model: Source, *, dtype: str | torch.dtype = "auto", device: str | torch.device | None = None,
-    device_map: Any = None, attn_implementation: str = "sdpa", quantization_config: Any = None,
+    device_map: Any = None, attn_implementation: str | None = None, quantization_config: Any = None,
     revision: str | None = None, family: str | None = None, tokenizer: TokenizerSource = None,
     **options: Any,
 ) -> DiffusionModel:  # fmt: skip
@@ -36,7 +36,8 @@ def load(
             or one of these torch dtypes.
         device: where to put the whole model, CPU by default, "auto" for CUDA where there is one;
             or ``device_map`` as in transformers.
-        attn_implementation: "sdpa", "eager", "flex_attention", "flash_attention_2" or "_3".
+        attn_implementation: "sdpa", "eager", "flex_attention", "flash_attention_2" or "_3";
+            default "sdpa", for autoregressive models what transformers chose for them.
         quantization_config: a transformers quantisation config.
         revision: branch, tag or commit of a hub id.
         family: name of a `Family`, when the checkpoint does not say it: plain Llama or Qwen2
@@ -94,7 +95,8 @@ def resolve_device(device: str | torch.device | None) -> str | torch.device | No
 
 def _from_files(
     checkpoint: Checkpoint, named: str | None, tokenizer: TokenizerSource,
-    given: Mapping[str, Any], attn_implementation: str, *, dtype: str | torch.dtype, **options: Any,
+    given: Mapping[str, Any], attn_implementation: str | None, *, dtype: str | torch.dtype,
+    **options: Any,
 ) -> DiffusionModel:  # fmt: skip
     raw = checkpoint.config
     family = _family_of(checkpoint, named, given)

@@ -1,0 +1,68 @@
+"""Verifiers of many architectures: their own text, and the caller's model left as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import dllm
+
+PROMPT = [5, 9, 33, 7, 9, 33, 50, 51]
+NO_ENDS = {"vocab_size": 96, "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+OLD = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 160}
+GROUPED = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+SHAPES: dict[str, dict[str, Any]] = {
+    "falcon": {**SIZES, "alibi": False},  # these three write their attention by hand
+    "gptj": {**OLD, "rotary_dim": 8},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 6},  # no sdpa
+    "lfm2": {**GROUPED, "layer_types": ["conv", "full_attention"]},
+    "jamba": {**GROUPED, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2,
+              "mamba_d_state": 4, "use_mamba_kernels": False},
+    "mamba": {"hidden_size": 32, "state_size": 8, "num_hidden_layers": 2},
+    "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32},
+}  # fmt: skip
+
+
+def network(kind: str) -> Any:
+    torch.manual_seed(0)
+    shape = NO_ENDS | {"initializer_range": 0.5} | SHAPES[kind]
+    if kind == "rwkv":
+        del shape["pad_token_id"], shape["initializer_range"]
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape)).eval()
+
+
+def greedy(hf: Any, count: int = 10) -> list[int]:
+    """Token by token, everything computed again: the oracle."""
+    tokens = list(PROMPT)
+    with torch.no_grad():
+        for _ in range(count):
+            tokens.append(int(hf(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("kind", ["falcon", "gptj", "bloom", "gemma2", "lfm2"])
+def test_the_text_is_the_networks_own(kind: str) -> None:
+    hf = network(kind)
+    expected = greedy(hf)
+    for drafter, controller in ((None, None), ("prompt_lookup", "whole")):
+        out = dllm.speculate(hf, drafter, PROMPT, controller=controller, max_new_tokens=10)
+        assert out.tokens == expected
+    assert greedy(hf) == expected, "the caller's model is left as it was"
+
+
+def test_recurrent_layers_write_plainly_and_refuse_drafts() -> None:
+    hf = network("jamba")
+    assert dllm.speculate(hf, None, PROMPT, max_new_tokens=10).tokens == greedy(hf)
+    with pytest.raises(dllm.ConfigError, match="recurrent layers, which cannot be rolled back"):
+        dllm.speculate(hf, "prompt_lookup", PROMPT, controller="whole", max_new_tokens=10)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "rwkv"])
+def test_networks_without_a_cache_are_refused(kind: str) -> None:
+    with pytest.raises(dllm.ConfigError, match="keeps its state in a form of its own"):
+        dllm.speculate(network(kind), None, PROMPT, max_new_tokens=4)
