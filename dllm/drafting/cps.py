@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..errors import ConfigError
 from .base import Draft
 from .marginals import Lattice, Marginals
 from .proxies import Proxy
@@ -92,6 +93,10 @@ class CausalPathSearch(Search):
     weight: float = 0.5
     coupled: bool = True
 
+    def __post_init__(self) -> None:
+        if not (0 < self.mass <= 1 and 0 < self.weight <= 1 and min(self.cap, self.beam) >= 1):
+            raise ConfigError("cps takes 0 < mass <= 1, 0 < weight <= 1, cap >= 1 and beam >= 1")
+
     def find(self, marginals: Marginals, length: int, context: SearchContext) -> Draft:
         lattice = context.shown(marginals, length, self.coupled).lattice(
             length, self.mass, self.cap
@@ -108,6 +113,10 @@ class BestOfK(Search):
 
     k: int = 8
     weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or not 0 <= self.weight <= 1:
+            raise ConfigError("best_of_k takes k >= 1 and 0 <= weight <= 1")
 
     def find(self, marginals: Marginals, length: int, context: SearchContext) -> Draft:
         length = length if marginals.end is None else min(length, marginals.end + 1)

@@ -40,6 +40,8 @@ from .marginals import Marginals
 from .proxies import PROXIES, NGram, Proxy
 from .search import SEARCHES, Search, SearchContext
 
+WINDOW = 32  # masks that a drafter sees at least, unless told otherwise
+
 
 @dataclass(frozen=True)
 class Reuse(Cache):
@@ -68,23 +70,26 @@ class DiffusionDrafter(Drafter):
     temperature 0, "coupled" above).  ``proxy``: the causal model that helps the search (default
     "ngram", learning from the prompt and from what the verifier accepts).  ``window``: masks the
     model sees, a hyperparameter of its own that changes every marginal, independent of how many
-    tokens are sent to the verifier.  ``steps`` forwards per round: before the last one, ``sampler``
-    commits tokens (default ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the
-    committed text across rounds and recomputes them every ``refresh_rounds`` rounds or when
-    acceptance falls by a quarter; "none" recomputes everything.  ``end_marker``: id that stood
-    behind the masks in training ("do not end here"), default what the checkpoint says.
+    tokens are sent to the verifier (default 32, more where a longer draft is asked for).
+    ``steps`` forwards per round: before the last one, ``sampler`` commits tokens (default
+    ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the committed text across
+    rounds and recomputes them every ``refresh_rounds`` rounds or when acceptance falls by a
+    quarter; "none" recomputes everything.  ``end_marker``: id that stood behind the masks in
+    training ("do not end here"), default what the checkpoint says.  ``banned`` ids are never
+    drafted; ``known_as`` gives the drafter's id of every verifier id where they differ (-1: none).
     """
 
     model: Any = "nano"
     search: Any = None
     proxy: Any = None
-    window: int = 32
+    window: int | None = None
     steps: int = 1
     sampler: str | None = None
     cache: str = "reuse"
     refresh_rounds: int = 8
     end_marker: int | None = None
     banned: tuple[int, ...] = ()
+    known_as: IntArray | None = None
 
     trees = True
 
@@ -92,7 +97,7 @@ class DiffusionDrafter(Drafter):
         from . import register_all
 
         register_all()
-        if min(self.window, self.steps, self.refresh_rounds) < 1:
+        if min(WINDOW if self.window is None else self.window, self.steps, self.refresh_rounds) < 1:
             raise ConfigError("window, steps and refresh_rounds must be at least 1")
         self.model = load(self.model)
         if self.model.facts.mask_token_id is None:
@@ -127,7 +132,7 @@ class DiffusionDrafter(Drafter):
 
     def __repr__(self) -> str:
         search = self.search.name if self.search is not None else "auto"
-        return f"diffusion({self.model.name}, search={search}, window={self.window})"
+        return f"diffusion({self.model.name}, search={search}, window={self.window or WINDOW})"
 
 
 @dataclass
@@ -163,14 +168,15 @@ class DiffusionDrafting(Drafting):
                 "use 'reuse' or 'none'"
             )
         self.engine = Engine(model, sampler, cache, GenerationConfig())
-        longest = min(self.request.limit + part.window + self.marker, facts.context_length)
+        window = part.window or WINDOW
+        longest = min(self.request.limit + window + self.marker, facts.context_length)
         canvas = Canvas.for_prompt(np.zeros(0, np.int64), longest, **self.canvas_facts)
         (self.row,) = self.engine.open([canvas])
         self.banned = (facts.mask_token_id, *part.banned)
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         self._learn(prefix)
-        marginals = self.marginals(prefix)
+        marginals = self.marginals(prefix, budget.length)
         if marginals is None:
             return EMPTY
         length = budget.chain_length(marginals.confidence)
@@ -182,18 +188,21 @@ class DiffusionDrafting(Drafting):
         draft = self.search.find(marginals, length, context) if length else EMPTY
         return replace(draft, search_seconds=time.perf_counter() - began)
 
-    def marginals(self, prefix: IntArray) -> Marginals | None:
-        """Laws of the positions after ``prefix``; None when the context has no room for one."""
+    def marginals(self, prefix: IntArray, length: int = 0) -> Marginals | None:
+        """Laws of the positions after ``prefix``, for a draft of ``length`` tokens; None when the
+        context has no room for one."""
         room = len(self.row.slots.age) - len(prefix) - self.marker
-        window = min(self.part.window, room)
+        window = min(self.part.window or max(WINDOW, length), room)
         if window < 1:
             return None
-        self._lay_out(prefix, window)
+        self._lay_out(self._own(prefix), window)
         self.rounds += 1
         for _ in islice(self.engine.resume([self.row]), self.part.steps - 1):
             pass
         canvas = self.row.canvas
         canvas.window = (len(prefix), len(prefix) + window)
+        here = np.arange(*canvas.window)
+        canvas.remask(here[np.isin(canvas.tokens[here], self.banned) & ~canvas.masked[here]])
         undecided = canvas.masks() - len(prefix)
         logits = self.engine.logits(self.row) if len(undecided) else None
         if logits is None or len(undecided) < window:
@@ -202,6 +211,13 @@ class DiffusionDrafting(Drafting):
             logits, len(prefix), vocab_size=self.request.vocab_size, banned=self.banned,
             temperature=self.request.temperature, stop_ids=self.request.stop_ids,
         )  # fmt: skip
+
+    def _own(self, prefix: IntArray) -> IntArray:
+        """``prefix`` in the drafter's ids; tokens it does not have become padding."""
+        if self.part.known_as is None:
+            return prefix
+        own = self.part.known_as[prefix]
+        return np.where(own < 0, self.canvas_facts["pad_id"], own)
 
     def _lay_out(self, prefix: IntArray, window: int) -> None:
         """A new canvas; slots whose token changed, or that held a mask, are stale."""

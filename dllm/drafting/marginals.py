@@ -144,9 +144,8 @@ class Marginals:
             return columns
         rows = torch.from_numpy(flat).to(self.log_q.device)
         log_q = self.log_q[:length] if flat.size == length else self.log_q[rows]
-        values, at = log_q.topk(min(cap, log_q.shape[1]), dim=-1)
-        tokens = self._named(at, rows).cpu().numpy()
-        values = values.cpu().numpy()
+        largest, at = log_q.topk(min(cap, log_q.shape[1]), dim=-1)
+        values, tokens = largest.cpu().numpy(), self._named(at, rows).cpu().numpy()
         # columns that reach the mass with their first m tokens: m - 1 sums lie below it
         counts = 1 + (np.exp(values.astype(np.float64)).cumsum(1) < mass - 1e-6).sum(1)
         for row, v, t, count in zip(flat.tolist(), values, tokens, counts.tolist(), strict=True):

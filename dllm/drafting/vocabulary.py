@@ -58,8 +58,9 @@ def compare(drafter: Any, verifier: Any, drafter_size: int, verifier_size: int) 
     """Compare two tokenizers; sizes are those of the models' logits."""
     ours, theirs = drafter.get_vocab(), verifier.get_vocab()
     to_verifier, to_drafter = np.full(drafter_size, -1), np.full(verifier_size, -1)
+    spelt = {_spelling(token): index for token, index in theirs.items()} | theirs
     for token, index in ours.items():
-        other = theirs.get(token)
+        other = theirs.get(token, spelt.get(_spelling(token)))
         if other is not None and index < drafter_size and other < verifier_size:
             to_verifier[index], to_drafter[other] = other, index
     special = {*drafter.all_special_tokens, *verifier.all_special_tokens}
@@ -77,10 +78,16 @@ def compare(drafter: Any, verifier: Any, drafter_size: int, verifier_size: int) 
     return Comparison(kinship, to_verifier, to_drafter)
 
 
+def _spelling(token: str) -> str:
+    """The token with the space marker of byte-level vocabularies."""
+    return token.replace("\u2581", "\u0120")
+
+
 def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Drafter:
     """``drafter``, whose network is ``model``, made fit for ``verifier``.
 
-    ``policy``: "auto" bans special ids that differ and refuses different vocabularies;
+    ``policy``: "auto" translates special tokens of the text, bans in drafts those whose ids
+    differ, and refuses different vocabularies;
     "retokenize" drafts in the drafter's vocabulary and carries text over; "intersect" translates
     the ids of equal strings and bans the others.
     """
@@ -105,7 +112,9 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
         return drafter
     if found.kinship is Kinship.SAME_TEXT:
         banned = tuple(i for i in found.foreign if i < model.facts.vocab_size)
-        return replace(drafter, banned=banned)  # type: ignore[call-arg]
+        return replace(  # type: ignore[call-arg]
+            drafter, banned=banned, known_as=found.to_drafter
+        )
     raise ConfigError(
         f"{model.name} and {verifier.name} use different vocabularies, so its ids mean other text; "
         "pass vocabulary='retokenize' (through text) or 'intersect' (shared tokens only)"

@@ -132,6 +132,28 @@ def test_the_window_is_not_the_draft(tiny: dllm.DiffusionModel) -> None:
     assert both.tokens[:3].tolist() == drafting.propose(PREFIX, Budget(3, 20)).tokens.tolist()
 
 
+def test_longer_drafts_get_more_masks() -> None:
+    nano = dllm.load("nano")
+    request = Request(np.arange(5, 12), nano.facts.vocab_size, (0,), 7 + 60)
+    drafting = dllm.DiffusionDrafter(nano, search="argmax").open(request)
+    assert len(drafting.propose(request.prompt, Budget(48, 60))) == 48
+    assert (drafting.row.canvas.length, drafting.part.window) == (7 + 48, None)  # type: ignore[attr-defined]
+    drafting.propose(request.prompt, Budget(4, 60))
+    assert drafting.row.canvas.length == 7 + 32  # type: ignore[attr-defined]
+
+
+def test_tokens_that_may_not_be_drafted_are_not_decided_either() -> None:
+    nano = dllm.load("nano")
+    prompt = encode(nano, "Compute 69 + 49.")
+    request = Request(prompt, nano.facts.vocab_size, (0,), len(prompt) + 60)
+    free = dllm.DiffusionDrafter(nano, search="argmax", window=8).open(request)
+    banned = tuple(set(free.propose(prompt, Budget(8, 8)).tokens.tolist()))
+    part = dllm.DiffusionDrafter(nano, search="argmax", window=8, steps=3, banned=banned)
+    laws = part.open(request).marginals(prompt)  # type: ignore[attr-defined]
+    assert torch.allclose(laws.log_q.exp().sum(1), torch.ones(8))
+    assert not set(laws.argmax.tolist()) & set(banned)
+
+
 def test_the_window_ends_with_the_context(tiny: dllm.DiffusionModel) -> None:
     limit = tiny.facts.context_length
     drafting = start(tiny, limit=limit, search="argmax", window=16)

@@ -44,6 +44,19 @@ def text_for(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[
     return [*prompt, *result.tokens]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_greedy_equality_on_200_prompts(
+    verifiers: dict[str, dllm.DiffusionModel], kind: str
+) -> None:
+    model = verifiers[kind]
+    for i, prompt in enumerate(prompts(200, seed=2)):
+        expected = plain(model, prompt, max_new_tokens=16)
+        drafter = Scripted([*prompt, *expected.tokens], noise=0.3, tree=i % 2 == 1, seed=i)
+        found = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
+        assert found.tokens == expected.tokens
+
+
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_equality(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import dllm
 from dllm.drafting import register_all
 from dllm.drafting.base import ROOT, Law
 from dllm.drafting.cps import BestOfK, CausalPathSearch, beam_search, chain_logprob
@@ -253,3 +254,11 @@ def test_every_search_keeps_to_the_length() -> None:
             assert 0 <= deepest < length, name
             assert draft.confidence is not None
             assert len(draft.confidence) == len(draft)
+
+
+@pytest.mark.parametrize(
+    "search", ["cps(weight=0)", "cps(beam=0)", "cps(mass=1.5)", "best_of_k(k=0)"]
+)
+def test_searches_refuse_what_they_cannot_do(search: str) -> None:
+    with pytest.raises(dllm.ConfigError, match="takes"):
+        dllm.DiffusionDrafter("nano", search=search)

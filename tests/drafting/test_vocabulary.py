@@ -125,3 +125,34 @@ def test_intersected_laws_are_laws_of_the_verifier(foreign: dllm.DiffusionModel)
 
 def test_the_probe_is_worth_its_name(verifier: dllm.DiffusionModel) -> None:
     assert len(set(encode_text(verifier.tokenizer, PROBE))) > 40  # type: ignore[arg-type]
+
+
+def test_special_tokens_that_the_drafter_does_not_have_may_stand_in_the_text() -> None:
+    nano = dllm.load("nano")
+    tokenizer: Any = copy.deepcopy(nano.tokenizer)
+    many = nano.facts.vocab_size - len(tokenizer) + 8  # the last ones lie beyond nano's table
+    names = [f"<|tool{i}|>" for i in range(many)]
+    tokenizer.add_special_tokens({"additional_special_tokens": names}, False)
+    torch.manual_seed(0)
+    hf = LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=160, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    ))  # fmt: skip
+    verifier = dllm.load(hf, family="autoregressive", tokenizer=tokenizer)
+    prompt = [20, 21, len(tokenizer) - 1, 22, 23]
+    plain = dllm.speculate(verifier, None, prompt, max_new_tokens=8)
+    drafted = dllm.speculate(verifier, nano, prompt, max_new_tokens=8)
+    assert drafted.tokens == plain.tokens and drafted.drafted
+
+
+def test_a_blank_is_a_blank_however_it_is_spelt() -> None:
+    def tokenizer(blank: str) -> PreTrainedTokenizerFast:
+        vocab = {"a": 0, f"{blank}dog": 1, "b": 2}
+        wrap: Any = PreTrainedTokenizerFast
+        found: PreTrainedTokenizerFast = wrap(tokenizer_object=Tokenizer(models.BPE(vocab, [])))
+        return found
+
+    found = compare(tokenizer("\u0120"), tokenizer("\u2581"), 3, 3)
+    assert found.kinship is Kinship.DIFFERENT
+    assert found.to_verifier.tolist() == found.to_drafter.tolist() == [0, 1, 2]
