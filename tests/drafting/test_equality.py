@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chi2_contingency
 
 import dllm
 from dllm.drafting.api import Session
@@ -42,6 +43,35 @@ def text_for(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[
     """Prompt and true continuation, further than the test writes."""
     result = plain(model, prompt, **(how | {"max_new_tokens": NEW + 8}))
     return [*prompt, *result.tokens]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["point", "match"])
+def test_drafted_texts_have_the_law_of_plain_ones(verifier: dllm.DiffusionModel, rule: str) -> None:
+    """The fourth token of many texts, in 64 buckets: rows of the table are the two samples."""
+    counts, (prompt,) = np.zeros((2, 64)), prompts(1, seed=3)
+    guess = Scripted([*prompt, *plain(verifier, prompt, max_new_tokens=4).tokens], noise=0.3)
+    for row, drafter in enumerate((None, guess)):
+        how = {} if drafter is None else {"rule": rule, "controller": "whole"}
+        for seed in range(1_000):  # seeds of their own, or the samples would not be independent
+            out = dllm.speculate(verifier, drafter, prompt, temperature=1.0, max_new_tokens=4,
+                                 seed=seed + 10_000 * row, **how)  # fmt: skip
+            counts[row, out.tokens[-1] % 64] += 1
+    assert chi2_contingency(counts[:, counts.sum(0) > 0]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+def test_a_stop_at_the_last_token_is_a_stop(verifier: dllm.DiffusionModel, length: int) -> None:
+    """Whether it was drafted, corrected or the extra token."""
+    (prompt,) = prompts(1, seed=4)
+    tokens = plain(verifier, prompt, max_new_tokens=length).tokens
+    model = replace(verifier, facts=replace(verifier.facts, stop_token_ids=(tokens[-1],)))
+    expected = plain(model, prompt, max_new_tokens=length)
+    assert expected.finish_reason == "stop"
+    for noise in (0.0, 0.5, 1.0):
+        drafter = Scripted([*prompt, *tokens], noise=noise, seed=length)
+        found = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=length)
+        assert (found.tokens, found.finish_reason) == (expected.tokens, "stop")
 
 
 @pytest.mark.slow
