@@ -1,10 +1,7 @@
-"""transformers on both routes, vLLM's interface, and a drafter in another thread over HTTP."""
+"""transformers on both routes, and vLLM's interface."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +11,8 @@ import torch
 from transformers import GenerationConfig
 
 import dllm
-from dllm.drafting.api import make_drafter
-from dllm.drafting.base import Budget, Draft, Drafter, Drafting, Request
-from dllm.drafting.bridges.remote import Service, serve
 from dllm.drafting.bridges.transformers import attach, custom_generate, detach
 from dllm.drafting.bridges.vllm import DllmProposer
-from dllm.drafting.vocabulary import fingerprint
 
 from .conftest import Scripted, prompts
 
@@ -121,89 +114,3 @@ def test_vllm_drafts_stay_within_the_length() -> None:
     assert proposer.propose([[2]], [6], table) == [[3, 4]]
     table = np.array([[1, 2, 3, 4, 1, 2, 1, 2]])
     assert proposer.propose([[2]], [8], table) == [[]]
-
-
-class Slow(Drafter):
-    """Waits, or fails, before it drafts."""
-
-    def __init__(self, inner: Any, seconds: float = 0.0) -> None:
-        self.inner, self.seconds = inner, seconds
-
-    def open(self, request: Request) -> Drafting:
-        drafting, part = self.inner.open(request), self
-
-        class One(Drafting):
-            def propose(self, prefix: np.ndarray, budget: Budget) -> Draft:
-                time.sleep(part.seconds)
-                found: Draft = drafting.propose(prefix, budget)
-                return found
-
-        return One()
-
-
-@pytest.fixture
-def served() -> Iterator[Any]:
-    servers = []
-
-    def start(drafter: Any, vocabulary: str = "") -> tuple[str, Any]:
-        server = serve(Service(drafter, vocabulary))
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_address[1]}", server
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_remote_drafter_drafts(
-    verifier: dllm.DiffusionModel, served: Any, temperature: float
-) -> None:
-    (prompt,) = prompts(1)
-    how: dict[str, Any] = {"max_new_tokens": NEW, "temperature": temperature, "seed": 2}
-    plain = dllm.speculate(verifier, None, prompt, **how)
-    print_ = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
-    url, server = served(Scripted([*prompt, *plain.tokens], k=3), print_)
-    found = dllm.speculate(
-        verifier, f"remote(url={url!r}, deadline=20)", prompt, controller="fixed(k=3)", **how
-    )
-    assert found.tokens == plain.tokens
-    assert found.nfe == NEW // 4
-    assert {r.source for r in found.rounds} == {"remote"}
-    del server
-
-
-def test_a_drafter_that_is_gone_or_late_costs_nothing_but_time(
-    verifier: dllm.DiffusionModel, served: Any
-) -> None:
-    (prompt,) = prompts(1)
-    plain = dllm.speculate(verifier, None, prompt, max_new_tokens=NEW)
-    url, _ = served(Slow(make_drafter("prompt_lookup"), 0.5))
-    for address in (url, "http://127.0.0.1:9"):
-        spec = f"remote(url={address!r}, deadline=0.05, patience=2, rest=60)"
-        found = dllm.speculate(verifier, spec, prompt, controller="fixed(k=3)", max_new_tokens=NEW)
-        assert found.tokens == plain.tokens
-        assert found.drafted == 0
-
-
-def test_another_vocabulary_is_refused(verifier: dllm.DiffusionModel, served: Any) -> None:
-    url, _ = served(make_drafter("prompt_lookup"), "of another model")
-    with pytest.raises(dllm.ConfigError, match="vocabular"):
-        dllm.speculate(
-            verifier, f"remote(url={url!r}, deadline=20)", [5, 6, 7], controller="fixed(k=3)",
-            max_new_tokens=4,
-        )  # fmt: skip
-
-
-def test_stale_and_malformed_replies_are_no_drafts() -> None:
-    part: Any = make_drafter("remote")
-    drafting = part.open(Request(np.array([1]), 50, (), 20))
-    budget = Budget(4, 4)
-    assert len(drafting._checked({"base_len": 3, "tokens": [1, 2]}, 3, budget)) == 2
-    assert len(drafting._checked({"base_len": 2, "tokens": [1, 2]}, 3, budget)) == 0
-    assert len(drafting._checked({"base_len": 3, "tokens": [1, 50]}, 3, budget)) == 0
-    bad = {"base_len": 3, "tokens": [1, 2], "parents": [0, -1]}
-    assert len(drafting._checked(bad, 3, budget)) == 0
