@@ -13,8 +13,11 @@ from transformers import GenerationConfig
 import dllm
 from dllm.drafting.bridges.transformers import attach, custom_generate, detach
 from dllm.drafting.bridges.vllm import DllmProposer
+from dllm.drafting.rate import Rate
+from dllm.drafting.recycling import TokenRecycling
+from dllm.drafting.suffix import SuffixDecoding
 
-from .conftest import Scripted, prompts
+from .conftest import Scripted, make_verifier, prompts
 
 NEW = 16
 
@@ -70,6 +73,75 @@ def test_attached_candidates_leave_greedy_generation_as_it_is(
         finally:
             detach(verifier.hf)
     assert "_get_candidate_generator" not in vars(verifier.hf)
+
+
+def test_attached_drafters_and_controllers_learn_what_became_of_a_draft(
+    verifier: dllm.DiffusionModel,
+) -> None:
+    """The same as in the loop of `speculate`."""
+    prompt = [5, 9, 33, 7]
+    tables, fits, texts = [], [], []
+    for attached in (False, True):
+        table, rate = TokenRecycling(width=4, tree=False), Rate()
+        suffix = SuffixDecoding()
+        for drafter, controller in ((table, "fixed(k=3)"), (["prompt_lookup", suffix], rate)):
+            if not attached:
+                dllm.speculate(verifier, drafter, prompt, controller=controller, max_new_tokens=NEW)
+                continue
+            attach(verifier.hf, drafter, controller=controller)
+            theirs(verifier, prompt, prompt_lookup_num_tokens=1)
+            detach(verifier.hf)
+        tables.append(table.table)
+        fits.append(sum(line.sums[0] > 0 for line in rate.verify_seconds.values()))
+        texts.append(list(suffix.texts))
+    assert tables[0] == tables[1]
+    assert fits == [1, 1]  # rounds after the first were timed
+    assert texts[0] == texts[1] == [theirs(verifier, prompt)[len(prompt) :]]
+
+
+def test_bridges_compare_vocabularies(verifier: dllm.DiffusionModel) -> None:
+    """As `speculate` does: with tokenizers by what ids mean, without by size."""
+    other = make_verifier("full", vocab_size=600)
+    nano = dllm.load("nano")
+    for model, tokenizer in ((other, None), (verifier, Renamed(nano.tokenizer))):
+        with pytest.raises(dllm.ConfigError, match="ids"):
+            attach(model.hf, nano, tokenizer=tokenizer)
+        assert "_get_candidate_generator" not in vars(model.hf)
+    with pytest.raises(dllm.ConfigError, match="ids"):
+        theirs(other, [5, 6, 7], custom_generate=custom_generate, drafter=nano)
+    attach(verifier.hf, nano, tokenizer=nano.tokenizer)
+    detach(verifier.hf)
+
+
+class Renamed:
+    """A tokenizer in which two ordinary tokens have changed places."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.inner = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __call__(self, *given: Any, **how: Any) -> Any:
+        return self.inner(*given, **how)
+
+    def get_vocab(self) -> dict[str, int]:
+        swapped = {100: 101, 101: 100}
+        return {t: swapped.get(i, i) for t, i in self.inner.get_vocab().items()}
+
+
+def test_custom_generate_returns_what_was_asked_for(verifier: dllm.DiffusionModel) -> None:
+    ids = torch.tensor([[5, 9, 33, 7]])
+    how: dict[str, Any] = {
+        "custom_generate": custom_generate, "drafter": "prompt_lookup", "max_new_tokens": 4,
+        "do_sample": False, "return_dict_in_generate": True,
+    }  # fmt: skip
+    hf: Any = verifier.hf
+    assert hf.generate(ids, **how).sequences[0].tolist() == theirs(
+        verifier, ids[0].tolist(), max_new_tokens=4
+    )
+    with pytest.raises(dllm.ConfigError, match="output_scores"):
+        hf.generate(ids, output_scores=True, **how)
 
 
 def test_bridges_refuse_what_they_cannot_do(verifier: dllm.DiffusionModel) -> None:
