@@ -32,7 +32,7 @@ def serve_drafter(
     from ..drafting import DiffusionDrafter
     from ..drafting.api import is_drafter_spec
     from ..drafting.base import DRAFTERS, Drafter, single
-    from ..drafting.bridges.remote import Service, serve
+    from ..drafting.bridges.service import Service, serve
     from ..drafting.composite import FirstOf
     from ..drafting.vocabulary import fingerprint
     from ..models import load

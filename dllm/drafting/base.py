@@ -166,7 +166,8 @@ class RoundStats:
 class Feedback:
     """What a drafter, a proxy or a controller learns from a round.  ``accepted`` counts drafted
     tokens that were kept; ``emitted`` are the new tokens; ``fed`` are the tokens whose successors
-    the verifier scored and ``scores`` its raw logits (rows, V), on its device."""
+    the verifier scored and ``scores`` its logits (rows, V), on its device; None in engines that
+    keep them (see `Drafter.needs_scores`)."""
 
     draft: Draft
     path: list[int]
@@ -221,10 +222,16 @@ class DraftPart:
 
 @dataclass
 class Drafter(DraftPart):
-    """Something that proposes tokens.  What outlives a sequence is kept in the drafter itself."""
+    """Something that proposes tokens.  What outlives a sequence is kept in the drafter itself.
+
+    ``needs_scores``: it learns from `Feedback.scores`, which not every engine gives.  ``timed``:
+    its drafts depend on clocks, so that two processes with the same text may draft differently.
+    """
 
     laws: ClassVar[frozenset[Law]] = frozenset({Law.POINT})
     trees: ClassVar[bool] = False
+    needs_scores: ClassVar[bool] = False
+    timed: ClassVar[bool] = False
 
     def open(self, request: Request) -> Drafting:
         """Start on a new sequence."""

@@ -26,6 +26,14 @@ class _Several(Drafter):
     def laws(self) -> frozenset[Law]:  # type: ignore[override]
         return frozenset().union(*(drafter.laws for drafter in self.drafters))
 
+    @property
+    def needs_scores(self) -> bool:  # type: ignore[override]
+        return any(drafter.needs_scores for drafter in self.drafters)
+
+    @property
+    def timed(self) -> bool:  # type: ignore[override]
+        return any(drafter.timed for drafter in self.drafters)
+
 
 @DRAFTERS.register("first_of")
 @dataclass
@@ -67,6 +75,8 @@ class Arbiter(_Several):
 
     rho: float = 0.2
     explore: int = 12
+
+    timed = True  # type: ignore[assignment]
 
     def open(self, request: Request) -> Drafting:
         return _Arbiter(self, [drafter.open(request) for drafter in self.drafters])

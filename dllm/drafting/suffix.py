@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..canvas import IntArray
 from ..errors import ConfigError
-from .base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Request, chain
+from .base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request, chain
 
 
 class Node:
@@ -33,8 +33,11 @@ class SuffixTree:
                 self._add(text[start : end + 1], 1)
 
     def forget(self, text: list[int]) -> None:
-        """Undo `extend` of a whole text."""
-        for end in range(len(text)):
+        """Undo `extend` of a whole text.
+
+        From its end on, so that a path is gone before the shorter one that leads to it.
+        """
+        for end in reversed(range(len(text))):
             for start in range(max(0, end - self.depth + 1), end + 1):
                 self._add(text[start : end + 1], -1)
 
@@ -44,13 +47,15 @@ class SuffixTree:
             node = node.children[token]
         child = node.children.setdefault(path[-1], Node())
         child.count += amount
+        if child.count == 0:
+            del node.children[path[-1]]
 
     def find(self, suffix: list[int]) -> Node | None:
         """The node at the end of ``suffix``, if it occurred."""
         node = self.root
         for token in suffix:
             found = node.children.get(token)
-            if found is None or found.count <= 0:
+            if found is None:
                 return None
             node = found
         return node
@@ -95,7 +100,7 @@ class _Suffixes(Drafting):
     def __init__(self, part: SuffixDecoding, request: Request) -> None:
         self.part, self.tree = part, SuffixTree(part.depth)
         self.start, self.known = len(request.prompt), 0
-        self.text: list[int] = []
+        self.text: list[int] = request.prompt.tolist()
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         self._follow(prefix)
@@ -113,7 +118,7 @@ class _Suffixes(Drafting):
         """Expected accepted tokens, and the continuation of the longest suffix with one."""
         for size in range(min(self.part.depth - 1, len(self.text)), 0, -1):
             node = tree.find(self.text[-size:])
-            if node is None or not any(c.count > 0 for c in node.children.values()):
+            if node is None or not node.children:
                 continue
             most = min(length, max(1, int(self.part.factor * size)))
             return self._walk(tree, size, most)
@@ -128,9 +133,9 @@ class _Suffixes(Drafting):
             while context and (node is None or not node.children):
                 node, context = tree.find(context), context[1:]
             alternatives = {} if node is None else node.children
-            total = sum(child.count for child in alternatives.values())
-            if total <= 0:
+            if not alternatives:
                 break
+            total = sum(child.count for child in alternatives.values())
             token, count = max(((t, c.count) for t, c in alternatives.items()),
                                key=lambda pair: (pair[1], -pair[0]))  # fmt: skip
             alive *= count / total
@@ -139,6 +144,10 @@ class _Suffixes(Drafting):
             tokens.append(token)
             expected += alive
         return expected, tokens
+
+    def observe(self, feedback: Feedback) -> None:
+        # also when another drafter was asked; the tree grows when this one is
+        self.text += feedback.emitted
 
     def close(self) -> None:
         self.part.remember(self.text[self.start :])

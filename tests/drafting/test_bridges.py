@@ -1,10 +1,7 @@
-"""transformers on both routes, vLLM's interface, and a drafter in another thread over HTTP."""
+"""transformers on both routes, and vLLM's interface."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +11,13 @@ import torch
 from transformers import GenerationConfig
 
 import dllm
-from dllm.drafting.api import make_drafter
-from dllm.drafting.base import Budget, Draft, Drafter, Drafting, Request
-from dllm.drafting.bridges.remote import Service, serve
 from dllm.drafting.bridges.transformers import attach, custom_generate, detach
 from dllm.drafting.bridges.vllm import DllmProposer
-from dllm.drafting.vocabulary import fingerprint
+from dllm.drafting.rate import Rate
+from dllm.drafting.recycling import TokenRecycling
+from dllm.drafting.suffix import SuffixDecoding
 
-from .conftest import Scripted, prompts
+from .conftest import Scripted, make_verifier, prompts
 
 NEW = 16
 
@@ -79,6 +75,75 @@ def test_attached_candidates_leave_greedy_generation_as_it_is(
     assert "_get_candidate_generator" not in vars(verifier.hf)
 
 
+def test_attached_drafters_and_controllers_learn_what_became_of_a_draft(
+    verifier: dllm.DiffusionModel,
+) -> None:
+    """The same as in the loop of `speculate`."""
+    prompt = [5, 9, 33, 7]
+    tables, fits, texts = [], [], []
+    for attached in (False, True):
+        table, rate = TokenRecycling(width=4, tree=False), Rate()
+        suffix = SuffixDecoding()
+        for drafter, controller in ((table, "fixed(k=3)"), (["prompt_lookup", suffix], rate)):
+            if not attached:
+                dllm.speculate(verifier, drafter, prompt, controller=controller, max_new_tokens=NEW)
+                continue
+            attach(verifier.hf, drafter, controller=controller)
+            theirs(verifier, prompt, prompt_lookup_num_tokens=1)
+            detach(verifier.hf)
+        tables.append(table.table)
+        fits.append(sum(line.sums[0] > 0 for line in rate.verify_seconds.values()))
+        texts.append(list(suffix.texts))
+    assert tables[0] == tables[1]
+    assert fits == [1, 1]  # rounds after the first were timed
+    assert texts[0] == texts[1] == [theirs(verifier, prompt)[len(prompt) :]]
+
+
+def test_bridges_compare_vocabularies(verifier: dllm.DiffusionModel) -> None:
+    """As `speculate` does: with tokenizers by what ids mean, without by size."""
+    other = make_verifier("full", vocab_size=600)
+    nano = dllm.load("nano")
+    for model, tokenizer in ((other, None), (verifier, Renamed(nano.tokenizer))):
+        with pytest.raises(dllm.ConfigError, match="ids"):
+            attach(model.hf, nano, tokenizer=tokenizer)
+        assert "_get_candidate_generator" not in vars(model.hf)
+    with pytest.raises(dllm.ConfigError, match="ids"):
+        theirs(other, [5, 6, 7], custom_generate=custom_generate, drafter=nano)
+    attach(verifier.hf, nano, tokenizer=nano.tokenizer)
+    detach(verifier.hf)
+
+
+class Renamed:
+    """A tokenizer in which two ordinary tokens have changed places."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.inner = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __call__(self, *given: Any, **how: Any) -> Any:
+        return self.inner(*given, **how)
+
+    def get_vocab(self) -> dict[str, int]:
+        swapped = {100: 101, 101: 100}
+        return {t: swapped.get(i, i) for t, i in self.inner.get_vocab().items()}
+
+
+def test_custom_generate_returns_what_was_asked_for(verifier: dllm.DiffusionModel) -> None:
+    ids = torch.tensor([[5, 9, 33, 7]])
+    how: dict[str, Any] = {
+        "custom_generate": custom_generate, "drafter": "prompt_lookup", "max_new_tokens": 4,
+        "do_sample": False, "return_dict_in_generate": True,
+    }  # fmt: skip
+    hf: Any = verifier.hf
+    assert hf.generate(ids, **how).sequences[0].tolist() == theirs(
+        verifier, ids[0].tolist(), max_new_tokens=4
+    )
+    with pytest.raises(dllm.ConfigError, match="output_scores"):
+        hf.generate(ids, output_scores=True, **how)
+
+
 def test_bridges_refuse_what_they_cannot_do(verifier: dllm.DiffusionModel) -> None:
     config = GenerationConfig(max_length=9)
     with pytest.raises(dllm.ConfigError, match="one sequence"):
@@ -121,89 +186,3 @@ def test_vllm_drafts_stay_within_the_length() -> None:
     assert proposer.propose([[2]], [6], table) == [[3, 4]]
     table = np.array([[1, 2, 3, 4, 1, 2, 1, 2]])
     assert proposer.propose([[2]], [8], table) == [[]]
-
-
-class Slow(Drafter):
-    """Waits, or fails, before it drafts."""
-
-    def __init__(self, inner: Any, seconds: float = 0.0) -> None:
-        self.inner, self.seconds = inner, seconds
-
-    def open(self, request: Request) -> Drafting:
-        drafting, part = self.inner.open(request), self
-
-        class One(Drafting):
-            def propose(self, prefix: np.ndarray, budget: Budget) -> Draft:
-                time.sleep(part.seconds)
-                found: Draft = drafting.propose(prefix, budget)
-                return found
-
-        return One()
-
-
-@pytest.fixture
-def served() -> Iterator[Any]:
-    servers = []
-
-    def start(drafter: Any, vocabulary: str = "") -> tuple[str, Any]:
-        server = serve(Service(drafter, vocabulary))
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_address[1]}", server
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_remote_drafter_drafts(
-    verifier: dllm.DiffusionModel, served: Any, temperature: float
-) -> None:
-    (prompt,) = prompts(1)
-    how: dict[str, Any] = {"max_new_tokens": NEW, "temperature": temperature, "seed": 2}
-    plain = dllm.speculate(verifier, None, prompt, **how)
-    print_ = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
-    url, server = served(Scripted([*prompt, *plain.tokens], k=3), print_)
-    found = dllm.speculate(
-        verifier, f"remote(url={url!r}, deadline=20)", prompt, controller="fixed(k=3)", **how
-    )
-    assert found.tokens == plain.tokens
-    assert found.nfe == NEW // 4
-    assert {r.source for r in found.rounds} == {"remote"}
-    del server
-
-
-def test_a_drafter_that_is_gone_or_late_costs_nothing_but_time(
-    verifier: dllm.DiffusionModel, served: Any
-) -> None:
-    (prompt,) = prompts(1)
-    plain = dllm.speculate(verifier, None, prompt, max_new_tokens=NEW)
-    url, _ = served(Slow(make_drafter("prompt_lookup"), 0.5))
-    for address in (url, "http://127.0.0.1:9"):
-        spec = f"remote(url={address!r}, deadline=0.05, patience=2, rest=60)"
-        found = dllm.speculate(verifier, spec, prompt, controller="fixed(k=3)", max_new_tokens=NEW)
-        assert found.tokens == plain.tokens
-        assert found.drafted == 0
-
-
-def test_another_vocabulary_is_refused(verifier: dllm.DiffusionModel, served: Any) -> None:
-    url, _ = served(make_drafter("prompt_lookup"), "of another model")
-    with pytest.raises(dllm.ConfigError, match="vocabular"):
-        dllm.speculate(
-            verifier, f"remote(url={url!r}, deadline=20)", [5, 6, 7], controller="fixed(k=3)",
-            max_new_tokens=4,
-        )  # fmt: skip
-
-
-def test_stale_and_malformed_replies_are_no_drafts() -> None:
-    part: Any = make_drafter("remote")
-    drafting = part.open(Request(np.array([1]), 50, (), 20))
-    budget = Budget(4, 4)
-    assert len(drafting._checked({"base_len": 3, "tokens": [1, 2]}, 3, budget)) == 2
-    assert len(drafting._checked({"base_len": 2, "tokens": [1, 2]}, 3, budget)) == 0
-    assert len(drafting._checked({"base_len": 3, "tokens": [1, 50]}, 3, budget)) == 0
-    bad = {"base_len": 3, "tokens": [1, 2], "parents": [0, -1]}
-    assert len(drafting._checked(bad, 3, budget)) == 0

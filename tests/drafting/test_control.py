@@ -158,8 +158,19 @@ def test_the_suffix_tree_counts_every_substring() -> None:
             count = sum(text[i : i + size] == list(path) for i in range(41 - size))
             node = tree.find(list(path))
             assert (node.count if node else 0) == count
+    other = rng.integers(0, 4, 30).tolist()
+    tree.extend(other, len(other))
     tree.forget(text)
-    assert tree.find([text[0]]) is None
+    alone = SuffixTree(depth=4)
+    alone.extend(other, len(other))
+    assert shape(tree.root) == shape(alone.root)  # nothing is left behind
+    tree.forget(other)
+    assert not tree.root.children
+
+
+def shape(node: Any) -> Any:
+    """A suffix tree as nested values that can be compared."""
+    return node.count, {token: shape(child) for token, child in node.children.items()}
 
 
 def test_the_suffix_drafter_remembers_earlier_requests() -> None:
@@ -171,6 +182,17 @@ def test_the_suffix_drafter_remembers_earlier_requests() -> None:
     new = part.open(request([3, 21]))
     assert new.propose(np.array([3, 21]), Budget(3, 3)).tokens.tolist() == [22, 23, 24]
     assert len(part.open(request([3, 11])).propose(np.array([3, 11]), Budget(3, 3))) == 0
+
+
+@pytest.mark.parametrize("before", [[], ["prompt_lookup"]], ids=["alone", "behind another"])
+def test_the_suffix_drafter_remembers_whole_texts(
+    verifier: dllm.DiffusionModel, before: list[str]
+) -> None:
+    part: Any = single("suffix", DRAFTERS, Drafter)
+    found = dllm.speculate(
+        verifier, [*before, part], [5, 9, 33, 5, 9], controller="fixed(k=3)", max_new_tokens=12
+    )
+    assert list(part.texts) == [found.tokens]
 
 
 def test_token_recycling_keeps_the_verifiers_candidates() -> None:

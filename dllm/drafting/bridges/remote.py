@@ -1,13 +1,18 @@
 """Drafting in another process: only token ids and the seed travel (after SLED, arXiv 2506.09397).
 
 The service holds the drafter; the client is a `Drafter` like any other, with a deadline: when the
-service is late or gone, the verifier goes on without a draft.  No probabilities are sent, so the
-law is POINT; with the rule `keyed` the shared seed does the coupling.
+service is late or gone, or answers nonsense, the verifier goes on without a draft.  No
+probabilities are sent, so the law is POINT; with the rule `keyed` the shared seed does the
+coupling.
 
 Messages are JSON over HTTP: ``open`` {sid, vocabulary, prompt, vocab_size, stop_ids, limit,
-temperature, noise_key, draft_key}, ``draft`` {sid, base_len, commit, k} -> {base_len, tokens,
-parents, end}, ``close`` {sid}.  ``commit`` are the tokens committed since the previous call; a
-reply counts only if its ``base_len`` is the verifier's present length.
+temperature, noise_key, draft_key, w, deadline_ms}, ``draft`` {sid, base_len, commit, k,
+deadline_ms} -> {base_len, tokens, parents, end}, ``close`` {sid, commit}.  ``w`` is the number of
+masks a diffusion model sees, null for the service's own; it stands in ``open`` because what is
+kept of a text depends on it.  ``commit`` are the tokens committed since the previous call; a reply
+counts only if its ``base_len`` is the verifier's present length.  ``deadline_ms`` is what is left
+of the client's patience: a draft that is not ready by then is not sent, and its session is closed.
+Opening a ``sid`` again replaces its session.
 """
 
 from __future__ import annotations
@@ -15,113 +20,28 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
+import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from ...canvas import IntArray
-from ...errors import ConfigError, DllmError
-from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Request, chain
+from ...errors import ConfigError
+from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request
 from ..vocabulary import fingerprint
+from .service import LARGEST_BODY, OTHER_VOCABULARY, VocabularyError
 
-MOST_SESSIONS = 256
-LARGEST_BODY = 1 << 24
+MOST_NODES = 512
 
-
-class Service:
-    """The server's side: sessions by id.  ``vocabulary`` is the fingerprint clients must have.
-
-    Messages are answered one after the other, because sessions share a network.
-    """
-
-    def __init__(self, drafter: Drafter, vocabulary: str = "") -> None:
-        self.drafter, self.vocabulary = drafter, vocabulary
-        self.sessions: dict[str, tuple[Drafting, list[int]]] = {}
-        self.lock = threading.Lock()
-
-    def handle(self, action: str, message: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a message; raises `DllmError` or `KeyError` on a bad one."""
-        actions = {"open": self._open, "draft": self._draft, "close": self._close}
-        if action not in actions:
-            raise ConfigError(f"unknown action {action!r}")
-        with self.lock:
-            return actions[action](message)
-
-    def _open(self, message: dict[str, Any]) -> dict[str, Any]:
-        if self.vocabulary and message["vocabulary"] != self.vocabulary:
-            raise ConfigError(
-                "verifier and drafter use different vocabularies: serve a drafter that was trained "
-                "on the verifier's tokenizer"
-            )
-        prompt = [int(i) for i in message["prompt"]]
-        request = Request(
-            np.asarray(prompt, np.int64), int(message["vocab_size"]),
-            tuple(message["stop_ids"]), int(message["limit"]), float(message["temperature"]),
-            tuple(message["noise_key"]), tuple(message["draft_key"]),
-        )  # fmt: skip
-        while len(self.sessions) >= MOST_SESSIONS:
-            self.sessions.pop(next(iter(self.sessions)))[0].close()
-        self.sessions[str(message["sid"])] = (self.drafter.open(request), prompt)
-        return {"sid": message["sid"]}
-
-    def _draft(self, message: dict[str, Any]) -> dict[str, Any]:
-        drafting, tokens = self.sessions[str(message["sid"])]
-        tokens += [int(i) for i in message["commit"]]
-        if len(tokens) != message["base_len"]:
-            raise ConfigError(f"{len(tokens)} tokens are known, not {message['base_len']}")
-        k = int(message["k"])
-        draft = drafting.propose(np.asarray(tokens, np.int64), Budget(k, k))
-        return {
-            "sid": message["sid"], "base_len": len(tokens), "tokens": draft.tokens.tolist(),
-            "parents": None if draft.parents is None else draft.parents.tolist(), "end": draft.end,
-        }  # fmt: skip
-
-    def _close(self, message: dict[str, Any]) -> dict[str, Any]:
-        found = self.sessions.pop(str(message["sid"]), None)
-        if found is not None:
-            found[0].close()
-        return {"sid": message["sid"]}
-
-
-def serve(service: Service, host: str = "127.0.0.1", port: int = 0) -> ThreadingHTTPServer:
-    """A server for ``service`` that listens already; call ``serve_forever``, and ``shutdown``."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm: ClassVar[bool] = True
-
-        def do_POST(self) -> None:
-            size = int(self.headers.get("Content-Length", 0))
-            status, answer = 400, {"error": "the message is too large"}
-            if size <= LARGEST_BODY:
-                status, answer = _answer(service, self.path, self.rfile.read(size))
-            body = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            with contextlib.suppress(ConnectionError):  # a client that waited long enough
-                self.end_headers()
-                self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
-    return server
-
-
-def _answer(service: Service, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-    try:
-        return 200, service.handle(path.strip("/"), json.loads(body))
-    except (DllmError, KeyError, TypeError, ValueError) as error:
-        return 400, {"error": f"{type(error).__name__}: {error}"}
+T = TypeVar("T")
 
 
 @DRAFTERS.register("remote", paper="SLED: A Speculative LLM Decoding Framework for Efficient Edge "
@@ -130,21 +50,27 @@ def _answer(service: Service, path: str, body: bytes) -> tuple[int, dict[str, An
 class Remote(Drafter):
     """The drafter behind ``url``, e.g. ``remote(url='http://127.0.0.1:8100')``.
 
-    A draft that is not there after ``deadline`` seconds is done without; after ``patience``
-    failures in a row the service is asked again only after ``rest`` seconds.
+    A draft that is not there after ``deadline`` seconds, opening the session included, is done
+    without; after ``patience`` failures in a row the service is asked again only after ``rest``
+    seconds.  ``window`` is the number of masks a diffusion model shall see, 0 for the service's
+    own.  Raises `ConfigError` only when the service refuses the verifier's vocabulary.
     """
 
     url: str = "http://127.0.0.1:8100"
     deadline: float = 1.0
     patience: int = 3
     rest: float = 5.0
+    window: int = 0
 
     trees = True
+    timed = True
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme != "http" or not parts.hostname:
             raise ConfigError(f"url is like 'http://127.0.0.1:8100', not {self.url!r}")
+        if self.deadline <= 0 or self.window < 0:
+            raise ConfigError("remote takes deadline > 0 and window >= 0")
         self.host, self.port = parts.hostname, parts.port or 80
 
     def open(self, request: Request) -> Drafting:
@@ -156,83 +82,156 @@ class _Remote(Drafting):
     part: Remote
     request: Request
     sid: str = field(default_factory=lambda: uuid.uuid4().hex)
-    known: int = 0  # tokens the service has
+    known: int = 0  # tokens the service has; 0: it has no session
+    asked: bool = False  # there may be a session to close
     failures: int = 0
     again_at: float = 0.0
     connection: http.client.HTTPConnection | None = None
 
+    def __post_init__(self) -> None:
+        self.text: list[int] = self.request.prompt.tolist()
+        tokenizer, size = self.request.tokenizer, self.request.vocab_size
+        self.vocabulary = "" if tokenizer is None else fingerprint(tokenizer, size)
+
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         if time.monotonic() < self.again_at:
             return EMPTY
+        self.text = prefix.tolist()
+        connection = self._connection()
+        until = time.monotonic() + self.part.deadline
+        messages = [] if self.known else [("open", self._opening())]
+        commit = self.text[self.known :] if self.known else []
+        messages.append(
+            ("draft", {"sid": self.sid, "base_len": len(prefix), "commit": commit,
+                       "k": budget.length}),
+        )  # fmt: skip
+        self.asked = True
         try:
-            if self.known == 0:
-                self._open(prefix)
-            message = {"base_len": len(prefix), "commit": prefix[self.known :].tolist(),
-                       "k": budget.length}  # fmt: skip
-            self.known = len(prefix)
-            reply = self._ask("draft", message)
-            return self._checked(reply, len(prefix), budget)
-        except ConfigError:
+            reply = within(self.part.deadline, lambda: _converse(connection, messages, until))
+            draft = checked(reply, len(prefix), budget, self.request.vocab_size, self.part.name)
+        except VocabularyError as error:
             self._failed()
-            raise
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+            raise VocabularyError(f"the drafter at {self.part.url} refuses: {error}") from None
+        except Exception:  # whatever it was, decoding goes on without a draft
             self._failed()
             return EMPTY
+        self.known, self.failures = len(prefix), 0
+        return draft
 
-    def _checked(self, reply: dict[str, Any], length: int, budget: Budget) -> Draft:
-        """A draft that fits; a stale or malformed one is none."""
-        self.failures = 0
-        tokens = np.asarray(reply["tokens"], np.int64)
-        outside = tokens.size and not 0 <= tokens.min() <= tokens.max() < self.request.vocab_size
-        if reply["base_len"] != length or outside:
-            return EMPTY
-        if reply.get("parents") is None:
-            return chain(tokens[: budget.room], self.part.name)
-        parents = np.asarray(reply["parents"], np.int64)
-        if parents.shape != tokens.shape or (parents >= np.arange(len(parents))).any():
-            return EMPTY
-        return Draft(tokens, parents, source=self.part.name)
-
-    def _open(self, prefix: IntArray) -> None:
-        request, tokenizer = self.request, self.request.tokenizer
-        print_ = "" if tokenizer is None else fingerprint(tokenizer, request.vocab_size)
-        self._ask("open", {
-            "vocabulary": print_, "prompt": prefix.tolist(), "vocab_size": request.vocab_size,
-            "stop_ids": request.stop_ids, "limit": request.limit,
-            "temperature": request.temperature, "noise_key": request.noise_key,
-            "draft_key": request.draft_key,
-        })  # fmt: skip
-        self.known = len(prefix)
-
-    def _ask(self, action: str, message: dict[str, Any]) -> dict[str, Any]:
+    def _connection(self) -> http.client.HTTPConnection:
         if self.connection is None:
             self.connection = http.client.HTTPConnection(
                 self.part.host, self.part.port, timeout=self.part.deadline
             )
-        body = json.dumps({"sid": self.sid, **message})
-        self.connection.request("POST", f"/{action}", body, {"Content-Type": "application/json"})
-        response = self.connection.getresponse()
-        reply: dict[str, Any] = json.loads(response.read())
-        if response.status != 200:
-            if action == "open":
-                raise ConfigError(f"the drafter at {self.part.url} refuses: {reply.get('error')}")
-            raise ValueError(reply.get("error"))
-        return reply
+        return self.connection
+
+    def _opening(self) -> dict[str, Any]:
+        request = self.request
+        return {
+            "sid": self.sid, "vocabulary": self.vocabulary, "prompt": self.text,
+            "vocab_size": request.vocab_size,
+            "stop_ids": request.stop_ids, "limit": request.limit,
+            "temperature": request.temperature, "noise_key": request.noise_key,
+            "draft_key": request.draft_key, "w": self.part.window or None,
+        }  # fmt: skip
+
+    def observe(self, feedback: Feedback) -> None:
+        self.text = [*self.text, *feedback.emitted]
 
     def _failed(self) -> None:
-        """Forget the connection and the session; rest when it keeps failing."""
-        if self.connection is not None:
-            self.connection.close()
-        self.connection, self.known, self.sid = None, 0, uuid.uuid4().hex
+        """Forget the connection; rest when it keeps failing.  The session is opened anew."""
+        self._hang_up()
+        self.known = 0
         self.failures += 1
         if self.failures >= self.part.patience:
             self.again_at, self.failures = time.monotonic() + self.part.rest, 0
 
-    def close(self) -> None:
-        try:
-            if self.known:
-                self._ask("close", {})
-        except (OSError, http.client.HTTPException, ValueError):
-            pass  # it is gone already
+    def _hang_up(self) -> None:
         if self.connection is not None:
+            with contextlib.suppress(OSError, AttributeError):
+                self.connection.sock.shutdown(socket.SHUT_RDWR)  # wakes whoever still reads
             self.connection.close()
+        self.connection = None
+
+    def close(self) -> None:
+        """Tell the service, with the last tokens; nobody waits for its answer."""
+        if self.asked:
+            commit = self.text[self.known :] if self.known else []
+            message, connection = {"sid": self.sid, "commit": commit}, self._connection()
+            with contextlib.suppress(Exception):  # it is gone already
+                within(self.part.deadline, lambda: _send(connection, "close", message))
+        self._hang_up()
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """What ``work()`` returns; `TimeoutError` when that takes longer.
+
+    A socket's own time-out starts anew with every byte and does not cover looking up a name, so
+    the work is done in a thread, which is abandoned when it is late.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)
+
+
+def _converse(
+    connection: http.client.HTTPConnection, messages: list[tuple[str, dict[str, Any]]], until: float
+) -> dict[str, Any]:
+    """The reply to the last of ``messages``, none of which is sent after ``until``."""
+    reply: Any = {}
+    for action, message in messages:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        _send(connection, action, message | {"deadline_ms": math.ceil(1000 * left)})
+        response = connection.getresponse()
+        reply = json.loads(response.read(LARGEST_BODY))
+        if not isinstance(reply, dict):
+            raise ValueError("the reply is no object")
+        if response.status == OTHER_VOCABULARY and reply.get("refused") == "vocabulary":
+            raise VocabularyError(reply.get("error"))
+        if response.status != 200:
+            raise ValueError(f"status {response.status}")
+    found: dict[str, Any] = reply
+    return found
+
+
+def _send(connection: http.client.HTTPConnection, action: str, message: dict[str, Any]) -> None:
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", f"/{action}", json.dumps(message), headers)
+
+
+def checked(
+    reply: dict[str, Any], length: int, budget: Budget, vocab_size: int, source: str = ""
+) -> Draft:
+    """The draft in a reply, for a text of ``length`` tokens; raises `ValueError` when it is stale
+    or malformed.  Longer chains than asked for are cut."""
+    tokens, parents, end = (reply.get(name) for name in ("tokens", "parents", "end"))
+    if reply.get("base_len") != length:
+        raise ValueError("the reply is about another text")
+    if not isinstance(tokens, list) or len(tokens) > MOST_NODES:
+        raise ValueError(f"tokens are a list of at most {MOST_NODES}")
+    if not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
+        raise ValueError("tokens lie within the verifier's vocabulary")
+    end = end if type(end) is int and end >= 0 else None
+    if parents is None:
+        ids = np.asarray(tokens[: budget.length], np.int64)
+        return Draft(ids, end=end, source=source)
+    if not isinstance(parents, list) or len(parents) != len(tokens):
+        raise ValueError("every node has a parent")
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if type(parent) is not int or not -1 <= parent < node:
+            raise ValueError("parents stand before their children")
+        depths.append(1 + depths[parent] if parent >= 0 else 1)
+    if max(depths, default=0) > budget.length:
+        raise ValueError("the tree is deeper than asked for")
+    return Draft(np.asarray(tokens, np.int64), np.asarray(parents, np.int64), end=end,
+                 source=source)  # fmt: skip

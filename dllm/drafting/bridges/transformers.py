@@ -8,22 +8,27 @@ every position and comparing, which is lossless for any draft.
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ...config import GenerationConfig
 from ...errors import ConfigError
 from ...models import load
 from .. import base
 from ..api import Session, fit, make_drafter
-from ..base import EMPTY, Draft, Drafting, Feedback, Request
+from ..base import EMPTY, Drafter, Drafting, Feedback, Request
 from ..control import CONTROLLERS, LengthController
 from ..rows import LogitsProcessor
+
+EXTRAS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def _check_interface() -> None:
@@ -48,16 +53,18 @@ def custom_generate(
     seed: int = 0,
     on_tokens: Callable[[list[int]], None] | None = None,
     verifier_tokenizer: Any = None,
+    vocabulary: str = "auto",
     **model_kwargs: Any,
-) -> torch.Tensor:
+) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """For ``model.generate(ids, custom_generate=custom_generate, drafter=...)``.
 
-    ``drafter``, ``rule``, ``controller`` as for `dllm.speculate`; ``seed`` keys the noise when
-    sampling; ``on_tokens`` receives the new ids of every round; with ``verifier_tokenizer`` the
-    vocabularies of both sides are compared.  One sequence at a time.  Returns
-    ids (1, L).  The verifier's processors (penalties, temperature, top-p ...) are those that
+    ``drafter``, ``rule``, ``controller``, ``vocabulary`` as for `dllm.speculate`; ``seed`` keys the
+    noise when sampling; ``on_tokens`` receives the new ids of every round.  A diffusion drafter's
+    vocabulary is compared with ``verifier_tokenizer``, without one by size.  One sequence at a
+    time.  Returns ids (1, L), or with ``return_dict_in_generate`` an output that holds them as
+    ``sequences``.  The verifier's processors (penalties, temperature, top-p ...) are those that
     transformers built from the generation config; stopping criteria other than ids and length are
-    asked after every token.
+    asked after every token.  Raises `ConfigError` for what it cannot do.
     """
     _check_interface()
     if input_ids.shape[0] != 1:
@@ -65,11 +72,13 @@ def custom_generate(
     mask = model_kwargs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         raise ConfigError("drafting takes prompts without padding")
+    as_output = bool(generation_config.return_dict_in_generate)
+    for name in EXTRAS:
+        if as_output and getattr(generation_config, name, False):
+            raise ConfigError(f"drafting returns sequences only: leave out {name}")
     sampling = bool(generation_config.do_sample)
     verifier = load(model, tokenizer=verifier_tokenizer)
-    part = make_drafter(drafter)
-    if verifier_tokenizer is not None:
-        part = fit(part, verifier, "auto")
+    part = fit(make_drafter(drafter), verifier, vocabulary)
     prompt = input_ids[0].cpu().numpy()
     config = GenerationConfig(
         max_new_tokens=max(1, generation_config.max_length - len(prompt)),
@@ -87,7 +96,8 @@ def custom_generate(
     for tokens in run.run():
         if on_tokens is not None:
             on_tokens(tokens)
-    return torch.tensor([run.verifier.tokens], device=input_ids.device)
+    ids = torch.tensor([run.verifier.tokens], device=input_ids.device)
+    return GenerateDecoderOnlyOutput(sequences=ids) if as_output else ids
 
 
 def _once(processors: Any) -> tuple[LogitsProcessor, ...]:
@@ -107,72 +117,114 @@ class DraftCandidates(CandidateGenerator):
     """A drafter as transformers' candidate generator.  Logits are never returned: with them the
     loop would take the draft for a sample, without them it compares, which is always right."""
 
-    def __init__(self, drafter: Any, request: Request, controller: LengthController) -> None:
+    def __init__(self, drafter: Drafter, request: Request, controller: LengthController) -> None:
         self.drafting: Drafting = drafter.open(request)
         self.request, self.controller = request, controller
-        self.draft: Draft = EMPTY
+        self.prefix, self.draft, self.first = request.prompt, EMPTY, True
+        self.attempted = False
+        self.clock = [0.0, 0.0]  # when the round began, and when its draft was ready
 
     def get_candidates(  # type: ignore[override]
         self, input_ids: torch.Tensor, **_: Any
     ) -> tuple[torch.Tensor, None]:
         """(1, L) -> (1, L + k); k = 0 when there is nothing to propose."""
-        prefix = input_ids[0].cpu().numpy()
-        room = self.request.limit - len(prefix) - 1
-        self.draft = EMPTY
+        began = time.perf_counter()
+        self.prefix = input_ids[0].cpu().numpy()
+        room = self.request.limit - len(self.prefix) - 1
+        self.draft, self.attempted = EMPTY, False
         if room > 0:
-            budget = self.controller.next(room, len(prefix))
-            self.draft = self.drafting.propose(prefix, budget) if budget.length else EMPTY
+            budget = self.controller.next(room, len(self.prefix))
+            self.attempted = budget.length > 0
+            self.draft = self.drafting.propose(self.prefix, budget) if self.attempted else EMPTY
             if not self.draft.is_chain:
                 raise ConfigError("transformers' assisted loop takes chains: choose another search")
             self.draft = self.draft.cut(room)
         new = torch.from_numpy(self.draft.tokens).to(input_ids)[None]
+        self.clock = [began, time.perf_counter()]
         return torch.cat([input_ids, new], 1), None
 
     def update_candidate_strategy(
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
-        """Called after verification; ``num_matches`` leaves the extra token out."""
-        accepted = list(range(min(int(num_matches), len(self.draft))))
-        last = input_ids[0, -1:].cpu().numpy()
-        fed = np.concatenate([last, self.draft.tokens])[: scores.shape[1]]
-        tokens = self.draft.tokens[accepted].tolist()
-        feedback = Feedback(self.draft, accepted, tokens, fed, scores[0])
+        """Called after verification, with the extra token in ``input_ids`` already; ``num_matches``
+        leaves it out.  ``scores`` are logits after the processors."""
+        verified = time.perf_counter()
+        draft, accepted = self.draft, list(range(int(num_matches)))
+        emitted: list[int] = input_ids[0, len(self.prefix) :].tolist()
+        fed = np.concatenate([self.prefix[-1:], draft.tokens])
+        feedback = Feedback(draft, accepted, emitted, fed, scores[0])
         self.drafting.observe(feedback)
+        began, drafted = self.clock
         stats = base.RoundStats(
-            len(self.draft), len(self.draft), len(accepted), len(accepted) + 1, "", "transformers",
-            0.0, 0.0, 0.0, 0.0, input_ids.shape[1], first=True,
+            drafted=len(draft), depth=len(draft), accepted=len(accepted), emitted=len(emitted),
+            extra="bonus" if len(accepted) == len(draft) else "correction", source=draft.source,
+            draft_seconds=drafted - began, search_seconds=draft.search_seconds,
+            verify_seconds=verified - drafted, other_seconds=time.perf_counter() - verified,
+            context=len(self.prefix), first=self.first, attempted=self.attempted,
         )  # fmt: skip
+        self.first = False
         self.controller.update(stats, feedback)
 
 
-def attach(
-    model: PreTrainedModel, drafter: Any, *, controller: str = "adl_repaired", tokenizer: Any = None
-) -> None:
-    """Make ``model.generate(ids, prompt_lookup_num_tokens=1, ...)`` draft with ``drafter``.
+class _Attached:
+    """What `attach` puts in place of the model's choice of a candidate generator.
 
-    The argument only switches assisted decoding on; `detach` undoes it.  Composes with everything
-    transformers' assisted loop supports; one sequence at a time.
+    transformers does not say when a text is complete: its drafter is closed when the next one
+    begins, or by `detach`.
     """
-    _check_interface()
-    part = make_drafter(drafter)
-    if part is None:
-        raise ConfigError("there is nothing to attach: name a drafter")
 
-    def candidates(**arguments: Any) -> DraftCandidates:
+    def __init__(
+        self, drafter: Drafter, controller: LengthController, tokenizer: Any, vocab_size: int
+    ) -> None:
+        self.drafter, self.controller = drafter, controller
+        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        self.running: DraftCandidates | None = None
+
+    def __call__(self, **arguments: Any) -> DraftCandidates:
+        self.close()
         config, ids = arguments["generation_config"], arguments["input_ids"]
         stops = getattr(config, "_eos_token_tensor", None)
         request = Request(
-            prompt=ids[0].cpu().numpy(), vocab_size=model.config.get_text_config().vocab_size,
+            prompt=ids[0].cpu().numpy(), vocab_size=self.vocab_size,
             stop_ids=() if stops is None else tuple(stops.flatten().tolist()),
-            limit=config.max_length, tokenizer=tokenizer,
+            limit=config.max_length, tokenizer=self.tokenizer,
         )  # fmt: skip
-        length = base.single(controller, CONTROLLERS, LengthController)
-        return DraftCandidates(part, request, length.fresh())
+        self.running = DraftCandidates(self.drafter, request, self.controller.fresh())
+        return self.running
 
+    def close(self) -> None:
+        if self.running is not None:
+            self.running.drafting.close()
+        self.running = None
+
+
+def attach(
+    model: PreTrainedModel, drafter: Any, *, controller: Any = "adl_repaired",
+    tokenizer: Any = None, vocabulary: str = "auto",
+) -> None:  # fmt: skip
+    """Make ``model.generate(ids, prompt_lookup_num_tokens=1, ...)`` draft with ``drafter``.
+
+    The argument only switches assisted decoding on; `detach` undoes it.  Composes with everything
+    transformers' assisted loop supports; one sequence at a time.  ``drafter``, ``controller`` and
+    ``vocabulary`` as for `dllm.speculate`; a diffusion drafter's vocabulary is compared with
+    ``tokenizer``, the model's, without one by size.  Raises `ConfigError` when they do not fit.
+    """
+    _check_interface()
+    size = model.config.get_text_config().vocab_size
+    verifier: Any = SimpleNamespace(
+        name=type(model).__name__, tokenizer=tokenizer, facts=SimpleNamespace(vocab_size=size)
+    )
+    part = fit(make_drafter(drafter), verifier, vocabulary)
+    if part is None:
+        raise ConfigError("there is nothing to attach: name a drafter")
+    length = base.single(controller, CONTROLLERS, LengthController)
+    detach(model)
     shadowed: Any = model
-    shadowed._get_candidate_generator = candidates
+    shadowed._get_candidate_generator = _Attached(part, length, tokenizer, size)
 
 
 def detach(model: PreTrainedModel) -> None:
     """Give the model its own candidate generators back."""
-    model.__dict__.pop("_get_candidate_generator", None)
+    attached = model.__dict__.pop("_get_candidate_generator", None)
+    if isinstance(attached, _Attached):
+        attached.close()
