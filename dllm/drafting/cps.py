@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,19 +18,13 @@ from .search import Search, SearchContext, register
 DIFFUSPEC = "DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding"
 
 
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
+class Hypothesis(NamedTuple):
     """A path through the first columns of a lattice."""
 
     tokens: tuple[int, ...]
     score: float
     state: Any
     done: bool
-
-    @property
-    def rank(self) -> tuple[float, tuple[int, ...]]:
-        """Sorts the best first; of equals the one with the lower token ids."""
-        return -self.score, self.tokens
 
 
 def beam_search(
@@ -66,7 +60,8 @@ def beam_search(
 
 
 def _rank(hypothesis: Hypothesis) -> tuple[float, tuple[int, ...]]:
-    return hypothesis.rank
+    """The best first; of equals the one with the lower token ids."""
+    return -hypothesis.score, hypothesis.tokens
 
 
 def _settle(h: Hypothesis, proxy: Proxy) -> Hypothesis:

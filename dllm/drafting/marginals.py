@@ -144,8 +144,10 @@ class Marginals:
             return columns
         rows = torch.from_numpy(flat).to(self.log_q.device)
         log_q = self.log_q[:length] if flat.size == length else self.log_q[rows]
-        largest, at = log_q.topk(min(cap, log_q.shape[1]), dim=-1)
-        values, tokens = largest.cpu().numpy(), self._named(at, rows).cpu().numpy()
+        largest, at = _largest(log_q, min(cap, log_q.shape[1]))
+        largest, order = largest.sort(descending=True)
+        tokens = self._named(at.gather(1, order), rows).cpu().numpy()
+        values = largest.cpu().numpy()
         # columns that reach the mass with their first m tokens: m - 1 sums lie below it
         counts = 1 + (np.exp(values.astype(np.float64)).cumsum(1) < mass - 1e-6).sum(1)
         for row, v, t, count in zip(flat.tolist(), values, tokens, counts.tolist(), strict=True):
@@ -173,6 +175,17 @@ def _largest(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     if x.device.type != "cpu":
         return x.topk(n, dim=-1, sorted=False)
     rows = x.numpy()
-    found = rows.argmax(1)[:, None] if n == 1 else np.argpartition(rows, -n, axis=1)[:, -n:]
+    found = rows.argmax(1)[:, None] if n == 1 else np.stack([_top(row, n) for row in rows])
     at = torch.from_numpy(np.ascontiguousarray(found))
     return x.gather(1, at), at
+
+
+def _top(row: Array, n: int) -> IntArray:
+    """Columns of the ``n`` largest.  As many pieces have a maximum that reaches the n-th largest
+    maximum, so only what reaches it can be among them."""
+    width = len(row) // (3 * n) or 1  # about three times as many pieces as are sought
+    edge = len(row) - len(row) % width
+    heads = np.concatenate([row[:edge].reshape(width, -1).max(0), row[edge:]])
+    least = np.partition(heads, -n)[-n]
+    near = np.flatnonzero(row >= least)
+    return near[np.argpartition(row[near], -n)[-n:]]
