@@ -88,7 +88,7 @@ class _Arbiter(_FirstOf):
         self.part, self.round, self.chosen = part, 0, 0
         self.tokens, self.seconds = [0.0] * len(members), [0.0] * len(members)
         self.last_used = [-1] * len(members)
-        self.began = 0.0
+        self.began: float | None = None  # None: this round asked no drafter
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         self.began = time.perf_counter()
@@ -106,6 +106,8 @@ class _Arbiter(_FirstOf):
 
     def observe(self, feedback: Feedback) -> None:
         rho, i = self.part.rho, self.chosen
-        self.tokens[i] += rho * (len(feedback.emitted) - self.tokens[i])
-        self.seconds[i] += rho * (time.perf_counter() - self.began - self.seconds[i])
+        if self.began is not None:
+            self.tokens[i] += rho * (len(feedback.emitted) - self.tokens[i])
+            self.seconds[i] += rho * (time.perf_counter() - self.began - self.seconds[i])
+        self.began = None
         super().observe(feedback)

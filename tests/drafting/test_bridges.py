@@ -180,6 +180,62 @@ def test_vllm_rows_may_change_places() -> None:
     assert {id(s) for s in proposer.states} == {id(s) for s in states}
 
 
+def test_vllm_states_end_with_their_requests() -> None:
+    """What a request wrote is remembered then; rows that skip a step keep their state."""
+    proposer = DllmProposer(vllm_config(), drafter="suffix")
+    table = np.zeros((2, 40), np.int64)
+    table[0, :4], table[1, :3] = [1, 2, 3, 4], [9, 8, 7]
+    proposer.propose([[4], [7]], [4, 3], table)
+    table[0, 4] = 5
+    proposer.propose([[5], []], [5, 3], table)
+    assert len(proposer.states) == 2
+    table[0, :4] = [9, 8, 7, 6]
+    proposer.propose([[6]], [4], table)
+    assert [state.tokens.tolist() for state in proposer.states] == [[9, 8, 7, 6]]
+    proposer.propose([], [], table)
+    assert not proposer.states
+    assert list(proposer.drafter.texts) == [[5], [6]]  # type: ignore[attr-defined]
+
+
+def test_vllm_drafters_learn_what_became_of_a_draft() -> None:
+    proposer = DllmProposer(vllm_config(), drafter=Scripted([1, 2, 3, 4, 5, 6, 7, 8], k=3))
+    table = np.array([[1, 2, 3, 4, 9, 0, 0, 0]])
+    assert proposer.propose([[2]], [2], table) == [[3, 4, 5]]
+    proposer.propose([[3, 4, 9]], [5], table)
+    drafting: Any = proposer.states[0].followed.drafting
+    (feedback,) = drafting.feedback
+    assert (feedback.accepted, feedback.emitted) == (2, [3, 4, 9])
+    assert feedback.fed.tolist() == [2, 3, 4, 5]
+
+
+def test_vllm_states_are_as_large_as_their_texts() -> None:
+    """Not as the longest text that the model takes."""
+    part = Scripted([], k=1)
+    proposer = DllmProposer(vllm_config(limit=100_000), drafter=part)
+    table = np.tile(np.arange(2_000) % 90, (1, 1))
+    limits = []
+    for length in range(100, 2_000, 100):
+        proposer.propose([[1]], [length], table)
+        (state,) = proposer.states
+        limits.append(state.limit)
+        assert length + 4 < state.limit <= max(512, 2 * (length + 4))
+    assert len(set(limits)) == 3
+
+
+@pytest.mark.parametrize("name", ["arbiter(prompt_lookup+anpd)", "first_of(anpd+remote)"])
+def test_vllm_ranks_draft_alike(name: str) -> None:
+    config = vllm_config()
+    assert DllmProposer(config, drafter=name).drafter.timed
+    config.parallel_config = SimpleNamespace(tensor_parallel_size=2)
+    with pytest.raises(dllm.ConfigError, match="clock"):
+        DllmProposer(config, drafter=name)
+
+
+def test_vllm_refuses_drafters_that_need_scores() -> None:
+    with pytest.raises(dllm.ConfigError, match="token_recycling"):
+        DllmProposer(vllm_config(), drafter="first_of(anpd+token_recycling(tree=False))")
+
+
 def test_vllm_drafts_stay_within_the_length() -> None:
     proposer = DllmProposer(vllm_config(most=4, limit=9), drafter="prompt_lookup")
     table = np.array([[1, 2, 3, 4, 1, 2, 0, 0]])

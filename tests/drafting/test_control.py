@@ -230,6 +230,10 @@ def test_the_arbiter_settles_on_the_better_drafter(verifier: dllm.DiffusionModel
         chosen.append(bool(good))
         arbiter.observe(Feedback(draft, [], [0] * (6 if good else 1), np.array([]), None))
     assert np.mean(chosen[20:]) > 0.8
+    rates = list(arbiter.tokens), list(arbiter.seconds)
+    for _ in range(9):  # rounds in which nobody was asked say nothing about anybody
+        arbiter.observe(Feedback(draft, [], [0], np.array([]), None))
+    assert (arbiter.tokens, arbiter.seconds) == rates
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,11 @@
         "model": "dllm.drafting.bridges.vllm.DllmProposer", "num_speculative_tokens": 16}'
 
 vLLM treats drafts as point masses, which is lossless for any chain.  The drafter is read from the
-environment variable ``DLLM_DRAFTER`` (a spec or a model, default ``prompt_lookup``).  Written
-after the documented interface; it was tested without vLLM, which needs an accelerator.
+environment variable ``DLLM_DRAFTER`` (a spec or a model, default ``prompt_lookup``).  Not every
+drafter can work here: vLLM keeps its scores, which ``token_recycling`` learns from; with tensor
+parallelism every rank drafts for itself, and ``arbiter`` and ``remote`` depend on clocks, which
+differ between ranks.  Written after the documented interface; it was tested without vLLM, which
+needs an accelerator.
 """
 
 from __future__ import annotations
@@ -20,26 +23,34 @@ import numpy as np
 from ...canvas import IntArray
 from ...errors import ConfigError
 from ..api import make_drafter
-from ..base import Budget, Drafting, Request
+from ..base import Budget, Request
+from .follow import Followed
 
 VARIABLE = "DLLM_DRAFTER"
-STATES = 256  # sequences whose state is kept
+LEAST = 512  # tokens a new state has room for; it is made anew, twice as long, when they are used
 
 
 @dataclass
 class State:
-    """A drafter on one sequence, recognised by its text."""
+    """A drafter on one sequence, recognised by its text, with room for ``limit`` tokens."""
 
-    drafting: Drafting
-    tokens: IntArray
+    followed: Followed
+    limit: int
+
+    @property
+    def tokens(self) -> IntArray:
+        return self.followed.tokens
 
 
 class DllmProposer:
     """Drafts for the running batch.
 
     Row indices are no request ids: a row's state is found by content, the one whose text is the
-    longest prefix of the row's.  Drafting is a function of the tokens only, so that all ranks of a
-    tensor-parallel group draft the same.
+    longest prefix of the row's.  States of texts that are not in the batch any more are closed (a
+    request that comes back gets a new one), and a state holds room for at most twice its text, not
+    for the longest that the model takes.  Drafting is a function of the tokens only, so that all
+    ranks of a tensor-parallel group draft the same.  Raises `ConfigError` for drafters that cannot
+    work here.
     """
 
     def __init__(self, vllm_config: Any, drafter: Any = None) -> None:
@@ -51,7 +62,21 @@ class DllmProposer:
             raise ConfigError(
                 f"this is no vLLM configuration with speculative decoding: {error}"
             ) from error
-        self.drafter = make_drafter(drafter or os.environ.get(VARIABLE, "prompt_lookup"))
+        found = make_drafter(drafter or os.environ.get(VARIABLE, "prompt_lookup"))
+        assert found is not None
+        if found.needs_scores:
+            raise ConfigError(
+                "token_recycling learns from the verifier's scores, which vLLM does not hand out: "
+                "choose another drafter"
+            )
+        parallel = getattr(vllm_config, "parallel_config", None)
+        ranks = int(getattr(parallel, "tensor_parallel_size", 1))
+        if found.timed and ranks > 1:
+            raise ConfigError(
+                f"{found!r} drafts by the clock, and {ranks} ranks must draft the same: choose "
+                "a drafter without 'arbiter' and 'remote'"
+            )
+        self.drafter = found
         self.states: list[State] = []
 
     def load_model(self, target_model: Any) -> None:
@@ -71,37 +96,50 @@ class DllmProposer:
         """
         del slot_mappings
         drafts: list[list[int]] = []
+        present: list[State] = []
         for row, sampled in enumerate(sampled_token_ids):
             tokens = np.asarray(token_ids_cpu[row, : int(num_tokens_no_spec[row])], np.int64)
+            state, draft = self._find(tokens), []
             room = min(self.most, self.limit - len(tokens) - 1)
-            drafts.append(self._draft(tokens, room) if len(sampled) and room > 0 else [])
+            if len(sampled) and room > 0:
+                state = self._roomy(state, tokens, room)
+                draft = self._draft(state, tokens, room)
+            drafts.append(draft)
+            if state is not None:
+                present.append(state)
+        for state in self.states:
+            if not any(state is one for one in present):
+                state.followed.close()
+        self.states = [state for state in self.states if any(state is one for one in present)]
         return drafts
 
-    def _draft(self, tokens: IntArray, room: int) -> list[int]:
-        state = self._state(tokens)
-        state.tokens = tokens.copy()
-        draft = state.drafting.propose(tokens, Budget(room, room))
+    def _draft(self, state: State, tokens: IntArray, room: int) -> list[int]:
+        draft = state.followed.propose(tokens, Budget(room, room))
         if not draft.is_chain:
             raise ConfigError("vLLM takes chains: choose a drafter and a search without trees")
         found: list[int] = draft.tokens[:room].tolist()
         return found
 
-    def _state(self, tokens: IntArray) -> State:
-        """The state of this text, made when it is new; the most recent are kept."""
+    def _find(self, tokens: IntArray) -> State | None:
+        """The state of the longest text that ``tokens`` go on from."""
         best: State | None = None
         for state in self.states:
             known = len(state.tokens)
             longer = best is None or known > len(best.tokens)
             if longer and known <= len(tokens) and np.array_equal(state.tokens, tokens[:known]):
                 best = state
-        if best is None:
-            assert self.drafter is not None
-            request = Request(tokens, self.vocab_size, (), self.limit)
-            best = State(self.drafter.open(request), tokens)
-        else:
-            self.states.remove(best)
-        self.states.append(best)
-        for old in self.states[:-STATES]:
-            old.drafting.close()
-        del self.states[:-STATES]
         return best
+
+    def _roomy(self, state: State | None, tokens: IntArray, room: int) -> State:
+        """``state``, or a new one where there is none or its room is used up."""
+        if state is not None and len(tokens) + room < state.limit:
+            return state
+        if state is not None:
+            state.followed.follow(tokens)
+            state.followed.close()
+            self.states = [one for one in self.states if one is not state]
+        limit = min(self.limit, max(LEAST, 2 * (len(tokens) + room)))
+        request = Request(tokens, self.vocab_size, (), limit)
+        new = State(Followed(self.drafter.open(request), tokens.copy()), limit)
+        self.states.append(new)
+        return new
