@@ -76,7 +76,7 @@ class Arbiter(_Several):
     rho: float = 0.2
     explore: int = 12
 
-    timed = True  # type: ignore[assignment]
+    timed = True
 
     def open(self, request: Request) -> Drafting:
         return _Arbiter(self, [drafter.open(request) for drafter in self.drafters])

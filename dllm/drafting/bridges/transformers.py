@@ -96,7 +96,7 @@ def custom_generate(
     for tokens in run.run():
         if on_tokens is not None:
             on_tokens(tokens)
-    ids = torch.tensor([run.verifier.tokens], device=input_ids.device)
+    ids: Any = torch.tensor([run.verifier.tokens], device=input_ids.device)
     return GenerateDecoderOnlyOutput(sequences=ids) if as_output else ids
 
 
