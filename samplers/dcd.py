@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
+from ..capabilities import PLACED, Capability
 from ..errors import ConfigError
 from .base import Part, View, Window
 from .compose import register
@@ -54,6 +55,10 @@ class DCD(Window):
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.e_max and self.block_length is None:
             raise ConfigError("e_max extends blocks: pass block_length too")
+
+    @property
+    def offers(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset() if self.e_max else frozenset({PLACED})
 
     def companions(self) -> tuple[Part, ...]:
         return (Eos("first_commit"),)
@@ -105,6 +110,8 @@ class DSB(Window):
     limits the width counted from the first undecided position ("const"; the published width was
     not available).
     """
+
+    offers = frozenset({PLACED})
 
     block_length: int | None = None
     k_max: int | None = None

@@ -80,7 +80,9 @@ def allowed(window: str, explorer: str) -> Iterator[str]:
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_product_of_parts(window: str, explorer: str) -> None:
     specs = list(allowed(window, explorer))
-    assert len(specs) >= 5
+    # What SlowFast shows depends on more than the text: FreeDave refuses it.
+    none = window.startswith("slowfast") and explorer.startswith("freedave")
+    assert not specs if none else len(specs) >= 5
     for spec in specs:
         canvas = decode(spec)
         assert canvas.finished and not canvas.masked.any(), spec
