@@ -53,6 +53,10 @@ class DCD(Window):
         for name in ("s_init", "s_max", "e_step"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.block_length is not None and self.block_length < 1:
+            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
+        if self.e_max < 0:
+            raise ConfigError(f"e_max must not be negative, not {self.e_max}")
         if self.e_max and self.block_length is None:
             raise ConfigError("e_max extends blocks: pass block_length too")
 
