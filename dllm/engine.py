@@ -216,7 +216,8 @@ class Engine:
     def _choose(self, group: list[Job], predictions: list[Prediction]) -> int:
         assert self.sampler.explorer is not None
         branches = [job.canvas for job in group]
-        return self.sampler.explorer.choose(self.sampler.inner.decide, branches, predictions)
+        found = [p.of_window(b) for p, b in zip(predictions, branches, strict=True)]
+        return self.sampler.explorer.choose(self.sampler.inner.decide, branches, found)
 
     def _keep(self, group: list[Job], kept: int) -> Gamble | None:
         """Make a branch the row: its gamble, its window, its keys and values, its last

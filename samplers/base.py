@@ -66,6 +66,13 @@ class Prediction:
             {name: array[keep] for name, array in self.asked.items()},
         )  # fmt: skip
 
+    def of_window(self, canvas: Canvas) -> Prediction:
+        """The same for the undecided positions of the row's window."""
+        low, high = canvas.window
+        at = self.positions
+        keep = canvas.masked[at] & (at >= low) & (at < high)
+        return self if np.count_nonzero(keep) == len(keep) else self.take(keep)
+
     def at(self, positions: IntArray) -> Prediction:
         """The same for some of the positions, which must be among these."""
         return self.take(np.searchsorted(self.positions, positions))
@@ -315,7 +322,8 @@ class Explorer(Part):
     def choose(
         self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
     ) -> int:
-        """Index of the branch to keep.  ``decide`` makes an inner step on a canvas of its own."""
+        """Index of the branch to keep.  ``found`` are the predictions of each branch's undecided
+        window positions; ``decide`` makes an inner step on a canvas of its own."""
         raise NotImplementedError
 
 

@@ -148,12 +148,7 @@ class Sampler:
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
         self.eos.foresee(canvas, prediction, self.stop_ids)
-        here = prediction
-        low, high = canvas.window
-        at = prediction.positions
-        keep = canvas.masked[at] & (at >= low) & (at < high)
-        if np.count_nonzero(keep) < len(keep):
-            here = prediction.take(keep)
+        here = prediction.of_window(canvas)
         score = self.scorer.score(canvas, here)
         view = View(canvas, here, score, prediction, shadow, self.stop_ids)
         rescored = self.eos.rescore(view)
