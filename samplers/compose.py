@@ -28,7 +28,10 @@ register = SAMPLERS.register
 
 EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer")
 ROLES = (*EXCLUSIVE, "selector", "stop", "transform")
-DEFAULTS = ("threshold", "blocks", "prob", "eos")  # what fills a role that nobody asks for
+# What fills a role that nobody asks for; where scores are no probabilities, one token per step.
+DEFAULTS = ("threshold", "fixed", "blocks", "prob", "eos")
+# What kind of part the needs of others call it by, where that is not its role.
+SOURCES = {"eos": "an eos rule", "stop": "a selector", "transform": "a selector"}
 
 SamplerLike = str | Part | Sequence[Part] | Sampler
 
@@ -140,24 +143,35 @@ def _complete(parts: Iterable[Part]) -> dict[str, list[Part]]:
             )
         roles[part.role].append(part)
     given = [part for group in roles.values() for part in group]
-    brought = [companion for part in given for companion in part.companions()]
+    brought = _join(roles, [companion for part in given for companion in part.companions()])
     # A companion may bring companions of its own, e.g. the score its rule is about.
-    brought += [companion for part in brought for companion in part.companions()]
-    for part in (*brought, *(SAMPLERS[name]() for name in DEFAULTS)):
-        group = roles[part.role]
-        if not group:
-            group.append(part)
-        elif part.role == "selector" and all(getattr(p, "extends", False) for p in group):
-            group.insert(0, part)
+    _join(roles, [companion for part in brought for companion in part.companions()])
+    _join(roles, [SAMPLERS[name]() for name in DEFAULTS])
     return roles
+
+
+def _join(roles: dict[str, list[Part]], parts: Iterable[Part]) -> list[Part]:
+    """Add those whose role is open and whose needs the parts so far meet; which these were."""
+    joined = []
+    for part in parts:
+        group = roles[part.role]
+        open_ = all(part.role == "selector" and getattr(p, "extends", False) for p in group)
+        if open_ and not any(
+            need.source == SOURCES.get(role, f"a {role}") and need not in other.offers
+            for role, others in roles.items()
+            for other in others
+            for need in part.needs
+        ):
+            group.insert(0, part)
+            joined.append(part)
+    return joined
 
 
 def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> None:
     """Needs that parts of the same sampler have to meet."""
-    sources = {"eos": "an eos rule", "stop": "a selector", "transform": "a selector"}
     for role in ("scorer", "window", "selector", "reviser", "eos", "stop", "transform"):
         for part in roles[role]:
-            source = sources.get(role, f"a {role}")
+            source = SOURCES.get(role, f"a {role}")
             others = [other for other in parts if other is not part]
             check_needs(others, source, str(part), part.offers)
 

@@ -32,8 +32,8 @@ class Prophet(Stop):
     undecided positions of the row (``region="all_masked"``) or of the window
     (``"window_masked"``).  Progress is the larger of step / ``steps`` (default: one per position,
     as published) and of the decided share, which matters with samplers that have no schedule
-    (a reconstruction).  A bare ``prophet`` decodes by LLaDA's quota.  Gaps depend on the model: the
-    defaults are LLaDA-8B's.
+    (a reconstruction).  A bare ``prophet`` decodes by LLaDA's quota, or by ``threshold`` where a
+    window slides.  Gaps depend on the model: the defaults are LLaDA-8B's.
     """
 
     needs = frozenset({REGION_LOGITS, FINAL})

@@ -50,6 +50,27 @@ def test_options_overrule_what_a_method_brings_along() -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "selectors"),
+    [
+        ("prophet", "llada"),
+        ("dcd+prophet", "threshold"),  # a quota needs a window that stays
+        ("dsb+prophet", "threshold"),
+        ("multi_blocks+prophet", "threshold"),
+        ("slowfast+prophet", "pairs"),
+        ("pc", "llada"),
+        ("pc+dsb", "fixed"),  # its scores are no probabilities
+        ("certainty_prior+dcd", "fixed"),
+        ("margin", "fixed"),
+        ("r2", "threshold r2"),
+        ("r2+prophet", "threshold r2"),
+        ("fixed+r2+prophet", "fixed r2"),
+    ],
+)
+def test_what_is_brought_along_fits_what_is_given(spec: str, selectors: str) -> None:
+    assert [part.name for part in compose(spec).selectors] == selectors.split()
+
+
+@pytest.mark.parametrize(
     ("spec", "options", "error", "words"),
     [
         ("thrshold", {}, UnknownNameError, "did you mean 'threshold'"),
