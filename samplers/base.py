@@ -169,7 +169,8 @@ class Part:
         return self.name
 
     def companions(self) -> tuple[Part, ...]:
-        """Parts that complete the paper's method where a composition leaves a role open."""
+        """Parts that complete the paper's method where a composition leaves a role open, the
+        preferred ones first; what needs something that the given parts do not offer is left out."""
         return ()
 
     def wants(self, canvas: Canvas) -> IntArray | None:
@@ -242,9 +243,10 @@ class Selector(Part):
         """(n,) bool over ``view.positions``: those that no earlier selector has chosen."""
         raise NotImplementedError
 
-    def tokens(self, view: View) -> IntArray:
-        """(n,) ids that it commits: the proposals, unless it says otherwise."""
-        return view.prediction.token
+    def proposals(self, view: View, chosen: BoolArray) -> tuple[IntArray, FloatArray]:
+        """(n,) ids that it commits and their log-probabilities, right where it has ``chosen``:
+        what is proposed, unless it says otherwise."""
+        return view.prediction.token, view.prediction.logprob
 
 
 class Stop(Part):

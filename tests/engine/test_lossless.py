@@ -45,7 +45,9 @@ def test_freedave_is_lossless_in_every_window(window: str, base: str) -> None:
     assert sum(r.nfe for r in found) < sum(r.nfe for r in plain)
 
 
-@pytest.mark.parametrize("window", ["slowfast", "staged_blocks", "dcd(block_length=8, e_max=4)+eos"])
+@pytest.mark.parametrize(
+    "window", ["slowfast", "staged_blocks", "dcd(block_length=8, e_max=4)+eos"]
+)
 def test_freedave_refuses_windows_that_depend_on_more_than_the_text(window: str) -> None:
     with pytest.raises(ConfigError, match="freedave needs a window that follows from"):
         compose(f"freedave+{window}")

@@ -148,6 +148,36 @@ def test_r2_clusters_and_runs() -> None:
     assert r2(runs, [0.5, 0.85, 0.3, 0.4, 0.7, 0.9], token_cluster="confidence") == {1}
 
 
+@pytest.mark.parametrize(
+    ("rule", "likeliest", "tokens", "p"),
+    [
+        ("confidence_cluster_size=3", [3, 1, 2], [7, 8, 9], [0.05, 0.06, 0.07]),
+        ("token_cluster='confidence'", [1, 1, 2], [MASK, 1, 9], [1, 0.9, 0.07]),
+        ("temporal_steps=1", [3, 1, 2], [3, 1, 9], [0.8, 0.9, 0.07]),
+    ],
+    ids=["cluster", "run", "streak"],
+)
+def test_r2_knows_the_probability_of_what_it_commits(
+    rule: str, likeliest: list[int], tokens: list[int], p: list[float]
+) -> None:
+    """With temperature: a neighbourhood is committed as sampled, runs and streaks as likeliest."""
+    off = ["confidence_cluster_size=None", "token_cluster=None", "temporal_steps=None"]
+    rules = [rule, *(other for other in off if other.split("=")[0] not in rule)]
+    canvas, sampler = canvas_of(3), compose(f"threshold(0.99)+r2({', '.join(rules)})")
+    sampler.prepare(canvas)
+    log = lambda x: np.log(np.array(x, np.float32))  # noqa: E731
+    decision = sampler.decide(
+        canvas,
+        Prediction(
+            np.arange(3), np.array([7, 8, 9]), log([0.05, 0.06, 0.07]),
+            max_logprob=log([0.8, 0.9, 0.85]), top_token=np.array(likeliest)[:, None],
+        ),
+    )  # fmt: skip
+    assert canvas.tokens.tolist() == tokens  # the last one is forced, as it was sampled
+    assert np.exp(canvas.logprob) == pytest.approx(p)
+    assert decision.bits == pytest.approx(-np.log2(p).sum(), rel=1e-5)
+
+
 def test_r2_commits_what_stays_the_same() -> None:
     sampler = compose(
         "fixed+r2(confidence_cluster_size=None, token_cluster=None, temporal_steps=2)"
@@ -252,6 +282,21 @@ def run(spec: str, table: Any, masks: int = 16, cache: str = "none", **how: Any)
     for _ in engine.run([canvas]):
         pass
     return canvas
+
+
+def test_eb_follows_the_score() -> None:
+    """Whoever orders positions: another scorer, or a rule that wants stop ids last."""
+    row, statistics = [0.9, 0.5, 0.4], {"entropy": [1.0] * 3, "margin": [0.1, 0.2, 0.3]}
+    assert committed("eb(gamma=0)", row, **statistics) == {0}
+    assert committed("eb(gamma=0, proxy=margin)", row, **statistics) == {2}
+    assert committed("eb(gamma=0)+margin", row, **statistics) == {2}
+    sampler, canvas = (
+        compose("eb(gamma=0)+eos(eos_policy=rank_last)", stop_ids=(EOS,)),
+        canvas_of(3),
+    )
+    sampler.prepare(canvas)
+    prediction = predict(canvas, row, tokens=[EOS, 1, 1], **statistics)
+    assert set(sampler.decide(canvas, prediction).committed) == {1}
 
 
 def agreeing(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
