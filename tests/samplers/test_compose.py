@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -110,6 +110,46 @@ def test_errors_say_what_to_do(
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("fixed(n=1.5)", "fixed: n takes a whole number, not 1.5"),
+        ("blocks(2.5)", "blocks: block_length takes a whole number or None, not 2.5"),
+        ("lopa(k=2.5)", "k takes a whole number"),
+        ("lopa(3)", "base takes parts such as threshold, not 3; write k=3"),
+        ("lopa(k=2, base=3)", "base takes parts such as threshold, not 3"),
+        ("ete(4)", "write k=4"),
+        ("freedave(4)", "write draft_depth=4"),
+        ("freedave(draft_depth=2.5)", "draft_depth takes a whole number or None"),
+        ("dcd(s_init=4.5)", "s_init takes a whole number"),
+        ("klass(history=1.5)", "history takes a whole number"),
+        ("saber(n=1.5)", "n takes a whole number"),
+        ("dsb(2.5)", "block_length takes a whole number"),
+        ("staged_blocks(2.5)", "block_length takes a whole number"),
+        ("r2(confidence_cluster_size=2.5)", "takes a whole number or None"),
+        ("prophet(start=1.5)", "start takes a whole number or None"),
+        ("learn2pd(filter=3)", "filter takes a word, not 3"),
+        ("pc(frequencies=3)", "frequencies takes a word, not 3"),
+        ("adablock(delimiters=198)", "delimiters takes a whole number, as in (1,) or None"),
+        ("adablock(delimiters=(1.5,))", "delimiters takes"),
+        ("threshold(true)", "tau takes a number, not True"),
+        ("threshold(tau=None)", "tau takes a number, not None"),
+        ("blocks(4, force_first=1)", "force_first takes True or False, not 1"),
+    ],
+)
+def test_values_of_a_wrong_type_are_refused(spec: str, words: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        compose(spec)
+    assert words in str(found.value)
+
+
+def test_a_list_is_as_good_as_a_tuple() -> None:
+    assert compose("adablock(delimiters=[3, 7])") == replace(
+        compose("adablock(delimiters=(3, 7))"), spec="adablock(delimiters=[3, 7])"
+    )
+    assert compose("threshold(1)").selectors == (Threshold(1.0),)
+
+
 def test_a_third_party_selector_takes_part() -> None:
     @register("every_other", paper="A test")
     @dataclass(frozen=True)
@@ -139,6 +179,8 @@ def test_every_listed_part_is_described() -> None:
 
 def test_words_of_a_specification_mean_what_they_say() -> None:
     assert compose("threshold+eos(eos_policy=none)").eos.eos_policy == "none"  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"r2: temporal_steps takes no word: .* not 'none'"):
+    with pytest.raises(
+        ConfigError, match=r"r2: temporal_steps takes a whole number or None, not 'none'"
+    ):
         compose("r2(temporal_steps=none)")
     assert compose("threshold+r2(temporal_steps=None)").selectors[1].temporal_steps is None  # type: ignore[attr-defined]
