@@ -110,8 +110,6 @@ def compose(
     finds it) and from what the paper uses for
     the model's ``family``.
     """
-    if isinstance(sampler, Sampler):
-        return replace(sampler, stop_ids=tuple(stop_ids))
     parts, spec = _as_parts(sampler), _spec_of(sampler)
     roles = _complete(parts)
     roles = _fill_options(roles, options or {}, spec, given=parts)
@@ -176,7 +174,9 @@ def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> No
             check_needs(others, source, str(part), part.offers)
 
 
-def _as_parts(sampler: str | Part | Sequence[Part]) -> tuple[Part, ...]:
+def _as_parts(sampler: SamplerLike) -> tuple[Part, ...]:
+    if isinstance(sampler, Sampler):
+        return sampler.parts
     parts: tuple[Any, ...]
     if isinstance(sampler, str):
         parts = parse(sampler, SAMPLERS)
@@ -189,9 +189,9 @@ def _as_parts(sampler: str | Part | Sequence[Part]) -> tuple[Part, ...]:
     return tuple(p for part in parts for p in (*_as_parts(getattr(part, "base", ())), part))
 
 
-def _spec_of(sampler: str | Part | Sequence[Part]) -> str:
-    if isinstance(sampler, str):
-        return sampler
+def _spec_of(sampler: SamplerLike) -> str:
+    if isinstance(sampler, str | Sampler):
+        return sampler if isinstance(sampler, str) else sampler.spec
     return "+".join(part.name for part in _as_parts(sampler))
 
 

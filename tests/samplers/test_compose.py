@@ -42,6 +42,18 @@ def test_options_fill_open_fields() -> None:
     assert (sampler.selectors[0].steps, sampler.window.block_length) == (7, 5)  # type: ignore[attr-defined]
 
 
+def test_options_reach_a_finished_sampler() -> None:
+    options = {"steps": 7, "block_length": 5}
+    finished = compose("lopa(llada, k=3)", stop_ids=(9,))
+    changed = compose(finished, options=options, stop_ids=(4,))
+    assert changed == compose("lopa(llada, k=3)", options=options, stop_ids=(4,))
+    assert compose(finished, stop_ids=(9,)) == finished
+    with pytest.raises(ConfigError, match="given twice: 7"):
+        compose(changed, options={"steps": 8})
+    with pytest.raises(ConfigError, match="takes no steps"):
+        compose(compose("threshold"), options={"steps": 8})
+
+
 def test_options_overrule_what_a_method_brings_along() -> None:
     assert compose("klass", options={"block_length": 16}).window == StaticBlocks(16)
     assert compose("dcd").eos.eos_policy == "first_commit"  # type: ignore[attr-defined]
