@@ -105,6 +105,27 @@ def test_prophet_commits_everything_at_once(gap: float, fills: bool) -> None:
     assert (len(sampler.decide(canvas, prediction).committed) == 40) is fills
 
 
+def test_prophet_finds_the_answer_behind_given_text() -> None:
+    """5.1: it starts at the last given offset and 2."""
+    canvas, sampler = canvas_of(32, prompt=3), compose("prophet(answer=4)")
+    canvas.give(3 + 12, np.array([5, 5, 5]))
+    sampler.prepare(canvas)
+    (prophet,) = sampler.stops
+    assert prophet._span(canvas).tolist() == [19, 20, 21, 22]  # type: ignore[attr-defined]
+    everywhere = Prophet(region="all_masked")._span(canvas)
+    assert everywhere.tolist() == np.flatnonzero(canvas.masked).tolist()
+    canvas.give(33, np.array([5, 5]))  # nothing fits behind it
+    assert prophet._span(canvas).tolist() == np.flatnonzero(canvas.masked).tolist()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("how", "gap"), [("steps", 7.5), ("tokens", 5.0), (None, 5.0)])
+def test_prophet_counts_steps_or_tokens(how: str | None, gap: float) -> None:
+    canvas, part = canvas_of(100), Prophet(progress=how)
+    part.threshold(canvas)
+    canvas.masked[:50] = False
+    assert part.threshold(canvas) == gap
+
+
 @pytest.mark.parametrize(
     ("gen", "start", "threshold", "tokens", "probabilities", "size"),
     [
