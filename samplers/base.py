@@ -164,6 +164,8 @@ class Part:
     statistics: ClassVar[frozenset[str]] = frozenset()  # fields of Prediction it reads
     # Family -> field -> value: what the paper uses there, for fields left at None.
     family_defaults: ClassVar[FamilyDefaults] = {}
+    # Family -> parts that its `companions` stand behind there.
+    family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {}
 
     def __str__(self) -> str:
         return self.name
@@ -220,6 +222,7 @@ class Scorer(Part):
     """How sure the model is: larger commits earlier."""
 
     role: ClassVar[str] = "scorer"
+    tau_low: ClassVar[float] = 0.3  # what scores less is unsure, for parts that leave this open
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         raise NotImplementedError

@@ -111,10 +111,11 @@ def compose(
     the model's ``family``.
     """
     parts, spec = _as_parts(sampler), _spec_of(sampler)
-    roles = _complete(parts)
+    roles = _complete(parts, family)
     roles = _fill_options(roles, options or {}, spec, given=parts)
+    known = {**(facts or {}), "tau_low": cast(Scorer, roles["scorer"][0]).tau_low}
     roles = {
-        role: [fill_open(part, family, facts) for part in group] for role, group in roles.items()
+        role: [fill_open(part, family, known) for part in group] for role, group in roles.items()
     }
     _check_composition([part for group in roles.values() for part in group], roles)
     return Sampler(
@@ -131,7 +132,7 @@ def compose(
     )
 
 
-def _complete(parts: Iterable[Part]) -> dict[str, list[Part]]:
+def _complete(parts: Iterable[Part], family: str) -> dict[str, list[Part]]:
     """The parts by role; open roles filled by what the parts bring along, then by defaults."""
     roles: dict[str, list[Part]] = {role: [] for role in ROLES}
     for part in parts:
@@ -141,9 +142,13 @@ def _complete(parts: Iterable[Part]) -> dict[str, list[Part]]:
             )
         roles[part.role].append(part)
     given = [part for group in roles.values() for part in group]
-    brought = _join(roles, [companion for part in given for companion in part.companions()])
+
+    def companions(part: Part) -> tuple[Part, ...]:
+        return (*part.family_companions.get(family, ()), *part.companions())
+
+    brought = _join(roles, [companion for part in given for companion in companions(part)])
     # A companion may bring companions of its own, e.g. the score its rule is about.
-    _join(roles, [companion for part in brought for companion in part.companions()])
+    _join(roles, [companion for part in brought for companion in companions(part)])
     _join(roles, [SAMPLERS[name]() for name in DEFAULTS])
     return roles
 

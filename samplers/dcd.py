@@ -45,7 +45,7 @@ class DCD(Window):
     s_init: int = 16
     s_max: int = 128
     block_length: int | None = None
-    tau_low: float = 0.3
+    tau_low: float | None = None
     e_step: int = 4
     e_max: int = 0
 
@@ -93,7 +93,7 @@ class DCD(Window):
         if canvas.window[1] < edge or edge >= canvas.end or extended >= self.e_max:
             return False
         least = view.score[chosen].min() if chosen.any() else view.score.max(initial=-np.inf)
-        if least >= self.tau_low:
+        if self.tau_low is None or least >= self.tau_low:
             return False
         step = min(self.e_step, self.e_max - extended)
         canvas.memory["dcd_edge"], canvas.memory["dcd_extended"] = edge + step, extended + step

@@ -42,6 +42,17 @@ def test_options_fill_open_fields() -> None:
     assert (sampler.selectors[0].steps, sampler.window.block_length) == (7, 5)  # type: ignore[attr-defined]
 
 
+def test_a_bare_name_is_what_the_paper_uses_for_the_family() -> None:
+    assert compose("klass").window == StaticBlocks(64)
+    assert compose("klass", family="dream").window == WholeRegion()
+    assert compose("klass+blocks(8)", family="dream").window == StaticBlocks(8)
+    low = [
+        compose(f"{spec}dcd(block_length=4, e_max=4)").window.tau_low  # type: ignore[attr-defined]
+        for spec in ("", "dparallel+", "fixed+margin+")
+    ]
+    assert low == [0.3, -0.5, 0.3]
+
+
 def test_options_reach_a_finished_sampler() -> None:
     options = {"steps": 7, "block_length": 5}
     finished = compose("lopa(llada, k=3)", stop_ids=(9,))
@@ -107,6 +118,8 @@ def test_what_is_brought_along_fits_what_is_given(spec: str, selectors: str) -> 
         ("dcd(block_length=0)", {}, ConfigError, "at least 1"),
         ("dcd", {"block_length": -3}, ConfigError, "at least 1"),
         ("dcd(block_length=4, e_max=-1)", {}, ConfigError, "negative"),
+        ("prophet(start=2, region=all_masked)", {}, ConfigError, "drop all_masked"),
+        ("prophet(progress=token)", {}, UnknownNameError, "did you mean 'tokens'"),
         ("factor(0)", {}, ConfigError, "positive"),
         ("eb(gamma=-1)", {}, ConfigError, "negative"),
         ("eos(eos_policy=never)", {}, UnknownNameError, "eos_policy"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -192,6 +194,21 @@ def test_entropy_bound_takes_the_running_maximum_along_another_order() -> None:
 def test_entropy_threshold() -> None:
     assert committed("dparallel(0.5)", [0.1] * 3, entropy=[0.4, 0.6, 0.5]) == {0, 2}
     assert committed("dparallel(0.5)", [0.1] * 3, entropy=[0.9, 0.6, 0.7]) == {1}
+
+
+def test_comparators_are_those_of_the_family() -> None:
+    """G13"""
+    entropy = {"entropy": [0.5, 0.25, 0.6]}
+    for family, expected in ("llada", {0, 1}), ("dream", {1}):
+        sampler, canvas = compose("dparallel(0.5)", family=family), canvas_of(3)
+        sampler.prepare(canvas)
+        found = sampler.decide(canvas, predict(canvas, [0.1] * 3, **entropy))
+        assert set(found.committed) == expected
+        sampler, canvas = compose("klass(0.5, 0.1, history=1)", family=family), canvas_of(3)
+        sampler.prepare(canvas)
+        quiet = replace(predict(canvas, [0.5, 0.25, 0.75]), kl=np.zeros(3, np.float32))
+        ready = {2} if family == "llada" else {0, 2}
+        assert set(sampler.decide(canvas, quiet).committed) == ready
 
 
 def test_deferred_positions_are_carried_over() -> None:
