@@ -108,8 +108,9 @@ def infill(
 
     ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.
     With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
-    Stop ids are never proposed; the text around the holes stays as it is.  The result's ``text``
-    is the whole text, ``tokens`` all of its ids.
+    Stop ids are never proposed, so that a sampler's end-of-text rule has nothing to do; the text
+    around the holes stays as it is.  The result's ``text`` is the whole text, ``tokens`` all of its
+    ids.
     """
     loaded = load(model)
     fixed = {"max_new_tokens", "min_new_tokens", "eos_policy"} & set(arguments)
@@ -124,13 +125,14 @@ def infill(
             f"{loaded.facts.context_length}: shorten the text or its holes"
         )
     defaults = {k: v for k, v in loaded.generation_defaults.items() if k != "max_new_tokens"}
-    given = {**arguments, "max_new_tokens": count, "eos_policy": "none"}
-    config = GenerationConfig.build(defaults, given)
+    own = {"max_new_tokens": count, "eos_policy": "none"}
+    config = GenerationConfig.build(defaults, {**arguments, **own})
     canvas = Canvas.for_infill(
         np.concatenate([before, ids]), np.concatenate([before < 0, holes]), len(before),
         **_canvas_facts(loaded, config),
     )  # fmt: skip
-    call = _call(loaded, _compose(loaded, sampler, config, given), cache, config, ban_stops=True)
+    composed = _compose(loaded, sampler, config, arguments)
+    call = _call(loaded, composed, cache, config, ban_stops=True)
     call.start([canvas], trace)
     for _ in call.run():
         pass

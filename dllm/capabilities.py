@@ -26,6 +26,7 @@ NO_CACHE = "use cache='none'"
 PROBABILITY = Capability("probability scores", "a scorer")
 ENTROPY = Capability("negative-entropy scores", "a scorer")
 FIXED_WINDOW = Capability("a window that stays until it is decided", "a window", "use blocks")
+PLACED = Capability("a window that follows from what is decided", "a window", "use blocks")
 FINAL = Capability("decisions that nobody takes back", "a reviser", "leave the reviser out")
 KEEPS_TEXT = Capability(
     "an end-of-text rule that overwrites nothing decided", "an eos rule",
@@ -40,6 +41,9 @@ REGION_LOGITS = Capability(
 WINDOW_LOGITS = Capability("predictions of the whole window at every step", "a cache", NO_CACHE)
 COMMITTED_LOGITS = Capability("predictions of decided positions at every step", "a cache", NO_CACHE)
 BRANCHES = Capability("several continuations of a row in one forward", "a cache", NO_CACHE)
+SLIDING_BRANCHES = Capability(
+    "branches whose windows slide, each computed anew", "a cache", f"{NO_CACHE} or blocks"
+)
 SHADOW = Capability("second predictions of the window's positions", "a cache", NO_CACHE)
 MEMORYLESS = Capability(
     "choices that depend on the present scores alone", "a selector", "use threshold or fixed"

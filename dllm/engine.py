@@ -16,7 +16,14 @@ import torch
 from .cache import Cache, Plan, Slots
 from .cache.base import check, close
 from .canvas import Canvas, IntArray
-from .capabilities import BLOCK_CAUSAL, FORESIGHT, SHADOW, UNSHIFTED
+from .capabilities import (
+    BLOCK_CAUSAL,
+    FIXED_WINDOW,
+    FORESIGHT,
+    SHADOW,
+    SLIDING_BRANCHES,
+    UNSHIFTED,
+)
 from .config import GenerationConfig
 from .errors import ConfigError
 from .forward import Forward
@@ -130,7 +137,7 @@ class Engine:
         targets = self.sampler.foreseen(canvas) if foresight else self.sampler.targets(canvas)
         plan, targets = self._plan(row, targets)
         shadow = self.sampler.shadow(canvas)
-        branches, lanes = row.branches(), self.forward.lanes
+        branches, lanes = self._branches(row), self.forward.lanes
         return [
             Job(
                 row, branch, plan,
@@ -139,6 +146,16 @@ class Engine:
             )
             for i, branch in enumerate(branches)
         ]  # fmt: skip
+
+    def _branches(self, row: Row) -> list[Canvas]:
+        """The canvases to feed.  Each has a window of its own, which slides by its gamble; where
+        keys and values are kept, all have the row's, because only that is computed."""
+        branches = row.branches()
+        if not self.cache.stores:
+            for branch in branches:
+                if branch is not row.canvas and branch.masks().size:
+                    self.sampler.prepare(branch)
+        return branches
 
     def _plan(self, row: Row, targets: IntArray) -> tuple[Plan, IntArray]:
         """What the row computes and reads, and those of the targets that the cache serves."""
@@ -199,15 +216,19 @@ class Engine:
     def _choose(self, group: list[Job], predictions: list[Prediction]) -> int:
         assert self.sampler.explorer is not None
         branches = [job.canvas for job in group]
-        return self.sampler.explorer.choose(self.sampler.inner.decide, branches, predictions)
+        found = [p.of_window(b) for p, b in zip(predictions, branches, strict=True)]
+        return self.sampler.explorer.choose(self.sampler.inner.decide, branches, found)
 
     def _keep(self, group: list[Job], kept: int) -> Gamble | None:
-        """Make a branch the row: its gamble, its keys and values, its last distributions."""
+        """Make a branch the row: its gamble, its window, its keys and values, its last
+        distributions."""
         job = group[kept]
-        row = job.row
+        row, canvas, branch = job.row, job.row.canvas, job.canvas
         gamble = row.gambles[kept] if row.gambles else None
         if gamble is not None:
-            self.sampler.adopt(row.canvas, gamble)
+            canvas.window, canvas.memory = branch.window, branch.memory
+            canvas.block, canvas.block_step = branch.block, branch.block_step
+            self.sampler.adopt(canvas, gamble)
         buffer = self.forward.buffer
         if buffer is not None and self.width > 1:
             lanes = range(row.lane, row.lane + self.width * job.lanes, job.lanes)
@@ -221,7 +242,10 @@ class Engine:
 
 def _check(model: DiffusionModel, sampler: Sampler, cache: Cache, config: GenerationConfig) -> None:
     """Refuse parts that cannot work with the cache, the model or the call."""
-    check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", cache.offers)
+    offered = cache.offers
+    if not cache.stores or FIXED_WINDOW in sampler.window.offers:
+        offered |= {SLIDING_BRANCHES}
+    check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", offered)
     check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
     if config.temperature > 0:
         name = f"temperature={config.temperature}"

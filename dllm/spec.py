@@ -10,7 +10,10 @@ import ast
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from functools import cache
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError, DllmError, UnknownNameError
 from .registry import Registry
@@ -92,20 +95,76 @@ def _value(node: ast.expr, spec: str) -> Any:
 
 
 def build(cls: Callable[..., T], given: dict[str, Any]) -> T:
-    """``cls(**given)`` with unknown names and wrong types as one clear error."""
-    for name in given:
+    """``cls(**given)`` with unknown names and values of a wrong type as one clear error."""
+    called = getattr(cls, "name", cls)
+    for name, value in given.items():
         if name not in arguments(cls):
-            raise UnknownNameError(f"argument of {getattr(cls, 'name', cls)}", name, arguments(cls))
+            raise UnknownNameError(f"argument of {called}", name, arguments(cls))
+        hint = _hints(cls).get(name, Any)
+        if not _fits(value, hint):
+            others = _others(cls, value, given) if _holds_parts(hint) else []
+            remedy = f"; write {others[0]}={value!r}" if others else ""
+            raise ConfigError(
+                f"wrong argument for {called}: {name} takes {_in_words(hint)}, "
+                f"not {value!r}{remedy}"
+            )
     try:
-        return cls(**given)
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
     except DllmError:
         raise
     except TypeError as error:
-        defaults = arguments(cls)
-        words = [
-            f"{key} takes no word: a number or None, not {value!r}"
-            for key, value in given.items()
-            if isinstance(value, str) and not isinstance(defaults[key], str)
-        ]
-        what = words[0] if words else str(error)
-        raise ConfigError(f"wrong argument for {getattr(cls, 'name', cls)}: {what}") from None
+        raise ConfigError(f"wrong argument for {called}: {error}") from None
+
+
+@cache
+def _hints(cls: Any) -> Mapping[str, Any]:
+    """Types of the fields; none where a name in them is not known."""
+    try:
+        return get_type_hints(cls)
+    except NameError:
+        return {}
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type, as far as the type is one of those in `WORDS_FOR`."""
+    if hint in (int, float):  # a truth value counts as neither
+        number = Integral if hint is int else Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    if len(_options(hint)) > 1:
+        return any(_fits(value, option) for option in _options(hint))
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)[0]
+        return isinstance(value, tuple | list) and all(_fits(v, inner) for v in value)
+    return isinstance(value, hint) if hint in WORDS_FOR or is_dataclass(hint) else True
+
+
+WORDS_FOR = {
+    int: "a whole number", float: "a number", bool: "True or False", str: "a word",
+    type(None): "None",
+}  # fmt: skip
+
+
+def _in_words(hint: Any) -> str:
+    def one(option: Any) -> str:
+        if get_origin(option) is tuple:
+            inner = get_args(option)[0]
+            return (
+                "parts such as threshold" if _holds_parts(option) else f"{one(inner)}, as in (1,)"
+            )
+        return WORDS_FOR.get(option, str(option))
+
+    return " or ".join(one(option) for option in _options(hint))
+
+
+def _holds_parts(hint: Any) -> bool:
+    return get_origin(hint) is tuple and is_dataclass(get_args(hint)[0])
+
+
+def _others(cls: Any, value: Any, given: Mapping[str, Any]) -> list[str]:
+    """Arguments that could take the value."""
+    return [n for n in arguments(cls) if n not in given and _fits(value, _hints(cls).get(n, Any))]

@@ -66,6 +66,13 @@ class Prediction:
             {name: array[keep] for name, array in self.asked.items()},
         )  # fmt: skip
 
+    def of_window(self, canvas: Canvas) -> Prediction:
+        """The same for the undecided positions of the row's window."""
+        low, high = canvas.window
+        at = self.positions
+        keep = canvas.masked[at] & (at >= low) & (at < high)
+        return self if np.count_nonzero(keep) == len(keep) else self.take(keep)
+
     def at(self, positions: IntArray) -> Prediction:
         """The same for some of the positions, which must be among these."""
         return self.take(np.searchsorted(self.positions, positions))
@@ -157,12 +164,15 @@ class Part:
     statistics: ClassVar[frozenset[str]] = frozenset()  # fields of Prediction it reads
     # Family -> field -> value: what the paper uses there, for fields left at None.
     family_defaults: ClassVar[FamilyDefaults] = {}
+    # Family -> parts that its `companions` stand behind there.
+    family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {}
 
     def __str__(self) -> str:
         return self.name
 
     def companions(self) -> tuple[Part, ...]:
-        """Parts that complete the paper's method where a composition leaves a role open."""
+        """Parts that complete the paper's method where a composition leaves a role open, the
+        preferred ones first; what needs something that the given parts do not offer is left out."""
         return ()
 
     def wants(self, canvas: Canvas) -> IntArray | None:
@@ -212,6 +222,7 @@ class Scorer(Part):
     """How sure the model is: larger commits earlier."""
 
     role: ClassVar[str] = "scorer"
+    tau_low: ClassVar[float] = 0.3  # what scores less is unsure, for parts that leave this open
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         raise NotImplementedError
@@ -235,9 +246,10 @@ class Selector(Part):
         """(n,) bool over ``view.positions``: those that no earlier selector has chosen."""
         raise NotImplementedError
 
-    def tokens(self, view: View) -> IntArray:
-        """(n,) ids that it commits: the proposals, unless it says otherwise."""
-        return view.prediction.token
+    def proposals(self, view: View, chosen: BoolArray) -> tuple[IntArray, FloatArray]:
+        """(n,) ids that it commits and their log-probabilities, right where it has ``chosen``:
+        what is proposed, unless it says otherwise."""
+        return view.prediction.token, view.prediction.logprob
 
 
 class Stop(Part):
@@ -315,7 +327,8 @@ class Explorer(Part):
     def choose(
         self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
     ) -> int:
-        """Index of the branch to keep.  ``decide`` makes an inner step on a canvas of its own."""
+        """Index of the branch to keep.  ``found`` are the predictions of each branch's undecided
+        window positions; ``decide`` makes an inner step on a canvas of its own."""
         raise NotImplementedError
 
 

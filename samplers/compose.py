@@ -28,7 +28,10 @@ register = SAMPLERS.register
 
 EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer")
 ROLES = (*EXCLUSIVE, "selector", "stop", "transform")
-DEFAULTS = ("threshold", "blocks", "prob", "eos")  # what fills a role that nobody asks for
+# What fills a role that nobody asks for; where scores are no probabilities, one token per step.
+DEFAULTS = ("threshold", "fixed", "blocks", "prob", "eos")
+# What kind of part the needs of others call it by, where that is not its role.
+SOURCES = {"eos": "an eos rule", "stop": "a selector", "transform": "a selector"}
 
 SamplerLike = str | Part | Sequence[Part] | Sampler
 
@@ -107,13 +110,12 @@ def compose(
     finds it) and from what the paper uses for
     the model's ``family``.
     """
-    if isinstance(sampler, Sampler):
-        return replace(sampler, stop_ids=tuple(stop_ids))
     parts, spec = _as_parts(sampler), _spec_of(sampler)
-    roles = _complete(parts)
+    roles = _complete(parts, family)
     roles = _fill_options(roles, options or {}, spec, given=parts)
+    known = {**(facts or {}), "tau_low": cast(Scorer, roles["scorer"][0]).tau_low}
     roles = {
-        role: [fill_open(part, family, facts) for part in group] for role, group in roles.items()
+        role: [fill_open(part, family, known) for part in group] for role, group in roles.items()
     }
     _check_composition([part for group in roles.values() for part in group], roles)
     return Sampler(
@@ -130,7 +132,7 @@ def compose(
     )
 
 
-def _complete(parts: Iterable[Part]) -> dict[str, list[Part]]:
+def _complete(parts: Iterable[Part], family: str) -> dict[str, list[Part]]:
     """The parts by role; open roles filled by what the parts bring along, then by defaults."""
     roles: dict[str, list[Part]] = {role: [] for role in ROLES}
     for part in parts:
@@ -140,29 +142,46 @@ def _complete(parts: Iterable[Part]) -> dict[str, list[Part]]:
             )
         roles[part.role].append(part)
     given = [part for group in roles.values() for part in group]
-    brought = [companion for part in given for companion in part.companions()]
+
+    def companions(part: Part) -> tuple[Part, ...]:
+        return (*part.family_companions.get(family, ()), *part.companions())
+
+    brought = _join(roles, [companion for part in given for companion in companions(part)])
     # A companion may bring companions of its own, e.g. the score its rule is about.
-    brought += [companion for part in brought for companion in part.companions()]
-    for part in (*brought, *(SAMPLERS[name]() for name in DEFAULTS)):
-        group = roles[part.role]
-        if not group:
-            group.append(part)
-        elif part.role == "selector" and all(getattr(p, "extends", False) for p in group):
-            group.insert(0, part)
+    _join(roles, [companion for part in brought for companion in companions(part)])
+    _join(roles, [SAMPLERS[name]() for name in DEFAULTS])
     return roles
+
+
+def _join(roles: dict[str, list[Part]], parts: Iterable[Part]) -> list[Part]:
+    """Add those whose role is open and whose needs the parts so far meet; which these were."""
+    joined = []
+    for part in parts:
+        group = roles[part.role]
+        open_ = all(part.role == "selector" and getattr(p, "extends", False) for p in group)
+        if open_ and not any(
+            need.source == SOURCES.get(role, f"a {role}") and need not in other.offers
+            for role, others in roles.items()
+            for other in others
+            for need in part.needs
+        ):
+            group.insert(0, part)
+            joined.append(part)
+    return joined
 
 
 def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> None:
     """Needs that parts of the same sampler have to meet."""
-    sources = {"eos": "an eos rule", "stop": "a selector", "transform": "a selector"}
     for role in ("scorer", "window", "selector", "reviser", "eos", "stop", "transform"):
         for part in roles[role]:
-            source = sources.get(role, f"a {role}")
+            source = SOURCES.get(role, f"a {role}")
             others = [other for other in parts if other is not part]
             check_needs(others, source, str(part), part.offers)
 
 
-def _as_parts(sampler: str | Part | Sequence[Part]) -> tuple[Part, ...]:
+def _as_parts(sampler: SamplerLike) -> tuple[Part, ...]:
+    if isinstance(sampler, Sampler):
+        return sampler.parts
     parts: tuple[Any, ...]
     if isinstance(sampler, str):
         parts = parse(sampler, SAMPLERS)
@@ -175,9 +194,9 @@ def _as_parts(sampler: str | Part | Sequence[Part]) -> tuple[Part, ...]:
     return tuple(p for part in parts for p in (*_as_parts(getattr(part, "base", ())), part))
 
 
-def _spec_of(sampler: str | Part | Sequence[Part]) -> str:
-    if isinstance(sampler, str):
-        return sampler
+def _spec_of(sampler: SamplerLike) -> str:
+    if isinstance(sampler, str | Sampler):
+        return sampler if isinstance(sampler, str) else sampler.spec
     return "+".join(part.name for part in _as_parts(sampler))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
+from ..capabilities import PLACED, Capability
 from ..errors import ConfigError
 from .base import Part, View, Window
 from .compose import register
@@ -44,7 +45,7 @@ class DCD(Window):
     s_init: int = 16
     s_max: int = 128
     block_length: int | None = None
-    tau_low: float = 0.3
+    tau_low: float | None = None
     e_step: int = 4
     e_max: int = 0
 
@@ -52,8 +53,16 @@ class DCD(Window):
         for name in ("s_init", "s_max", "e_step"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.block_length is not None and self.block_length < 1:
+            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
+        if self.e_max < 0:
+            raise ConfigError(f"e_max must not be negative, not {self.e_max}")
         if self.e_max and self.block_length is None:
             raise ConfigError("e_max extends blocks: pass block_length too")
+
+    @property
+    def offers(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset() if self.e_max else frozenset({PLACED})
 
     def companions(self) -> tuple[Part, ...]:
         return (Eos("first_commit"),)
@@ -84,7 +93,7 @@ class DCD(Window):
         if canvas.window[1] < edge or edge >= canvas.end or extended >= self.e_max:
             return False
         least = view.score[chosen].min() if chosen.any() else view.score.max(initial=-np.inf)
-        if least >= self.tau_low:
+        if self.tau_low is None or least >= self.tau_low:
             return False
         step = min(self.e_step, self.e_max - extended)
         canvas.memory["dcd_edge"], canvas.memory["dcd_extended"] = edge + step, extended + step
@@ -105,6 +114,8 @@ class DSB(Window):
     limits the width counted from the first undecided position ("const"; the published width was
     not available).
     """
+
+    offers = frozenset({PLACED})
 
     block_length: int | None = None
     k_max: int | None = None

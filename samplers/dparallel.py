@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..canvas import BoolArray
 from ..capabilities import ENTROPY, MEMORYLESS
 from ..errors import ConfigError
+from ..spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
 from .scorers import NegEntropy
@@ -18,13 +20,21 @@ class EntropyThreshold(Selector):
     """Commit every position whose entropy is at most ``tau`` nats, and always the surest one.
 
     ``tau`` defaults to 0.5 (the paper uses 0.45 for LLaDA on MBPP and for Dream on GSM8K and
-    MATH).  The published speed needs the distilled dParallel checkpoints.
+    MATH).  On Dream the entropy has to lie below ``tau``, elsewhere it may equal it
+    (``inclusive``), as in the official code.  The published speed needs the distilled dParallel
+    checkpoints.
     """
 
     needs = frozenset({ENTROPY})
     offers = frozenset({MEMORYLESS})
 
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"inclusive": True},
+        "dream": {"inclusive": False},
+    }
+
     tau: float = 0.5
+    inclusive: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.tau >= 0:
@@ -34,4 +44,4 @@ class EntropyThreshold(Selector):
         return (NegEntropy(),)
 
     def select(self, view: View) -> BoolArray:
-        return view.score >= -self.tau
+        return view.score >= -self.tau if self.inclusive else view.score > -self.tau

@@ -9,8 +9,15 @@ import numpy as np
 from ..canvas import BoolArray
 from ..capabilities import MEMORYLESS
 from ..errors import ConfigError, UnknownNameError
-from .base import Selector, View, top
+from .base import Part, Scorer, Selector, View, top
 from .compose import register
+from .scorers import Margin, NegEntropy, Probability
+
+PROXIES: dict[str, type[Scorer]] = {
+    "prob": Probability,
+    "entropy": NegEntropy,
+    "margin": Margin,
+}
 
 
 @register(
@@ -23,12 +30,13 @@ class EntropyBounded(Selector):
     """Commit the n surest positions whose entropies, the largest aside, sum to at most ``gamma``.
 
     ``gamma`` in nats (default 0.1, chosen for this library; the paper's values differ by model);
-    0 commits one position plus any without entropy.  ``proxy`` orders positions: "prob"
-    (default), "entropy" or "margin".  The rule follows the paper; no official code was available.
+    0 commits one position plus any without entropy.  ``proxy`` brings the score that orders
+    positions: "prob" (default), "entropy" or "margin".  The rule follows the paper; no official
+    code was available.
     """
 
     offers = frozenset({MEMORYLESS})
-    statistics = frozenset({"entropy", "margin"})
+    statistics = frozenset({"entropy"})
 
     gamma: float = 0.1
     proxy: str = "prob"
@@ -36,14 +44,15 @@ class EntropyBounded(Selector):
     def __post_init__(self) -> None:
         if not self.gamma >= 0:
             raise ConfigError(f"gamma must not be negative, not {self.gamma}")
-        if self.proxy not in ("prob", "entropy", "margin"):
-            raise UnknownNameError("proxy", self.proxy, ("prob", "entropy", "margin"))
+        if self.proxy not in PROXIES:
+            raise UnknownNameError("proxy", self.proxy, PROXIES)
+
+    def companions(self) -> tuple[Part, ...]:
+        return (PROXIES[self.proxy](),)
 
     def select(self, view: View) -> BoolArray:
-        p = view.prediction
-        assert p.entropy is not None and p.margin is not None
-        certainty = {"prob": p.logprob, "entropy": -p.entropy, "margin": p.margin}[self.proxy]
-        order = np.argsort(-certainty, kind="stable")
-        entropy = p.entropy[order].astype(np.float64)
-        joint = np.cumsum(entropy) - np.maximum.accumulate(entropy)
-        return top(certainty, int((joint <= self.gamma).sum()))
+        entropy = view.prediction.entropy
+        assert entropy is not None
+        ranked = entropy[np.argsort(-view.score, kind="stable")].astype(np.float64)
+        joint = np.cumsum(ranked) - np.maximum.accumulate(ranked)
+        return top(view.score, int((joint <= self.gamma).sum()))

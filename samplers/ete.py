@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray
-from ..capabilities import BRANCHES, PROBABILITY
+from ..capabilities import BRANCHES, PLACED, PROBABILITY
 from ..errors import ConfigError, UnknownNameError
 from .base import Decide, Explorer, Part, Prediction, View, Window, top
 from .compose import register
@@ -26,6 +26,8 @@ class MultiBlocks(Window):
 
     ``block_length`` (32).  The window moves on when its first block is decided.
     """
+
+    offers = frozenset({PLACED})
 
     block_length: int | None = None
     lookahead: int = 1

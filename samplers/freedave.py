@@ -9,7 +9,16 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, MEMORYLESS, STEADY
+from ..capabilities import (
+    BRANCHES,
+    FINAL,
+    GREEDY,
+    KEEPS_TEXT,
+    MEMORYLESS,
+    PLACED,
+    SLIDING_BRANCHES,
+    STEADY,
+)
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
 from .base import Decide, Explorer, Part, Prediction, View
@@ -29,14 +38,17 @@ class FreeDave(Explorer):
     After the step's own commits, up to ``draft_depth`` - 1 (LLaDA 4, Dream 8) drafts commit one
     more of the most confident undecided positions of the window each.  One forward feeds them
     all; a draft is kept if it is what the ``base`` sampler, from an earlier confirmed draft, makes
-    of the row.  ``base`` is one token per step unless another is given.  The text equals that of
+    of the row.  A window that slides does so in every draft, which no cache can follow.  ``base``
+    is one token per step unless another is given.  The text equals that of
     ``base`` alone under the same cache, as long as batched and single forwards agree: in float32
     but for exact ties, almost always in bfloat16.  ``partial`` also keeps a draft that is only a
     part of what ``base`` commits, as the paper's FreeDave++ does (with ``threshold(0.95)``): faster
     with such bases, and no longer exactly their text.
     """
 
-    needs = frozenset({BRANCHES, FINAL, GREEDY, KEEPS_TEXT, MEMORYLESS, STEADY})
+    needs = frozenset(
+        {BRANCHES, FINAL, GREEDY, KEEPS_TEXT, MEMORYLESS, PLACED, SLIDING_BRANCHES, STEADY}
+    )
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"draft_depth": 4},
         "dream": {"draft_depth": 8},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from ..spec import FamilyDefaults
 from .base import Part, Selector, View, top
 from .compose import register
 from .threshold import check_probability
-from .windows import StaticBlocks
+from .windows import StaticBlocks, WholeRegion
 
 STRATEGIES = ("all", "max_conf", "min_kl", "random")
 
@@ -32,22 +33,24 @@ class KLASS(Selector):
     lie below ``kappa`` nats; ``unmask_strategy`` "all" commits everything ready, "max_conf",
     "min_kl" and "random" one of it.  Where nothing is ready the most confident position is
     committed.  Defaults are those for GSM8K: LLaDA ``tau`` 0.6, ``kappa`` 0.015 in blocks of 64;
-    Dream 0.9 and 0.001 (the paper uses no blocks there: add ``+whole``).  Divergences exist only
-    for positions predicted in consecutive steps; a gap starts their history anew.  Costs memory:
-    one float32 distribution over the vocabulary per undecided position of the window.
+    Dream 0.9, which need only be reached (``inclusive``), and 0.001, without blocks.  Divergences
+    exist only for positions predicted in consecutive steps; a gap starts their history anew.  Costs
+    memory: one float32 distribution over the vocabulary per undecided position of the window.
     """
 
     needs = frozenset({PROBABILITY})
     statistics = frozenset({"kl"})
     family_defaults: ClassVar[FamilyDefaults] = {
-        "llada": {"tau": 0.6, "kappa": 0.015},
-        "dream": {"tau": 0.9, "kappa": 0.001},
+        "llada": {"tau": 0.6, "kappa": 0.015, "inclusive": False},
+        "dream": {"tau": 0.9, "kappa": 0.001, "inclusive": True},
     }
+    family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {"dream": (WholeRegion(),)}
 
     tau: float | None = None
     kappa: float | None = None
     history: int = 2
     unmask_strategy: str = "all"
+    inclusive: bool | None = None
 
     def __post_init__(self) -> None:
         if self.tau is not None:
@@ -76,7 +79,8 @@ class KLASS(Selector):
     def select(self, view: View) -> BoolArray:
         assert self.tau is not None and self.kappa is not None
         recent = self._recent(view.canvas, view)
-        ready: BoolArray = (recent < self.kappa).all(1) & (view.score > self.tau)
+        sure = view.score >= self.tau if self.inclusive else view.score > self.tau
+        ready: BoolArray = (recent < self.kappa).all(1) & sure
         if self.unmask_strategy == "all" or not ready.any():
             return ready
         if self.unmask_strategy == "random":

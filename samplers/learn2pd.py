@@ -96,7 +96,8 @@ class EoTP(EosRule):
     """End the region at the first undecided position that proposes a stop id surely enough.
 
     Its probability has to reach ``tau`` (0.9): the official code has no such bound and may cut at
-    any stop id that is proposed far right.  What lies left of it is decoded as usual.
+    any stop id that is proposed far right.  What lies left of it is decoded as usual; given text
+    is not cut off.
     """
 
     needs = frozenset({FIXED_WINDOW})  # a window that slides has an end of its own
@@ -109,7 +110,7 @@ class EoTP(EosRule):
     def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
         p = prediction
         ends = is_stop(p.token, stop_ids) & (np.exp(p.logprob) >= self.tau)
-        at = p.positions[ends & canvas.masked[p.positions]]
+        at = p.positions[ends & canvas.masked[p.positions] & (p.positions >= canvas.text_floor)]
         if at.size and canvas.end == canvas.length and at[0] + 1 < canvas.end:
             canvas.cut(int(at[0]))
 

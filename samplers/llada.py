@@ -15,24 +15,21 @@ from .scorers import Probability, Random
 def block_steps(canvas: Canvas, steps: int | None) -> int:
     """Steps that fall to the window that has just been opened.
 
-    ``steps`` is the budget of the region, shared out by undecided positions; None means one
-    position per step.
+    ``steps`` is the budget of the region, shared out by length, whatever is given in it; None
+    means one undecided position per step.
     """
     low, high = canvas.window
-    here = int(canvas.masked[low:high].sum())
     if steps is None:
-        return here
-    total: int = canvas.memory.setdefault(
-        "region_masks", int(canvas.masked[canvas.start : canvas.end].sum())
-    )
-    before = total - int(canvas.masked[canvas.start : canvas.end].sum())
-    share = steps * (before + here) // total - steps * before // total
-    if share < 1:
+        return int(canvas.masked[low:high].sum())
+    start, end = canvas.memory.setdefault("region", (canvas.start, canvas.end))
+    low = max(low, start)
+    share = steps * (high - start) // (end - start) - steps * (low - start) // (end - start)
+    if share < 1 and canvas.end == end:
         raise ConfigError(
-            f"steps={steps} gives a block of {here} positions no step; "
+            f"steps={steps} gives a block of {high - low} positions no step; "
             f"use at least one step per block or a larger block_length"
         )
-    return share
+    return max(share, 1)  # a region that was cut may end in a shorter block
 
 
 @register("llada", paper="Large Language Diffusion Models", arxiv="2502.09992")
@@ -40,9 +37,10 @@ def block_steps(canvas: Canvas, steps: int | None) -> int:
 class LLaDA(Selector):
     """Commit a fixed quota of the most confident positions per step.
 
-    ``steps``: total number of steps for the region, shared out over the blocks (default: one
-    position per step).  ``remasking``: "low_confidence" (score = probability of the proposal) or
-    "random".  Where steps exceed positions, the surplus steps need no forward.
+    ``steps``: total number of steps for the region, shared out over the blocks by their length,
+    also where a part of them is given (default: one position per step).  ``remasking``:
+    "low_confidence" (score = probability of the proposal) or "random".  Where steps exceed
+    positions, the surplus steps need no forward.
     """
 
     needs = frozenset({FIXED_WINDOW})

@@ -14,6 +14,7 @@ from ..capabilities import STEADY
 from ..errors import ConfigError
 from .base import Part, Prediction, Scorer
 from .compose import register
+from .fixed import Fixed
 from .llada import LLaDA
 
 
@@ -39,7 +40,7 @@ class CertaintyPrior(Scorer):
             raise ConfigError(f"sigma must be positive, not {self.sigma}")
 
     def companions(self) -> tuple[Part, ...]:
-        return (LLaDA(),)
+        return (LLaDA(), Fixed())
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         reach = int(4 * self.sigma) + 1
@@ -95,7 +96,7 @@ class PC(Scorer):
     frequencies: str = "nano"
 
     def companions(self) -> tuple[Part, ...]:
-        return (LLaDA(),)
+        return (LLaDA(), Fixed())
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         frequency = _frequencies(self.frequencies)

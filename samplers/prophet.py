@@ -14,6 +14,7 @@ from .compose import register
 from .llada import LLaDA
 
 REGIONS = ("answer_span", "window_masked", "all_masked")
+PROGRESS = ("steps", "tokens")
 
 
 @register(
@@ -28,11 +29,13 @@ class Prophet(Stop):
     The gap is the best logit minus the second, averaged over the answer's positions; it has to
     reach ``early`` (7.5) in the first third of the decoding, ``mid`` (5.0) in the second, ``late``
     (2.5) after it.  The answer is the ``answer`` (5) positions from offset ``start`` of the region
-    on, decided ones included, as published; without a ``start`` the method is extended to the
-    undecided positions of the row (``region="all_masked"``) or of the window
-    (``"window_masked"``).  Progress is the larger of step / ``steps`` (default: one per position,
-    as published) and of the decided share, which matters with samplers that have no schedule
-    (a reconstruction).  A bare ``prophet`` decodes by LLaDA's quota.  Gaps depend on the model: the
+    on, decided ones included, as published; a ``start`` that is left open is two positions after
+    the last one that is given (`constraints`).  Where nothing is given either, the method is extended to
+    the undecided positions of the row (``region="all_masked"``) or of the window
+    (``"window_masked"``).  Progress is step / ``steps`` (default: one per position, as published;
+    ``progress="steps"``), the decided share (``"tokens"``), or, unless one is named, the larger:
+    that matters with samplers that have no schedule (a reconstruction).  A bare ``prophet`` decodes
+    by LLaDA's quota, or by ``threshold`` where a window slides.  Gaps depend on the model: the
     defaults are LLaDA-8B's.
     """
 
@@ -46,10 +49,15 @@ class Prophet(Stop):
     late: float = 2.5
     steps: int | None = None
     region: str | None = None
+    progress: str | None = None
 
     def __post_init__(self) -> None:
         if self.region is not None and self.region not in REGIONS:
             raise UnknownNameError("region", self.region, REGIONS)
+        if self.start is not None and self.region not in (None, "answer_span"):
+            raise ConfigError(f"start={self.start} says where the answer is: drop {self.region}")
+        if self.progress is not None and self.progress not in PROGRESS:
+            raise UnknownNameError("progress", self.progress, PROGRESS)
         if self.region == "answer_span" and self.start is None:
             raise ConfigError("region=answer_span needs to know where it starts: pass start")
         if self.answer < 1:
@@ -64,12 +72,20 @@ class Prophet(Stop):
         """The gap that this step has to reach."""
         total: int = canvas.memory.setdefault("prophet", int(canvas.masked[canvas.start :].sum()))
         decided = 1 - int(canvas.masked[canvas.start :].sum()) / total
-        progress = max((canvas.step + 1) / (self.steps or total), decided)
+        steps = (canvas.step + 1) / (self.steps or total)
+        progress = {"steps": steps, "tokens": decided}.get(self.progress or "", max(steps, decided))
         return self.early if progress < 0.33 else self.mid if progress < 0.67 else self.late
 
-    def _span(self, canvas: Canvas) -> IntArray:
+    def _first(self, canvas: Canvas) -> int | None:
+        """Where the answer starts, if that is known."""
         if self.start is not None:
-            low = canvas.start + self.start
+            return canvas.start + self.start
+        behind = canvas.text_floor + 1  # the last given position and 2
+        return behind if self.region is None and canvas.start + 1 < behind < canvas.end else None
+
+    def _span(self, canvas: Canvas) -> IntArray:
+        low = self._first(canvas)
+        if low is not None:
             return np.arange(low, max(low, min(low + self.answer, canvas.end)))
         if self.region == "window_masked":
             return canvas.masks()

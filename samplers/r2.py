@@ -10,9 +10,9 @@ import numpy as np
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import PROBABILITY
 from ..errors import ConfigError, UnknownNameError
-from .base import NOTHING, Selector, View
+from .base import NOTHING, Part, Selector, View
 from .compose import register
-from .threshold import check_probability
+from .threshold import Threshold, check_probability
 
 CLUSTER_MODES = ("confidence", "mid", "random")
 EVALUATIONS = ("last", "ave", "max")
@@ -94,14 +94,26 @@ class R2(Selector):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
 
-    def tokens(self, view: View) -> IntArray:
-        """The clean argmax."""
+    def companions(self) -> tuple[Part, ...]:
+        return (Threshold(),)
+
+    def proposals(self, view: View, chosen: BoolArray) -> tuple[IntArray, FloatArray]:
+        """Neighbourhoods are committed as proposed, runs and streaks as the clean argmax."""
         p = view.prediction
-        return p.token if p.top_token is None else p.top_token[:, 0]
+        if p.top_token is None or p.max_logprob is None:  # it was proposed
+            return p.token, p.logprob
+        if not np.count_nonzero(chosen & (p.token != p.top_token[:, 0])):
+            return p.token, p.logprob
+        near = np.zeros(len(chosen), np.bool_)
+        if self.confidence_cluster_size is not None:
+            near = self._clusters(view, np.exp(p.max_logprob))
+        token = np.where(near, p.token, p.top_token[:, 0])
+        return token, np.where(near, p.logprob, p.max_logprob)
 
     def select(self, view: View) -> BoolArray:
-        prediction, token = view.prediction, self.tokens(view)
-        clean = prediction.max_logprob
+        prediction = view.prediction
+        likeliest, clean = prediction.top_token, prediction.max_logprob
+        token = prediction.token if likeliest is None else likeliest[:, 0]
         p = np.exp(prediction.logprob if clean is None else clean)
         chosen = np.zeros(len(token), np.bool_)
         if self.confidence_cluster_size is not None:

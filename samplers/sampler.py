@@ -119,7 +119,7 @@ class Sampler:
             positions, np.zeros_like(positions), np.zeros(len(positions), np.float32)
         )
         score = self.scorer.score(canvas, blank)
-        chosen, _, _ = self._select(View(canvas, blank, score, blank, None, self.stop_ids))
+        chosen, *_ = self._select(View(canvas, blank, score, blank, None, self.stop_ids))
         return positions[chosen]
 
     def decide(
@@ -132,11 +132,13 @@ class Sampler:
         view = self._view(canvas, prediction, shadow)
         if any(stop.fill(view) for stop in self.stops):
             return self._fill(view)
-        chosen, tokens, forced = self._select(view)
+        chosen, tokens, logprobs, forced = self._select(view)
         if self.window.reconsiders(view, chosen):
             return Decision(NOTHING, NOTHING)
         canvas.forced += forced
-        positions, ids, logprobs = self._commit(view, chosen, tokens)
+        at = chosen.nonzero()[0]
+        positions, ids, logprobs = view.positions[at], tokens[at], logprobs[at]
+        canvas.commit(positions, ids, logprobs)
         remasked = NOTHING
         if self.reviser is not None:
             canvas.memory["revises"] = True  # end-of-text rules wait for the window to close
@@ -148,12 +150,7 @@ class Sampler:
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
         self.eos.foresee(canvas, prediction, self.stop_ids)
-        here = prediction
-        low, high = canvas.window
-        at = prediction.positions
-        keep = canvas.masked[at] & (at >= low) & (at < high)
-        if np.count_nonzero(keep) < len(keep):
-            here = prediction.take(keep)
+        here = prediction.of_window(canvas)
         score = self.scorer.score(canvas, here)
         view = View(canvas, here, score, prediction, shadow, self.stop_ids)
         rescored = self.eos.rescore(view)
@@ -166,11 +163,14 @@ class Sampler:
         self.eos.check(view.canvas, p.positions, self.stop_ids)
         return Decision(p.positions, NOTHING, tokens=p.token, logprobs=p.logprob)
 
-    def _select(self, view: View) -> tuple[BoolArray, IntArray, bool]:
-        """What is committed, (n,) bool, with which ids, (n,), and whether it had to be forced."""
+    def _select(self, view: View) -> tuple[BoolArray, IntArray, FloatArray, bool]:
+        """What is committed, (n,) bool, with which ids and log-probabilities, (n,), and whether
+        it had to be forced."""
+        p = view.prediction
         if self.window.decides(view.canvas):
-            return self.window.select(view), view.prediction.token, False
-        chosen, tokens = self.selectors[0].select(view), self.selectors[0].tokens(view)
+            return self.window.select(view), p.token, p.logprob, False
+        chosen = self.selectors[0].select(view)
+        tokens, logprobs = self.selectors[0].proposals(view, chosen)
         forced = False
         for selector in self.selectors[1:]:
             if selector.extends:
@@ -179,10 +179,11 @@ class Sampler:
             rest = view.take(left)
             more = selector.select(rest)
             chosen[left] = more
-            if (own := selector.tokens(rest)) is not rest.prediction.token:
-                tokens = tokens.copy()
-                tokens[left[more]] = own[more]
-        return chosen, tokens, forced | self._force(view, chosen)
+            own, sure = selector.proposals(rest, more)
+            if own is not rest.prediction.token:
+                tokens, logprobs = tokens.copy(), logprobs.copy()
+                tokens[left[more]], logprobs[left[more]] = own[more], sure[more]
+        return chosen, tokens, logprobs, forced | self._force(view, chosen)
 
     def _force(self, view: View, chosen: BoolArray) -> bool:
         """The progress guarantee: a step that was paid for decides something."""
@@ -192,14 +193,6 @@ class Sampler:
             return False
         chosen[view.score.argmax()] = True
         return True
-
-    def _commit(
-        self, view: View, chosen: BoolArray, tokens: IntArray
-    ) -> tuple[IntArray, IntArray, FloatArray]:
-        at = chosen.nonzero()[0]
-        made = view.positions[at], tokens[at], view.prediction.logprob[at]
-        view.canvas.commit(*made)
-        return made
 
     def _gambles(self, view: View, chosen: BoolArray) -> tuple[Gamble, ...]:
         if self.explorer is None or view.canvas.finished:

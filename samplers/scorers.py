@@ -45,6 +45,7 @@ class Margin(Scorer):
 class NegEntropy(Scorer):
     """The negative entropy of the distribution, in nats, at most 0."""
 
+    tau_low = -0.5
     statistics = frozenset({"entropy"})
     offers = frozenset({ENTROPY, STEADY})
 

@@ -12,6 +12,7 @@ from ..capabilities import FIXED_WINDOW, MEMORYLESS, PROBABILITY
 from ..errors import ConfigError
 from .base import Part, Selector, View, even_quota, top
 from .compose import register
+from .llada import block_steps
 from .windows import WholeRegion
 
 FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
@@ -83,7 +84,8 @@ class CappedThreshold(Selector):
 
     Fast-dLLM's uncached rule for Dream, over the whole region.  Each step schedules an even share
     of the positions plus those deferred so far; the best is always committed, the others when
-    their probability reaches ``tau``.  ``steps`` defaults to one per position.
+    their probability reaches ``tau``.  ``steps``: total number of steps, shared out over the blocks
+    if there are any (default: one per position).
     """
 
     needs = frozenset({PROBABILITY, FIXED_WINDOW})
@@ -102,8 +104,7 @@ class CappedThreshold(Selector):
     def _scheduled(self, canvas: Canvas) -> int:
         block, table, _ = canvas.memory.get("capped", (None, None, 0))
         if block != canvas.block:
-            count = len(canvas.masks())
-            table = even_quota(count, self.steps or count)
+            table = even_quota(len(canvas.masks()), block_steps(canvas, self.steps))
             canvas.memory["capped"] = canvas.block, table, 0
         carry: int
         _, table, carry = canvas.memory["capped"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import FIXED_WINDOW
+from ..capabilities import FIXED_WINDOW, PLACED
 from ..errors import ConfigError
 from .base import View, Window
 from .compose import register
@@ -23,7 +23,7 @@ class StaticBlocks(Window):
     only for parity with the cached Dream code of Fast-dLLM, which cannot predict it later.
     """
 
-    offers = frozenset({FIXED_WINDOW})
+    offers = frozenset({FIXED_WINDOW, PLACED})
 
     block_length: int | None = None
     force_first: bool = False
@@ -54,7 +54,7 @@ class StaticBlocks(Window):
 class WholeRegion(Window):
     """Every undecided position of the region, from the first step on."""
 
-    offers = frozenset({FIXED_WINDOW})
+    offers = frozenset({FIXED_WINDOW, PLACED})
 
     def advance(self, canvas: Canvas) -> None:
         if canvas.window != (canvas.start, canvas.end):

@@ -52,3 +52,17 @@ def test_constraints_as_ids_and_texts_agree() -> None:
 def test_constraints_that_cannot_hold(constraints: dict[int, int | str], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         dllm.generate("nano", PROMPT, max_new_tokens=16, constraints=constraints)
+
+
+@pytest.mark.parametrize("sampler", ["learn2pd+eotp", "threshold+eos(eos_policy=block_contains)"])
+def test_holes_are_filled_whatever_ends_a_text(sampler: str) -> None:
+    out = dllm.infill("nano", "4 + 5 = [[1]]. The answer is [[1]].", prompt=PROMPT, sampler=sampler)
+    assert (
+        out.text == dllm.infill("nano", "4 + 5 = [[1]]. The answer is [[1]].", prompt=PROMPT).text
+    )
+
+
+def test_options_reach_a_finished_sampler() -> None:
+    how = {"steps": 4, "block_length": 8, "max_new_tokens": 32, "eos_policy": "none"}
+    out = dllm.generate("nano", PROMPT, sampler=dllm.samplers.compose("llada"), **how)
+    assert out.nfe == 4

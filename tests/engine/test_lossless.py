@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import dllm
+from dllm.errors import ConfigError
 from dllm.eval.tasks import TASKS
+from dllm.samplers import compose
 
 KINDS = ["fact", "sort", "insert", "remove_random", "insert_random"]
 
@@ -27,6 +29,33 @@ def check(count: int, base: str, cache: str) -> tuple[int, int]:
 def test_freedave_is_lossless(cache: str) -> None:
     slow, fast = check(10, "fixed", cache)
     assert fast < 0.5 * slow
+
+
+WINDOWS = ["blocks(4)", "whole", "adablock(4)", "dcd(s_init=4)+eos", "dsb(4)", "dsb(4, k_max=3)",
+           "dcd(s_init=3, block_length=5)+eos", "multi_blocks(4)"]  # fmt: skip
+
+
+@pytest.mark.parametrize("base", ["fixed", "threshold(0.95)"])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_freedave_is_lossless_in_every_window(window: str, base: str) -> None:
+    prompts = [e.prompt for t in ("insert_random", "latin") for e in TASKS[t].examples(6)]
+    plain = dllm.generate("nano", prompts, sampler=f"{base}+{window}", max_new_tokens=24)
+    found = dllm.generate("nano", prompts, sampler=f"freedave({base})+{window}", max_new_tokens=24)
+    assert [r.tokens for r in found] == [r.tokens for r in plain]
+    assert sum(r.nfe for r in found) < sum(r.nfe for r in plain)
+
+
+@pytest.mark.parametrize(
+    "window", ["slowfast", "staged_blocks", "dcd(block_length=8, e_max=4)+eos"]
+)
+def test_freedave_refuses_windows_that_depend_on_more_than_the_text(window: str) -> None:
+    with pytest.raises(ConfigError, match="freedave needs a window that follows from"):
+        compose(f"freedave+{window}")
+
+
+def test_freedave_refuses_to_cache_a_window_that_slides() -> None:
+    with pytest.raises(ConfigError, match="cache='dual' does not offer; use cache='none'"):
+        dllm.generate("nano", "4 + 5?", sampler="freedave+dsb(4)", cache="dual", max_new_tokens=8)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from ..table import EOS, MASK, hashed, table_model
 
 WINDOWS = ["blocks(4)", "whole", "adablock(4, delimiters=(3, 7))", "dcd(s_init=4)", "dsb(4)",
            "slowfast(explore=2)", "multi_blocks(4)"]  # fmt: skip
-SELECTORS = ["threshold(0.3)", "factor", "eb", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
+SELECTORS = ["", "threshold(0.3)", "factor", "eb", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
              "klass(0.3, 0.5)", "r2", "fixed", "pairs(0.4)", "llada", "dream(alg=maskgit_plus)",
              "capped_threshold(0.3)", "wino_draft", "saber_accept", "dparallel+neg_entropy",
              "fixed+certainty_prior", "fixed+margin", "fixed+random"]  # fmt: skip
@@ -80,7 +80,9 @@ def allowed(window: str, explorer: str) -> Iterator[str]:
 @pytest.mark.parametrize("window", WINDOWS)
 def test_the_product_of_parts(window: str, explorer: str) -> None:
     specs = list(allowed(window, explorer))
-    assert len(specs) >= 5
+    # What SlowFast shows depends on more than the text: FreeDave refuses it.
+    none = window.startswith("slowfast") and explorer.startswith("freedave")
+    assert not specs if none else len(specs) >= 5
     for spec in specs:
         canvas = decode(spec)
         assert canvas.finished and not canvas.masked.any(), spec

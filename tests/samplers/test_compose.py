@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -42,11 +42,55 @@ def test_options_fill_open_fields() -> None:
     assert (sampler.selectors[0].steps, sampler.window.block_length) == (7, 5)  # type: ignore[attr-defined]
 
 
+def test_a_bare_name_is_what_the_paper_uses_for_the_family() -> None:
+    assert compose("klass").window == StaticBlocks(64)
+    assert compose("klass", family="dream").window == WholeRegion()
+    assert compose("klass+blocks(8)", family="dream").window == StaticBlocks(8)
+    low = [
+        compose(f"{spec}dcd(block_length=4, e_max=4)").window.tau_low  # type: ignore[attr-defined]
+        for spec in ("", "dparallel+", "fixed+margin+")
+    ]
+    assert low == [0.3, -0.5, 0.3]
+
+
+def test_options_reach_a_finished_sampler() -> None:
+    options = {"steps": 7, "block_length": 5}
+    finished = compose("lopa(llada, k=3)", stop_ids=(9,))
+    changed = compose(finished, options=options, stop_ids=(4,))
+    assert changed == compose("lopa(llada, k=3)", options=options, stop_ids=(4,))
+    assert compose(finished, stop_ids=(9,)) == finished
+    with pytest.raises(ConfigError, match="given twice: 7"):
+        compose(changed, options={"steps": 8})
+    with pytest.raises(ConfigError, match="takes no steps"):
+        compose(compose("threshold"), options={"steps": 8})
+
+
 def test_options_overrule_what_a_method_brings_along() -> None:
     assert compose("klass", options={"block_length": 16}).window == StaticBlocks(16)
     assert compose("dcd").eos.eos_policy == "first_commit"  # type: ignore[attr-defined]
     changed = compose("dcd+freedave", options={"eos_policy": "prefix_complete"})
     assert changed.eos.eos_policy == "prefix_complete"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("spec", "selectors"),
+    [
+        ("prophet", "llada"),
+        ("dcd+prophet", "threshold"),  # a quota needs a window that stays
+        ("dsb+prophet", "threshold"),
+        ("multi_blocks+prophet", "threshold"),
+        ("slowfast+prophet", "pairs"),
+        ("pc", "llada"),
+        ("pc+dsb", "fixed"),  # its scores are no probabilities
+        ("certainty_prior+dcd", "fixed"),
+        ("margin", "fixed"),
+        ("r2", "threshold r2"),
+        ("r2+prophet", "threshold r2"),
+        ("fixed+r2+prophet", "fixed r2"),
+    ],
+)
+def test_what_is_brought_along_fits_what_is_given(spec: str, selectors: str) -> None:
+    assert [part.name for part in compose(spec).selectors] == selectors.split()
 
 
 @pytest.mark.parametrize(
@@ -71,6 +115,11 @@ def test_options_overrule_what_a_method_brings_along() -> None:
         ("dream(alg=entropi)", {}, UnknownNameError, "did you mean 'entropy'"),
         ("llada(steps=0)", {}, ConfigError, "at least 1"),
         ("blocks(0)", {}, ConfigError, "at least 1"),
+        ("dcd(block_length=0)", {}, ConfigError, "at least 1"),
+        ("dcd", {"block_length": -3}, ConfigError, "at least 1"),
+        ("dcd(block_length=4, e_max=-1)", {}, ConfigError, "negative"),
+        ("prophet(start=2, region=all_masked)", {}, ConfigError, "drop all_masked"),
+        ("prophet(progress=token)", {}, UnknownNameError, "did you mean 'tokens'"),
         ("factor(0)", {}, ConfigError, "positive"),
         ("eb(gamma=-1)", {}, ConfigError, "negative"),
         ("eos(eos_policy=never)", {}, UnknownNameError, "eos_policy"),
@@ -84,6 +133,46 @@ def test_errors_say_what_to_do(
         compose(spec, options=options)
     assert words in str(found.value)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("fixed(n=1.5)", "fixed: n takes a whole number, not 1.5"),
+        ("blocks(2.5)", "blocks: block_length takes a whole number or None, not 2.5"),
+        ("lopa(k=2.5)", "k takes a whole number"),
+        ("lopa(3)", "base takes parts such as threshold, not 3; write k=3"),
+        ("lopa(k=2, base=3)", "base takes parts such as threshold, not 3"),
+        ("ete(4)", "write k=4"),
+        ("freedave(4)", "write draft_depth=4"),
+        ("freedave(draft_depth=2.5)", "draft_depth takes a whole number or None"),
+        ("dcd(s_init=4.5)", "s_init takes a whole number"),
+        ("klass(history=1.5)", "history takes a whole number"),
+        ("saber(n=1.5)", "n takes a whole number"),
+        ("dsb(2.5)", "block_length takes a whole number"),
+        ("staged_blocks(2.5)", "block_length takes a whole number"),
+        ("r2(confidence_cluster_size=2.5)", "takes a whole number or None"),
+        ("prophet(start=1.5)", "start takes a whole number or None"),
+        ("learn2pd(filter=3)", "filter takes a word, not 3"),
+        ("pc(frequencies=3)", "frequencies takes a word, not 3"),
+        ("adablock(delimiters=198)", "delimiters takes a whole number, as in (1,) or None"),
+        ("adablock(delimiters=(1.5,))", "delimiters takes"),
+        ("threshold(true)", "tau takes a number, not True"),
+        ("threshold(tau=None)", "tau takes a number, not None"),
+        ("blocks(4, force_first=1)", "force_first takes True or False, not 1"),
+    ],
+)
+def test_values_of_a_wrong_type_are_refused(spec: str, words: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        compose(spec)
+    assert words in str(found.value)
+
+
+def test_a_list_is_as_good_as_a_tuple() -> None:
+    assert compose("adablock(delimiters=[3, 7])") == replace(
+        compose("adablock(delimiters=(3, 7))"), spec="adablock(delimiters=[3, 7])"
+    )
+    assert compose("threshold(1)").selectors == (Threshold(1.0),)
 
 
 def test_a_third_party_selector_takes_part() -> None:
@@ -115,6 +204,8 @@ def test_every_listed_part_is_described() -> None:
 
 def test_words_of_a_specification_mean_what_they_say() -> None:
     assert compose("threshold+eos(eos_policy=none)").eos.eos_policy == "none"  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"r2: temporal_steps takes no word: .* not 'none'"):
+    with pytest.raises(
+        ConfigError, match=r"r2: temporal_steps takes a whole number or None, not 'none'"
+    ):
         compose("r2(temporal_steps=none)")
     assert compose("threshold+r2(temporal_steps=None)").selectors[1].temporal_steps is None  # type: ignore[attr-defined]

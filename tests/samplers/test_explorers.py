@@ -105,6 +105,22 @@ def test_ete(seed: int, k: int) -> None:
     assert found.nfe == nfe
 
 
+@pytest.mark.parametrize(
+    "spec", ["lopa(threshold(0.4), k=3)+blocks(4)", "ete(threshold(0.4), k=3, tau=0.4)"]
+)
+@pytest.mark.parametrize("region", ["all_masked", "window_masked"])
+def test_branches_are_judged_by_their_window_alone(spec: str, region: str) -> None:
+    """A Prophet that never fires has the whole region predicted, and changes nothing."""
+    never = f"prophet(early=999, mid=999, late=999, region={region})"
+    decided = "prophet(early=999, mid=999, late=999, start=0, answer=16)"
+    for seed in range(5):
+        plain = run(spec, hashed(seed, 2.0), MASKS)
+        for more in (never, decided):
+            found = run(f"{spec}+{more}", hashed(seed, 2.0), MASKS)
+            assert found.tokens.tolist() == plain.tokens.tolist()
+            assert found.nfe == plain.nfe
+
+
 def forked(canvas: Canvas, position: int, p: float) -> Canvas:
     branch = canvas.fork()
     at = np.array([position])

@@ -105,6 +105,27 @@ def test_prophet_commits_everything_at_once(gap: float, fills: bool) -> None:
     assert (len(sampler.decide(canvas, prediction).committed) == 40) is fills
 
 
+def test_prophet_finds_the_answer_behind_given_text() -> None:
+    """5.1: it starts at the last given offset and 2."""
+    canvas, sampler = canvas_of(32, prompt=3), compose("prophet(answer=4)")
+    canvas.give(3 + 12, np.array([5, 5, 5]))
+    sampler.prepare(canvas)
+    (prophet,) = sampler.stops
+    assert prophet._span(canvas).tolist() == [19, 20, 21, 22]  # type: ignore[attr-defined]
+    everywhere = Prophet(region="all_masked")._span(canvas)
+    assert everywhere.tolist() == np.flatnonzero(canvas.masked).tolist()
+    canvas.give(33, np.array([5, 5]))  # nothing fits behind it
+    assert prophet._span(canvas).tolist() == np.flatnonzero(canvas.masked).tolist()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("how", "gap"), [("steps", 7.5), ("tokens", 5.0), (None, 5.0)])
+def test_prophet_counts_steps_or_tokens(how: str | None, gap: float) -> None:
+    canvas, part = canvas_of(100), Prophet(progress=how)
+    part.threshold(canvas)
+    canvas.masked[:50] = False
+    assert part.threshold(canvas) == gap
+
+
 @pytest.mark.parametrize(
     ("gen", "start", "threshold", "tokens", "probabilities", "size"),
     [
@@ -146,6 +167,36 @@ def test_r2_clusters_and_runs() -> None:
     assert r2(ids, [0.85, 0.82, 0.75, 0.4, 0.9, 0.6], confidence_cluster_size=3) == {0, 1, 2}
     runs = [1, 1, 2, 2, 2, 3]
     assert r2(runs, [0.5, 0.85, 0.3, 0.4, 0.7, 0.9], token_cluster="confidence") == {1}
+
+
+@pytest.mark.parametrize(
+    ("rule", "likeliest", "tokens", "p"),
+    [
+        ("confidence_cluster_size=3", [3, 1, 2], [7, 8, 9], [0.05, 0.06, 0.07]),
+        ("token_cluster='confidence'", [1, 1, 2], [MASK, 1, 9], [1, 0.9, 0.07]),
+        ("temporal_steps=1", [3, 1, 2], [3, 1, 9], [0.8, 0.9, 0.07]),
+    ],
+    ids=["cluster", "run", "streak"],
+)
+def test_r2_knows_the_probability_of_what_it_commits(
+    rule: str, likeliest: list[int], tokens: list[int], p: list[float]
+) -> None:
+    """With temperature: a neighbourhood is committed as sampled, runs and streaks as likeliest."""
+    off = ["confidence_cluster_size=None", "token_cluster=None", "temporal_steps=None"]
+    rules = [rule, *(other for other in off if other.split("=")[0] not in rule)]
+    canvas, sampler = canvas_of(3), compose(f"threshold(0.99)+r2({', '.join(rules)})")
+    sampler.prepare(canvas)
+    log = lambda x: np.log(np.array(x, np.float32))  # noqa: E731
+    decision = sampler.decide(
+        canvas,
+        Prediction(
+            np.arange(3), np.array([7, 8, 9]), log([0.05, 0.06, 0.07]),
+            max_logprob=log([0.8, 0.9, 0.85]), top_token=np.array(likeliest)[:, None],
+        ),
+    )  # fmt: skip
+    assert canvas.tokens.tolist() == tokens  # the last one is forced, as it was sampled
+    assert np.exp(canvas.logprob) == pytest.approx(p)
+    assert decision.bits == pytest.approx(-np.log2(p).sum(), rel=1e-5)
 
 
 def test_r2_commits_what_stays_the_same() -> None:
@@ -252,6 +303,21 @@ def run(spec: str, table: Any, masks: int = 16, cache: str = "none", **how: Any)
     for _ in engine.run([canvas]):
         pass
     return canvas
+
+
+def test_eb_follows_the_score() -> None:
+    """Whoever orders positions: another scorer, or a rule that wants stop ids last."""
+    row, statistics = [0.9, 0.5, 0.4], {"entropy": [1.0] * 3, "margin": [0.1, 0.2, 0.3]}
+    assert committed("eb(gamma=0)", row, **statistics) == {0}
+    assert committed("eb(gamma=0, proxy=margin)", row, **statistics) == {2}
+    assert committed("eb(gamma=0)+margin", row, **statistics) == {2}
+    sampler, canvas = (
+        compose("eb(gamma=0)+eos(eos_policy=rank_last)", stop_ids=(EOS,)),
+        canvas_of(3),
+    )
+    sampler.prepare(canvas)
+    prediction = predict(canvas, row, tokens=[EOS, 1, 1], **statistics)
+    assert set(sampler.decide(canvas, prediction).committed) == {1}
 
 
 def agreeing(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:

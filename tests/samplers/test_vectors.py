@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -99,6 +101,44 @@ def test_dream_schedule_with_more_steps_than_positions() -> None:
     assert schedule(compose("dream", options={"steps": 512}), 256).count(0) == 257
 
 
+def commits(sampler: Sampler, canvas: Canvas) -> list[list[int]]:
+    """Commits per step, block by block."""
+    counts: list[list[int]] = []
+    while canvas.masked.any():
+        if sampler.prepare(canvas):
+            row = [0.5] * len(canvas.masks())
+            decision = sampler.decide(canvas, predict(canvas, row, entropy=row))
+            counts += [[]] * (canvas.block + 1 - len(counts))
+            counts[canvas.block] = [*counts[canvas.block], len(decision.committed)]
+        canvas.step += 1
+        canvas.block_step += 1
+    return counts
+
+
+@pytest.mark.parametrize("spec", ["llada", "capped_threshold(0)+blocks"])
+def test_a_block_has_its_share_of_the_steps_whatever_is_given_in_it(spec: str) -> None:
+    """1.1: steps per block are S K / N; only the positions to share out vary."""
+    canvas = canvas_of(32)
+    canvas.give(24, np.full(4, 5))
+    found = commits(compose(spec, options={"steps": 16, "block_length": 8}), canvas)
+    assert found == [[2, 2, 2, 2]] * 3 + [[1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("steps", [4, 8])
+def test_one_position_of_a_block_is_decided_in_one_step(steps: int) -> None:
+    canvas = canvas_of(32)
+    canvas.give(8, np.full(7, 5))
+    found = commits(compose("llada", options={"steps": steps, "block_length": 8}), canvas)
+    assert found == [[8] if steps == 4 else [4, 4], [1], *[[8] if steps == 4 else [4, 4]] * 2]
+
+
+def test_a_region_cut_short_ends_in_a_block_that_has_a_step() -> None:
+    sampler, canvas = compose("llada", options={"steps": 4, "block_length": 8}), canvas_of(32)
+    sampler.prepare(canvas)
+    canvas.cut(16)  # 4 steps * 1 position / 32 is none
+    assert commits(sampler, canvas) == [[8], [8], [1]]
+
+
 def test_transfer_rates_equal_those_of_a_float32_linspace() -> None:
     import torch
 
@@ -154,6 +194,21 @@ def test_entropy_bound_takes_the_running_maximum_along_another_order() -> None:
 def test_entropy_threshold() -> None:
     assert committed("dparallel(0.5)", [0.1] * 3, entropy=[0.4, 0.6, 0.5]) == {0, 2}
     assert committed("dparallel(0.5)", [0.1] * 3, entropy=[0.9, 0.6, 0.7]) == {1}
+
+
+def test_comparators_are_those_of_the_family() -> None:
+    """G13"""
+    entropy = {"entropy": [0.5, 0.25, 0.6]}
+    for family, expected in ("llada", {0, 1}), ("dream", {1}):
+        sampler, canvas = compose("dparallel(0.5)", family=family), canvas_of(3)
+        sampler.prepare(canvas)
+        found = sampler.decide(canvas, predict(canvas, [0.1] * 3, **entropy))
+        assert set(found.committed) == expected
+        sampler, canvas = compose("klass(0.5, 0.1, history=1)", family=family), canvas_of(3)
+        sampler.prepare(canvas)
+        quiet = replace(predict(canvas, [0.5, 0.25, 0.75]), kl=np.zeros(3, np.float32))
+        ready = {2} if family == "llada" else {0, 2}
+        assert set(sampler.decide(canvas, quiet).committed) == ready
 
 
 def test_deferred_positions_are_carried_over() -> None:

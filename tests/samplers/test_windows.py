@@ -69,6 +69,15 @@ def test_eotp_cuts_at_a_sure_stop(p: float, end: int) -> None:
     assert (canvas.tokens[:4] == 1).all() and not canvas.masked[:5].any()
 
 
+def test_eotp_keeps_given_text() -> None:
+    canvas, sampler = canvas_of(10), compose("threshold(0.99)+eotp", stop_ids=(STOP,))
+    canvas.give(6, np.array([7, 8]))
+    tokens = np.array([1, 1, STOP, 1, 1, 1, 7, 8, 1, STOP])
+    step(sampler, canvas, np.full(10, 0.95), tokens)
+    assert canvas.end == 10
+    assert canvas.tokens[6:8].tolist() == [7, 8]
+
+
 def test_eotp_leaves_the_only_position_alone() -> None:
     canvas = canvas_of(1)
     sampler = compose("threshold+eotp", stop_ids=(STOP,))
