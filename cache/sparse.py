@@ -70,5 +70,6 @@ class SparseCache(Refreshing):
 def smoothed(score: FloatArray, kernel: int) -> FloatArray:
     """The maximum over ``kernel`` neighbours, same length."""
     padded = np.pad(score, kernel // 2, constant_values=-np.inf)
-    found: FloatArray = np.lib.stride_tricks.sliding_window_view(padded, kernel).max(1)
+    shifted = [padded[i : i + len(score)] for i in range(kernel)]  # also of no scores at all
+    found: FloatArray = np.max(shifted, axis=0)
     return found
