@@ -22,7 +22,7 @@ class Refreshing(Cache):
     (1 = always, i.e. exact) or after ``refresh_after`` committed tokens; None means never.
 
     Steps are counted on a fixed clock: a refresh falls on the first forward at or after each
-    multiple of ``refresh_every``.  Where several tokens are committed per step, ``refresh_after``
+    multiple of ``refresh_every``.  A refresh for another reason restarts the clock.  Where several tokens are committed per step, ``refresh_after``
     is the steadier measure.
     """
 
@@ -37,13 +37,25 @@ class Refreshing(Cache):
 
     def due(self, canvas: Canvas, slots: Slots) -> bool:
         """Whether this step refreshes; remembers when it does."""
-        undecided = int(canvas.masked.sum())
-        block, step = (canvas.block, canvas.block_step) if self.by_block else (0, canvas.step)
-        phase = block, step // self.refresh_every if self.refresh_every else 0
-        last, masks = slots.memory.get("refresh", (None, 0))
-        due = phase != last or (
-            self.refresh_after is not None and masks - undecided >= self.refresh_after
-        )
-        if due:
-            slots.memory["refresh"] = phase, undecided
-        return due
+        block, step = self._time(canvas)
+        last, start, masks = slots.memory.get("refresh", (None, 0, 0))
+        start = start if block == last else 0
+        elapsed = step - start
+        past = elapsed - elapsed % self.refresh_every if self.refresh_every else 0  # whole phases
+        if block != last or past:
+            self.restart(canvas, slots, start + int(past))
+            return True
+        commits = masks - int(canvas.masked.sum())
+        if self.refresh_after is not None and commits >= self.refresh_after:
+            self.restart(canvas, slots, step)
+            return True
+        return False
+
+    def restart(self, canvas: Canvas, slots: Slots, start: int | None = None) -> None:
+        """Count steps from ``start`` (default: this step) and commits from now on."""
+        block, step = self._time(canvas)
+        start = step if start is None else start
+        slots.memory["refresh"] = block, start, int(canvas.masked.sum())
+
+    def _time(self, canvas: Canvas) -> tuple[int, int]:
+        return (canvas.block, canvas.block_step) if self.by_block else (0, canvas.step)
