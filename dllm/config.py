@@ -22,9 +22,10 @@ class GenerationConfig:
     ``cfg_scale`` > 0: classifier-free guidance, two lanes per row.  ``eos_policy``: what a stop id
     does (see `dllm.samplers.eos`).  ``stop_strings`` end the text where they first appear.
     ``seed``: all random choices are a function of it, the prompt's repetition count, position and
-    step.  ``max_batch_tokens``: most token positions fed to the model at once.  ``top_candidates``: record that many candidates
-    per prediction.  ``cuda_graphs``: pad cached steps to a few sizes and replay each as one CUDA
-    graph; off a GPU the padded steps run as they are.  ``compile``: pass the network of such steps
+    step.  ``max_batch_tokens``: most token positions fed to the model at once.
+    ``top_candidates``: record that many candidates per prediction.  ``cuda_graphs``: pad cached
+    steps to a few sizes and replay each as one CUDA graph; off a GPU the padded steps run as they
+    are.  ``compile``: pass the network of such steps
     through `torch.compile`.  ``suppress_mask=False`` lets the model propose [MASK], as most
     official code does: only for exact reproduction of its probabilities.  ``constraints`` fixes
     parts of the answer: offset from its start -> token id, or text whose tokens stand from there
