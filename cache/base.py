@@ -100,7 +100,8 @@ class Layer(Protocol):
         """After the attention: what computed positions attend to, mean over heads, (n, N)."""
 
     def key_importance(self, queries: IntArray, keys: IntArray) -> FloatArray:
-        """After the attention: product of the mean query with each key, mean over heads, (m,)."""
+        """After the attention: product of the mean query with each key, mean over heads, (m,);
+        -inf where no query attends."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ class Refreshing(Cache):
     (1 = always, i.e. exact) or after ``refresh_after`` committed tokens; None means never.
 
     Steps are counted on a fixed clock: a refresh falls on the first forward at or after each
-    multiple of ``refresh_every``.  A refresh for another reason restarts the clock.  Where several tokens are committed per step, ``refresh_after``
-    is the steadier measure.
+    multiple of ``refresh_every``.  A refresh for another reason restarts the clock.  Where several
+    tokens are committed per step, ``refresh_after`` is the steadier measure.
     """
 
     refresh_every: int | None = None

@@ -62,7 +62,9 @@ class SparseCache(Refreshing):
             return
         block = np.arange(*canvas.window)
         outside = np.setdiff1d(np.arange(canvas.length), block, assume_unique=True)
-        score = smoothed(layer.key_importance(block, outside), self.kernel)
+        importance = layer.key_importance(block, outside)
+        seen = importance > -np.inf
+        outside, score = outside[seen], smoothed(importance[seen], self.kernel)
         kept = np.argsort(-score, kind="stable")[: int(self.retain * len(outside))]
         layer.memory[layer.index] = outside[np.sort(kept)]
 
