@@ -10,8 +10,8 @@ from ..errors import ConfigError
 from .base import Cache, Slots
 
 
-def check_interval(name: str, value: int | None) -> None:
-    """An interval is at least 1, or None for never."""
+def check_interval(name: str, value: float | None) -> None:
+    """An interval is at least 1, infinite for never; None is open, and never if it stays so."""
     if value is not None and value < 1:
         raise ConfigError(f"{name} must be at least 1, not {value}")
 
@@ -19,15 +19,16 @@ def check_interval(name: str, value: int | None) -> None:
 @dataclass(frozen=True)
 class Refreshing(Cache):
     """A cache that recomputes everything in its first step, then every ``refresh_every`` steps
-    (1 = always, i.e. exact) or after ``refresh_after`` committed tokens; None means never.
+    (1 = always, i.e. exact) or after ``refresh_after`` committed tokens; ``inf`` means never, None
+    what the paper uses for the model's family, which is never where the cache names nothing.
 
     Steps are counted on a fixed clock: a refresh falls on the first forward at or after each
     multiple of ``refresh_every``.  A refresh for another reason restarts the clock.  Where several
     tokens are committed per step, ``refresh_after`` is the steadier measure.
     """
 
-    refresh_every: int | None = None
-    refresh_after: int | None = None
+    refresh_every: float | None = None
+    refresh_after: float | None = None
 
     by_block: ClassVar[bool] = False  # refresh at every block opening and count from there
 

@@ -40,7 +40,7 @@ class WindowDiffusion(Refreshing):
         "dream": {"window": 128, "far": False},
     }
 
-    refresh_every: int | None = 32
+    refresh_every: float | None = 32
     active: int = 16
     window: int | None = None
     far: bool | None = None
