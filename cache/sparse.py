@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, FloatArray, IntArray
-from ..capabilities import BRANCHES
+from ..capabilities import BRANCHES, WHOLE_REGION
 from ..errors import ConfigError
 from .base import BLOCK, Layer, LayerPlan, Plan, Slots, everything, register
 from .refresh import Refreshing
@@ -29,7 +29,7 @@ class SparseCache(Refreshing):
     Fewer keys are read; the buffer still holds all of them, so no memory is saved here.
     """
 
-    offers = BLOCK - {BRANCHES}
+    offers = BLOCK - {BRANCHES, WHOLE_REGION}
     by_block = True
     layerwise = True
 
