@@ -19,7 +19,9 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import (
     BRANCHES,
+    FRESH_LOGITS,
     REGION_LOGITS,
+    WHOLE_REGION,
     WINDOW_LOGITS,
     Capability,
 )
@@ -27,9 +29,11 @@ from ..errors import ConfigError
 from ..registry import Registry
 from ..spec import FamilyDefaults, arguments, fill_open, parse
 
-# What caches offer that serve whatever is asked, by computing more where they must: BLOCK those
-# that plan for the window, REGION those that compute all masks anyway.
-BLOCK = frozenset({WINDOW_LOGITS, BRANCHES})
+# What caches offer: SOME those that answer part of what is asked.  The others serve all of it, by
+# computing more where they must: BLOCK those that plan for the window, REGION those that compute
+# all masks anyway.
+SOME = frozenset({FRESH_LOGITS, WHOLE_REGION})
+BLOCK = SOME | {WINDOW_LOGITS, BRANCHES}
 REGION = BLOCK | {REGION_LOGITS}
 
 
@@ -100,7 +104,8 @@ class Layer(Protocol):
         """After the attention: what computed positions attend to, mean over heads, (n, N)."""
 
     def key_importance(self, queries: IntArray, keys: IntArray) -> FloatArray:
-        """After the attention: product of the mean query with each key, mean over heads, (m,)."""
+        """After the attention: product of the mean query with each key, mean over heads, (m,);
+        -inf where no query attends."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class Cache:
     paper: ClassVar[str] = ""
     arxiv: ClassVar[str] = ""
     needs: ClassVar[frozenset[Capability]] = frozenset()
-    offers: ClassVar[frozenset[Capability]] = frozenset()
+    offers: ClassVar[frozenset[Capability]] = SOME
     stores: ClassVar[bool] = True
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None

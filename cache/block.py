@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
+from ..capabilities import COMMITTED_LOGITS
 from .base import BLOCK, REGION, Plan, Slots, everything, register
 from .refresh import Refreshing
 
@@ -38,7 +39,7 @@ class BlockCache(Refreshing):
 class PrefixCache(BlockCache):
     """Freeze everything left of the open block; recompute from its start to the end."""
 
-    offers = REGION
+    offers = REGION | {COMMITTED_LOGITS}
 
     def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
         return canvas.window[0], canvas.length

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..canvas import Canvas, FloatArray, IntArray
+from ..capabilities import WHOLE_REGION
 from ..errors import ConfigError
-from .base import Layer, Plan, Slots, everything, register
+from .base import SOME, Layer, Plan, Slots, everything, register
 from .refresh import Refreshing
 
 
@@ -31,6 +32,7 @@ class D2Cache(Refreshing):
     something else.  Needs room for the attention of all layers, L x Q x N, in the host's memory.
     """
 
+    offers = SOME - {WHOLE_REGION}
     layerwise = True
 
     k: int = 32

@@ -9,12 +9,14 @@ every position has its own slot and nothing moves.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import FORESIGHT
 from ..errors import ConfigError, UnknownNameError
+from ..spec import FamilyDefaults
 from .base import REGION, Plan, Slots, everything, register
 from .refresh import Refreshing
 
@@ -28,15 +30,20 @@ OFFICIAL = ("llada", "un", "un_right")
 class DKVDecode(Refreshing):
     """Compute what is undecided and what was decided in the last step (dKV-Cache-Decode).
 
-    ``refresh_every``: 8 in the paper's LLaDA runs, 4 for Dream.  ``official`` reproduces released
-    code: "llada" starts over when a block opens and computes all in the block's second step too;
-    "un" and "un_right" are rules for shifted logits, by which a position may rest once its right
-    neighbour is decided ("un", which freezes positions that still hold [MASK]) or once both are.
+    ``refresh_every``: by family 8 (LLaDA) or 4 (Dream), as in the paper's runs.  ``official``
+    reproduces released code: "llada" starts over when a block opens and computes all in the block's
+    second step too; "un" and "un_right" are rules for shifted logits, by which a position may rest
+    once its right neighbour is decided ("un", which freezes positions that still hold [MASK]) or
+    once both are.
     """
 
     offers = REGION
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"refresh_every": 8},
+        "dream": {"refresh_every": 4},
+    }
 
-    refresh_every: int | None = 8
+    refresh_every: float | None = None
     official: str | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +102,9 @@ class DKVPD(DKVDecode):
     ``refresh_every`` (4 in the paper) recomputes all but the prompt.
     """
 
-    refresh_every: int | None = 4
+    family_defaults: ClassVar[FamilyDefaults] = {}
+
+    refresh_every: float | None = 4
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         compute, start = self.undecided(canvas, slots), first_row(canvas, slots)
@@ -120,7 +129,7 @@ class DKVGreedy(Refreshing):
     needs = frozenset({FORESIGHT})
     by_block = True
 
-    refresh_every: int | None = 2
+    refresh_every: float | None = 2
     window: int = 4
     center: str = "next"
 

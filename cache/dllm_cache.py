@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import BRANCHES
+from ..capabilities import BRANCHES, COMMITTED_LOGITS, FRESH_LOGITS
 from ..errors import ConfigError
+from ..spec import FamilyDefaults
 from .base import REGION, Cache, Layer, LayerPlan, Plan, Slots, register
 from .refresh import check_interval
 
@@ -25,19 +27,26 @@ class DLLMCache(Cache):
 
     Every position has a current hidden state at every layer; a layer adds to those it does not
     compute what it added to them last time.  The first layer is always computed in full.  Defaults
-    are the paper's for LLaDA on GSM8K (50, 7, 0.25); 1, 1 is exact.  ``force_pending`` (default)
+    are the paper's for instruct models on GSM8K: 50, 7 for LLaDA, 25, 2 for Dream (whose base
+    model takes 100, 8), and 0.25; 1, 1 is exact, ``inf`` is never.  ``force_pending`` (default)
     also recomputes positions that have just changed; the released code trusts that their values
     moved enough.  With shifted logits the prompt's last position belongs to the response.
 
     The keys, values and changes of all positions are kept: more memory than other caches.
     """
 
-    offers = REGION - {BRANCHES}
+    # rows that a layer does not compute look converged
+    offers = REGION - {BRANCHES, FRESH_LOGITS} | {COMMITTED_LOGITS}
     layerwise = True
     keeps = "change"
 
-    prompt_every: int = 50
-    response_every: int = 7
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"prompt_every": 50, "response_every": 7},
+        "dream": {"prompt_every": 25, "response_every": 2},
+    }
+
+    prompt_every: float | None = None
+    response_every: float | None = None
     ratio: float = 0.25
     force_pending: bool = True
 
@@ -48,6 +57,7 @@ class DLLMCache(Cache):
             raise ConfigError(f"ratio must lie in [0, 1], not {self.ratio}")
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        assert self.prompt_every and self.response_every, "compose sets open fields"
         phases = canvas.step // self.prompt_every, canvas.step // self.response_every
         last = slots.memory.get("phases", (None, None))
         due = phases[0] != last[0], phases[1] != last[1]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..canvas import Canvas, IntArray
+from ..capabilities import WHOLE_REGION
 from ..errors import ConfigError
-from .base import Layer, LayerPlan, Plan, Slots, everything, register
+from .base import SOME, Layer, LayerPlan, Plan, Slots, everything, register
 from .refresh import Refreshing
 
 NEVER = 2**31
@@ -31,6 +32,7 @@ class ElasticCache(Refreshing):
     second step under watch on.
     """
 
+    offers = SOME - {WHOLE_REGION}
     layerwise = True
     keeps = "input"
 

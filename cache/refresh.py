@@ -10,8 +10,8 @@ from ..errors import ConfigError
 from .base import Cache, Slots
 
 
-def check_interval(name: str, value: int | None) -> None:
-    """An interval is at least 1, or None for never."""
+def check_interval(name: str, value: float | None) -> None:
+    """An interval is at least 1, infinite for never; None is open, and never if it stays so."""
     if value is not None and value < 1:
         raise ConfigError(f"{name} must be at least 1, not {value}")
 
@@ -19,15 +19,16 @@ def check_interval(name: str, value: int | None) -> None:
 @dataclass(frozen=True)
 class Refreshing(Cache):
     """A cache that recomputes everything in its first step, then every ``refresh_every`` steps
-    (1 = always, i.e. exact) or after ``refresh_after`` committed tokens; None means never.
+    (1 = always, i.e. exact) or after ``refresh_after`` committed tokens; ``inf`` means never, None
+    what the paper uses for the model's family, which is never where the cache names nothing.
 
     Steps are counted on a fixed clock: a refresh falls on the first forward at or after each
-    multiple of ``refresh_every``.  Where several tokens are committed per step, ``refresh_after``
-    is the steadier measure.
+    multiple of ``refresh_every``.  A refresh for another reason restarts the clock.  Where several
+    tokens are committed per step, ``refresh_after`` is the steadier measure.
     """
 
-    refresh_every: int | None = None
-    refresh_after: int | None = None
+    refresh_every: float | None = None
+    refresh_after: float | None = None
 
     by_block: ClassVar[bool] = False  # refresh at every block opening and count from there
 
@@ -37,13 +38,25 @@ class Refreshing(Cache):
 
     def due(self, canvas: Canvas, slots: Slots) -> bool:
         """Whether this step refreshes; remembers when it does."""
-        undecided = int(canvas.masked.sum())
-        block, step = (canvas.block, canvas.block_step) if self.by_block else (0, canvas.step)
-        phase = block, step // self.refresh_every if self.refresh_every else 0
-        last, masks = slots.memory.get("refresh", (None, 0))
-        due = phase != last or (
-            self.refresh_after is not None and masks - undecided >= self.refresh_after
-        )
-        if due:
-            slots.memory["refresh"] = phase, undecided
-        return due
+        block, step = self._time(canvas)
+        last, start, masks = slots.memory.get("refresh", (None, 0, 0))
+        start = start if block == last else 0
+        elapsed = step - start
+        past = elapsed - elapsed % self.refresh_every if self.refresh_every else 0  # whole phases
+        if block != last or past:
+            self.restart(canvas, slots, start + int(past))
+            return True
+        commits = masks - int(canvas.masked.sum())
+        if self.refresh_after is not None and commits >= self.refresh_after:
+            self.restart(canvas, slots, step)
+            return True
+        return False
+
+    def restart(self, canvas: Canvas, slots: Slots, start: int | None = None) -> None:
+        """Count steps from ``start`` (default: this step) and commits from now on."""
+        block, step = self._time(canvas)
+        start = step if start is None else start
+        slots.memory["refresh"] = block, start, int(canvas.masked.sum())
+
+    def _time(self, canvas: Canvas) -> tuple[int, int]:
+        return (canvas.block, canvas.block_step) if self.by_block else (0, canvas.step)

@@ -41,7 +41,7 @@ class DSBCache(Refreshing):
 
     offers = BLOCK
 
-    refresh_after: int | None = 32
+    refresh_after: float | None = 32
     before: int = 24
     after: int = 0
 
@@ -72,7 +72,7 @@ class DCDCache(Refreshing):
     (their ``refresh_count``, 16 or 32).
     """
 
-    refresh_after: int | None = 32
+    refresh_after: float | None = 32
     delay: int = 2
     mode: str = "dual"
 

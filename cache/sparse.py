@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, FloatArray, IntArray
-from ..capabilities import BRANCHES
+from ..capabilities import BRANCHES, WHOLE_REGION
 from ..errors import ConfigError
 from .base import BLOCK, Layer, LayerPlan, Plan, Slots, everything, register
 from .refresh import Refreshing
@@ -29,7 +29,7 @@ class SparseCache(Refreshing):
     Fewer keys are read; the buffer still holds all of them, so no memory is saved here.
     """
 
-    offers = BLOCK - {BRANCHES}
+    offers = BLOCK - {BRANCHES, WHOLE_REGION}
     by_block = True
     layerwise = True
 
@@ -62,7 +62,9 @@ class SparseCache(Refreshing):
             return
         block = np.arange(*canvas.window)
         outside = np.setdiff1d(np.arange(canvas.length), block, assume_unique=True)
-        score = smoothed(layer.key_importance(block, outside), self.kernel)
+        importance = layer.key_importance(block, outside)
+        seen = importance > -np.inf
+        outside, score = outside[seen], smoothed(importance[seen], self.kernel)
         kept = np.argsort(-score, kind="stable")[: int(self.retain * len(outside))]
         layer.memory[layer.index] = outside[np.sort(kept)]
 
@@ -70,5 +72,6 @@ class SparseCache(Refreshing):
 def smoothed(score: FloatArray, kernel: int) -> FloatArray:
     """The maximum over ``kernel`` neighbours, same length."""
     padded = np.pad(score, kernel // 2, constant_values=-np.inf)
-    found: FloatArray = np.lib.stride_tricks.sliding_window_view(padded, kernel).max(1)
+    shifted = [padded[i : i + len(score)] for i in range(kernel)]  # also of no scores at all
+    found: FloatArray = np.max(shifted, axis=0)
     return found

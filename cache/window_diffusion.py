@@ -40,7 +40,7 @@ class WindowDiffusion(Refreshing):
         "dream": {"window": 128, "far": False},
     }
 
-    refresh_every: int | None = 32
+    refresh_every: float | None = 32
     active: int = 16
     window: int | None = None
     far: bool | None = None
@@ -68,6 +68,8 @@ class WindowDiffusion(Refreshing):
             phase = slots.memory["phase"] = canvas.masked.copy(), window
         if phase is None or (not self.official and not np.isin(active[-1], phase[1])):
             slots.memory.pop("phase", None)
+            if not due:
+                self.restart(canvas, slots)
             if self.far:
                 return everything(canvas)
             near = slots.memory["near"] = self._near(canvas, masks)

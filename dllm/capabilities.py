@@ -40,6 +40,10 @@ REGION_LOGITS = Capability(
 )
 WINDOW_LOGITS = Capability("predictions of the whole window at every step", "a cache", NO_CACHE)
 COMMITTED_LOGITS = Capability("predictions of decided positions at every step", "a cache", NO_CACHE)
+FRESH_LOGITS = Capability("predictions that every step computes anew", "a cache", NO_CACHE)
+WHOLE_REGION = Capability(
+    "choices among the whole region", "a cache", "use a window of blocks, or cache='none'"
+)
 BRANCHES = Capability("several continuations of a row in one forward", "a cache", NO_CACHE)
 SLIDING_BRANCHES = Capability(
     "branches whose windows slide, each computed anew", "a cache", f"{NO_CACHE} or blocks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -17,13 +18,14 @@ class GenerationConfig:
     checkpoint recommends, else 128 or what is left of the context.  ``min_new_tokens``: stop ids
     are not proposed among the first that many positions.  ``steps`` and ``block_length`` go to the
     parts of the sampler that have such a field; None leaves their default.  ``temperature`` 0 is
-    greedy; ``top_p``, ``top_k`` (0 = off) filter proposals.  ``cfg_scale`` > 0: classifier-free
-    guidance, two lanes per row.  ``eos_policy``: what a stop id does (see `dllm.samplers.eos`).
-    ``stop_strings`` end the text where they first appear.  ``seed``: all random choices are a
-    function of it, the prompt's repetition count, position and step.  ``max_batch_tokens``: most
-    token positions fed to the model at once.  ``top_candidates``: record that many candidates
-    per prediction.  ``cuda_graphs``: pad cached steps to a few sizes and replay each as one CUDA
-    graph; off a GPU the padded steps run as they are.  ``compile``: pass the network of such steps
+    greedy, and so is anything below 1e-6; ``top_p``, ``top_k`` (0 = off) filter proposals.
+    ``cfg_scale`` > 0: classifier-free guidance, two lanes per row.  ``eos_policy``: what a stop id
+    does (see `dllm.samplers.eos`).  ``stop_strings`` end the text where they first appear.
+    ``seed``: all random choices are a function of it, the prompt's repetition count, position and
+    step.  ``max_batch_tokens``: most token positions fed to the model at once.
+    ``top_candidates``: record that many candidates per prediction.  ``cuda_graphs``: pad cached
+    steps to a few sizes and replay each as one CUDA graph; off a GPU the padded steps run as they
+    are.  ``compile``: pass the network of such steps
     through `torch.compile`.  ``suppress_mask=False`` lets the model propose [MASK], as most
     official code does: only for exact reproduction of its probabilities.  ``constraints`` fixes
     parts of the answer: offset from its start -> token id, or text whose tokens stand from there
@@ -79,6 +81,8 @@ class GenerationConfig:
             return
         if isinstance(value, bool) or not isinstance(value, int if integral else int | float):
             raise ConfigError(f"{name} must be a number, not {value!r}")
+        if not math.isfinite(value):
+            raise ConfigError(f"{name} must be finite, not {value}")
         if value < least:
             raise ConfigError(f"{name} must be at least {least}, not {value}")
 

@@ -49,6 +49,7 @@ class Forward:
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self.static: Static | None = None
+        self._tempered = model.facts.score_source == "tempered"
         self._compares = "kl" in sampler.statistics
         # At temperature 0 the proposal itself is the likeliest token.
         clean_top = int("top_token" in sampler.statistics and config.temperature > 0)
@@ -150,29 +151,44 @@ class Forward:
                 hidden = self.backbone(**inputs, watch=self.hook.watch).last_hidden_state[0]
         return hidden
 
+    def _banned_rows(self, jobs: list[Job], count: int) -> torch.Tensor | None:
+        """Which of the banned ids are so in each row, (R, n) bool; None: all of them."""
+        if not self._conditional_bans:
+            return None
+        short = [j.asked < j.canvas.start + self.config.min_new_tokens for j in jobs]
+        rows = np.ones((count, len(self._banned)), np.bool_)
+        rows[:, -self._conditional_bans :] = np.concatenate(short)[:, None]
+        return torch.from_numpy(rows).to(self.device)
+
     def _statistics(self, jobs: list[Job], hidden: torch.Tensor) -> TokenStatistics:
         config = self.config
-        banned_rows = keys = None
-        if self._conditional_bans:
-            short = [j.asked < j.canvas.start + config.min_new_tokens for j in jobs]
-            rows = np.ones((len(hidden), len(self._banned)), np.bool_)
-            rows[:, -self._conditional_bans :] = np.concatenate(short)[:, None]
-            banned_rows = torch.from_numpy(rows).to(hidden.device)
+        keys = None
         if config.temperature:
             keys = noise_keys(jobs, config.seed).to(hidden.device)
         return token_statistics(
             hidden,
             self.head,
             banned=self._banned,
-            banned_rows=banned_rows,
+            banned_rows=self._banned_rows(jobs, len(hidden)),
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
-            tempered=self.model.facts.score_source == "tempered",
+            tempered=self._tempered,
             noise_keys=keys,
             top=self._top,
             needs=self.sampler.statistics,
         )
+
+    def _clean(
+        self, jobs: list[Job], hidden: torch.Tensor, found: TokenStatistics
+    ) -> TokenStatistics:
+        """Tokens with log-probabilities of the clean distribution: ``found`` unless it describes
+        what temperature and filters leave."""
+        config = self.config
+        if not self._tempered or not (config.temperature or config.top_p < 1 or config.top_k):
+            return found
+        rows = self._banned_rows(jobs, len(hidden))
+        return token_statistics(hidden, self.head, banned=self._banned, banned_rows=rows, needs=())
 
     def _share(
         self, jobs: list[Job], hidden: torch.Tensor, raw: TokenStatistics, found: TokenStatistics
@@ -180,17 +196,17 @@ class Forward:
         """Each job's part of the statistics, on the device ``raw`` and on the host ``found``."""
         shares: list[Predictions] = []
         at = 0
-        for job in jobs:
+        asks = [self.sampler.asks(job.canvas, job.targets) for job in jobs]
+        if any(asks) or any(job.shadow.size for job in jobs):
+            raw = self._clean(jobs, hidden, raw)
+        for job, wanted in zip(jobs, asks, strict=True):
             here = slice(at, at + len(job.targets))
             at = here.stop + len(job.shadow)
             kl = None
             if self._compares:
                 job.logprobs = log_probabilities(hidden[here], self.head, self._banned)
                 kl = divergence(job.targets, job.logprobs, job.row.previous)
-            asked = {
-                name: self._logprobs(hidden, raw, here, ids)
-                for name, ids in self.sampler.asks(job.canvas, job.targets).items()
-            }
+            asked = {name: self._logprobs(hidden, raw, here, ids) for name, ids in wanted.items()}
             shadow = None
             if job.shadow.size:
                 there = slice(here.stop, at)
@@ -203,7 +219,7 @@ class Forward:
     def _logprobs(
         self, hidden: torch.Tensor, raw: TokenStatistics, here: slice, ids: IntArray
     ) -> FloatArray:
-        """(n, m) log-probabilities of ``ids``."""
+        """(n, m) clean log-probabilities of ``ids``, beside the clean statistics ``raw``."""
         wanted = torch.from_numpy(ids).to(hidden.device)
         return logprobs_of(
             hidden[here], self.head, wanted, raw.token[here], raw.logprob[here]

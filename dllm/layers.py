@@ -203,6 +203,7 @@ class View:
         k = k[:, self._indices(self._piece.slots(read))].float()
         k = k.repeat_interleave(len(q) // len(k), dim=0)
         scores = q @ k.transpose(1, 2) * self._hook.module.self_attn.scaling
+        scores.masked_fill_(self._unseen(queries, read), -torch.inf)
         found = np.zeros((len(queries), length), np.float32)
         found[:, read] = _numpy(scores.softmax(-1).mean(0))
         return found
@@ -211,7 +212,17 @@ class View:
         q = self._queries(queries).mean(1)
         k = self._hook.keys[0][:, self._indices(self._piece.slots(keys))].float()
         k = k.repeat_interleave(len(q) // len(k), dim=0)
-        return _numpy((k @ q[:, :, None]).squeeze(-1).mean(0))
+        found = (k @ q[:, :, None]).squeeze(-1).mean(0)
+        return _numpy(found.masked_fill_(self._unseen(queries[-1:], keys)[0], -torch.inf))
+
+    def _unseen(self, queries: IntArray, keys: IntArray) -> Tensor:
+        """(n, m) bool: keys in later blocks than the query, where attention is block-causal."""
+        grid = self._hook.grid
+        if grid is None:
+            hidden = np.zeros((len(queries), len(keys)), np.bool_)
+        else:
+            hidden = keys // grid > queries[:, None] // grid
+        return torch.from_numpy(hidden).to(self._hook.inputs.device)
 
     def _queries(self, positions: IntArray) -> Tensor:
         """(H, n, dh) float32 of computed positions."""

@@ -129,7 +129,7 @@ def pack(
             if job.shadow.size:
                 ids.append(np.full(len(job.shadow), job.canvas.mask_id))
                 positions.append(job.shadow)
-                segments.append(_shadow(queries, job.shadow, device))
+                segments.append(_shadow(queries, job.shadow, device, grid))
                 scored[lane].append(at + np.arange(len(job.shadow)))
                 at += len(job.shadow)
     return Packed(
@@ -141,11 +141,15 @@ def pack(
     )
 
 
-def _shadow(row: slice, shadow: IntArray, device: torch.device) -> Segment:
-    """Shadow tokens behind their row see the row but their own position, and one another."""
+def _shadow(row: slice, shadow: IntArray, device: torch.device, grid: int | None) -> Segment:
+    """Shadow tokens behind their row see the row but their own position, and one another; with a
+    ``grid`` no later block."""
     length, count = row.stop - row.start, len(shadow)
     hidden = np.zeros((count, length + count), np.float32)
     hidden[np.arange(count), shadow] = -np.inf
+    if grid is not None:
+        blocks = np.concatenate([np.arange(length), shadow]) // grid
+        hidden[blocks > shadow[:, None] // grid] = -np.inf
     keys = slice(row.start, row.stop + count)
     return Segment(
         slice(row.stop, row.stop + count), keys, mask=torch.from_numpy(hidden).to(device)

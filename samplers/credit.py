@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..canvas import Canvas, FloatArray, IntArray
-from ..capabilities import GREEDY
+from ..capabilities import FRESH_LOGITS, GREEDY
 from ..errors import ConfigError
 from .base import Prediction, Transform
 from .compose import register
@@ -48,7 +48,7 @@ class Credit(Transform):
     those of the model.  Only ids that have credit are looked up, not the vocabulary.
     """
 
-    needs = frozenset({GREEDY})
+    needs = frozenset({GREEDY, FRESH_LOGITS})
     statistics = frozenset({"max_logprob"})
 
     credit_alpha: float = 0.7

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray
-from ..capabilities import PROBABILITY
+from ..capabilities import FRESH_LOGITS, PROBABILITY
 from ..errors import ConfigError, UnknownNameError
 from ..spec import FamilyDefaults
 from .base import Part, Selector, View, top
@@ -38,7 +38,7 @@ class KLASS(Selector):
     memory: one float32 distribution over the vocabulary per undecided position of the window.
     """
 
-    needs = frozenset({PROBABILITY})
+    needs = frozenset({PROBABILITY, FRESH_LOGITS})
     statistics = frozenset({"kl"})
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"tau": 0.6, "kappa": 0.015, "inclusive": False},

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import PROBABILITY
+from ..capabilities import FRESH_LOGITS, PROBABILITY
 from ..errors import ConfigError, UnknownNameError
 from .base import NOTHING, Part, Selector, View
 from .compose import register
@@ -70,7 +70,7 @@ class R2(Selector):
     first commits are those of ``threshold``; the published speed needs fine-tuned checkpoints.
     """
 
-    needs = frozenset({PROBABILITY})
+    needs = frozenset({PROBABILITY, FRESH_LOGITS})
     statistics = frozenset({"max_logprob", "top_token"})
     extends = True
 

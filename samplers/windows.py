@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import FIXED_WINDOW, PLACED
+from ..capabilities import FIXED_WINDOW, PLACED, WHOLE_REGION
 from ..errors import ConfigError
 from .base import View, Window
 from .compose import register
@@ -54,6 +54,7 @@ class StaticBlocks(Window):
 class WholeRegion(Window):
     """Every undecided position of the region, from the first step on."""
 
+    needs = frozenset({WHOLE_REGION})
     offers = frozenset({FIXED_WINDOW, PLACED})
 
     def advance(self, canvas: Canvas) -> None:

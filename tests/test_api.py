@@ -157,6 +157,8 @@ def test_a_trace_is_plain_json(tiny: dllm.DiffusionModel, tmp_path: Path) -> Non
         (PROMPT, {"max_new_tokens": 0}, ConfigError, "at least 1"),
         (PROMPT, {"max_new_tokens": 2.5}, ConfigError, "must be a number"),
         (PROMPT, {"temperature": -1}, ConfigError, "at least 0"),
+        (PROMPT, {"temperature": float("inf")}, ConfigError, "must be finite"),
+        (PROMPT, {"temperature": float("nan")}, ConfigError, "must be finite"),
         (PROMPT, {"top_p": 0}, ConfigError, "top_p"),
         (PROMPT, {"min_new_tokens": 9, "max_new_tokens": 8}, ConfigError, "exceeds"),
         (PROMPT, {"stop_strings": ""}, ConfigError, "empty"),

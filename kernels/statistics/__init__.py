@@ -26,7 +26,7 @@ from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
 from .heads import Head, Share, split_linear
-from .result import OPTIONAL, Options, TokenStatistics, check
+from .result import COLDEST, OPTIONAL, Options, TokenStatistics, check
 
 __all__ = [
     "Head",
@@ -82,10 +82,11 @@ def token_statistics(
     which rows (default: all).  A tensor on another device than the CPU costs a synchronisation.
     ``vocab_size`` bans all ids from it on, e.g. padding rows of an embedding.
 
-    The proposal is the most likely token (ties: lowest id) at ``temperature`` 0, otherwise a
-    sample: temperature, then ``top_p`` (the token that crosses it stays; >= 1 is off), then
-    ``top_k`` (ties with the k-th stay; 0 is off), then the argmax under Gumbel noise keyed by
-    ``noise_keys`` (R, 4) int64 = (seed, stream, position, step), see `dllm.kernels.noise`.
+    The proposal is the most likely token (ties: lowest id) at ``temperature`` 0, which any below
+    1e-6 is taken for, otherwise a sample: temperature, then ``top_p`` (the token that crosses it
+    stays; >= 1 is off), then ``top_k`` (ties with the k-th stay; 0 is off), then the argmax under
+    Gumbel noise keyed by ``noise_keys`` (R, 4) int64 = (seed, stream, position, step), see
+    `dllm.kernels.noise`.
 
     Log-probabilities, margin, entropy and top describe the clean distribution: after bans, before
     temperature and filters.  With ``tempered`` they describe the one after temperature (if > 0)
@@ -98,8 +99,8 @@ def token_statistics(
     never in memory), "torch" (any device, a tile of logits at a time), "naive" (the float64
     oracle); "auto" takes "triton" on a GPU that has it, else "torch".
 
-    Raises `ConfigError` for negative options, for noise keys that are missing or misshapen, and
-    where the backend cannot run.
+    Raises `ConfigError` for negative options, a temperature that is not finite, for noise keys
+    that are missing or misshapen, and where the backend cannot run.
     """
     wanted = OPTIONAL if needs is None else frozenset(needs)
     options = _options(temperature, top_p, top_k, tempered, top, wanted)
@@ -153,6 +154,7 @@ def _options(
     needs: frozenset[str],
 ) -> Options:
     """The same few options come back at every step."""
+    temperature = 0.0 if 0 < temperature < COLDEST else temperature
     return Options(temperature, top_p, top_k, tempered, top, needs)
 
 

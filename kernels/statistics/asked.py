@@ -16,8 +16,8 @@ def logprobs_of(
 ) -> torch.Tensor:
     """(R, m) float32 clean log-probabilities of ``ids`` (R, m) for hidden rows (R, d).
 
-    ``token`` and ``logprob`` (R,) are a proposal and its log-probability: they fix the
-    normalisation, so that only m + 1 logits per row are computed.
+    ``token`` and ``logprob`` (R,) are a proposal and its clean log-probability (before temperature
+    and filters): they fix the normalisation, so that only m + 1 logits per row are computed.
     """
     wanted = torch.cat([ids, token[:, None].to(ids.device)], 1)
     linear = plain_linear(head)

@@ -38,7 +38,7 @@ class Candidates:
         """From the lists (S, R, K) int64 of `tiles.partials`; ``size`` ids in all."""
         border = keys.amin(2).amax(0).unsqueeze(1)
         flat = keys.transpose(0, 1).flatten(1)
-        flat = flat.topk(min(MOST, flat.shape[1]), dim=1).values
+        flat = flat.topk(min(MOST, size, flat.shape[1]), dim=1).values
         real = flat >= _NOTHING
         ordered = (flat >> 32).to(torch.int32)
         logit = (ordered ^ ((ordered >> 31) & _FLIP)).view(torch.float32)

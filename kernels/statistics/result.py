@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
@@ -15,6 +16,8 @@ Array: TypeAlias = Any
 
 # takes the tensors of this process, returns those of all
 Gather: TypeAlias = Callable[[Sequence[torch.Tensor]], list[list[torch.Tensor]]]
+
+COLDEST = 1e-6  # below it noise would decide between logits that differ by rounding only
 
 OPTIONAL = frozenset({"margin", "gap", "entropy", "max_logprob"})
 
@@ -119,10 +122,11 @@ class Options:
 
 def check(options: Options, noise_keys: torch.Tensor | None, rows: int) -> None:
     """Refuse what would otherwise give a wrong answer."""
-    if options.temperature < 0 or options.top_k < 0 or options.top < 0:
+    finite = 0 <= options.temperature < math.inf
+    if not finite or options.top_k < 0 or options.top < 0:
         raise ConfigError(
             f"temperature={options.temperature}, top_k={options.top_k}, top={options.top}: "
-            "expected numbers >= 0 (0 switches each of them off)"
+            "expected finite numbers >= 0 (0 switches each of them off)"
         )
     if options.temperature > 0 and (noise_keys is None or noise_keys.shape != (rows, 4)):
         given = "none" if noise_keys is None else tuple(noise_keys.shape)

@@ -92,7 +92,7 @@ class Pass:
     def listed(self) -> int:
         """How many candidates a split keeps, a power of two or 0."""
         if self.options.filters:
-            return LISTED
+            return max(LISTED, _power(self.options.top))
         return _power(min(self.options.top, self.size)) if self.options.top else 0
 
     def partials(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

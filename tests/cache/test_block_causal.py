@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import dllm
+from dllm.cache import Plan, Slots
+from dllm.canvas import Canvas
+from dllm.layers import View
+from dllm.packing import Job, Row, pack
 
 MASK, GRID = 63, 4
 SHAPE: dict[str, Any] = {
@@ -121,6 +126,61 @@ def test_other_caches_run_and_bidirectional_models_refuse_it(
         run(dllm.load(golden), PROMPTS[0], "llada", "block")
     config = json.loads((folder / "config.json").read_text())
     assert {"block_size", "bd_size"} & set(config)
+
+
+LAYERWISE = ["dllm_cache(4, 2)", "sparse", "d2(k=4)", "elastic(beta=4)"]
+
+
+@pytest.mark.parametrize("cache", LAYERWISE)
+def test_layers_report_the_attention_that_is_computed(
+    model: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    """Nothing of later blocks."""
+    attention, importance, calls = View.attention, View.key_importance, []
+
+    def rows(self: View, queries: Any) -> Any:
+        found = attention(self, queries)
+        later = np.arange(found.shape[1]) // GRID > queries[:, None] // GRID
+        assert not found[later].any()
+        assert found.sum(1) == pytest.approx(1, abs=1e-5)
+        calls.append(later.any())
+        return found
+
+    def scores(self: View, queries: Any, keys: Any) -> Any:
+        found = importance(self, queries, keys)
+        later = keys // GRID > queries[-1] // GRID
+        assert (np.isneginf(found) == later).all()
+        calls.append(later.any())
+        return found
+
+    monkeypatch.setattr(View, "attention", rows)
+    monkeypatch.setattr(View, "key_importance", scores)
+    run(model, PROMPTS, "llada", cache)
+    assert any(calls) or cache.startswith("dllm_cache")
+
+
+@pytest.mark.parametrize("cache", ["dllm_cache(1, 1)", "sparse(refresh_every=1)",
+                                   "d2(k=1000, p=1.0)",
+                                   "elastic(refresh_every=1)"])  # fmt: skip
+def test_layerwise_caches_have_their_exact_settings_here_too(
+    model: dllm.DiffusionModel, cache: str
+) -> None:
+    exact, reference = (run(model, PROMPTS, "llada", how) for how in (cache, "none"))
+    for one, other in zip(exact, reference, strict=True):
+        assert outcome(one) == outcome(other)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_shadows_see_no_later_block() -> None:
+    canvas = Canvas.for_prompt(np.arange(4), 8, mask_id=MASK, pad_id=60)
+    row, plan = Row(canvas, Slots.empty(12, 0, GRID)), Plan(np.arange(12), refresh=True)
+    shadow = np.array([5, 9])
+    job = Job(row, canvas, plan, canvas.masks(), shadow=shadow)
+    packed = pack([job], 0, None, torch.device("cpu"), GRID)
+    (mask,) = [segment.mask for segment in packed.segments if segment.mask is not None]
+    at = np.concatenate([np.arange(12), shadow])
+    seen = [at[np.isfinite(keys)].tolist() for keys in mask.numpy()]
+    assert seen == [[0, 1, 2, 3, 4, 6, 7, 5], [*range(9), 10, 11, 5, 9]]
 
 
 def test_it_is_saved_and_loaded(model: dllm.DiffusionModel, tmp_path: Path) -> None:

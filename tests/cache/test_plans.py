@@ -104,5 +104,36 @@ def test_plans_where_logits_are_shifted(spec: str) -> None:
     assert table(caches.compose(spec), shift=1) == SHIFTED[spec]
 
 
+@pytest.mark.parametrize("per_step", [1, 2, 3])
+def test_a_phase_that_ends_early_is_followed_by_a_whole_one(per_step: int) -> None:
+    """A phase: one refresh and ``refresh_every - 1`` steps, or fewer, as the window allows."""
+    cache = caches.compose("window_diffusion(refresh_every=8, active=4, window=16)")
+    canvas = Canvas.for_prompt(np.arange(4), 96, mask_id=MASK, pad_id=EOS)
+    slots, refreshes = Slots.empty(100), []
+    canvas.open_window(4, 100)
+    for step in range(96 // per_step):
+        plan = cache.plan(canvas, slots, canvas.masks())
+        refreshes += [step] if plan.refresh else []
+        at = canvas.masks()[:per_step]
+        canvas.commit(at, at, np.zeros(len(at), np.float32))
+        canvas.step += 1
+    # the window is that of the first step after the refresh: then 12 commits to its end
+    lengths = {1: 8, 2: 8, 3: 6}
+    assert set(np.diff(refreshes)) == {lengths[per_step]}
+
+
+def test_commits_restart_the_clock() -> None:
+    cache = caches.compose("dsb(refresh_every=5, refresh_after=6)")
+    canvas = Canvas.for_prompt(np.arange(4), 40, mask_id=MASK, pad_id=EOS)
+    slots, refreshes = Slots.empty(44), []
+    canvas.open_window(4, 44)
+    for step, count in enumerate([2, 2, 2, 0, 0, 0, 0, 0, 0, 3, 3, 1, 1, 1]):
+        refreshes += [step] if cache.plan(canvas, slots, canvas.masks()).refresh else []
+        at = canvas.masks()[:count]
+        canvas.commit(at, at, np.zeros(count, np.float32))
+        canvas.step += 1
+    assert refreshes == [0, 3, 8, 11]
+
+
 def test_every_cache_has_a_plan() -> None:
     assert {spec.partition("(")[0] for spec in PLANS} == {c.name for c in caches.available()}

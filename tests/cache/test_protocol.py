@@ -78,7 +78,14 @@ class Sliding(Window):
         canvas.open_window(first, min(first + 6, canvas.end))
 
 
-WINDOWS = [StaticBlocks(5), WholeRegion(), Sliding()]
+@dataclass(frozen=True)
+class Everywhere(WholeRegion):
+    """The whole region, also for caches that are refused it: they keep their promises there."""
+
+    needs = frozenset()
+
+
+WINDOWS = [StaticBlocks(5), Everywhere(), Sliding()]
 
 
 @settings(max_examples=120, deadline=None)
@@ -160,6 +167,49 @@ def test_needs_and_offers_are_one_mechanism() -> None:
         dllm.ConfigError, match=r"needs predictions of the whole window .*'d2' does not offer"
     ):
         engine(Whole(), "d2")
+
+
+@pytest.mark.parametrize(("sampler", "cache", "need"), [
+    ("klass", "dllm_cache", "computes anew"), ("r2", "dllm_cache", "computes anew"),
+    ("credit", "dllm_cache", "computes anew"), ("llada+whole", "d2", "whole region"),
+    ("dream", "elastic", "whole region"), ("threshold+whole", "sparse", "whole region"),
+    ("saber+blocks", "dual", "decided positions"),
+])  # fmt: skip
+def test_pairs_that_would_go_wrong_are_refused(sampler: str, cache: str, need: str) -> None:
+    def engine(cache: str) -> Engine:
+        how = caches.compose(cache)
+        return Engine(table_model(hashed(0)), compose(sampler), how, GenerationConfig())
+
+    with pytest.raises(dllm.ConfigError, match=f"needs .*{need}.* which cache='{cache}' does not"):
+        engine(cache)
+    engine("prefix")
+
+
+def test_open_fields_follow_the_family() -> None:
+    found = {
+        (name, family): caches.compose(name, family)
+        for name in ("dkv", "dkv_pd", "dllm_cache", "dual")
+        for family in ("llada", "dream", "another")
+    }
+    every = {key: getattr(cache, "refresh_every", None) for key, cache in found.items()}
+    assert [every["dkv", family] for family in ("llada", "dream", "another")] == [8, 4, 8]
+    assert [every["dkv_pd", family] for family in ("llada", "dream")] == [4, 4]
+    assert every["dual", "llada"] is None
+    for family, wanted in {"llada": (50, 7), "dream": (25, 2)}.items():
+        cache: Any = found["dllm_cache", family]
+        assert (cache.prompt_every, cache.response_every) == wanted
+    assert caches.compose("dkv(refresh_every=5)", "dream") == caches.compose("dkv(5)")
+
+
+@pytest.mark.parametrize("spec", ["dkv(inf)", "dllm_cache(inf, inf)", "dkv_prefill(inf, inf)"])
+def test_infinite_intervals_never_end(spec: str) -> None:
+    cache = caches.compose(spec, "dream")
+    sampler = compose([StaticBlocks(4), Random(), Some(1)], options={"eos_policy": "none"})
+    row = Canvas.for_prompt(np.arange(4), 30, mask_id=MASK, pad_id=EOS, noise=noise)
+    engine = Engine(table_model(hashed(1)), sampler, cache, GenerationConfig())
+    plans = [step.plan for steps in engine.run([row]) for step in steps]
+    assert [plan.refresh for plan in plans] == [True] + [False] * (len(plans) - 1)
+    assert len(plans) > 9
 
 
 def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:

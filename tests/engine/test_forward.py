@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 import dllm
@@ -68,3 +71,27 @@ def test_samplers_that_read_the_clean_argmax_get_it_at_any_temperature() -> None
             sampled += int((p.token != likeliest).sum())
             before = canvas.tokens.copy()
         assert (sampled > 0) is (temperature > 0)
+
+
+@pytest.mark.parametrize("filters", [{}, {"temperature": 2.0}, {"temperature": 0.7, "top_p": 0.6},
+                                     {"top_p": 0.5}, {"top_k": 2}])  # fmt: skip
+@pytest.mark.parametrize("source", ["clean", "tempered"])
+def test_what_parts_ask_for_is_clean_whatever_is_proposed(
+    filters: dict[str, Any], source: str
+) -> None:
+    table = hashed(4, 2.0)
+    config = GenerationConfig(max_new_tokens=8, **filters)
+    model = table_model(table, score_source=source)
+    engine = Engine(model, compose("saber"), dllm.cache.compose("none"), config)
+    canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=30)
+    before, seen = canvas.tokens.copy(), 0
+    for (step,) in engine.run([canvas]):
+        at = step.prediction.positions
+        at = at[before[at] != MASK]
+        logits = torch.from_numpy(table(before, np.arange(10))[at])
+        logits[:, MASK] = -torch.inf
+        wanted = logits.log_softmax(1).numpy()[np.arange(len(at)), before[at]]
+        asked = step.prediction.asked["saber"][before[step.prediction.positions] != MASK, 0]
+        assert np.allclose(asked, wanted, atol=1e-5)
+        before, seen = canvas.tokens.copy(), seen + len(at)
+    assert seen

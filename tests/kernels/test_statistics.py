@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
         "top_k": draw(st.sampled_from([0, 0, 1, 5, 10_000])),
         "tempered": draw(st.booleans()),
         "noise_keys": keys(rows, draw(st.integers(0, 99))) if temperature else None,
-        "top": draw(st.integers(0, min(7, size))),
+        "top": draw(st.integers(0, 7)),
         "banned": banned,
         "needs": draw(st.none() | st.frozensets(st.sampled_from(["margin", "gap", "entropy"]))),
     }
@@ -403,10 +404,25 @@ def test_gradients_are_not_recorded() -> None:
 @pytest.mark.parametrize("wrong", [
     {"temperature": 1.0}, {"temperature": 1.0, "noise_keys": torch.zeros(2, 4)},
     {"temperature": -1.0}, {"top_k": -1}, {"top": -1},
+    {"temperature": math.inf, "noise_keys": keys(3)},
+    {"temperature": math.nan, "noise_keys": keys(3)},
 ])  # fmt: skip
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         logits_statistics(torch.randn(3, 5), **wrong)
+
+
+@pytest.mark.parametrize("backend", ["torch", "naive"])
+@pytest.mark.parametrize("filters", [{}, {"tempered": True, "top_p": 0.7}])
+def test_temperatures_next_to_zero_are_zero(backend: str, filters: dict[str, Any]) -> None:
+    logits = 50 * torch.randn(4, 60)
+    logits[:, 40] = logits[:, 50] = 400.0  # a tie, which noise would break
+    for temperature in (1e-40, 1e-9):
+        found = logits_statistics(
+            logits, temperature=temperature, noise_keys=keys(4), backend=backend, **filters
+        )
+        agree(found, logits_statistics(logits, backend=backend, **filters))
+        assert found.token.tolist() == [40] * 4
 
 
 def test_unknown_backend() -> None:

@@ -219,6 +219,9 @@ def test_no_rows_and_long_lists() -> None:
     got = token_statistics(torch.randn(0, 8, device=DEVICE), weight, top=2, backend="triton")
     assert got.token.shape == (0,) and got.top_token.shape == (0, 2)
     compare(torch.randn(2, 8), weight, top=50)
+    compare(torch.randn(2, 8), weight[:15], top=20, tempered=True, top_k=3)
+    compare(torch.randn(2, 8), weight[:40], top=20, top_p=0.7, temperature=1.0,
+            noise_keys=keys(2))  # fmt: skip
 
 
 @settings(max_examples=8, deadline=None)

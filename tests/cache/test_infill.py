@@ -1,0 +1,43 @@
+"""Holes in a text, with every cache: wherever they lie, the text around them stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import pytest
+
+import dllm
+
+from ..settings import EXACT, SMALL
+from .test_every_pair import MODELS, load, refused
+
+TEXTS = {
+    "all holes": (-1,) * 6,
+    "holes at both ends": (-1, 5, 6, 40, -1),
+    "more than a block": (5, *(-1,) * 33, 9, -1, 7),
+}
+SAMPLER = "llada(remasking=random)"  # goes with every cache
+
+
+@lru_cache
+def filled(name: str, text: Sequence[int], cache: str) -> list[int]:
+    return dllm.infill(load(name), list(text), sampler=SAMPLER, cache=cache).tokens
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("cache", [spec for name, spec in SMALL.items() if name != "block"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_text_around_the_holes_stays(name: str, cache: str, text: Sequence[int]) -> None:
+    assert not refused(name, SAMPLER, cache)
+    found = filled(name, text, cache)
+    assert len(found) == len(text)
+    assert all(a == b for a, b in zip(text, found, strict=True) if a >= 0)
+    assert load(name).facts.mask_token_id not in found
+
+
+@pytest.mark.parametrize("cache", EXACT)
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_settings_fill_like_no_cache(name: str, cache: str) -> None:
+    text = TEXTS["holes at both ends"]
+    assert filled(name, text, cache) == filled(name, text, "none")
