@@ -250,6 +250,15 @@ def test_areas_begin_at_the_same_point() -> None:
     assert "`late` | **100** (" in report.area_table(worse)
 
 
+@pytest.mark.parametrize("nfe", [16, 8])
+def test_what_is_no_faster_does_not_move_the_beginning(nfe: int) -> None:
+    """A bad slow setting would lower the floor and let the worse fast one in."""
+    base = fake("a", "llada", 40, 8)
+    fast, slower = fake("a", "poor(1)", 30, 2), fake("a", "poor(2)", 20, nfe)
+    found = report.areas([base, fast, slower])["poor"]
+    assert found.values == (100.0,) and set(found.draws[0]) == {100.0}
+
+
 def test_areas_are_compared_with_that_of_threshold() -> None:
     made = [fake("a", "llada", 40, 8), fake("a", "threshold", 40, 4), fake("a", "fast", 40, 2)]
     lines = report.area_table(made).splitlines()
