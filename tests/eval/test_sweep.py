@@ -131,9 +131,28 @@ def test_every_sampler_has_a_curve() -> None:
 
 
 def test_a_spec_is_on_the_curve_of_its_name_if_it_sets_one_argument() -> None:
-    assert method_of("threshold(tau=0.9)") == method_of("threshold(tau={0.9,0.5})") == "threshold"
-    assert method_of("adablock+threshold(tau=0.9)") == "adablock+threshold"
-    assert method_of("llada(steps={8,4},remasking=random)") == "llada(steps={},remasking=random)"
+    curves = {
+        "threshold": "threshold",
+        "threshold(tau=0.9)": "threshold",
+        "threshold(0.9)": "threshold",
+        "adablock+threshold(tau=0.9)": "adablock+threshold",
+        "threshold(tau=0.9)+credit": "threshold+credit",
+        "threshold(tau=0.9)+prophet": "threshold+prophet",
+        "llada(steps=32)+adablock": "llada+adablock",
+        "lopa(threshold(tau=0.9))": "lopa(threshold)",
+        "lopa(localleap)": "lopa(localleap)",
+        "lopa(threshold, k=4)": "lopa(threshold, k={})",
+        "lopa(localleap, k=4)": "lopa(localleap, k={})",
+        "llada(steps=8,remasking=random)": "llada(steps=8,remasking=random)",
+    }
+    assert {spec: method_of(spec) for spec in curves} == curves
+    several = {
+        "threshold(tau={0.9,0.5})": {"threshold"},
+        "llada(steps={8, 4},remasking=random)": {"llada(steps={},remasking=random)"},
+        "{eb,threshold}": {"eb", "threshold"},
+        "lopa({eb,threshold}, k={2,4})": {"lopa(eb, k={})", "lopa(threshold, k={})"},
+    }
+    assert {spec: {method for method, _ in spread(spec)} for spec in several} == several
     found = settings(["llada(steps=32)"], ["llada"], ["none"], {"max_new_tokens": 32})
     assert [s.method for s in found] == ["llada"] * 5
 
@@ -152,10 +171,10 @@ def test_a_window_of_a_plugin_gets_a_curve(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_braces_are_several_values() -> None:
-    assert list(spread("a(x={1, 2},y={3,4})")) == [
+    assert [one for _, one in spread("a(x={1, 2},y={3,4})")] == [
         "a(x=1,y=3)", "a(x=1,y=4)", "a(x=2,y=3)", "a(x=2,y=4)"
     ]  # fmt: skip
-    assert list(spread("a")) == ["a"]
+    assert list(spread("a")) == [("a", "a")]
     found = settings(["threshold(tau=0.9)"], ["threshold"], ["none"], {"max_new_tokens": 32})
     assert len(found) == len({s.sampler for s in found})
 
