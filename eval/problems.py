@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError, PromptError, UnknownNameError
 from ..models import DiffusionModel
-from ..prompts import encode
+from ..prompts import checked, encode
 from .humaneval import HumanEval
 from .tasks import TASKS, Example
 from .tasks.parallel import PARALLEL
@@ -78,7 +78,7 @@ class FileTask:
 def read_file(path: Path) -> FileTask:
     """A task from JSON lines.  Raises `ConfigError` with the line that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the task file {path}: {error}") from error
     questions = [
@@ -93,15 +93,19 @@ def _question(path: Path, number: int, line: str) -> Question:
     where = f"line {number} of {path}"
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from None
     missing = {"prompt", "answer"} - set(found) if isinstance(found, Mapping) else {"prompt"}
     if missing:
         raise ConfigError(f"{where} lacks {' and '.join(sorted(missing))}")
+    try:
+        prompt = checked(found["prompt"])
+    except PromptError as error:
+        raise ConfigError(f"{where}: {error}") from None
     match = found.get("match", "equals")
     if match not in MATCHES:
         raise UnknownNameError(f"match in {where}", match, MATCHES)
-    return Question(path.stem, found["prompt"], str(found["answer"]), match)
+    return Question(path.stem, prompt, str(found["answer"]), match)
 
 
 def task_names() -> list[str]:

@@ -12,7 +12,7 @@ import typer
 
 from ..errors import ConfigError, DllmError, UnknownNameError
 from .options import DECODING, OUTPUT, Decoding, option, takes
-from .output import note, versions, waiting
+from .output import check_output, note, versions, waiting
 
 if TYPE_CHECKING:
     from ..eval.harness import DLLM
@@ -82,8 +82,8 @@ def evaluate(
     """Run tasks of lm-evaluation-harness.  The table goes to stdout; needs the extra "eval"."""
     if find_spec("lm_eval") is None:
         raise ConfigError("dllm eval needs lm-evaluation-harness: run `pip install dllm[eval]`")
-    if options.output is not None and not options.output.resolve().parent.is_dir():
-        raise ConfigError(f"cannot write to {options.output}: name a file in an existing folder")
+    if options.output is not None:
+        check_output(options.output, "results ")
     with waiting("loading lm-evaluation-harness"):
         import lm_eval
         from lm_eval.tasks import TaskManager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ..errors import ConfigError
 from .options import MEASURING, OUTPUT, Measured, option, takes
-from .output import note
+from .output import check_output, note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +56,7 @@ def tune(*, options: Tune) -> None:
     from ..eval.tune import Tuning, write_preset
     from ..eval.tune import tune as search
 
-    if not options.output.resolve().parent.is_dir():
-        raise ConfigError(f"cannot write {options.output}: name a file in an existing folder")
+    check_output(options.output, "the preset ")
     how = Tuning(
         options.task_names(), options.keep, options.tolerance, _numbers(options.rungs),
         options.examples, by=options.by, seed=options.seed,

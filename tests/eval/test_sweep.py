@@ -360,6 +360,11 @@ def test_files_of_questions(tmp_path: Path) -> None:
         ('{"prompt": "a", "answer": "b"}\n{"prompt"', "line 2 of .* is not JSON"),
         ("", "holds no questions"),
         ('{"prompt": "a", "answer": "b", "match": "equal"}', "did you mean 'equals'"),
+        ('{"prompt": 5, "answer": "b"}', "line 1 of .*: a prompt is a string.*, not 5"),
+        ('{"prompt": null, "answer": "b"}', "line 1 of .*, not None"),
+        ('{"prompt": "\\ud800", "answer": "b"}', "line 1 of .* not valid Unicode"),
+        ('{"prompt": [{"content": "a"}], "answer": "b"}', "line 1 of .* chat messages look like"),
+        ("[" * 100_000, "line 1 of .* is not JSON"),
     ],
 )
 def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
