@@ -14,7 +14,7 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any
 
@@ -24,7 +24,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from ..api import generate
+from ..api import generate, occurrences
 from ..cache import compose as compose_cache
 from ..config import GenerationConfig
 from ..errors import ConfigError, UnknownNameError
@@ -51,7 +51,7 @@ class Usage:
     likelihoods: int = 0
     likelihood_nfe: int = 0
     largest_stderr: float = 0.0
-    shortened: int = field(default=0)  # prompts or canvases cut to fit the context
+    shortened: int = 0  # requests whose prompt or canvas was cut to fit the context
 
 
 @register_model("dllm")
@@ -259,12 +259,18 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Texts up to the first of ``until``; requests of equal settings share batches."""
-        settings = [self._settings(instance.args[1]) for instance in requests]
-        prompts = [self.tok_encode(instance.args[0]) for instance in requests]
+        fitted = [
+            self._fit(self.tok_encode(instance.args[0]), self._settings(instance.args[1]))
+            for instance in requests
+        ]
+        prompts, settings = [ids for ids, _ in fitted], [setting for _, setting in fitted]
+        names = [repr(sorted(setting.items())) for setting in settings]
+        # A task asks several times for several answers, however the requests are cut into batches.
+        repetitions = occurrences([(*ids, name) for ids, name in zip(prompts, names, strict=True)])
         answers = [""] * len(requests)
         kinds: dict[str, list[int]] = {}
-        for i, setting in enumerate(settings):
-            kinds.setdefault(repr(sorted(setting.items())), []).append(i)
+        for i, name in enumerate(names):
+            kinds.setdefault(name, []).append(i)
         with tqdm(
             total=len(requests), desc="generation", disable=disable_tqdm or self.rank > 0
         ) as (bar):
@@ -272,7 +278,10 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
                 indices.sort(key=lambda i: -len(prompts[i]))
                 for start in range(0, len(indices), self.batch_size):
                     batch = indices[start : start + self.batch_size]
-                    texts = self._texts([prompts[i] for i in batch], settings[batch[0]])
+                    texts = self._texts(
+                        [prompts[i] for i in batch], settings[batch[0]],
+                        [repetitions[i] for i in batch],
+                    )  # fmt: skip
                     for i, text in zip(batch, texts, strict=True):
                         answers[i] = text
                         self.cache_hook.add_partial("generate_until", requests[i].args, text)
@@ -296,15 +305,21 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
             _warn_once(f"generation setting {name}={value!r} has no meaning here and is ignored")
         return found
 
-    def _texts(self, prompts: list[list[int]], setting: dict[str, Any]) -> list[str]:
-        """One batch.  A prompt that is too long for its canvas loses its beginning."""
-        longest = max(map(len, prompts))
-        new = min(setting["max_new_tokens"], max(self.max_length - longest, self.max_length // 2))
+    def _fit(self, ids: list[int], setting: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """A prompt and a canvas that fit the context: half of it is for the answer, if wanted, and
+        a prompt that is too long for the rest loses its beginning."""
+        wanted = setting["max_new_tokens"]
+        new = min(wanted, max(self.max_length - len(ids), self.max_length // 2))
         room = self.max_length - new
-        if new < setting["max_new_tokens"] or longest > room:
+        if new < wanted or len(ids) > room:
             self._shortened()
-        fitting = [ids[max(0, len(ids) - room) :] for ids in prompts]
-        outs = generate(self.model, fitting, **(self.how | setting | {"max_new_tokens": new}))
+        return ids[max(0, len(ids) - room) :], setting | {"max_new_tokens": new}
+
+    def _texts(
+        self, prompts: list[list[int]], setting: dict[str, Any], repetitions: list[int]
+    ) -> list[str]:
+        """One batch."""
+        outs = generate(self.model, prompts, repetitions=repetitions, **(self.how | setting))
         self.usage.requests += len(outs)
         self.usage.tokens += sum(len(out.tokens) for out in outs)
         self.usage.nfe += sum(out.nfe for out in outs)

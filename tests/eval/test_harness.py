@@ -170,6 +170,26 @@ def test_prompts_beyond_the_context_lose_their_beginning(tiny: dllm.DiffusionMod
     assert lm.usage.shortened == 1 and lm.usage.requests == 1
 
 
+def test_a_canvas_does_not_depend_on_the_batch(tiny: dllm.DiffusionModel) -> None:
+    """The long prompt leaves room for half a context, the short ones for all they want."""
+    asked = [instance(text, until=[], max_gen_toks=100) for text in ("Tom", "Tom, Anna " * 200)]
+    found, cost = {}, {}
+    for size in (1, 2):
+        lm = DLLM(tiny, batch_size=size, sampler="llada(steps=100)")
+        found[size] = lm.generate_until(asked, disable_tqdm=True)
+        cost[size] = (lm.usage.nfe, lm.usage.shortened)
+    assert found[1] == found[2] and cost[1] == cost[2] and cost[1][1] == 1
+
+
+def test_repeated_requests_are_different_draws(tiny: dllm.DiffusionModel) -> None:
+    how = {"until": [], "max_gen_toks": 16, "do_sample": True, "temperature": 1.5}
+    found = {
+        size: DLLM(tiny, batch_size=size).generate_until([instance("Tom", **how)] * 6, True)
+        for size in (2, 6)
+    }
+    assert found[2] == found[6] and len(set(found[2])) == 6
+
+
 def test_sampling_only_where_the_task_asks(tiny: dllm.DiffusionModel) -> None:
     lm = DLLM(tiny)
     assert "temperature" not in lm._settings({"do_sample": False, "temperature": 0.7})

@@ -341,6 +341,17 @@ def test_a_plot_names_no_more_than_can_be_told_apart(tmp_path: Path) -> None:
     assert file.read_text().count(">others<") == 1
 
 
+def test_a_line_ends_at_line_feeds_only(tmp_path: Path) -> None:
+    """JSON may hold other breaks as they are, such as U+2028."""
+    file = tmp_path / "mine.jsonl"
+    line = json.dumps({"prompt": "a\u2028b\x85c", "answer": "x"}, ensure_ascii=False)
+    file.write_text(f"{line}\r\n{line}\n", encoding="utf-8")
+    assert [question.prompt for question in read_file(file).questions] == ["a\u2028b\x85c"] * 2
+    journal, made = Journal(tmp_path / "results.jsonl"), fake("a\u2028", "slow", 1, 2, 3)
+    journal.add(made, {})
+    assert list(Journal(journal.path).records) == [made.key]
+
+
 def test_files_of_questions(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     lines = [{"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d", "match": "contains"}]
