@@ -14,7 +14,7 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
@@ -33,25 +33,11 @@ from ..prompts import encode, encode_text
 from ..samplers import compose as compose_sampler
 from ..scoring import Request, Score, Scoring, score_requests
 from .ranks import Ranks
+from .usage import Usage
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
 SAMPLING = ("temperature", "top_p", "top_k")
-
-
-@dataclass
-class Usage:
-    """What the answers of a `DLLM` cost, likelihoods apart from generations."""
-
-    requests: int = 0
-    tokens: int = 0
-    nfe: int = 0
-    computed: int = 0
-    seconds: float = 0.0
-    likelihoods: int = 0
-    likelihood_nfe: int = 0
-    largest_stderr: float = 0.0
-    shortened: int = 0  # requests whose prompt or canvas was cut to fit the context
 
 
 @register_model("dllm")
@@ -111,6 +97,13 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         self.scores: list[Score] = []  # of all likelihood requests so far, in their order
         self.usage = Usage()
         self._rendered: dict[str, list[int]] = {}
+
+    def gathered(self) -> tuple[Usage, list[Score]] | None:
+        """Usage and scores of all processes, in the first one; None in the others."""
+        found = self.gather_object((self.usage, self.scores))
+        if found is None:
+            return None
+        return sum((usage for usage, _ in found), Usage()), [s for _, each in found for s in each]
 
     # -- text and ids ---------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ with warnings.catch_warnings():
     from lm_eval.tasks import TaskManager
 
     from dllm.eval.harness import DLLM
+    from dllm.eval.usage import Usage
 
 LISTS = [
     ["Tom", "Anna", "Ben"],
@@ -268,6 +269,41 @@ def test_bad_input(cli: Run, tasks: Path, tmp_path: Path) -> None:
         result = cli("eval", "--tasks", name, "--include-path", str(folder))
         assert (result.exit_code, result.stdout) == (2, ""), message
         assert message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_process_takes_its_device_before_it_loads(
+    cli: Run, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+    monkeypatch.setattr(DLLM, "_join", lambda self: order.append("join"))
+
+    def load(*_: object, **__: object) -> None:
+        order.append("load")
+        raise dllm.ConfigError("enough")
+
+    monkeypatch.setattr("dllm.eval.harness.load", load)
+    monkeypatch.setattr("dllm.models.load", load)
+    cli("eval", "--tasks", "my_reverse", "--include-path", str(tasks))
+    assert order == ["join", "load"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_costs_and_scores_are_those_of_all_processes(
+    cli: Run, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second process did the same as this one."""
+    monkeypatch.setattr(DLLM, "gather_object", lambda self, found, dst=0: [found, found])
+    out = tmp_path / "found.json"
+    result = cli(
+        "eval", "--tasks", "my_choice,my_reverse", "--include-path", str(tasks), "--limit", "1",
+        "--samples", "8", "--log-samples", "--output", str(out),
+    )  # fmt: skip
+    assert "2 generations" in result.stderr and "6 likelihoods" in result.stderr
+    found = json.loads(out.read_text())["dllm"]
+    assert len(found["scores"]) == 6 and found["usage"]["likelihood_nfe"] > 0
+    one, other = Usage(tokens=3, seconds=2.0), Usage(tokens=4, seconds=5.0, largest_stderr=0.5)
+    assert one + other == Usage(tokens=7, seconds=5.0, largest_stderr=0.5)
 
 
 @pytest.mark.slow

@@ -168,8 +168,9 @@ def test_command_line_writes_a_preset_that_generate_takes(cli: Run, tmp_path: Pa
     prompt = "Reverse this list: Tom, Anna, Ben"
     out = json.loads(cli("generate", prompt, "--preset", str(file), "--json").stdout)
     assert (out["sampler"], out["text"]) == (preset["sampler"], "Ben, Anna, Tom")
-    clash = cli("generate", prompt, "--preset", str(file), "-s", "llada")
-    assert clash.exit_code == 2 and "drop --preset" in clash.stderr
+    for given in (("-s", "llada"), ("-s", "threshold"), ("-c", "none")):
+        clash = cli("generate", prompt, "--preset", str(file), *given)
+        assert clash.exit_code == 2 and "drop --preset" in clash.stderr
 
 
 @pytest.mark.parametrize(
