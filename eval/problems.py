@@ -19,10 +19,11 @@ from ..errors import ConfigError, PromptError, UnknownNameError
 from ..models import DiffusionModel
 from ..prompts import checked, encode
 from .humaneval import HumanEval
-from .tasks import TASKS, Example
+from .tasks import TASKS, Example, Task
 from .tasks.parallel import PARALLEL
 
 MATCHES = ("equals", "contains")
+DRAWS = (1, 2, 4, 8, 16)  # per example wanted, before a task counts as exhausted
 
 
 class Problems(Protocol):
@@ -126,6 +127,25 @@ def problems(name: str, run_code: bool = False) -> Problems:
     if name.endswith(".jsonl"):
         return read_file(Path(name))
     raise UnknownNameError("task", name, task_names())
+
+
+def draw(task: Problems, n: int, seed: int = 0, start: int = 0) -> list[Any]:
+    """Examples ``start`` to ``n`` of a task, no two of them alike.
+
+    A generated task repeats itself where there are few instances: what was drawn before is passed
+    over.  Raises `ConfigError` where a task has no more.  Files and `HumanEval` are as they stand.
+    """
+    if not isinstance(task, Task):
+        return task.examples(n, seed)[start:]
+    found: dict[str, Any] = {}
+    for more in DRAWS:
+        for example in task.examples(more * n, seed):
+            found.setdefault(repr(prompt_of(example)), example)
+        if len(found) >= n:
+            return list(found.values())[start:n]
+    raise ConfigError(
+        f"{task.name} has only {len(found)} different prompts, not {n}: ask for fewer"
+    )
 
 
 def stamp(task: Problems) -> str:
