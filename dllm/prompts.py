@@ -122,8 +122,18 @@ def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[i
     return ids[len(head) :] if ids[: len(head)] == head else encode_text(tokenizer, text)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> IntArray:
-    """Ids of a conversation in the model's template, ready for the answer."""
+def encode_chat(
+    model: DiffusionModel, messages: Sequence[Message], continued: bool = False
+) -> IntArray:
+    """Ids (P,) of a conversation, ready for the answer, or with ``continued`` for the rest of its
+    last message, which is the answer's beginning."""
+    return _template(_tokenizer(model), list(checked(messages)), continued)
+
+
+def _template(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], continued: bool = False
+) -> IntArray:
+    """Ids of a conversation in the model's template."""
     if not tokenizer.chat_template:
         raise PromptError("this model has no chat template: pass a string or token ids")
     specials = [token for token in tokenizer.all_special_tokens if token]
@@ -133,7 +143,10 @@ def _template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -
         {**m, "content": mark} if unsafe else dict(m)
         for m, mark in zip(messages, marks, strict=True)
     ]
-    text = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        shown, tokenize=False, add_generation_prompt=not continued,
+        continue_final_message=continued,
+    )  # fmt: skip
     assert isinstance(text, str)
     ids: list[int] = []
     for mark, message in zip(marks, messages, strict=True) if unsafe else ():

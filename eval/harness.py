@@ -14,11 +14,14 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -29,7 +32,7 @@ from ..cache import compose as compose_cache
 from ..config import GenerationConfig
 from ..errors import ConfigError, UnknownNameError
 from ..models import load
-from ..prompts import encode, encode_text
+from ..prompts import encode_chat, encode_text
 from ..samplers import compose as compose_sampler
 from ..scoring import Request, Score, Scoring, score_requests
 from .ranks import Ranks
@@ -37,6 +40,7 @@ from .usage import Usage
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
+MARK = "\ue000"  # stands for what is said
 SAMPLING = ("temperature", "top_p", "top_k")
 
 
@@ -137,14 +141,25 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
                 continue_final_message=not add_generation_prompt,
             )
         )  # fmt: skip
-        if add_generation_prompt:  # remembered: what users wrote is never a special token
-            self._rendered[text] = encode(self.model, chat_history).tolist()
-        else:
-            self._rendered[text] = self._markup(text)
+        # Remembered: what users wrote is never a special token.
+        ids = encode_chat(self.model, chat_history, continued=not add_generation_prompt)
+        self._rendered[text] = ids.tolist()
         return text
 
-    def _markup(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+    @cached_property
+    def _openings(self) -> tuple[str, ...]:
+        """What conversations begin with, in the model's template."""
+        if not self.tokenizer.chat_template:
+            return ()
+        found = []
+        for role in ("user", "system"):
+            with suppress(TemplateError):  # a template may not know systems
+                shown = self.tokenizer.apply_chat_template(
+                    [{"role": role, "content": MARK}, {"role": "user", "content": "x"}]
+                    if role == "system" else [{"role": role, "content": MARK}], tokenize=False,
+                )  # fmt: skip
+                found.append(str(shown).partition(MARK)[0])
+        return tuple(text for text in found if text.strip())
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
@@ -152,6 +167,11 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         """Ids of a text; behind a rendered conversation comes a turn of its own."""
         if string in self._rendered:
             return self._rendered[string]
+        if self._openings and string.startswith(self._openings):
+            raise ConfigError(
+                "a prompt is a conversation that was not rendered here, so that its special tokens "
+                "cannot be told from text: leave out cache_requests, or a template in the task"
+            )
         special = self.model.facts.bos_token_id is not None and add_special_tokens is not False
         return encode_text(self.tokenizer, string, add_special_tokens=special)
 
@@ -211,11 +231,12 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         return answers
 
     def _request(self, prompt: list[int], text: list[int], group: int, length: int) -> Request:
-        """A request that fits the context: long prompts lose their beginning."""
-        room = self.max_length - len(text) - 1  # the end token that Dream's estimator adds
-        if len(prompt) > room:
+        """A request that fits the context: the beginning is cut, if need be of the text, too."""
+        most = self.max_length - 1  # the end token that Dream's estimator adds
+        if len(prompt) + len(text) > most:
             self._shortened()
-            prompt = prompt[len(prompt) - max(room, 0) :]
+            text = text[-most:]
+            prompt = prompt[max(0, len(prompt) + len(text) - most) :]
         return Request(np.asarray(prompt, np.int64), np.asarray(text, np.int64), group, length)
 
     def _answer(

@@ -206,6 +206,36 @@ def test_special_tokens_in_a_document_are_text(tiny: dllm.DiffusionModel) -> Non
     assert tiny.tokenizer.convert_tokens_to_ids("<|assistant|>") == ids[-1]
 
 
+def test_special_tokens_before_a_begun_answer_are_text(tiny: dllm.DiffusionModel) -> None:
+    """A task's ``gen_prefix`` is the beginning of the answer."""
+    lm, mask = DLLM(tiny), tiny.facts.mask_token_id
+    for said, begun in (("say <|mdm_mask|>", "The"), ("say it", "The <|mdm_mask|>"), ("a", "b")):
+        history = [{"role": "user", "content": said}, {"role": "assistant", "content": begun}]
+        ids = lm.tok_encode(lm.apply_chat_template(history, add_generation_prompt=False))
+        start = [{"role": "user", "content": said}]
+        assert mask not in ids
+        assert ids == lm.tok_encode(lm.apply_chat_template(start)) + lm.tok_encode(begun)
+
+
+def test_conversations_of_another_process_are_refused(tiny: dllm.DiffusionModel) -> None:
+    """What the harness kept on disk would be taken for plain text."""
+    for history in (
+        [{"role": "user", "content": "Tom"}],
+        [{"role": "system", "content": "Answer."}, {"role": "user", "content": "Tom"}],
+    ):
+        text = DLLM(tiny).apply_chat_template(history)
+        with pytest.raises(dllm.ConfigError, match="leave out cache_requests"):
+            DLLM(tiny).generate_until([instance(text)], disable_tqdm=True)
+
+
+def test_a_continuation_beyond_the_context_loses_its_beginning(tiny: dllm.DiffusionModel) -> None:
+    lm = DLLM(tiny, samples=4)
+    request = Instance("loglikelihood", {}, ("Tom", " Anna, Ben" * 200), 0, ("t", 0, 1))
+    ((value, _),) = lm.loglikelihood([request], disable_tqdm=True)
+    assert math.isfinite(value) and lm.usage.shortened == 1
+    assert lm.scores[0].tokens == tiny.facts.context_length - 1
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
