@@ -7,10 +7,12 @@ spell a special token, such as the mask, it is encoded as ordinary characters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from .canvas import IntArray
@@ -19,6 +21,7 @@ from .models import DiffusionModel
 
 Message = Mapping[str, str]
 KINDS = "a prompt is a string, chat messages or token ids"
+MARK = "\ue000"  # stands for what is said
 Prompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
 
 
@@ -128,6 +131,19 @@ def encode_chat(
     """Ids (P,) of a conversation, ready for the answer, or with ``continued`` for the rest of its
     last message, which is the answer's beginning."""
     return _template(_tokenizer(model), list(checked(messages)), continued)
+
+
+def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """What conversations begin with in the model's template, with and without a system prompt."""
+    if not tokenizer.chat_template:
+        return ()
+    user = {"role": "user", "content": MARK}
+    found = []
+    for messages in ([user], [{"role": "system", "content": MARK}, user]):
+        with suppress(TemplateError):  # some templates know no system prompt
+            shown = str(tokenizer.apply_chat_template(messages, tokenize=False))
+            found.append(shown.partition(MARK)[0])
+    return tuple(text for text in found if text.strip())
 
 
 def _template(

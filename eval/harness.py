@@ -14,14 +14,11 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
-from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -32,15 +29,14 @@ from ..cache import compose as compose_cache
 from ..config import GenerationConfig
 from ..errors import ConfigError, UnknownNameError
 from ..models import load
-from ..prompts import encode_chat, encode_text
+from ..prompts import chat_openings, encode_chat, encode_text
 from ..samplers import compose as compose_sampler
 from ..scoring import Request, Score, Scoring, score_requests
 from .ranks import Ranks
-from .usage import Usage
+from .usage import Scored, Usage, whole
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
-MARK = "\ue000"  # stands for what is said
 SAMPLING = ("temperature", "top_p", "top_k")
 
 
@@ -98,11 +94,12 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
             estimator=estimator, samples=samples, early_stop=early_stop, greedy=check_greedy,
             cfg_scale=float(arguments.get("cfg_scale", 0)), seed=int(arguments.get("seed", 0)),
         )  # fmt: skip
-        self.scores: list[Score] = []  # of all likelihood requests so far, in their order
+        self.scores: list[Scored] = []  # of all likelihood requests so far, in their order
         self.usage = Usage()
         self._rendered: dict[str, list[int]] = {}
+        self._openings = chat_openings(self.tokenizer)
 
-    def gathered(self) -> tuple[Usage, list[Score]] | None:
+    def gathered(self) -> tuple[Usage, list[Scored]] | None:
         """Usage and scores of all processes, in the first one; None in the others."""
         found = self.gather_object((self.usage, self.scores))
         if found is None:
@@ -146,28 +143,13 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         self._rendered[text] = ids.tolist()
         return text
 
-    @cached_property
-    def _openings(self) -> tuple[str, ...]:
-        """What conversations begin with, in the model's template."""
-        if not self.tokenizer.chat_template:
-            return ()
-        found = []
-        for role in ("user", "system"):
-            with suppress(TemplateError):  # a template may not know systems
-                shown = self.tokenizer.apply_chat_template(
-                    [{"role": role, "content": MARK}, {"role": "user", "content": "x"}]
-                    if role == "system" else [{"role": role, "content": MARK}], tokenize=False,
-                )  # fmt: skip
-                found.append(str(shown).partition(MARK)[0])
-        return tuple(text for text in found if text.strip())
-
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
         """Ids of a text; behind a rendered conversation comes a turn of its own."""
         if string in self._rendered:
             return self._rendered[string]
-        if self._openings and string.startswith(self._openings):
+        if string.startswith(self._openings):
             raise ConfigError(
                 "a prompt is a conversation that was not rendered here, so that its special tokens "
                 "cannot be told from text: leave out cache_requests, or a template in the task"
@@ -198,15 +180,22 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
                 prompt, text = [self.prefix_token_id], self.tok_encode(continuation, False)
             group = groups.setdefault(question, len(groups))
             prepared.append(self._request(prompt, text, group, max(1, len(continuation))))
-        pairs = [instance.args for instance in requests]
-        return self._answer("loglikelihood", prepared, pairs, disable_tqdm)
+        answers = []
+        for instance, score in zip(requests, self._scored(prepared, disable_tqdm), strict=True):
+            answers.append(self._keep(score, instance.task_name, instance.doc_id))
+            self.cache_hook.add_partial("loglikelihood", instance.args, answers[-1])
+        return answers
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False,
         **_: Any,
     ) -> list[tuple[float, bool]]:  # fmt: skip
         prepared = [self._request(p, c, i, 1) for i, (_, p, c) in enumerate(requests)]
-        return self._answer("loglikelihood", prepared, [r[0] for r in requests], disable_tqdm)
+        answers = []
+        for request, score in zip(requests, self._scored(prepared, disable_tqdm), strict=True):
+            answers.append(self._keep(score))
+            self.cache_hook.add_partial("loglikelihood", request[0], answers[-1])
+        return answers
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -220,14 +209,13 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
             for prompt, text in map(make_disjoint_window, found):
                 windows.append(self._request(prompt, text, len(windows), 1))
                 owner.append(i)
-        totals = np.zeros(len(requests))
-        for i, (value, _) in zip(
-            owner, self._answer("rolling", windows, None, disable_tqdm), strict=True
-        ):
-            totals[i] += value
-        answers = [float(total) for total in totals]
-        for instance, answer in zip(requests, answers, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", instance.args, answer)
+        parts: list[list[Score]] = [[] for _ in requests]
+        for i, score in zip(owner, self._scored(windows, disable_tqdm), strict=True):
+            parts[i].append(score)
+        answers = []
+        for instance, scores in zip(requests, parts, strict=True):
+            answers.append(self._keep(whole(scores), instance.task_name, instance.doc_id)[0])
+            self.cache_hook.add_partial("loglikelihood_rolling", instance.args, answers[-1])
         return answers
 
     def _request(self, prompt: list[int], text: list[int], group: int, length: int) -> Request:
@@ -239,34 +227,30 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
             prompt = prompt[max(0, len(prompt) + len(text) - most) :]
         return Request(np.asarray(prompt, np.int64), np.asarray(text, np.int64), group, length)
 
-    def _answer(
-        self, kind: str, requests: list[Request], pairs: Sequence[Any] | None, quiet: bool
-    ) -> list[tuple[float, bool]]:
-        answers: list[tuple[float, bool]] = []
-        for start, batch in self._batches(requests, quiet):
-            for i, found in enumerate(score_requests(self.model, batch, self.scoring), start):
-                self.scores.append(found)
-                self.usage.likelihoods += 1
-                self.usage.likelihood_nfe += found.nfe
-                self.usage.largest_stderr = max(self.usage.largest_stderr, found.stderr)
-                answers.append((found.logprob, bool(found.greedy)))
-                if pairs is not None:
-                    self.cache_hook.add_partial(kind, pairs[i], answers[-1])
-        return answers
+    def _scored(self, requests: list[Request], quiet: bool) -> Iterator[Score]:
+        for batch in self._batches(requests, quiet):
+            yield from score_requests(self.model, batch, self.scoring)
 
-    def _batches(self, requests: list[Request], quiet: bool) -> Iterator[tuple[int, list[Request]]]:
+    def _keep(self, score: Score, task: str = "", doc_id: int | None = None) -> tuple[float, bool]:
+        """Count the score of a request; what the harness wants of it."""
+        self.scores.append(Scored(**vars(score), task=task, doc_id=doc_id))
+        self.usage.likelihoods += 1
+        self.usage.likelihood_nfe += score.nfe
+        self.usage.largest_stderr = max(self.usage.largest_stderr, score.stderr)
+        return score.logprob, bool(score.greedy)
+
+    def _batches(self, requests: list[Request], quiet: bool) -> Iterator[list[Request]]:
         """Runs of whole questions: choices must meet to be compared."""
         batch: list[Request] = []
-        start = 0
         with tqdm(total=len(requests), desc="likelihood", disable=quiet or self.rank > 0) as bar:
             for _, members in groupby(requests, key=lambda request: request.group):
                 batch += members
                 if len(batch) >= self.batch_size:
-                    yield start, batch
+                    yield batch
                     bar.update(len(batch))
-                    start, batch = start + len(batch), []
+                    batch = []
             if batch:
-                yield start, batch
+                yield batch
                 bar.update(len(batch))
 
     # -- generation -----------------------------------------------------------------------------

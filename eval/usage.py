@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+
+from ..scoring import Score
 
 
 @dataclass
@@ -26,3 +30,22 @@ class Usage:
         together = {name: mine[name] + others[name] for name in mine}
         most = {name: max(mine[name], others[name]) for name in ("seconds", "largest_stderr")}
         return Usage(**(together | most))
+
+
+@dataclass(frozen=True)
+class Scored(Score):
+    """The score of a request, and which document of which task it belongs to."""
+
+    task: str = ""
+    doc_id: int | None = None
+
+
+def whole(parts: Sequence[Score]) -> Score:
+    """The score of a text from those of its windows, whose estimates are independent."""
+    return Score(
+        logprob=sum(part.logprob for part in parts),
+        stderr=math.hypot(*(part.stderr for part in parts)),
+        tokens=sum(part.tokens for part in parts),
+        nfe=sum(part.nfe for part in parts),
+        computed=sum(part.computed for part in parts),
+    )

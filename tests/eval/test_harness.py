@@ -141,8 +141,10 @@ def test_long_texts_are_scored_in_windows(tiny: dllm.DiffusionModel) -> None:
     text = "Tom Anna Ben " * 100
     request = Instance("loglikelihood_rolling", {}, (text,), 0, ("t", 0, 1))
     (total,) = lm.loglikelihood_rolling([request], disable_tqdm=True)
-    assert total == pytest.approx(sum(s.logprob for s in lm.scores))
-    assert sum(s.tokens for s in lm.scores) == len(lm.tok_encode(text)) > tiny.facts.context_length
+    (score,) = lm.scores  # of the text, not of its windows
+    assert total == score.logprob and (score.task, score.doc_id) == ("t", 0)
+    assert score.tokens == len(lm.tok_encode(text)) > tiny.facts.context_length
+    assert score.stderr == lm.usage.largest_stderr > 0 and lm.usage.likelihoods == 1
 
 
 def instance(text: str, **settings: Any) -> Instance:
@@ -279,6 +281,7 @@ def test_command_line(cli: Run, tasks: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     scores = json.loads(out.read_text())["dllm"]["scores"]
     assert len(scores) == 3 and all(score["stderr"] > 0 for score in scores)
+    assert [(score["task"], score["doc_id"]) for score in scores] == [("my_choice", 0)] * 3
 
 
 @pytest.mark.usefixtures("quick")
