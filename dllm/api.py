@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,6 +49,7 @@ def generate(
     trace: bool = False,
     progress: bool = False,
     streamer: Streamer | None = None,
+    repetitions: Sequence[int] | None = None,
     **arguments: Any,
 ) -> Any:
     """Write an answer to ``prompt``, or to each of several prompts.
@@ -58,8 +60,9 @@ def generate(
     as ``"threshold(tau=0.8)"`` and ``"dual"``, or objects; see `dllm.samplers.available` and
     `dllm.cache.available`.  ``chat``: whether a string goes through the chat template (default:
     when there is one).  ``trace`` keeps every step in ``result.trace``; ``progress`` shows a bar
-    on stderr; ``streamer`` (one prompt only) receives text as it is decided.  ``arguments``: see
-    `dllm.GenerationConfig`.
+    on stderr; ``streamer`` (one prompt only) receives text as it is decided.  ``repetitions``: per
+    prompt how many times it was answered before, so that a new answer draws new noise; by default
+    equal prompts of a batch are counted, from 0.  ``arguments``: see `dllm.GenerationConfig`.
 
     Returns a `Result`, or a list of them for a list of prompts.  Raises `dllm.DllmError` with one
     sentence that says what to do.
@@ -68,7 +71,7 @@ def generate(
     prompts = list(prompt) if is_batch(prompt) else [prompt]
     if streamer is not None and len(prompts) > 1:
         raise ConfigError("a streamer follows one prompt: pass prompts one by one")
-    call = _prepare(loaded, prompts, chat, sampler, cache, trace, arguments)
+    call = _prepare(loaded, prompts, chat, sampler, cache, trace, arguments, repetitions)
     for steps in _with_progress(call, progress):
         if streamer is not None:
             _feed(streamer, steps[0])
@@ -147,11 +150,12 @@ def _prepare(
     cache: CacheLike,
     trace: bool,
     arguments: dict[str, Any],
+    repetitions: Sequence[int] | None = None,
 ) -> Call:
     """Everything that can be wrong is found here, before the first step: names first."""
     config = GenerationConfig.build(model.generation_defaults, arguments)
     call = _call(model, _compose(model, sampler, config, arguments), cache, config)
-    call.start(_canvases(model, prompts, chat, config), trace)
+    call.start(_canvases(model, prompts, chat, config, repetitions), trace)
     return call
 
 
@@ -186,23 +190,40 @@ def _call(
 
 
 def _canvases(
-    model: DiffusionModel, prompts: list[Any], chat: bool | None, config: GenerationConfig
+    model: DiffusionModel,
+    prompts: list[Any],
+    chat: bool | None,
+    config: GenerationConfig,
+    repetitions: Sequence[int] | None,
 ) -> list[Canvas]:
-    """One canvas per prompt.  Equal prompts of a batch get different noise, in order."""
+    """One canvas per prompt, with noise of its own for each repetition of one."""
     if not prompts:
         raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
-    seen: dict[bytes, int] = {}
+    encoded = [encode(model, prompt, chat) for prompt in prompts]
+    if repetitions is None:
+        repetitions = occurrences([ids.tobytes() for ids in encoded])
+    if len(repetitions) != len(prompts):
+        raise ConfigError(
+            f"{len(prompts)} prompts have as many repetitions, not {len(repetitions)}"
+        )
     canvases, facts = [], _canvas_facts(model, config)
-    for prompt in prompts:
-        ids = encode(model, prompt, chat)
+    for ids, row in zip(encoded, repetitions, strict=True):
         length = _canvas_length(model, len(ids), config)
-        row = seen.get(ids.tobytes(), 0)
-        seen[ids.tobytes()] = row + 1
         canvas = Canvas.for_prompt(ids, length, row=row, **facts)
         for offset, wanted in config.constraints.items():
             _constrain(model, canvas, offset, wanted)
         canvases.append(canvas)
     return canvases
+
+
+def occurrences(items: Sequence[Hashable]) -> list[int]:
+    """For each item how often it stands before."""
+    seen: Counter[Hashable] = Counter()
+    found = []
+    for item in items:
+        found.append(seen[item])
+        seen[item] += 1
+    return found
 
 
 def _constrain(model: DiffusionModel, canvas: Canvas, offset: int, wanted: int | str) -> None:

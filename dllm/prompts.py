@@ -6,11 +6,13 @@ spell a special token, such as the mask, it is encoded as ordinary characters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from .canvas import IntArray
@@ -18,12 +20,14 @@ from .errors import PromptError
 from .models import DiffusionModel
 
 Message = Mapping[str, str]
+KINDS = "a prompt is a string, chat messages or token ids"
+MARK = "\ue000"  # stands for what is said
 Prompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
 
 
 def is_batch(prompt: Any) -> bool:
     """Whether ``prompt`` is several prompts: a list of strings, of conversations, of id lists."""
-    if isinstance(prompt, str | Mapping):
+    if isinstance(prompt, str | Mapping) or not isinstance(prompt, Iterable):
         return False
     if isinstance(prompt, np.ndarray | torch.Tensor):
         return prompt.ndim > 1
@@ -37,23 +41,50 @@ def encode(model: DiffusionModel, prompt: Any, chat: bool | None = None) -> IntA
     ``chat``: wrap a string in the model's chat template as a user message; None (default) does
     so when there is a template.
     """
-    if isinstance(prompt, Mapping):
-        prompt = [prompt]
+    prompt = checked(prompt)
     if isinstance(prompt, str):
-        if not prompt.strip():
-            raise PromptError("the prompt is empty: give some text, messages or token ids")
         tokenizer = _tokenizer(model)
         if chat is None:
             chat = bool(tokenizer.chat_template)
         return _template(tokenizer, [{"role": "user", "content": prompt}]) if chat else np.asarray(
             encode_text(tokenizer, prompt, add_special_tokens=True), np.int64
         )  # fmt: skip
-    items = prompt.tolist() if isinstance(prompt, np.ndarray | torch.Tensor) else list(prompt)
-    if not items:
+    if isinstance(prompt[0], Mapping):
+        return _template(_tokenizer(model), prompt)
+    return _ids(model, prompt)
+
+
+def checked(prompt: Any) -> str | list[Any]:
+    """The prompt as a string, a list of messages or a list of ids.
+
+    Raises `PromptError` where it is none of these, empty, or not Unicode.
+    """
+    if isinstance(prompt, np.ndarray | torch.Tensor):
+        prompt = prompt.tolist()
+    if isinstance(prompt, Mapping):
+        prompt = [prompt]
+    if not isinstance(prompt, str):
+        if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+            raise PromptError(f"{KINDS}, not {prompt!r}")
+        prompt = list(prompt)
+    if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise PromptError("the prompt is empty: give some text, messages or token ids")
-    if isinstance(items[0], Mapping):
-        return _template(_tokenizer(model), items)
-    return _ids(model, items)
+    texts = [prompt]
+    if isinstance(prompt[0], Mapping):
+        for message in prompt:
+            if not isinstance(message, Mapping) or {"role", "content"} - set(message):
+                raise PromptError("chat messages look like {'role': 'user', 'content': 'text'}")
+        texts = [str(message["content"]) for message in prompt]
+    elif not isinstance(prompt, str):
+        texts = []
+        for item in prompt:
+            if not isinstance(item, int | np.integer) or isinstance(item, bool):
+                raise PromptError(f"{KINDS}, not a list with {item!r}")
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"the prompt is not valid Unicode: {error.reason}") from None
+    return prompt
 
 
 def _tokenizer(model: DiffusionModel) -> PreTrainedTokenizerBase:
@@ -63,10 +94,6 @@ def _tokenizer(model: DiffusionModel) -> PreTrainedTokenizerBase:
 
 
 def _ids(model: DiffusionModel, items: Sequence[Any]) -> IntArray:
-    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in items):
-        raise PromptError(
-            f"a prompt is a string, chat messages or token ids, not a list with {items[0]!r}"
-        )
     ids = np.asarray(items, np.int64)
     if ids.min() < 0 or ids.max() >= model.facts.vocab_size:
         raise PromptError(
@@ -98,11 +125,31 @@ def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[i
     return ids[len(head) :] if ids[: len(head)] == head else encode_text(tokenizer, text)
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> IntArray:
-    """Ids of a conversation in the model's template, ready for the answer."""
-    for message in messages:
-        if not isinstance(message, Mapping) or {"role", "content"} - set(message):
-            raise PromptError("chat messages look like {'role': 'user', 'content': 'text'}")
+def encode_chat(
+    model: DiffusionModel, messages: Sequence[Message], continued: bool = False
+) -> IntArray:
+    """Ids (P,) of a conversation, ready for the answer, or with ``continued`` for the rest of its
+    last message, which is the answer's beginning."""
+    return _template(_tokenizer(model), list(checked(messages)), continued)
+
+
+def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """What conversations begin with in the model's template, with and without a system prompt."""
+    if not tokenizer.chat_template:
+        return ()
+    user = {"role": "user", "content": MARK}
+    found = []
+    for messages in ([user], [{"role": "system", "content": MARK}, user]):
+        with suppress(TemplateError):  # some templates know no system prompt
+            shown = str(tokenizer.apply_chat_template(messages, tokenize=False))
+            found.append(shown.partition(MARK)[0])
+    return tuple(text for text in found if text.strip())
+
+
+def _template(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], continued: bool = False
+) -> IntArray:
+    """Ids of a conversation in the model's template."""
     if not tokenizer.chat_template:
         raise PromptError("this model has no chat template: pass a string or token ids")
     specials = [token for token in tokenizer.all_special_tokens if token]
@@ -112,7 +159,10 @@ def _template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -
         {**m, "content": mark} if unsafe else dict(m)
         for m, mark in zip(messages, marks, strict=True)
     ]
-    text = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        shown, tokenize=False, add_generation_prompt=not continued,
+        continue_final_message=continued,
+    )  # fmt: skip
     assert isinstance(text, str)
     ids: list[int] = []
     for mark, message in zip(marks, messages, strict=True) if unsafe else ():

@@ -66,6 +66,11 @@ class Scoring:
     seed: int = 0
     max_batch_tokens: int = 8192
 
+    @property
+    def rounds(self) -> int:
+        """Parts of about `ROUND` samples, after which a choice may be decided."""
+        return max(1, round(self.samples / ROUND)) if self.early_stop else 1
+
     def __post_init__(self) -> None:
         estimator(self.estimator)
         for name, least in (("samples", 1), ("max_batch_tokens", 1), ("cfg_scale", 0), ("seed", 0)):
@@ -85,7 +90,7 @@ def score_requests(model: DiffusionModel, requests: Sequence[Request], how: Scor
     if model.facts.mask_token_id is None:
         return [_autoregressive(model, request) for request in requests]
     running = [_Running(_completed(model, request, how), how) for request in requests]
-    rounds = max(1, how.samples // ROUND) if how.early_stop else 1
+    rounds = how.rounds
     for number in range(rounds):
         live = [run for run in running if not run.decided]
         _advance(model, live, how, number)
@@ -128,7 +133,8 @@ class _Running:
         return float(np.sqrt(np.sum(np.square(self.errors))) / len(self.errors))
 
     def draws(self, number: int) -> Draws:
-        rows = min(ROUND, self.how.samples) if self.how.early_stop else self.how.samples
+        each, more = divmod(self.how.samples, self.how.rounds)
+        rows = each + (number < more)
         sizes = len(self.request.continuation), len(self.request.prompt)
         return estimator(self.how.estimator)(*sizes, rows, (self.how.seed, number))
 

@@ -20,6 +20,8 @@ from .measure import Setting
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)  # of one step per position
 TAUS = (0.99, 0.95, 0.9, 0.7, 0.5, 0.3)
 BRACES = re.compile(r"\{([^{}]*)\}")
+VALUE = re.compile(r"(?<==)[^(),]+|(?<=[(,])\s*[-.\d{][^(),]*")  # of an argument in a spec
+ALONE = re.compile(r"\((\w+=)?\{\}\)")
 
 
 @dataclass(frozen=True)
@@ -120,18 +122,29 @@ def composes(spec: str, options: dict[str, Any] | None = None) -> bool:
     return True
 
 
-def spread(spec: str) -> Iterator[str]:
-    """``threshold(tau={0.5,0.9})`` stands for one spec per value in braces."""
+def spread(spec: str) -> Iterator[tuple[str, str]]:
+    """``threshold(tau={0.5,0.9})`` stands for one spec per value in braces.
+
+    Yields the curve that each is on and the spec.  A curve has no values in braces, but keeps what
+    else they choose between: ``{eb,threshold}`` are two.
+    """
     fixed, choices = BRACES.split(spec)[::2], BRACES.findall(spec)
     for values in product(*(choice.split(",") for choice in choices)):
-        pieces = (a + b.strip() for a, b in zip(fixed, (*values, ""), strict=True))
-        yield "".join(pieces)
+        named, whole = fixed[0], fixed[0]
+        for value, after in zip(map(str.strip, values), fixed[1:], strict=True):
+            blank = whole.endswith("=") or value[:1] in "-.0123456789"
+            named, whole = named + ("{}" if blank else value) + after, whole + value + after
+        yield method_of(named), whole
 
 
 def method_of(spec: str) -> str:
-    """The curve that a given spec, perhaps with braces, is on: its name where no more than one
-    argument is set, else also the arguments, without the values in braces."""
-    return spec.split("(")[0] if spec.count("=") <= 1 else BRACES.sub("{}", spec)
+    """The curve of a spec whose chosen values are ``{}``.
+
+    If no more than one argument has a value, as in ``lopa(threshold(tau=0.9))``, that value does
+    not count: ``lopa(threshold)``.  Otherwise the given ones tell the curve from others.
+    """
+    single = len(VALUE.findall(spec)) <= 1
+    return ALONE.sub("", VALUE.sub("{}", spec)) if single else spec
 
 
 def settings(
@@ -143,7 +156,7 @@ def settings(
     """
     canvas = int(arguments.get("max_new_tokens", 64))
     chosen = [(name, spec) for name in curves for spec in curve(name, canvas)]
-    chosen += [(method_of(spec), one) for spec in samplers for one in spread(spec)]
+    chosen += [found for spec in samplers for found in spread(spec)]
     for _, spec in chosen:
         compose(spec)  # an unknown name is refused before anything is measured
     found = [

@@ -14,7 +14,7 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
@@ -24,34 +24,20 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from ..api import generate
+from ..api import generate, occurrences
 from ..cache import compose as compose_cache
 from ..config import GenerationConfig
 from ..errors import ConfigError, UnknownNameError
 from ..models import load
-from ..prompts import encode, encode_text
+from ..prompts import chat_openings, encode_chat, encode_text
 from ..samplers import compose as compose_sampler
 from ..scoring import Request, Score, Scoring, score_requests
 from .ranks import Ranks
+from .usage import Scored, Usage, whole
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
 SAMPLING = ("temperature", "top_p", "top_k")
-
-
-@dataclass
-class Usage:
-    """What the answers of a `DLLM` cost, likelihoods apart from generations."""
-
-    requests: int = 0
-    tokens: int = 0
-    nfe: int = 0
-    computed: int = 0
-    seconds: float = 0.0
-    likelihoods: int = 0
-    likelihood_nfe: int = 0
-    largest_stderr: float = 0.0
-    shortened: int = field(default=0)  # prompts or canvases cut to fit the context
 
 
 @register_model("dllm")
@@ -108,9 +94,17 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
             estimator=estimator, samples=samples, early_stop=early_stop, greedy=check_greedy,
             cfg_scale=float(arguments.get("cfg_scale", 0)), seed=int(arguments.get("seed", 0)),
         )  # fmt: skip
-        self.scores: list[Score] = []  # of all likelihood requests so far, in their order
+        self.scores: list[Scored] = []  # of all likelihood requests so far, in their order
         self.usage = Usage()
         self._rendered: dict[str, list[int]] = {}
+        self._openings = chat_openings(self.tokenizer)
+
+    def gathered(self) -> tuple[Usage, list[Scored]] | None:
+        """Usage and scores of all processes, in the first one; None in the others."""
+        found = self.gather_object((self.usage, self.scores))
+        if found is None:
+            return None
+        return sum((usage for usage, _ in found), Usage()), [s for _, each in found for s in each]
 
     # -- text and ids ---------------------------------------------------------------------------
 
@@ -144,14 +138,10 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
                 continue_final_message=not add_generation_prompt,
             )
         )  # fmt: skip
-        if add_generation_prompt:  # remembered: what users wrote is never a special token
-            self._rendered[text] = encode(self.model, chat_history).tolist()
-        else:
-            self._rendered[text] = self._markup(text)
+        # Remembered: what users wrote is never a special token.
+        ids = encode_chat(self.model, chat_history, continued=not add_generation_prompt)
+        self._rendered[text] = ids.tolist()
         return text
-
-    def _markup(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
@@ -159,6 +149,11 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         """Ids of a text; behind a rendered conversation comes a turn of its own."""
         if string in self._rendered:
             return self._rendered[string]
+        if string.startswith(self._openings):
+            raise ConfigError(
+                "a prompt is a conversation that was not rendered here, so that its special tokens "
+                "cannot be told from text: leave out cache_requests, or a template in the task"
+            )
         special = self.model.facts.bos_token_id is not None and add_special_tokens is not False
         return encode_text(self.tokenizer, string, add_special_tokens=special)
 
@@ -185,15 +180,22 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
                 prompt, text = [self.prefix_token_id], self.tok_encode(continuation, False)
             group = groups.setdefault(question, len(groups))
             prepared.append(self._request(prompt, text, group, max(1, len(continuation))))
-        pairs = [instance.args for instance in requests]
-        return self._answer("loglikelihood", prepared, pairs, disable_tqdm)
+        answers = []
+        for instance, score in zip(requests, self._scored(prepared, disable_tqdm), strict=True):
+            answers.append(self._keep(score, instance.task_name, instance.doc_id))
+            self.cache_hook.add_partial("loglikelihood", instance.args, answers[-1])
+        return answers
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False,
         **_: Any,
     ) -> list[tuple[float, bool]]:  # fmt: skip
         prepared = [self._request(p, c, i, 1) for i, (_, p, c) in enumerate(requests)]
-        return self._answer("loglikelihood", prepared, [r[0] for r in requests], disable_tqdm)
+        answers = []
+        for request, score in zip(requests, self._scored(prepared, disable_tqdm), strict=True):
+            answers.append(self._keep(score))
+            self.cache_hook.add_partial("loglikelihood", request[0], answers[-1])
+        return answers
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -207,64 +209,66 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
             for prompt, text in map(make_disjoint_window, found):
                 windows.append(self._request(prompt, text, len(windows), 1))
                 owner.append(i)
-        totals = np.zeros(len(requests))
-        for i, (value, _) in zip(
-            owner, self._answer("rolling", windows, None, disable_tqdm), strict=True
-        ):
-            totals[i] += value
-        answers = [float(total) for total in totals]
-        for instance, answer in zip(requests, answers, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", instance.args, answer)
+        parts: list[list[Score]] = [[] for _ in requests]
+        for i, score in zip(owner, self._scored(windows, disable_tqdm), strict=True):
+            parts[i].append(score)
+        answers = []
+        for instance, scores in zip(requests, parts, strict=True):
+            answers.append(self._keep(whole(scores), instance.task_name, instance.doc_id)[0])
+            self.cache_hook.add_partial("loglikelihood_rolling", instance.args, answers[-1])
         return answers
 
     def _request(self, prompt: list[int], text: list[int], group: int, length: int) -> Request:
-        """A request that fits the context: long prompts lose their beginning."""
-        room = self.max_length - len(text) - 1  # the end token that Dream's estimator adds
-        if len(prompt) > room:
+        """A request that fits the context: the beginning is cut, if need be of the text, too."""
+        most = self.max_length - 1  # the end token that Dream's estimator adds
+        if len(prompt) + len(text) > most:
             self._shortened()
-            prompt = prompt[len(prompt) - max(room, 0) :]
+            text = text[-most:]
+            prompt = prompt[max(0, len(prompt) + len(text) - most) :]
         return Request(np.asarray(prompt, np.int64), np.asarray(text, np.int64), group, length)
 
-    def _answer(
-        self, kind: str, requests: list[Request], pairs: Sequence[Any] | None, quiet: bool
-    ) -> list[tuple[float, bool]]:
-        answers: list[tuple[float, bool]] = []
-        for start, batch in self._batches(requests, quiet):
-            for i, found in enumerate(score_requests(self.model, batch, self.scoring), start):
-                self.scores.append(found)
-                self.usage.likelihoods += 1
-                self.usage.likelihood_nfe += found.nfe
-                self.usage.largest_stderr = max(self.usage.largest_stderr, found.stderr)
-                answers.append((found.logprob, bool(found.greedy)))
-                if pairs is not None:
-                    self.cache_hook.add_partial(kind, pairs[i], answers[-1])
-        return answers
+    def _scored(self, requests: list[Request], quiet: bool) -> Iterator[Score]:
+        for batch in self._batches(requests, quiet):
+            yield from score_requests(self.model, batch, self.scoring)
 
-    def _batches(self, requests: list[Request], quiet: bool) -> Iterator[tuple[int, list[Request]]]:
+    def _keep(self, score: Score, task: str = "", doc_id: int | None = None) -> tuple[float, bool]:
+        """Count the score of a request; what the harness wants of it."""
+        self.scores.append(Scored(**vars(score), task=task, doc_id=doc_id))
+        self.usage.likelihoods += 1
+        self.usage.likelihood_nfe += score.nfe
+        self.usage.largest_stderr = max(self.usage.largest_stderr, score.stderr)
+        return score.logprob, bool(score.greedy)
+
+    def _batches(self, requests: list[Request], quiet: bool) -> Iterator[list[Request]]:
         """Runs of whole questions: choices must meet to be compared."""
         batch: list[Request] = []
-        start = 0
         with tqdm(total=len(requests), desc="likelihood", disable=quiet or self.rank > 0) as bar:
             for _, members in groupby(requests, key=lambda request: request.group):
                 batch += members
                 if len(batch) >= self.batch_size:
-                    yield start, batch
+                    yield batch
                     bar.update(len(batch))
-                    start, batch = start + len(batch), []
+                    batch = []
             if batch:
-                yield start, batch
+                yield batch
                 bar.update(len(batch))
 
     # -- generation -----------------------------------------------------------------------------
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Texts up to the first of ``until``; requests of equal settings share batches."""
-        settings = [self._settings(instance.args[1]) for instance in requests]
-        prompts = [self.tok_encode(instance.args[0]) for instance in requests]
+        fitted = [
+            self._fit(self.tok_encode(instance.args[0]), self._settings(instance.args[1]))
+            for instance in requests
+        ]
+        prompts, settings = [ids for ids, _ in fitted], [setting for _, setting in fitted]
+        names = [repr(sorted(setting.items())) for setting in settings]
+        # A task asks several times for several answers, however the requests are cut into batches.
+        repetitions = occurrences([(*ids, name) for ids, name in zip(prompts, names, strict=True)])
         answers = [""] * len(requests)
         kinds: dict[str, list[int]] = {}
-        for i, setting in enumerate(settings):
-            kinds.setdefault(repr(sorted(setting.items())), []).append(i)
+        for i, name in enumerate(names):
+            kinds.setdefault(name, []).append(i)
         with tqdm(
             total=len(requests), desc="generation", disable=disable_tqdm or self.rank > 0
         ) as (bar):
@@ -272,7 +276,10 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
                 indices.sort(key=lambda i: -len(prompts[i]))
                 for start in range(0, len(indices), self.batch_size):
                     batch = indices[start : start + self.batch_size]
-                    texts = self._texts([prompts[i] for i in batch], settings[batch[0]])
+                    texts = self._texts(
+                        [prompts[i] for i in batch], settings[batch[0]],
+                        [repetitions[i] for i in batch],
+                    )  # fmt: skip
                     for i, text in zip(batch, texts, strict=True):
                         answers[i] = text
                         self.cache_hook.add_partial("generate_until", requests[i].args, text)
@@ -296,15 +303,21 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
             _warn_once(f"generation setting {name}={value!r} has no meaning here and is ignored")
         return found
 
-    def _texts(self, prompts: list[list[int]], setting: dict[str, Any]) -> list[str]:
-        """One batch.  A prompt that is too long for its canvas loses its beginning."""
-        longest = max(map(len, prompts))
-        new = min(setting["max_new_tokens"], max(self.max_length - longest, self.max_length // 2))
+    def _fit(self, ids: list[int], setting: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """A prompt and a canvas that fit the context: half of it is for the answer, if wanted, and
+        a prompt that is too long for the rest loses its beginning."""
+        wanted = setting["max_new_tokens"]
+        new = min(wanted, max(self.max_length - len(ids), self.max_length // 2))
         room = self.max_length - new
-        if new < setting["max_new_tokens"] or longest > room:
+        if new < wanted or len(ids) > room:
             self._shortened()
-        fitting = [ids[max(0, len(ids) - room) :] for ids in prompts]
-        outs = generate(self.model, fitting, **(self.how | setting | {"max_new_tokens": new}))
+        return ids[max(0, len(ids) - room) :], setting | {"max_new_tokens": new}
+
+    def _texts(
+        self, prompts: list[list[int]], setting: dict[str, Any], repetitions: list[int]
+    ) -> list[str]:
+        """One batch."""
+        outs = generate(self.model, prompts, repetitions=repetitions, **(self.how | setting))
         self.usage.requests += len(outs)
         self.usage.tokens += sum(len(out.tokens) for out in outs)
         self.usage.nfe += sum(out.nfe for out in outs)

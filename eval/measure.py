@@ -11,7 +11,7 @@ from ..api import generate
 from ..errors import ConfigError
 from ..models import DiffusionModel
 from .metrics import Outcome, Point, wilson
-from .problems import Problems, check_fits, prompt_of, stamp
+from .problems import Problems, check_fits, draw, prompt_of, stamp
 
 FORMAT = 2
 
@@ -123,7 +123,7 @@ class RefusedError(ConfigError):
 
 def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str) -> Record:
     """Decode the examples and check the answers.  ``identity`` is the model's fingerprint."""
-    examples = problems.examples(cell.start + cell.examples, cell.seed)[cell.start :]
+    examples = draw(problems, cell.start + cell.examples, cell.seed, cell.start)
     how = {"sampler": cell.setting.sampler, "cache": cell.setting.cache, **cell.setting.arguments}
     check_fits(model, examples, int(how.get("max_new_tokens") or 1), cell.task)
     prompts = [prompt_of(example) for example in examples]

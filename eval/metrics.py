@@ -136,9 +136,17 @@ def aup(points: Sequence[Point], best: float, alpha: float = ALPHA) -> float:
     return area
 
 
-def dense_aup(points: Sequence[Point], best: float, alpha: float = ALPHA) -> float:
-    """The same area for a whole sweep: points below the floor are left out wherever they lie."""
+def dense_aup(
+    points: Sequence[Point], best: float, alpha: float = ALPHA, start: Point | None = None
+) -> float:
+    """The same area for a whole sweep: points below the floor are left out wherever they lie.
+
+    ``start``: where the curve begins; points that are not faster are left out.  None (default)
+    begins at the slowest of the points.
+    """
     ordered = sorted(points)
+    if start is not None:
+        ordered = [start, *(point for point in ordered if point[0] > start[0])]
     kept = [point for point in ordered if point[1] >= ordered[0][1] - DROP]
     return aup(kept, best, alpha)
 
@@ -158,13 +166,19 @@ class Outcome:
 
 
 def dense_aup_draws(
-    outcomes: Sequence[Outcome], best: float, draws: int = 400, seed: int = 0
+    outcomes: Sequence[Outcome],
+    best: float,
+    draws: int = 400,
+    seed: int = 0,
+    start: Outcome | None = None,
 ) -> Draws:
     """Dense AUP of (draws,) bootstrap samples of the examples.
 
     A draw takes the same examples for all settings, as they were measured; and, under the same
     seed, for all methods, so that differences of their areas can be taken draw by draw.
+    ``start``: the setting at which the curve begins in every draw, see `dense_aup`.
     """
+    outcomes = [*outcomes, *([] if start is None else [start])]
     n = len(outcomes[0].right)
     chosen = np.random.default_rng(seed).integers(0, n, (draws, n))
 
@@ -175,9 +189,12 @@ def dense_aup_draws(
     rates = sums([o.tokens for o in outcomes]) / np.maximum(1, sums([o.nfe for o in outcomes]))
     shares = 100 / n * sums([o.right for o in outcomes])
     curves = (
-        zip(x.tolist(), y.tolist(), strict=True) for x, y in zip(rates.T, shares.T, strict=True)
+        list(zip(x.tolist(), y.tolist(), strict=True))
+        for x, y in zip(rates.T, shares.T, strict=True)
     )
-    return np.array([dense_aup(list(curve), best) for curve in curves])
+    return np.array(
+        [dense_aup(curve, best, start=None if start is None else curve[-1]) for curve in curves]
+    )
 
 
 def interval(draws: Draws, level: float = 0.95) -> tuple[float, float]:

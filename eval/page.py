@@ -12,7 +12,8 @@ from typing import Any
 from ..errors import ConfigError
 
 FORMAT = 1  # of dllm.trace
-KEYS = {"prompt", "length", "region", "sampler", "cache", "model", "steps", "final", "pieces"}
+KEYS = {"prompt": list, "length": int, "region": list, "sampler": str, "cache": str, "model": str,
+        "steps": list, "final": list, "pieces": dict}  # fmt: skip
 STEP_KEYS = {"window", "commits", "remasked", "computed", "compute", "read", "drafts", "candidates"}
 MOST = 2  # traces that fit side by side
 
@@ -23,15 +24,25 @@ def read_trace(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not a trace: it is not JSON ({error})") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ConfigError(f"{path} is not a trace of format {FORMAT}: write it with --trace")
-    lacking = KEYS - set(found)
-    lacking |= {key for step in found.get("steps", ()) for key in STEP_KEYS - set(step)}
+    lacking = KEYS.keys() - found.keys()
+    wrong = {key for key, kind in KEYS.items() if not isinstance(found.get(key, kind()), kind)}
+    steps = [] if {"steps"} & (lacking | wrong) else found["steps"]
+    if not all(isinstance(step, dict) for step in steps):
+        wrong, steps = wrong | {"steps"}, []
+    lacking |= {key for step in steps for key in STEP_KEYS - set(step)}
+    if wrong:
+        raise ConfigError(f"the trace {path} has other things than expected in {_list(wrong)}")
     if lacking:
-        raise ConfigError(f"the trace {path} lacks {', '.join(sorted(lacking))}")
+        raise ConfigError(f"the trace {path} lacks {_list(lacking)}")
     return found
+
+
+def _list(names: set[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def trace_page(traces: Sequence[dict[str, Any]], title: str = "dllm trace") -> str:

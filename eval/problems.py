@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError, PromptError, UnknownNameError
 from ..models import DiffusionModel
-from ..prompts import encode
+from ..prompts import checked, encode
 from .humaneval import HumanEval
-from .tasks import TASKS, Example
+from .tasks import TASKS, Example, Task
 from .tasks.parallel import PARALLEL
 
 MATCHES = ("equals", "contains")
+DRAWS = (1, 2, 4, 8, 16)  # per example wanted, before a task counts as exhausted
 
 
 class Problems(Protocol):
@@ -78,7 +79,7 @@ class FileTask:
 def read_file(path: Path) -> FileTask:
     """A task from JSON lines.  Raises `ConfigError` with the line that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the task file {path}: {error}") from error
     questions = [
@@ -93,15 +94,19 @@ def _question(path: Path, number: int, line: str) -> Question:
     where = f"line {number} of {path}"
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from None
     missing = {"prompt", "answer"} - set(found) if isinstance(found, Mapping) else {"prompt"}
     if missing:
         raise ConfigError(f"{where} lacks {' and '.join(sorted(missing))}")
+    try:
+        prompt = checked(found["prompt"])
+    except PromptError as error:
+        raise ConfigError(f"{where}: {error}") from None
     match = found.get("match", "equals")
     if match not in MATCHES:
         raise UnknownNameError(f"match in {where}", match, MATCHES)
-    return Question(path.stem, found["prompt"], str(found["answer"]), match)
+    return Question(path.stem, prompt, str(found["answer"]), match)
 
 
 def task_names() -> list[str]:
@@ -122,6 +127,25 @@ def problems(name: str, run_code: bool = False) -> Problems:
     if name.endswith(".jsonl"):
         return read_file(Path(name))
     raise UnknownNameError("task", name, task_names())
+
+
+def draw(task: Problems, n: int, seed: int = 0, start: int = 0) -> list[Any]:
+    """Examples ``start`` to ``n`` of a task, no two of them alike.
+
+    A generated task repeats itself where there are few instances: what was drawn before is passed
+    over.  Raises `ConfigError` where a task has no more.  Files and `HumanEval` are as they stand.
+    """
+    if not isinstance(task, Task):
+        return task.examples(n, seed)[start:]
+    found: dict[str, Any] = {}
+    for more in DRAWS:
+        for example in task.examples(more * n, seed):
+            found.setdefault(repr(prompt_of(example)), example)
+        if len(found) >= n:
+            return list(found.values())[start:n]
+    raise ConfigError(
+        f"{task.name} has only {len(found)} different prompts, not {n}: ask for fewer"
+    )
 
 
 def stamp(task: Problems) -> str:

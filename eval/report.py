@@ -107,16 +107,17 @@ def areas(records: Sequence[Record]) -> dict[str, Area]:
     """The area of every method that was measured on all tasks.
 
     Every curve begins at one token per step: the area's first rectangle would otherwise favour a
-    method whose sweep begins where others end.
+    method whose sweep begins where others end, and a setting that is slower still, or as slow and
+    worse, would move the floor.
     """
     tasks = by_task([r for r in records if r.cache == BASE])
     found: dict[str, list[tuple[float, Draws]]] = {}
     for number, members in enumerate(tasks.values()):
         best, slow = max(100 * r.accuracy for r in members) or 100.0, one_by_one(members)
         for method, line in curves(members).items():
-            outcomes = [slow.outcome, *(r.outcome for r in line if r is not slow)]
-            area = dense_aup([o.point() for o in outcomes], best)
-            draws = dense_aup_draws(outcomes, best, seed=number)
+            outcomes = [record.outcome for record in line]
+            area = dense_aup([o.point() for o in outcomes], best, start=slow.point)
+            draws = dense_aup_draws(outcomes, best, seed=number, start=slow.outcome)
             found.setdefault(method, []).append((area, draws))
     return {
         method: Area(*zip(*each, strict=True))

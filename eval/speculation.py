@@ -59,7 +59,7 @@ class Turn:
 def read_questions(path: Path) -> list[Question]:
     """Raises `ConfigError` with the line that is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the questions in {path}: {error}") from error
     found = [_question(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]
@@ -72,7 +72,7 @@ def _question(path: Path, number: int, line: str) -> Question:
     where = f"line {number} of {path}"
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"{where} is not JSON") from None
     lacking = {"question_id", "category", "turns"} - set(entry if isinstance(entry, dict) else ())
     if lacking:

@@ -95,16 +95,21 @@ class Journal:
             self._read()
 
     def _read(self) -> None:
-        content = self.path.read_bytes()
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read the results in {self.path}: {error.strerror}"
+            ) from error
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             with self.path.open("rb+") as file:
                 file.truncate(len(whole))
-        for number, line in enumerate(whole.decode("utf-8").splitlines(), 1):
+        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
             try:
                 entry = json.loads(line)
                 record = Record(**{k: v for k, v in entry.items() if k in FIELDS})
-            except (ValueError, TypeError, AttributeError):
+            except (ValueError, TypeError, AttributeError, RecursionError):
                 raise ConfigError(
                     f"line {number} of {self.path} is not a record of a sweep; repair or remove it"
                 ) from None

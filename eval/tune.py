@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import NormalDist
@@ -23,7 +23,7 @@ from ..models import DiffusionModel
 from .machine import machine
 from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
 from .metrics import Paired, paired
-from .problems import problems
+from .problems import draw, problems
 from .sweep import refusal
 
 COSTS = ("seconds", "nfe", "computed")
@@ -56,7 +56,8 @@ class Candidate:
 class Choice:
     """What was found.  ``accuracy`` and ``baseline`` are shares on the confirming prompts,
     ``change`` compares them, with the interval that confirmed; ``saving`` is the baseline's cost
-    over the setting's.  ``confirmed`` is False when nothing passed and the baseline itself is
+    over the setting's (of seconds at least: its fastest run over the setting's slowest).
+    ``confirmed`` is False when nothing passed and the baseline itself is
     returned."""
 
     setting: Setting
@@ -69,6 +70,9 @@ class Choice:
     confirmed: bool
 
 
+# What a search tries after its first round: one of each kind that saves most of a forward.
+CACHES = ("prefix", "dual", "dkv", "dllm_cache", "block")
+
 Progress = Callable[[str, Sequence[Candidate]], None]
 
 
@@ -79,7 +83,9 @@ class Tuning:
     two settings never differ); ``rungs``: new prompts per task in each round; ``eta``: one in so
     many survives a rung; ``finalists``: how many are put to the proof at most, each with an
     interval of 1 - 0.05 / their number (Bonferroni); ``confirm``: prompts per task of the proof;
-    ``by``: what to save.  The prompts of rounds and proof are different ones."""
+    ``by``: what to save; ``caches``: those that the survivors of the first round are crossed with,
+    as far as the model can run them; ``timings``: runs of the baseline and each finalist where
+    seconds are saved.  The prompts of rounds and proof are different ones."""
 
     tasks: Sequence[str]
     keep: float = 0.99
@@ -91,6 +97,8 @@ class Tuning:
     by: str = "seconds"
     seed: int = 0
     rows: int = 32
+    caches: Sequence[str] = ()
+    timings: int = 3
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
@@ -99,9 +107,10 @@ class Tuning:
             raise UnknownNameError("cost", self.by, COSTS)
         if not self.tasks:
             raise ConfigError("tuning needs a task: name one that has checkable answers")
-        if min(*self.rungs, self.confirm, self.finalists, self.eta - 1) < 1:
+        if min(*self.rungs, self.confirm, self.finalists, self.timings, self.eta - 1) < 1:
             raise ConfigError(
-                "rungs and confirm count prompts, finalists settings, all from 1; eta is from 2"
+                "rungs and confirm count prompts, finalists settings, timings runs, all from 1; "
+                "eta is from 2"
             )
 
 
@@ -123,22 +132,28 @@ def tune(
     # sorted by difficulty, so it is not used.
     starts = [0, *accumulate(how.rungs)]
     for task in tasks.values():
-        task.examples(starts[-1] + how.confirm, how.seed + 1)  # too few are told now
+        draw(task, starts[-1] + how.confirm, how.seed + 1)  # too few are told now
 
     def answer(setting: Setting, n: int, start: int) -> list[Record]:
         cells = [Cell(name, setting, n, how.seed + 1, how.rows, start) for name in tasks]
         return [measure(model, tasks[cell.task], cell, identity) for cell in cells]
 
+    def answered(them: Sequence[Candidate], n: int, start: int) -> list[Candidate]:
+        able = []
+        for who in them:
+            with suppress(RefusedError):  # e.g. a sampler whose trained part is not there
+                who.records += answer(who.setting, n, start)
+                able.append(who)
+        return able
+
     base = Candidate(baseline)
     alive = [Candidate(setting) for setting in candidates if refusal(setting) is None]
     for n, start in zip(how.rungs, starts, strict=False):
         base.records += answer(baseline, n, start)
-        able = []
-        for who in alive:
-            with suppress(RefusedError):  # e.g. a sampler whose trained part is not there
-                who.records += answer(who.setting, n, start)
-                able.append(who)
-        alive = survivors(able, base, how)
+        alive = survivors(answered(alive, n, start), base, how)
+        if not start and how.caches:
+            also = crossed(alive, how.caches)
+            alive = survivors(alive + answered(also, n, start), base, how)
         progress(f"{start + n} prompts per task", alive)
     proof = Candidate(baseline, answer(baseline, how.confirm, starts[-1]))
     if not any(proof.right):
@@ -147,15 +162,48 @@ def tune(
             f"{', '.join(how.tasks)}: there is no accuracy to keep; choose a task the model can do"
         )
     finalists = alive[: how.finalists]
+    slowest: dict[str, float] = {}
+    if how.by == "seconds":  # one timing says little: the worst of each against the baseline's best
+        spans = timings(
+            [who.setting for who in (base, *finalists)],
+            lambda setting: Candidate(setting, answer(setting, how.rungs[-1], starts[-2])),
+            how.timings,
+        )
+        quickest = min(spans.pop(0))
+        slowest = {who.setting.label: max(span) for who, span in zip(finalists, spans, strict=True)}
+        finalists.sort(key=lambda who: slowest[who.setting.label])
     z = NormalDist().inv_cdf(1 - LEVEL / max(1, len(finalists)) / 2)
     for who in finalists:
         fresh = Candidate(who.setting, answer(who.setting, how.confirm, starts[-1]))
         change = paired(fresh.right, proof.right, z)
-        passed = fresh.cost(how.by) < proof.cost(how.by) and holds(change, proof.accuracy, how)
+        saving = (
+            quickest / slowest[who.setting.label] if slowest
+            else proof.cost(how.by) / fresh.cost(how.by)
+        )  # fmt: skip
+        passed = saving > 1 and holds(change, proof.accuracy, how)
         progress("confirmed" if passed else "not confirmed", [fresh])
         if passed:
-            return _choice(fresh, proof, change, how, True)
-    return _choice(proof, proof, paired(proof.right, proof.right, z), how, False)
+            return _choice(fresh, proof, change, how, saving)
+    return _choice(proof, proof, paired(proof.right, proof.right, z), how, None)
+
+
+def crossed(alive: Sequence[Candidate], caches: Sequence[str]) -> list[Candidate]:
+    """The settings without a cache, with each of the ``caches`` that they go with."""
+    plain = [who.setting for who in alive if who.setting.cache == "none"]
+    found = (
+        replace(setting, cache=cache, method=f"{setting.method} · {cache}")
+        for setting in plain
+        for cache in caches
+    )
+    return [Candidate(setting) for setting in found if refusal(setting) is None]
+
+
+def timings(
+    settings: Sequence[Setting], run: Callable[[Setting], Candidate], times: int
+) -> list[list[float]]:
+    """Seconds per prompt of each setting, several times, in turns: a busy moment meets all."""
+    turns = [[run(setting).cost("seconds") for setting in settings] for _ in range(times)]
+    return [list(span) for span in zip(*turns, strict=True)]
 
 
 def survivors(alive: Sequence[Candidate], base: Candidate, how: Tuning) -> list[Candidate]:
@@ -174,11 +222,10 @@ def holds(change: Paired, baseline: float, how: Tuning) -> bool:
 
 
 def _choice(
-    who: Candidate, base: Candidate, change: Paired, how: Tuning, confirmed: bool
+    who: Candidate, base: Candidate, change: Paired, how: Tuning, saving: float | None
 ) -> Choice:
-    saving = base.cost(how.by) / who.cost(how.by)
-    return Choice(who.setting, who.accuracy, base.accuracy, change, saving, how.by,
-                  len(who.right), confirmed)  # fmt: skip
+    return Choice(who.setting, who.accuracy, base.accuracy, change, saving or 1.0, how.by,
+                  len(who.right), saving is not None)  # fmt: skip
 
 
 def write_preset(choice: Choice, model: str, how: Tuning, path: Path) -> None:

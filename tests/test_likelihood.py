@@ -153,6 +153,14 @@ def test_greedy_continuations_are_recognised(tiny: dllm.DiffusionModel) -> None:
     assert dllm.score(tiny, PROMPT, text).greedy is None
 
 
+@pytest.mark.parametrize("samples", [8, 40, 64])
+def test_early_stop_takes_all_samples_where_nothing_is_decided(samples: int) -> None:
+    """One continuation has no rival, so no round is the last before its time."""
+    text = "Anna, Tom, Ben, Mia, Zoe, Kate, Paul"
+    found = dllm.score("nano", "Copy this list: Tom", text, samples=samples, early_stop=True)
+    assert found.nfe == samples
+
+
 def test_early_stop_saves_forwards_and_keeps_the_ranking() -> None:
     prompt = "Reverse this list: Tom, Anna, Ben, Mia, Zoe"
     texts = ["Zoe, Mia, Ben, Anna, Tom", "Zoe, Mia, Ben, Tom, Anna", "Tom, Anna, Ben, Mia, Zoe"]

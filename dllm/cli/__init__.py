@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Entry point of the ``dllm`` command."""
+    code: object = 0
     try:
         from .app import app
 
@@ -15,4 +17,21 @@ def main() -> None:
                 stream.reconfigure(errors="replace")
         app(prog_name="dllm")
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = 130
+    except SystemExit as end:
+        code = end.code
+    sys.exit(_flush(code))
+
+
+def _flush(code: object) -> object:
+    """Write what stdout still holds: a full disk may be found only now.  The exit status."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second try at exit
+        if not code and not isinstance(error, BrokenPipeError):
+            from .output import complain
+
+            complain(error)
+        return code or 2
+    return code

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -21,28 +23,48 @@ from .generate import generate
 from .infill import infill
 from .listing import caches, samplers
 from .options import DEBUG, remember_debug
-from .output import complain
+from .output import USAGE_ERROR, complain
 from .trace import trace
 from .train import train_app
 from .tune import tune
 
-USAGE_ERROR, INTERRUPTED = 2, 130
+INTERRUPTED = 130
+UsageError: Any = typer.BadParameter.__base__  # some versions of typer bring their own click
 
 
 class Commands(TyperGroup):
-    """Runs a command; what it raises on purpose becomes one line on stderr."""
+    """Runs a command; what goes wrong outside this program becomes one line on stderr."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        with told({}):
+            return super().make_context(*args, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with told(ctx.meta):
             return super().invoke(ctx)
-        except DllmError as error:
-            if ctx.meta.get(DEBUG):
-                traceback.print_exc()
-            complain(error)
-            raise typer.Exit(USAGE_ERROR) from None
-        except KeyboardInterrupt:
-            print(file=sys.stderr)  # after the ^C of the terminal
-            raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def told(meta: dict[str, Any]) -> Iterator[None]:
+    """Errors of users and of their files and devices leave as one line, and status 2."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # after the ^C of the terminal
+        raise typer.Exit(INTERRUPTED) from None
+    except UsageError as error:
+        if type(error).show is not UsageError.show:  # no arguments: the help page
+            raise
+        where = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+        complain(f"{error.format_message().rstrip('.')}{where}")
+        raise typer.Exit(USAGE_ERROR) from None
+    except BrokenPipeError:  # who reads the output has enough
+        raise
+    except (DllmError, OSError) as error:
+        if meta.get(DEBUG):
+            traceback.print_exc()
+        complain(error)
+        raise typer.Exit(USAGE_ERROR) from None
 
 
 def _print_version(wanted: bool) -> None:

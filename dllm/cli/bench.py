@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ..errors import ConfigError
 from .options import DECODING, MEASURING, OUTPUT, Measured, option, takes
-from .output import interactive, note, stderr
+from .output import check_output, interactive, note, stderr
 
 if TYPE_CHECKING:
     from ..eval.measure import Cell, Record
@@ -63,6 +63,8 @@ def bench(*, options: Bench) -> None:
     if options.plot:
         check_plots()
     journal = Journal(options.output / "results.jsonl")
+    options.output.mkdir(parents=True, exist_ok=True)
+    check_output(journal.path)
     if options.threads is not None:
         import torch
 

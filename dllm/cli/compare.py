@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ..result import Result
 
 DEFAULT = ["llada", "threshold"]
+NARROWEST = 24  # columns in which a text can still be read beside the figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +70,28 @@ def compare(
 
 
 def show(results: list[Result], model: DiffusionModel) -> None:
-    """A table on stdout; texts that equal the first one are marked."""
+    """A table on stdout, texts beside or below; those that equal the first one are marked."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("Sampler", no_wrap=True)
     for name in ("Cache", "Forwards", "Positions", "Tokens/forward", "Seconds"):
         table.add_column(name, justify="left" if name == "Cache" else "right", no_wrap=True)
-    table.add_column("Text", ratio=1, overflow="fold")
+    texts = []
     for i, result in enumerate(results):
         same = i > 0 and result.text == results[0].text
+        texts.append(Text("= first" if same else result.text, style="dim" if same else ""))
         table.add_row(
             Text(result.sampler), result.cache, str(result.nfe), str(result.computed),
             f"{result.tokens_per_forward:.2f}", f"{result.seconds:.3f}",
-            Text("= first" if same else result.text, style="dim" if same else ""),
         )  # fmt: skip
     console = Console(highlight=False)
+    room = console.width - Measurement.get(console, console.options, table).maximum
+    if room >= NARROWEST:
+        table.add_column("Text", ratio=1, overflow="fold")
+        table.columns[-1]._cells.extend(texts)
     console.print(table)
+    if room < NARROWEST:
+        for result, text in zip(results, texts, strict=True):
+            console.print(Text(f"{result.sampler} · {result.cache}", style="bold"))
+            console.print(text, soft_wrap=True)
+            console.print()
     console.print(Text(f"{model.name}, {len(results)} settings, one warm-up before", style="dim"))

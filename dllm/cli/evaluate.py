@@ -12,10 +12,10 @@ import typer
 
 from ..errors import ConfigError, DllmError, UnknownNameError
 from .options import DECODING, OUTPUT, Decoding, option, takes
-from .output import note, versions, waiting
+from .output import check_output, note, versions, waiting
 
 if TYPE_CHECKING:
-    from ..eval.harness import DLLM
+    from ..eval.usage import Usage
 
 TASK, LIKELIHOOD = "Tasks", "Likelihood"
 
@@ -82,8 +82,8 @@ def evaluate(
     """Run tasks of lm-evaluation-harness.  The table goes to stdout; needs the extra "eval"."""
     if find_spec("lm_eval") is None:
         raise ConfigError("dllm eval needs lm-evaluation-harness: run `pip install dllm[eval]`")
-    if options.output is not None and not options.output.resolve().parent.is_dir():
-        raise ConfigError(f"cannot write to {options.output}: name a file in an existing folder")
+    if options.output is not None:
+        check_output(options.output, "results ")
     with waiting("loading lm-evaluation-harness"):
         import lm_eval
         from lm_eval.tasks import TaskManager
@@ -96,7 +96,11 @@ def evaluate(
         raise ConfigError(f"there is no folder {folder} for --include-path")
     manager = TaskManager(include_path=None if folder is None else str(folder))
     names = known_tasks(tasks, manager)
-    lm = DLLM(options.load(), options.sampler, options.cache, **_harness_arguments(options))
+    with waiting(f"loading {options.model}"):  # by name: a process has to know its device first
+        lm = DLLM(
+            options.model, options.sampler, options.cache, dtype=options.dtype,
+            device=options.device, **_harness_arguments(options),
+        )  # fmt: skip
     try:
         found = lm_eval.simple_evaluate(
             lm, tasks=names, task_manager=manager, num_fewshot=options.num_fewshot,
@@ -109,20 +113,22 @@ def evaluate(
     except Exception as error:  # the harness and its loaders raise many types, mostly about tasks
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"the tasks {tasks} cannot be run ({what}); --debug says more") from error
-    if found is None:  # another process than the first
+    used = lm.gathered()
+    if found is None or used is None:  # another process than the first
         return
+    usage, scores = used
     print(make_table(found))
     if "groups" in found:
         print(make_table(found, "groups"))
-    note(cost(lm))
+    note(cost(usage))
     if options.output is not None:
         about: dict[str, Any] = {
             "how": lm.how,
             "scoring": asdict(lm.scoring),
-            "usage": asdict(lm.usage),
+            "usage": asdict(usage),
         }
         if options.log_samples:
-            about["scores"] = [asdict(score) for score in lm.scores]
+            about["scores"] = [asdict(score) for score in scores]
         record = {**found, "dllm": about | {"model": lm.model.name, "versions": versions()}}
         text = json.dumps(record, indent=1, default=handle_non_serializable, ensure_ascii=False)
         options.output.write_text(text + "\n", encoding="utf-8")
@@ -145,9 +151,9 @@ def _harness_arguments(options: Evaluation) -> dict[str, Any]:
     return {name: getattr(options, name) for name in named} | options.arguments()
 
 
-def cost(lm: DLLM) -> str:
+def cost(used: Usage) -> str:
     """One line: what the answers cost."""
-    used, parts = lm.usage, []
+    parts = []
     if used.requests:
         parts.append(
             f"{used.requests} generations: {used.tokens} tokens, {used.nfe} forwards, "

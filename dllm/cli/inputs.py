@@ -33,7 +33,7 @@ def read_prompts(prompt: str | None, file: Path | None, lines: bool) -> list[str
     text = read_text(prompt, file)
     if not lines:
         return [text]
-    prompts = [line for line in text.splitlines() if line.strip()]
+    prompts = [line for line in text.split("\n") if line.strip()]
     if not prompts:
         raise PromptError("there is no prompt: every line is blank")
     return prompts

@@ -129,15 +129,16 @@ class Measured(Ways):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding(Loaded):
-    """One way of decoding.  None leaves the default of the checkpoint or the API."""
+    """One way of decoding.  None leaves the default of the checkpoint or the API; a sampler or a
+    cache that is not given (empty) is that of the preset, or else `SAMPLER` and `CACHE`."""
 
     sampler: Annotated[
         str,
         option("--sampler", "-s", panel=DECODING, text="See 'dllm samplers', default threshold."),
-    ] = SAMPLER
+    ] = ""
     cache: Annotated[
         str, option("--cache", "-c", panel=DECODING, text="See 'dllm caches', default none.")
-    ] = CACHE
+    ] = ""
     preset: Annotated[
         Path | None, option("--preset", panel=DECODING, text="A file that 'dllm tune' wrote.")
     ] = None
@@ -181,11 +182,10 @@ class Decoding(Loaded):
 
     def __post_init__(self) -> None:
         """A preset is the sampler, the cache, and whatever else was not given."""
-        if self.preset is None:
-            return
-        if (self.sampler, self.cache) != (SAMPLER, CACHE):
+        if self.preset is not None and (self.sampler or self.cache):
             raise ConfigError("a preset says which sampler and cache: drop --preset or them")
-        found = read_preset(self.preset)
+        plain = {"sampler": self.sampler or SAMPLER, "cache": self.cache or CACHE, "arguments": {}}
+        found = plain if self.preset is None else read_preset(self.preset)
         mine = {name: v for name, v in found["arguments"].items() if hasattr(self, name)}
         open_ = {name: value for name, value in mine.items() if getattr(self, name) is None}
         for name, value in {**open_, "sampler": found["sampler"], "cache": found["cache"]}.items():

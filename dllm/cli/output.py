@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..result import Result
 
+USAGE_ERROR = 2  # exit status
 MEASURED = ("text", "tokens", "nfe", "computed", "forced", "tokens_per_forward",
             "tokens_per_second", "seconds", "peak_memory", "finish_reason", "prompt_length",
             "sampler", "cache", "seed")  # fmt: skip
@@ -51,10 +52,29 @@ def note(text: str) -> None:
     stderr().print(text, style="dim", markup=False)
 
 
-def complain(error: Exception) -> None:
+def complain(error: Exception | str) -> None:
     """One line on stderr that says what went wrong."""
-    message = " ".join(line.strip() for line in str(error).splitlines())
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        about = f"{error.filename}: " if error.filename else ""
+        text = about + error.strerror
+    message = " ".join(line.strip() for line in text.splitlines())
     print(f"error: {message}", file=sys.stderr)
+
+
+def check_output(file: Path, what: str = "") -> None:
+    """Raise `ConfigError` now rather than after the work if ``file`` cannot be written."""
+    new = not file.exists()
+    if not new and not (file.is_file() or file.is_dir()):  # a pipe or a device
+        return
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {what}to {file} ({error.strerror}): name a file in an existing folder"
+        ) from error
+    if new:
+        file.unlink()
 
 
 def distribution_version(name: str) -> str | None:
@@ -91,11 +111,11 @@ def trace_files(file: Path | None, rows: int) -> list[Path]:
     """
     if file is None:
         return []
-    if file.is_dir() or not file.resolve().parent.is_dir():
-        raise ConfigError(f"cannot write the trace to {file}: name a file in an existing folder")
-    if rows == 1:
-        return [file]
-    return [file.with_name(f"{file.stem}-{row}{file.suffix}") for row in range(rows)]
+    named = [file.with_name(f"{file.stem}-{row}{file.suffix}") for row in range(rows)]
+    files = [file] if rows == 1 else named
+    for each in files:
+        check_output(each, "the trace ")
+    return files
 
 
 def save_traces(results: list[Result], files: list[Path]) -> None:

@@ -18,7 +18,7 @@ def read_preset(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the preset {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"the preset {path} is not JSON: {error}") from error
     missing = KEYS - set(found) if isinstance(found, Mapping) else KEYS
     if missing or not isinstance(found["arguments"], Mapping):

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
-from .output import note
+from .output import check_output, note
 
 
 def trace(
@@ -24,10 +23,8 @@ def trace(
     """
     from ..eval.page import read_trace, trace_page
 
-    page = trace_page([read_trace(file) for file in files], " · ".join(f.stem for f in files))
     target = output or files[0].with_suffix(".html")
-    try:
-        target.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write the page to {target}: {error.strerror}") from error
+    page = trace_page([read_trace(file) for file in files], " · ".join(f.stem for f in files))
+    check_output(target, "the page ")
+    target.write_text(page, encoding="utf-8")
     note(f"written: {target}")

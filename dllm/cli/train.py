@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..errors import ConfigError
 from .inputs import read_prompts
 from .options import remember_debug
-from .output import interactive, note, stderr
+from .output import check_output, interactive, note, stderr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,6 +57,8 @@ def nano(
 
     from ..train.nano import Recipe, export, train
 
+    if weights_from is not None and not (weights_from / "state.pt").is_file():
+        raise ConfigError(f"there is no run in {weights_from}: name the folder of one")
     recipe = Recipe.of(objective, seed=seed, **({} if steps is None else {"steps": steps}))
     folder = output or Path("runs") / NAMES[objective]
     if threads is not None:
@@ -95,6 +98,7 @@ def learned_filter(
         lines = read_prompts(None, prompts, lines=True)
     else:
         lines = [e.prompt for task in TASKS.values() for e in task.examples(count, seed, "train")]
+    check_output(output, "the filter ")
     note(f"decoding {len(lines)} prompts, one token per step")
     data = trajectories(load(model), lines, block_length)
     note(f"training on {len(data[0])} steps")

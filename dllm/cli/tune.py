@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ..errors import ConfigError
 from .options import MEASURING, OUTPUT, Measured, option, takes
-from .output import note
+from .output import check_output, note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Tune(Measured):
-    """Options of ``dllm tune``; without samplers and curves it searches all of them."""
+    """Options of ``dllm tune``; without samplers and curves it searches all of them, without
+    caches those of `dllm.eval.tune.CACHES`, and none where forwards are saved."""
 
     keep: Annotated[
         float,
@@ -48,19 +49,23 @@ class Tune(Measured):
 def tune(*, options: Tune) -> None:
     """Find sampler, cache and parameters that are fastest at no loss; write them as a preset.
 
+    Without -s and --curve it tries the curves of all samplers; without -c it tries prefix, dual,
+    dkv, dllm_cache and block with those left after the first round, unless --by nfe, which no
+    cache lowers.
+
     Use it: dllm generate PROMPT --preset preset.json
     """
     from ..eval.curves import samplers_with_curves, settings
     from ..eval.measure import Setting
     from ..eval.problems import problems
-    from ..eval.tune import Tuning, write_preset
+    from ..eval.tune import CACHES, Tuning, write_preset
     from ..eval.tune import tune as search
 
-    if not options.output.resolve().parent.is_dir():
-        raise ConfigError(f"cannot write {options.output}: name a file in an existing folder")
+    check_output(options.output, "the preset ")
     how = Tuning(
         options.task_names(), options.keep, options.tolerance, _numbers(options.rungs),
         options.examples, by=options.by, seed=options.seed,
+        caches=() if options.cache or options.by == "nfe" else CACHES,
     )  # fmt: skip
     for task in how.tasks:
         problems(task, options.confirm_run_unsafe_code)  # what is wrong with one is told at once
@@ -96,8 +101,10 @@ def summary(choice: Choice) -> str:
             f"nothing was confirmed to be cheaper at that accuracy: {choice.setting.label} stays "
             f"({100 * choice.baseline:.1f} % right of {choice.examples})"
         )
+    least = "at least " if choice.by == "seconds" else ""
     return (
-        f"{choice.setting.label}: {choice.saving:.1f}x less {choice.by} than one token per step, "
+        f"{choice.setting.label}: {least}{choice.saving:.1f}x less {choice.by} than "
+        f"one token per step, "
         f"{100 * choice.accuracy:.1f} % right instead of {100 * choice.baseline:.1f} % "
         f"({100 * change.low:+.1f} to {100 * change.high:+.1f} points, p = {change.p_value:.2g}, "
         f"{choice.examples} prompts)"

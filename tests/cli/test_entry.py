@@ -49,5 +49,17 @@ def test_every_command_has_help(cli: Run, command: str) -> None:
     assert result.exit_code == 0 and f"Usage: dllm {command}" in result.stdout
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [("--version",), ("generate", "Tom")])
+def test_a_full_disk_is_told_in_one_line(tiny_folder: Path, arguments: tuple[str, ...]) -> None:
+    model = ["--model", str(tiny_folder), "--max-new-tokens", "8"] if len(arguments) > 1 else []
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dllm", *arguments, *model], stdout=full, env=ENVIRONMENT,
+            stderr=subprocess.PIPE, text=True, encoding="utf-8", timeout=120, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
+
+
 def test_the_hole_in_the_help_is_shown(cli: Run) -> None:
     assert "[[8]]" in cli("infill", "--help").stdout

@@ -59,6 +59,10 @@ def test_prompts(ask: Run, arguments: list[str], stdin: str, message: str) -> No
     [
         (["doctor", "--model", "/no/such/model"], "there is no folder"),
         (["train", "nano", "--objective", "both"], "objective is 'masked' or 'causal'"),
+        (["train", "nano", "--weights-from", "/no/such"], "there is no run in /no/such"),
+        (["tune", "-t", "copy", "-o", "/proc/x.json"], "cannot write the preset to /proc/x.json"),
+        (["bench", "-t", "copy", "--no-plot", "-o", "/proc/x"], "/proc/x: No such file"),
+        (["bench", "-t", "copy", "--no-plot", "-o", __file__], "File exists"),
     ],
 )
 def test_other_commands(cli: Run, arguments: list[str], message: str) -> None:
@@ -72,9 +76,45 @@ def check(code: int, stdout: str, stderr: str, message: str) -> None:
     assert message in stderr
 
 
-@pytest.mark.parametrize("arguments", [["generate", "x", "--top-q", "1"], ["paint"], ["train"]])
-def test_usage_errors(cli: Run, arguments: list[str]) -> None:
-    assert cli(*arguments).exit_code == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "x", "--top-q", "1"], "No such option: --top-q"),
+        (["generate", "x", "--max-new-tokens", "abc"], "for '--max-new-tokens'"),
+        (["--bogus"], "(see dllm --help)"),
+        (["train", "nano", "--bogus"], "(see dllm train nano --help)"),
+        (["paint"], "No such command 'paint'"),
+    ],
+)
+def test_usage_errors(cli: Run, arguments: list[str], message: str) -> None:
+    result = cli(*arguments)
+    check(result.exit_code, result.stdout, result.stderr, message)
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"]])
+def test_without_a_command_there_is_help(cli: Run, arguments: list[str]) -> None:
+    result = cli(*arguments)
+    assert result.exit_code == 2 and "Usage: dllm" in result.output
+
+
+def test_files_that_cannot_be_opened(cli: Run, monkeypatch: MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "/some/file")
+
+    monkeypatch.setattr(dllm.models, "load", fail)
+    result = cli("generate", "x")
+    assert (result.exit_code, result.stderr) == (2, "error: /some/file: Permission denied\n")
+
+
+@pytest.mark.parametrize("content", ["folder", b"\xff\xfe\n", b"[" * 100_000 + b"\n"])
+def test_results_that_cannot_be_read(cli: Run, tmp_path: Path, content: str | bytes) -> None:
+    file = tmp_path / "results.jsonl"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        file.mkdir()
+    result = cli("bench", "-t", "copy", "-n", "1", "--no-plot", "-o", str(tmp_path))
+    check(result.exit_code, result.stdout, result.stderr, "results.jsonl")
 
 
 @pytest.mark.parametrize(

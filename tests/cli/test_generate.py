@@ -11,6 +11,7 @@ import pytest
 
 import dllm
 from dllm.cli.generate import Answers
+from dllm.cli.inputs import read_prompts
 from dllm.cli.options import RENAMED
 
 from .conftest import Run
@@ -99,3 +100,7 @@ def test_the_trace_is_written(ask: Run, tmp_path: Path) -> None:
 def test_every_line_has_its_trace(ask: Run, tmp_path: Path) -> None:
     ask("generate", "--lines", "--trace", str(tmp_path / "t.json"), stdin="Tom\nBen\n")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["t-0.json", "t-1.json"]
+
+
+def test_lines_end_at_line_feeds_only() -> None:
+    assert read_prompts("a\u2028b\n\nc\n", None, True) == ["a\u2028b", "c"]

@@ -27,6 +27,7 @@ with warnings.catch_warnings():
     from lm_eval.tasks import TaskManager
 
     from dllm.eval.harness import DLLM
+    from dllm.eval.usage import Usage
 
 LISTS = [
     ["Tom", "Anna", "Ben"],
@@ -140,8 +141,10 @@ def test_long_texts_are_scored_in_windows(tiny: dllm.DiffusionModel) -> None:
     text = "Tom Anna Ben " * 100
     request = Instance("loglikelihood_rolling", {}, (text,), 0, ("t", 0, 1))
     (total,) = lm.loglikelihood_rolling([request], disable_tqdm=True)
-    assert total == pytest.approx(sum(s.logprob for s in lm.scores))
-    assert sum(s.tokens for s in lm.scores) == len(lm.tok_encode(text)) > tiny.facts.context_length
+    (score,) = lm.scores  # of the text, not of its windows
+    assert total == score.logprob and (score.task, score.doc_id) == ("t", 0)
+    assert score.tokens == len(lm.tok_encode(text)) > tiny.facts.context_length
+    assert score.stderr == lm.usage.largest_stderr > 0 and lm.usage.likelihoods == 1
 
 
 def instance(text: str, **settings: Any) -> Instance:
@@ -170,6 +173,26 @@ def test_prompts_beyond_the_context_lose_their_beginning(tiny: dllm.DiffusionMod
     assert lm.usage.shortened == 1 and lm.usage.requests == 1
 
 
+def test_a_canvas_does_not_depend_on_the_batch(tiny: dllm.DiffusionModel) -> None:
+    """The long prompt leaves room for half a context, the short ones for all they want."""
+    asked = [instance(text, until=[], max_gen_toks=100) for text in ("Tom", "Tom, Anna " * 200)]
+    found, cost = {}, {}
+    for size in (1, 2):
+        lm = DLLM(tiny, batch_size=size, sampler="llada(steps=100)")
+        found[size] = lm.generate_until(asked, disable_tqdm=True)
+        cost[size] = (lm.usage.nfe, lm.usage.shortened)
+    assert found[1] == found[2] and cost[1] == cost[2] and cost[1][1] == 1
+
+
+def test_repeated_requests_are_different_draws(tiny: dllm.DiffusionModel) -> None:
+    how = {"until": [], "max_gen_toks": 16, "do_sample": True, "temperature": 1.5}
+    found = {
+        size: DLLM(tiny, batch_size=size).generate_until([instance("Tom", **how)] * 6, True)
+        for size in (2, 6)
+    }
+    assert found[2] == found[6] and len(set(found[2])) == 6
+
+
 def test_sampling_only_where_the_task_asks(tiny: dllm.DiffusionModel) -> None:
     lm = DLLM(tiny)
     assert "temperature" not in lm._settings({"do_sample": False, "temperature": 0.7})
@@ -183,6 +206,36 @@ def test_special_tokens_in_a_document_are_text(tiny: dllm.DiffusionModel) -> Non
     ids = lm.tok_encode(text)
     assert tiny.facts.mask_token_id not in ids
     assert tiny.tokenizer.convert_tokens_to_ids("<|assistant|>") == ids[-1]
+
+
+def test_special_tokens_before_a_begun_answer_are_text(tiny: dllm.DiffusionModel) -> None:
+    """A task's ``gen_prefix`` is the beginning of the answer."""
+    lm, mask = DLLM(tiny), tiny.facts.mask_token_id
+    for said, begun in (("say <|mdm_mask|>", "The"), ("say it", "The <|mdm_mask|>"), ("a", "b")):
+        history = [{"role": "user", "content": said}, {"role": "assistant", "content": begun}]
+        ids = lm.tok_encode(lm.apply_chat_template(history, add_generation_prompt=False))
+        start = [{"role": "user", "content": said}]
+        assert mask not in ids
+        assert ids == lm.tok_encode(lm.apply_chat_template(start)) + lm.tok_encode(begun)
+
+
+def test_conversations_of_another_process_are_refused(tiny: dllm.DiffusionModel) -> None:
+    """What the harness kept on disk would be taken for plain text."""
+    for history in (
+        [{"role": "user", "content": "Tom"}],
+        [{"role": "system", "content": "Answer."}, {"role": "user", "content": "Tom"}],
+    ):
+        text = DLLM(tiny).apply_chat_template(history)
+        with pytest.raises(dllm.ConfigError, match="leave out cache_requests"):
+            DLLM(tiny).generate_until([instance(text)], disable_tqdm=True)
+
+
+def test_a_continuation_beyond_the_context_loses_its_beginning(tiny: dllm.DiffusionModel) -> None:
+    lm = DLLM(tiny, samples=4)
+    request = Instance("loglikelihood", {}, ("Tom", " Anna, Ben" * 200), 0, ("t", 0, 1))
+    ((value, _),) = lm.loglikelihood([request], disable_tqdm=True)
+    assert math.isfinite(value) and lm.usage.shortened == 1
+    assert lm.scores[0].tokens == tiny.facts.context_length - 1
 
 
 @pytest.mark.parametrize(
@@ -228,6 +281,7 @@ def test_command_line(cli: Run, tasks: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     scores = json.loads(out.read_text())["dllm"]["scores"]
     assert len(scores) == 3 and all(score["stderr"] > 0 for score in scores)
+    assert [(score["task"], score["doc_id"]) for score in scores] == [("my_choice", 0)] * 3
 
 
 @pytest.mark.usefixtures("quick")
@@ -248,6 +302,41 @@ def test_bad_input(cli: Run, tasks: Path, tmp_path: Path) -> None:
         result = cli("eval", "--tasks", name, "--include-path", str(folder))
         assert (result.exit_code, result.stdout) == (2, ""), message
         assert message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_process_takes_its_device_before_it_loads(
+    cli: Run, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+    monkeypatch.setattr(DLLM, "_join", lambda self: order.append("join"))
+
+    def load(*_: object, **__: object) -> None:
+        order.append("load")
+        raise dllm.ConfigError("enough")
+
+    monkeypatch.setattr("dllm.eval.harness.load", load)
+    monkeypatch.setattr("dllm.models.load", load)
+    cli("eval", "--tasks", "my_reverse", "--include-path", str(tasks))
+    assert order == ["join", "load"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_costs_and_scores_are_those_of_all_processes(
+    cli: Run, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second process did the same as this one."""
+    monkeypatch.setattr(DLLM, "gather_object", lambda self, found, dst=0: [found, found])
+    out = tmp_path / "found.json"
+    result = cli(
+        "eval", "--tasks", "my_choice,my_reverse", "--include-path", str(tasks), "--limit", "1",
+        "--samples", "8", "--log-samples", "--output", str(out),
+    )  # fmt: skip
+    assert "2 generations" in result.stderr and "6 likelihoods" in result.stderr
+    found = json.loads(out.read_text())["dllm"]
+    assert len(found["scores"]) == 6 and found["usage"]["likelihood_nfe"] > 0
+    one, other = Usage(tokens=3, seconds=2.0), Usage(tokens=4, seconds=5.0, largest_stderr=0.5)
+    assert one + other == Usage(tokens=7, seconds=5.0, largest_stderr=0.5)
 
 
 @pytest.mark.slow

@@ -170,6 +170,9 @@ def test_command_line(cli: Run, traces: list[Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [("{", "is not JSON"), ("[]", "not a trace of format 1"), ('{"format": 1}', "lacks cache"),
+     ('{"format": 1, "steps": null}', "expected in steps"),
+     ('{"format": 1, "prompt": [], "length": 1, "region": [0, 1], "sampler": "a", "cache": "n", '
+      '"model": "m", "steps": [3], "final": [], "pieces": {}}', "expected in steps"),
      (None, "cannot read the trace")],
 )  # fmt: skip
 def test_bad_input(cli: Run, tmp_path: Path, content: str | None, message: str) -> None:

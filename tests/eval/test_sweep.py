@@ -131,9 +131,28 @@ def test_every_sampler_has_a_curve() -> None:
 
 
 def test_a_spec_is_on_the_curve_of_its_name_if_it_sets_one_argument() -> None:
-    assert method_of("threshold(tau=0.9)") == method_of("threshold(tau={0.9,0.5})") == "threshold"
-    assert method_of("adablock+threshold(tau=0.9)") == "adablock+threshold"
-    assert method_of("llada(steps={8,4},remasking=random)") == "llada(steps={},remasking=random)"
+    curves = {
+        "threshold": "threshold",
+        "threshold(tau=0.9)": "threshold",
+        "threshold(0.9)": "threshold",
+        "adablock+threshold(tau=0.9)": "adablock+threshold",
+        "threshold(tau=0.9)+credit": "threshold+credit",
+        "threshold(tau=0.9)+prophet": "threshold+prophet",
+        "llada(steps=32)+adablock": "llada+adablock",
+        "lopa(threshold(tau=0.9))": "lopa(threshold)",
+        "lopa(localleap)": "lopa(localleap)",
+        "lopa(threshold, k=4)": "lopa(threshold, k={})",
+        "lopa(localleap, k=4)": "lopa(localleap, k={})",
+        "llada(steps=8,remasking=random)": "llada(steps=8,remasking=random)",
+    }
+    assert {spec: method_of(spec) for spec in curves} == curves
+    several = {
+        "threshold(tau={0.9,0.5})": {"threshold"},
+        "llada(steps={8, 4},remasking=random)": {"llada(steps={},remasking=random)"},
+        "{eb,threshold}": {"eb", "threshold"},
+        "lopa({eb,threshold}, k={2,4})": {"lopa(eb, k={})", "lopa(threshold, k={})"},
+    }
+    assert {spec: {method for method, _ in spread(spec)} for spec in several} == several
     found = settings(["llada(steps=32)"], ["llada"], ["none"], {"max_new_tokens": 32})
     assert [s.method for s in found] == ["llada"] * 5
 
@@ -152,10 +171,10 @@ def test_a_window_of_a_plugin_gets_a_curve(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_braces_are_several_values() -> None:
-    assert list(spread("a(x={1, 2},y={3,4})")) == [
+    assert [one for _, one in spread("a(x={1, 2},y={3,4})")] == [
         "a(x=1,y=3)", "a(x=1,y=4)", "a(x=2,y=3)", "a(x=2,y=4)"
     ]  # fmt: skip
-    assert list(spread("a")) == ["a"]
+    assert list(spread("a")) == [("a", "a")]
     found = settings(["threshold(tau=0.9)"], ["threshold"], ["none"], {"max_new_tokens": 32})
     assert len(found) == len({s.sampler for s in found})
 
@@ -250,6 +269,15 @@ def test_areas_begin_at_the_same_point() -> None:
     assert "`late` | **100** (" in report.area_table(worse)
 
 
+@pytest.mark.parametrize("nfe", [16, 8])
+def test_what_is_no_faster_does_not_move_the_beginning(nfe: int) -> None:
+    """A bad slow setting would lower the floor and let the worse fast one in."""
+    base = fake("a", "llada", 40, 8)
+    fast, slower = fake("a", "poor(1)", 30, 2), fake("a", "poor(2)", 20, nfe)
+    found = report.areas([base, fast, slower])["poor"]
+    assert found.values == (100.0,) and set(found.draws[0]) == {100.0}
+
+
 def test_areas_are_compared_with_that_of_threshold() -> None:
     made = [fake("a", "llada", 40, 8), fake("a", "threshold", 40, 4), fake("a", "fast", 40, 2)]
     lines = report.area_table(made).splitlines()
@@ -313,6 +341,17 @@ def test_a_plot_names_no_more_than_can_be_told_apart(tmp_path: Path) -> None:
     assert file.read_text().count(">others<") == 1
 
 
+def test_a_line_ends_at_line_feeds_only(tmp_path: Path) -> None:
+    """JSON may hold other breaks as they are, such as U+2028."""
+    file = tmp_path / "mine.jsonl"
+    line = json.dumps({"prompt": "a\u2028b\x85c", "answer": "x"}, ensure_ascii=False)
+    file.write_text(f"{line}\r\n{line}\n", encoding="utf-8")
+    assert [question.prompt for question in read_file(file).questions] == ["a\u2028b\x85c"] * 2
+    journal, made = Journal(tmp_path / "results.jsonl"), fake("a\u2028", "slow", 1, 2, 3)
+    journal.add(made, {})
+    assert list(Journal(journal.path).records) == [made.key]
+
+
 def test_files_of_questions(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     lines = [{"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d", "match": "contains"}]
@@ -332,6 +371,11 @@ def test_files_of_questions(tmp_path: Path) -> None:
         ('{"prompt": "a", "answer": "b"}\n{"prompt"', "line 2 of .* is not JSON"),
         ("", "holds no questions"),
         ('{"prompt": "a", "answer": "b", "match": "equal"}', "did you mean 'equals'"),
+        ('{"prompt": 5, "answer": "b"}', "line 1 of .*: a prompt is a string.*, not 5"),
+        ('{"prompt": null, "answer": "b"}', "line 1 of .*, not None"),
+        ('{"prompt": "\\ud800", "answer": "b"}', "line 1 of .* not valid Unicode"),
+        ('{"prompt": [{"content": "a"}], "answer": "b"}', "line 1 of .* chat messages look like"),
+        ("[" * 100_000, "line 1 of .* is not JSON"),
     ],
 )
 def test_bad_files(tmp_path: Path, content: str, message: str) -> None:

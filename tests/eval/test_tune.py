@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.eval.measure import Cell, Record, Setting
+from dllm.eval.measure import Cell, Record, RefusedError, Setting
 from dllm.eval.metrics import paired
-from dllm.eval.problems import FileTask
+from dllm.eval.problems import FileTask, draw, problems
 from dllm.eval.tune import Candidate, Choice, Tuning, holds, survivors, tune
 from tests.cli.conftest import Run
 
@@ -129,13 +130,75 @@ def test_rounds_and_proof_have_different_prompts(
 
     monkeypatch.setattr("dllm.eval.tune.measure", measure)
     monkeypatch.setattr("dllm.eval.tune.refusal", lambda setting: None)
-    how = Tuning([str(file)], rungs=(2, 3), confirm=4, tolerance=0.9)
+    how = Tuning([str(file)], rungs=(2, 3), confirm=4, tolerance=0.9, by="nfe")
     assert tune(tiny, [Setting("a", "a")], Setting("llada", "llada"), how).confirmed
     for name in ("a", "llada"):
         asked = [answer for who, answers in seen if who == name for answer in answers]
         assert sorted(asked) == sorted(map(str, range(9)))
     with pytest.raises(dllm.ConfigError, match="holds 9 questions, not 10: ask for fewer"):
         tune(tiny, [Setting("a", "a")], Setting("llada", "llada"), replace(how, confirm=5))
+
+
+def test_survivors_are_tried_with_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One saves positions, one costs accuracy, one the model cannot run."""
+    costs = {"none": 8, "dual": 4, "dkv": 2}
+    asked: list[tuple[str, int]] = []
+
+    def measure(_: object, __: object, cell: Cell, ___: str) -> Record:
+        name, cache = cell.setting.sampler, cell.setting.cache
+        asked.append((cache, cell.start))
+        if cache == "block":
+            raise RefusedError("not this model")
+        right = [cache != "dkv"] * cell.examples
+        return candidate(name, right, 32 if name == "llada" else costs[cache]).records[0]
+
+    monkeypatch.setattr("dllm.eval.tune.measure", measure)
+    monkeypatch.setattr("dllm.eval.tune.fingerprint", lambda model: "")
+    how = Tuning(["copy"], by="computed", caches=("dual", "dkv", "block"))
+    model: dllm.DiffusionModel = None  # type: ignore[assignment]  # nothing is decoded
+    choice = tune(model, [Setting("t", "threshold")], BASE, how)
+    assert choice.confirmed and choice.setting.cache == "dual" and choice.saving == 8
+    assert choice.setting.method == "t · dual"
+    assert {start for cache, start in asked if cache == "block"} == {0}
+    assert min(start for cache, start in asked if cache == "dual") == 0
+
+
+@pytest.mark.parametrize(("noise", "confirmed"), [(0.5, True), (1.5, False)])
+def test_one_lucky_timing_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, noise: float, confirmed: bool
+) -> None:
+    """Half the baseline's time, or as long as it every other time."""
+    runs = Counter[str]()
+
+    def measure(_: object, __: object, cell: Cell, ___: str) -> Record:
+        name = cell.setting.sampler
+        runs[name] += 1
+        seconds = 1.0 if name == "llada" else 0.5 * (1 + noise * (runs[name] % 2))
+        record = candidate(name, [True] * cell.examples, 8).records[0]
+        return replace(record, seconds=seconds * cell.examples)
+
+    monkeypatch.setattr("dllm.eval.tune.measure", measure)
+    monkeypatch.setattr("dllm.eval.tune.fingerprint", lambda model: "")
+    model: dllm.DiffusionModel = None  # type: ignore[assignment]  # nothing is decoded
+    choice = tune(model, [Setting("t", "threshold")], BASE, Tuning(["copy"]))
+    assert choice.confirmed == confirmed
+    assert choice.saving == pytest.approx(1 / 0.75 if confirmed else 1)
+
+
+@pytest.mark.parametrize("name", ["fact", "sort"])
+def test_no_prompt_is_drawn_twice(name: str) -> None:
+    task = problems(name)
+    found = [example.prompt for example in draw(task, 90, 1)]
+    assert len(set(found)) == 90
+    assert found[40:] == [example.prompt for example in draw(task, 90, 1, 40)]
+    assert found[:40] == [example.prompt for example in draw(task, 40, 1)]
+    assert found[:5] == [example.prompt for example in task.examples(5, 1)]
+
+
+def test_a_task_says_when_it_runs_out(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "p.json")
+    result = cli("tune", "-t", "fact", "-s", "threshold", "-m", str(tiny_folder), "-o", out)
+    assert result.exit_code == 2 and "different prompts, not 360: ask for fewer" in result.stderr
 
 
 def test_nano_reverses_in_one_step() -> None:
@@ -168,8 +231,9 @@ def test_command_line_writes_a_preset_that_generate_takes(cli: Run, tmp_path: Pa
     prompt = "Reverse this list: Tom, Anna, Ben"
     out = json.loads(cli("generate", prompt, "--preset", str(file), "--json").stdout)
     assert (out["sampler"], out["text"]) == (preset["sampler"], "Ben, Anna, Tom")
-    clash = cli("generate", prompt, "--preset", str(file), "-s", "llada")
-    assert clash.exit_code == 2 and "drop --preset" in clash.stderr
+    for given in (("-s", "llada"), ("-s", "threshold"), ("-c", "none")):
+        clash = cli("generate", prompt, "--preset", str(file), *given)
+        assert clash.exit_code == 2 and "drop --preset" in clash.stderr
 
 
 @pytest.mark.parametrize(
