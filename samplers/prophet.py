@@ -30,8 +30,8 @@ class Prophet(Stop):
     reach ``early`` (7.5) in the first third of the decoding, ``mid`` (5.0) in the second, ``late``
     (2.5) after it.  The answer is the ``answer`` (5) positions from offset ``start`` of the region
     on, decided ones included, as published; a ``start`` that is left open is two positions after
-    the last one that is given (`constraints`).  Where nothing is given either, the method is extended to
-    the undecided positions of the row (``region="all_masked"``) or of the window
+    the last one that is given (`constraints`).  Where nothing is given either, the method is
+    extended to the undecided positions of the row (``region="all_masked"``) or of the window
     (``"window_masked"``).  Progress is step / ``steps`` (default: one per position, as published;
     ``progress="steps"``), the decided share (``"tokens"``), or, unless one is named, the larger:
     that matters with samplers that have no schedule (a reconstruction).  A bare ``prophet`` decodes

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from dllm import cache as caches
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
 from dllm.engine import Engine
+from dllm.errors import ConfigError
 from dllm.kernels.noise import uniform
 from dllm.samplers import compose
 from dllm.samplers.eos import CHECKS
@@ -23,8 +24,12 @@ SPECS = [
     "threshold(0.3)+blocks(4, force_first=True)", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
     "threshold(0.4)+dcd(s_init=4)", "threshold(0.4)+dsb(4)", "threshold(0.4)+slowfast(explore=2)",
     "threshold(0.4)+adablock(4, delimiters=(3, 7))", "klass(0.3, 0.5)", "threshold(0.4)+r2",
-    "d3llm(1)",
+    "d3llm(1)", "llada+prophet(early=6, mid=4, late=3)", "threshold(0.4)+dsb(4)+prophet",
+    "threshold(0.4)+credit", "learn2pd(0.5)",
 ]  # fmt: skip
+SEARCHES = ["wino", "wino(0.99)+blocks(8)", "saber", "lopa(threshold(0.4), k=3)", "lopa+dsb(4)",
+            "ete(threshold(0.4), tau=0.4)", "freedave(threshold(0.4))",
+            "freedave+dsb(4)"]  # fmt: skip
 CACHES = ["none", "prefix", "dual", "dkv", "dkv_pd", "window_diffusion(4, active=3, window=5)"]
 
 
@@ -53,9 +58,13 @@ def test_decoding_is_orderly(
     """(a) ends in time, (b) never rewrites, (c) commits where it may, (d) masks only fall, (e)
     decides on what it asked for."""
     model = table_model(hashed(seed), logit_shift=shift)
-    sampler = compose(spec, options={"eos_policy": policy}, stop_ids=(EOS,))
     config = GenerationConfig(max_new_tokens=masks, temperature=temperature, seed=seed)
-    engine = Engine(model, sampler, caches.compose(cache), config)
+    try:
+        sampler = compose(spec, options={"eos_policy": policy}, stop_ids=(EOS,))
+        engine = Engine(model, sampler, caches.compose(cache), config)
+    except ConfigError as error:
+        assert " needs " in str(error)
+        reject()
     canvases = [canvas_of(prompt, masks) for prompt in prompts]
     decided: dict[int, dict[int, int]] = {id(canvas): {} for canvas in canvases}
     windows: dict[int, tuple[int, int]] = {}
@@ -80,6 +89,28 @@ def test_decoding_is_orderly(
         assert not canvas.masked.any()
         assert canvas.nfe <= masks  # (a): a forward commits at least one position
         assert MASK not in canvas.tokens[canvas.prompt_length :]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    spec=st.sampled_from(SEARCHES), masks=st.integers(1, 24), seed=st.integers(0, 10**6),
+    sharpness=st.sampled_from([1.0, 4.0]),
+)  # fmt: skip
+def test_searching_and_revising_end_in_time(
+    spec: str, masks: int, seed: int, sharpness: float
+) -> None:
+    """WINO and Saber decide one position more per step than they take back, explorers one per
+    forward; ETE's first may decide nothing."""
+    sampler = compose(spec, stop_ids=(EOS,))
+    config = GenerationConfig(max_new_tokens=masks)
+    model = table_model(hashed(seed, sharpness))
+    canvas = canvas_of([1, 2, 3], masks)
+    for (step,) in Engine(model, sampler, caches.compose("none"), config).run([canvas]):
+        assert (step.decision.remasked >= 3).all()
+        assert canvas.nfe <= masks + spec.startswith("ete")
+    assert canvas.finished and not canvas.masked.any()
+    assert canvas.tokens[:3].tolist() == [1, 2, 3]
+    assert MASK not in canvas.tokens[3:]
 
 
 def test_the_mask_is_never_proposed() -> None:

@@ -333,9 +333,21 @@ def test_freedave_commits_its_depth_when_drafts_hold() -> None:
     assert found.nfe == 1 + -(-(plain.nfe - 1) // 3)
 
 
+def test_freedave_commits_one_token_when_every_commit_changes_the_next() -> None:
+    """T22."""
+
+    def changing(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        left = int((ids == MASK).sum())
+        return np.stack([with_probabilities(4 + left % 7, 0.9 - 0.01 * int(p)) for p in positions])
+
+    plain, found = run("fixed", changing), run("freedave(draft_depth=3)", changing)
+    assert found.tokens.tolist() == plain.tokens.tolist()
+    assert found.nfe == plain.nfe == 16
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_freedave_changes_nothing_when_drafts_fail(seed: int) -> None:
-    """T22: a model whose predictions change with every token."""
+    """A model whose predictions change with every token."""
     for base in ("fixed", "threshold(0.4)", "localleap(0.5, 0.3)"):
         plain, found = run(base, hashed(seed)), run(f"freedave({base})", hashed(seed))
         assert found.tokens.tolist() == plain.tokens.tolist()
@@ -354,6 +366,10 @@ def test_freedave_changes_nothing_when_drafts_fail(seed: int) -> None:
             "threshold(0.4)",
         ),
         ("threshold(0.4)+adablock(delimiters=())", "threshold(0.4)"),
+        (
+            "threshold(0.4)+adablock(4, delimiters=(3, 7, 9, 11), delimiter_threshold=inf)",
+            "threshold(0.4)+blocks(4)",
+        ),
         ("threshold(inf)", "fixed"),
         ("eb(gamma=0)", "fixed"),
         ("freedave(draft_depth=1)", "fixed"),
