@@ -91,6 +91,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
+        self.machines: dict[str, dict[str, Any]] = {}  # where each record was measured
         if path.exists():
             self._read()
 
@@ -113,7 +114,19 @@ class Journal:
                 raise ConfigError(
                     f"line {number} of {self.path} is not a record of a sweep; repair or remove it"
                 ) from None
-            self.records[record.key] = record
+            self._keep(record, entry)
+
+    def _keep(self, record: Record, about: dict[str, Any]) -> None:
+        self.records[record.key] = record
+        self.machines[record.key] = about.get("machine") or {}
+
+    def mixed(self, records: Sequence[Record]) -> dict[str, list[Any]]:
+        """What differed between the machines that measured the records: their seconds must not be
+        compared.  How busy they were is left out, it always differs."""
+        machines = [self.machines[record.key] for record in records]
+        names = dict.fromkeys(name for each in machines for name in each if name != "load")
+        values = {name: list(dict.fromkeys(m.get(name) for m in machines)) for name in names}
+        return {name: found for name, found in values.items() if len(found) > 1}
 
     def add(self, record: Record, about: dict[str, Any]) -> None:
         """Append a record with what else is known of it."""
@@ -125,7 +138,7 @@ class Journal:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self.records[record.key] = record
+        self._keep(record, entry)
 
 
 Progress = Callable[[int, int, Cell, Record | None], None]

@@ -73,6 +73,10 @@ def bench(*, options: Bench) -> None:
     records = run(model, cells, journal, tell, options.confirm_run_unsafe_code, refused)
     if not records:
         raise ConfigError(next(iter(refused.values()), "there is nothing to measure"))
+    mixed = journal.mixed(records)
+    if mixed:
+        parts = (f"{name} {' and '.join(map(str, found))}" for name, found in mixed.items())
+        note(f"do not compare seconds, {journal.path} mixes machines: {', '.join(parts)}")
     for label, reason in refused.items():
         note(f"left out {label}: {reason}")
     texts = {

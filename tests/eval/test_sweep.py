@@ -341,6 +341,19 @@ def test_a_plot_names_no_more_than_can_be_told_apart(tmp_path: Path) -> None:
     assert file.read_text().count(">others<") == 1
 
 
+def test_a_sweep_of_several_machines_says_so(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    command = ("bench", "-m", str(tiny_folder), "-s", "threshold", "-n", "1", "--no-plot",
+               "--max-new-tokens", "16", "-o", str(tmp_path))  # fmt: skip
+    assert "mixes machines" not in cli(*command, "-t", "copy").stderr
+    file = tmp_path / "results.jsonl"
+    entry = json.loads(file.read_text())
+    entry["machine"] |= {"threads": 64, "load": 99.0}
+    file.write_text(json.dumps(entry) + "\n")
+    mixed = cli(*command, "-t", "copy,sort").stderr
+    line = next(line for line in mixed.splitlines() if "mixes machines" in line)
+    assert line.endswith("mixes machines: threads 64 and 1")
+
+
 def test_a_line_ends_at_line_feeds_only(tmp_path: Path) -> None:
     """JSON may hold other breaks as they are, such as U+2028."""
     file = tmp_path / "mine.jsonl"
