@@ -21,7 +21,8 @@ def block_steps(canvas: Canvas, steps: int | None) -> int:
     low, high = canvas.window
     if steps is None:
         return int(canvas.masked[low:high].sum())
-    start, end = canvas.memory.setdefault("region", (canvas.start, canvas.end))
+    region: tuple[int, int] = canvas.memory.setdefault("region", (canvas.start, canvas.end))
+    start, end = region
     low = max(low, start)
     share = steps * (high - start) // (end - start) - steps * (low - start) // (end - start)
     if share < 1 and canvas.end == end:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 
 def main() -> None:
     """Entry point of the ``dllm`` command."""
-    code: object = 0
+    code: Any = 0
     try:
         from .app import app
 
@@ -23,7 +24,7 @@ def main() -> None:
     sys.exit(_flush(code))
 
 
-def _flush(code: object) -> object:
+def _flush(code: Any) -> Any:
     """Write what stdout still holds: a full disk may be found only now.  The exit status."""
     try:
         sys.stdout.flush()
