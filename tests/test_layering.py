@@ -52,7 +52,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "trace": ({"canvas", "engine"}, set()),
     "result": ({"canvas", "trace"}, set()),
-    "prompts": ({"errors", "canvas", "models"}, {"numpy", "torch", "transformers"}),
+    "prompts": ({"errors", "canvas", "models"}, {"numpy", "torch", "transformers", "jinja2"}),
     "eval.tasks": (set(), set()),  # training needs it: it stands on its own
 }
 # What users run.  Nothing below imports these; what has no rule (api, result, trace, ...) is below.

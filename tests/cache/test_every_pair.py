@@ -12,7 +12,7 @@ import pytest
 
 import dllm
 from dllm import cache as caches
-from dllm.capabilities import UNSHIFTED
+from dllm.capabilities import FIXED_WINDOW, SLIDING_BRANCHES, UNSHIFTED
 from dllm.result import Result
 from dllm.samplers import compose
 
@@ -48,10 +48,12 @@ def outcome(result: Result) -> tuple[Any, ...]:
 
 def refused(name: str, sampler: str, cache: str) -> bool:
     """Whether what the two declare forbids the pair, or the model the sampler."""
-    parts, how = compose(sampler), caches.compose(cache)
-    model = load(name).facts
+    family, model = load(name).family.name, load(name).facts
+    parts, how = compose(sampler, family=family), caches.compose(cache, family)
     needs = {need for part in parts.parts for need in part.needs}
     lacks = {need for need in needs if need.source == "a cache"} - how.offers
+    if FIXED_WINDOW in parts.window.offers:
+        lacks -= {SLIDING_BRANCHES}
     return bool(
         lacks
         or {need for need in how.needs if need.source == "a sampler"} - parts.offers
