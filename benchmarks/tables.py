@@ -11,6 +11,7 @@ from dllm.eval.report import markdown
 from report import RESULTS  # isort: skip
 
 Found = dict[str, Any]
+SHAPED = {"llada": "LLaDA-shaped", "dream": "Dream-shaped (grouped queries)"}
 HEADS = {"llada": "LLaDA-8B, 4096 × 126,464", "dream": "Dream-7B, 3584 × 152,064"}
 
 
@@ -23,7 +24,9 @@ def conditions(found: Found) -> str:
     """On what something was measured."""
     machine = found["machine"]
     threads = found.get("threads", machine.get("threads"))
-    return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}"
+    busy = machine.get("load")
+    beside = "" if busy is None or busy < 1 else ", other work on the other core"
+    return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}{beside}"
 
 
 def heads(*files: Found) -> str:
@@ -51,7 +54,7 @@ def cache_costs(found: Found) -> str:
             for c in shape["cases"]
         ]  # fmt: skip
         parts.append(
-            f"{shape['model'].capitalize()}-shaped, prompt {shape['prompt']}, {shape['new']} new "
+            f"{SHAPED[shape['model']]}, prompt {shape['prompt']}, {shape['new']} new "
             f"tokens, {shape['tokens_per_step']} per step:\n\n"
             + markdown(["cache", "positions computed", "held", "faster than `none`",
                         "fewer operations", "quotient", "predicted from rates"], rows)
@@ -74,7 +77,7 @@ def cache_shapes(found: Found) -> str:
             for cache in max(by_shape, key=len) if cache != "none"
         ]  # fmt: skip
         head = [f"{s['prompt']} → {s['new']}" for s in shapes]
-        parts.append(f"{model.capitalize()}-shaped:\n\n" + markdown(["cache", *head], rows))
+        parts.append(f"{SHAPED[model]}:\n\n" + markdown(["cache", *head], rows))
     return "\n\n".join(parts)
 
 
