@@ -21,8 +21,9 @@ def block_steps(canvas: Canvas, steps: int | None) -> int:
     low, high = canvas.window
     if steps is None:
         return int(canvas.masked[low:high].sum())
-    region: tuple[int, int] = canvas.memory.setdefault("region", (canvas.start, canvas.end))
-    start, end = region
+    start: int
+    end: int
+    start, end = canvas.memory.setdefault("region", (canvas.start, canvas.end))
     low = max(low, start)
     share = steps * (high - start) // (end - start) - steps * (low - start) // (end - start)
     if share < 1 and canvas.end == end:

@@ -1,0 +1,77 @@
+"""R2's rules: neighbourhoods, runs, streaks (T17)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dllm.samplers import Prediction, compose
+
+from ..table import MASK
+from .test_vectors import canvas_of, predict
+
+
+def r2(tokens: list[int], probabilities: list[float], **rules: Any) -> set[int]:
+    """What the rules add in a block where nothing reaches the threshold."""
+    given = {"confidence_cluster_size": None, "token_cluster": None, "temporal_steps": None} | rules
+    sampler = compose(f"threshold(0.99)+r2({', '.join(f'{k}={v!r}' for k, v in given.items())})")
+    canvas = canvas_of(len(tokens))
+    sampler.prepare(canvas)
+    view = sampler._view(canvas, predict(canvas, probabilities, tokens=tokens), None)
+    return set(np.flatnonzero(sampler.selectors[1].select(view)).tolist())
+
+
+def test_r2_clusters_and_runs() -> None:
+    """T17."""
+    ids = [1, 2, 3, 4, 5, 6]
+    assert r2(ids, [0.85, 0.82, 0.75, 0.4, 0.9, 0.6], confidence_cluster_size=3) == {0, 1, 2}
+    runs = [1, 1, 2, 2, 2, 3]
+    assert r2(runs, [0.5, 0.85, 0.3, 0.4, 0.7, 0.9], token_cluster="confidence") == {1}
+
+
+@pytest.mark.parametrize(
+    ("rule", "likeliest", "tokens", "p"),
+    [
+        ("confidence_cluster_size=3", [3, 1, 2], [7, 8, 9], [0.05, 0.06, 0.07]),
+        ("token_cluster='confidence'", [1, 1, 2], [MASK, 1, 9], [1, 0.9, 0.07]),
+        ("temporal_steps=1", [3, 1, 2], [3, 1, 9], [0.8, 0.9, 0.07]),
+    ],
+    ids=["cluster", "run", "streak"],
+)
+def test_r2_knows_the_probability_of_what_it_commits(
+    rule: str, likeliest: list[int], tokens: list[int], p: list[float]
+) -> None:
+    """With temperature: a neighbourhood is committed as sampled, runs and streaks as likeliest."""
+    off = ["confidence_cluster_size=None", "token_cluster=None", "temporal_steps=None"]
+    rules = [rule, *(other for other in off if other.split("=")[0] not in rule)]
+    canvas, sampler = canvas_of(3), compose(f"threshold(0.99)+r2({', '.join(rules)})")
+    sampler.prepare(canvas)
+    log = lambda x: np.log(np.array(x, np.float32))  # noqa: E731
+    decision = sampler.decide(
+        canvas,
+        Prediction(
+            np.arange(3), np.array([7, 8, 9]), log([0.05, 0.06, 0.07]),
+            max_logprob=log([0.8, 0.9, 0.85]), top_token=np.array(likeliest)[:, None],
+        ),
+    )  # fmt: skip
+    assert canvas.tokens.tolist() == tokens  # the last one is forced, as it was sampled
+    assert np.exp(canvas.logprob) == pytest.approx(p)
+    assert decision.bits == pytest.approx(-np.log2(p).sum(), rel=1e-5)
+
+
+def test_r2_commits_what_stays_the_same() -> None:
+    sampler = compose(
+        "fixed+r2(confidence_cluster_size=None, token_cluster=None, temporal_steps=2)"
+    )
+    canvas = canvas_of(4)
+    for probabilities, expected in ([0.5, 0.85, 0.3, 0.6], {1}), ([0.5, 0.9, 0.7], {2, 3}):
+        sampler.prepare(canvas)
+        tokens = [7, 8, 9, 7][: len(probabilities)] if canvas.step == 0 else [7, 6, 7]
+        found = sampler.decide(canvas, predict(canvas, probabilities, tokens=tokens))
+        canvas.step += 1
+        if canvas.step == 2:  # position 2's token has changed, position 3's probability is low
+            assert set(found.committed) == {2}
+        else:
+            assert set(found.committed) == expected
