@@ -84,7 +84,7 @@ def checked(prompt: Any) -> str | list[Any]:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise PromptError(f"the prompt is not valid Unicode: {error.reason}") from None
-    return prompt
+    return prompt if isinstance(prompt, str) else list(prompt)
 
 
 def _tokenizer(model: DiffusionModel) -> PreTrainedTokenizerBase:
@@ -130,7 +130,8 @@ def encode_chat(
 ) -> IntArray:
     """Ids (P,) of a conversation, ready for the answer, or with ``continued`` for the rest of its
     last message, which is the answer's beginning."""
-    return _template(_tokenizer(model), list(checked(messages)), continued)
+    checked(messages)
+    return _template(_tokenizer(model), messages, continued)
 
 
 def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import sys
 
 def main() -> None:
     """Entry point of the ``dllm`` command."""
-    code: object = 0
+    code: str | int | None = 0
     try:
         from .app import app
 
@@ -23,7 +23,7 @@ def main() -> None:
     sys.exit(_flush(code))
 
 
-def _flush(code: object) -> object:
+def _flush(code: str | int | None) -> str | int | None:
     """Write what stdout still holds: a full disk may be found only now.  The exit status."""
     try:
         sys.stdout.flush()

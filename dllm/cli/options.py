@@ -184,7 +184,11 @@ class Decoding(Loaded):
         """A preset is the sampler, the cache, and whatever else was not given."""
         if self.preset is not None and (self.sampler or self.cache):
             raise ConfigError("a preset says which sampler and cache: drop --preset or them")
-        plain = {"sampler": self.sampler or SAMPLER, "cache": self.cache or CACHE, "arguments": {}}
+        plain: dict[str, Any] = {
+            "sampler": self.sampler or SAMPLER,
+            "cache": self.cache or CACHE,
+            "arguments": {},
+        }
         found = plain if self.preset is None else read_preset(self.preset)
         mine = {name: v for name, v in found["arguments"].items() if hasattr(self, name)}
         open_ = {name: value for name, value in mine.items() if getattr(self, name) is None}
