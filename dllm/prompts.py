@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from .canvas import IntArray
@@ -141,7 +140,7 @@ def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     user = {"role": "user", "content": MARK}
     found = []
     for messages in ([user], [{"role": "system", "content": MARK}, user]):
-        with suppress(TemplateError):  # some templates know no system prompt
+        with suppress(Exception):  # some templates refuse a system prompt, in their own way
             shown = str(tokenizer.apply_chat_template(messages, tokenize=False))
             found.append(shown.partition(MARK)[0])
     return tuple(text for text in found if text.strip())
