@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from .canvas import IntArray
@@ -84,8 +83,7 @@ def checked(prompt: Any) -> str | list[Any]:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise PromptError(f"the prompt is not valid Unicode: {error.reason}") from None
-    found: str | list[Any] = prompt
-    return found
+    return prompt if isinstance(prompt, str) else list(prompt)
 
 
 def _tokenizer(model: DiffusionModel) -> PreTrainedTokenizerBase:
@@ -132,7 +130,7 @@ def encode_chat(
     """Ids (P,) of a conversation, ready for the answer, or with ``continued`` for the rest of its
     last message, which is the answer's beginning."""
     checked(messages)
-    return _template(_tokenizer(model), list(messages), continued)
+    return _template(_tokenizer(model), messages, continued)
 
 
 def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
@@ -142,7 +140,7 @@ def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     user = {"role": "user", "content": MARK}
     found = []
     for messages in ([user], [{"role": "system", "content": MARK}, user]):
-        with suppress(TemplateError):  # some templates know no system prompt
+        with suppress(Exception):  # some templates refuse a system prompt, in their own way
             shown = str(tokenizer.apply_chat_template(messages, tokenize=False))
             found.append(shown.partition(MARK)[0])
     return tuple(text for text in found if text.strip())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 
 def main() -> None:
     """Entry point of the ``dllm`` command."""
-    code: Any = 0
+    code: str | int | None = 0
     try:
         from .app import app
 
@@ -24,7 +23,7 @@ def main() -> None:
     sys.exit(_flush(code))
 
 
-def _flush(code: Any) -> Any:
+def _flush(code: str | int | None) -> str | int | None:
     """Write what stdout still holds: a full disk may be found only now.  The exit status."""
     try:
         sys.stdout.flush()
