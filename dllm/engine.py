@@ -240,13 +240,18 @@ class Engine:
         return gamble
 
 
-def _check(model: DiffusionModel, sampler: Sampler, cache: Cache, config: GenerationConfig) -> None:
-    """Refuse parts that cannot work with the cache, the model or the call."""
+def check_pair(sampler: Sampler, cache: Cache) -> None:
+    """Raise `ConfigError` where sampler and cache do not go together."""
     offered = cache.offers
     if not cache.stores or FIXED_WINDOW in sampler.window.offers:
         offered |= {SLIDING_BRANCHES}
     check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", offered)
     check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
+
+
+def _check(model: DiffusionModel, sampler: Sampler, cache: Cache, config: GenerationConfig) -> None:
+    """Refuse parts that cannot work with the cache, the model or the call."""
+    check_pair(sampler, cache)
     if config.temperature > 0:
         name = f"temperature={config.temperature}"
         check_needs(sampler.parts, "a temperature", name, frozenset())

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import compose as compose_cache
+from ..engine import check_pair
 from ..errors import ConfigError
 from ..models import DiffusionModel
 from ..samplers import compose as compose_sampler
-from ..samplers.compose import check_needs
 from .curves import settings
 from .machine import machine
 from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
@@ -72,10 +72,8 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
 
 def refusal(setting: Setting) -> str | None:
     """Why the sampler does not go with the cache, if it does not."""
-    cache = compose_cache(setting.cache)
-    parts = compose_sampler(setting.sampler).parts
     try:
-        check_needs(parts, "a cache", f"cache={cache.name!r}", cache.offers)
+        check_pair(compose_sampler(setting.sampler), compose_cache(setting.cache))
     except ConfigError as error:
         return str(error)
     return None
