@@ -51,7 +51,7 @@ def accuracy_table(found: dict[str, Any]) -> str:
 
 def speed() -> str:
     """Ratios, each measured side by side in one run."""
-    head, step, caches = load("kernels_llada"), load("step_cost"), load("caches")
+    head, step, caches = load("kernels_llada"), load("step_cost"), load("caches_idle")
     machine = step["machine"]
     parts = [
         f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {machine['torch']}, "

@@ -148,6 +148,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
     found = {
         docs / "kernels.md": {"heads": heads(load("kernels_llada"), load("kernels_dream"))},
         docs / "caches.md": {
+            "idle": cache_costs(load("caches_idle")),
             "costs": cache_costs(load("caches")),
             "shapes": cache_shapes(load("caches")),
             "accuracy": cache_accuracy(load("cache_accuracy")),
