@@ -24,8 +24,8 @@ def conditions(found: Found) -> str:
     """On what something was measured."""
     machine = found["machine"]
     threads = found.get("threads", machine.get("threads"))
-    busy = machine.get("load")
-    beside = "" if busy is None or busy < 1 else ", other work on the other core"
+    load = machine.get("load")  # this program's own threads count, too
+    beside = "" if load is None or load < threads + 0.5 else ", other work on the other core"
     return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}{beside}"
 
 
