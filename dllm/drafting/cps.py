@@ -27,6 +27,11 @@ class Hypothesis(NamedTuple):
     done: bool
 
 
+# What a step of the search may become: sorts the best first, of equals the lower token ids.
+Growth = tuple[float, tuple[int, ...], int, Hypothesis]
+ENDED = -1  # in place of a token: the path has ended before
+
+
 def beam_search(
     lattice: Lattice, prefix: Sequence[int], proxy: Proxy, weight: float, beam: int
 ) -> Hypothesis:
@@ -39,18 +44,18 @@ def beam_search(
     hypotheses = [Hypothesis((), 0.0, proxy.start(prefix), False)]
     for depth, column in enumerate(lattice.columns):
         tokens = [candidate.token for candidate in column]
-        grown: list[Hypothesis] = []
+        grown: list[Growth] = []
         for h in hypotheses:
             if h.done:
                 score = h.score + weight * lattice.end_logp[depth]
-                grown.append(Hypothesis(h.tokens, score, h.state, True))
+                grown.append((-score, h.tokens, ENDED, h))
                 continue
             causal = proxy.logprobs(h.state, tokens) if weight < 1 else [0.0] * len(tokens)
             for candidate, other in zip(column, causal, strict=True):
                 score = h.score + weight * candidate.logp + (1 - weight) * other
-                ends = candidate.token in lattice.stop_ids
-                grown.append(Hypothesis((*h.tokens, candidate.token), score, h, ends))
-        hypotheses = [_settle(h, proxy) for h in heapq.nsmallest(beam, grown, key=_rank)]
+                grown.append((-score, h.tokens, candidate.token, h))
+        best = heapq.nsmallest(beam, grown)
+        hypotheses = [_settle(growth, proxy, lattice.stop_ids) for growth in best]
         if all(h.done for h in hypotheses):
             depth_left = range(depth + 1, len(lattice.columns))
             rest = sum(lattice.end_logp[i] for i in depth_left)
@@ -59,17 +64,14 @@ def beam_search(
     return hypotheses[0]
 
 
-def _rank(hypothesis: Hypothesis) -> tuple[float, tuple[int, ...]]:
-    """The best first; of equals the one with the lower token ids."""
-    return -hypothesis.score, hypothesis.tokens
-
-
-def _settle(h: Hypothesis, proxy: Proxy) -> Hypothesis:
-    """Advance the proxy only for paths that survived: until then ``state`` is the parent."""
-    if not isinstance(h.state, Hypothesis):
-        return h
-    state = None if h.done else proxy.advance(h.state.state, h.tokens[-1])
-    return Hypothesis(h.tokens, h.score, state, h.done)
+def _settle(growth: Growth, proxy: Proxy, stop_ids: frozenset[int]) -> Hypothesis:
+    """The hypothesis that survived; only now the proxy advances."""
+    minus, tokens, token, parent = growth
+    if token == ENDED:
+        return Hypothesis(tokens, -minus, None, True)
+    ends = token in stop_ids
+    state = None if ends else proxy.advance(parent.state, token)
+    return Hypothesis((*tokens, token), -minus, state, ends)
 
 
 @register("cps", paper=DIFFUSPEC, arxiv="2510.02358")
