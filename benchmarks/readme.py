@@ -200,7 +200,8 @@ def methods(found: dict[str, Any]) -> str:
         f"**Every method at its paper's defaults** on `nano`, "
         f"{next(iter(base.values()))['examples']} held-out prompts of each of {', '.join(base)}.  "
         "The last three columns are means over tasks of ratios to "
-        f"`{found['baseline']}`; seconds are of one processor.\n\n"
+        f"`{found['baseline']}`; seconds are of one processor, "
+        "taken at different times and loads: trust forwards and positions first.\n\n"
     )
     missing = [f"`{spec}`" for spec, entry in found["samplers"].items() if not entry["tasks"]]
     if missing:
