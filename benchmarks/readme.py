@@ -23,6 +23,7 @@ from dllm.eval.report import area_table, cache_table, fastest_table
 from dllm.eval.report import markdown as table
 from dllm.eval.sweep import Journal
 
+from cache_memory import plot  # isort: skip
 from report import RESULTS  # isort: skip
 from samplers import flags  # isort: skip
 from tables import load, pages  # isort: skip
@@ -223,6 +224,7 @@ def main() -> None:
     }
     if records and not options.check:
         pareto(records, [ROOT / "docs" / "pareto.svg"])
+        plot(load("cache_memory")["cases"], ROOT / "docs" / "cache_memory.svg")
         multiples(records, [ROOT / "docs" / "methods.svg"])
     stale = []
     for path, contents in parts.items():
