@@ -5,7 +5,7 @@
 
 One block of 32 positions, 8 steps, on the LLaDA-shaped model.  Time per step is that of the steps
 between refreshes, the median over them; a refresh costs what a step without a cache costs.
-Writes JSON, and an SVG beside it where matplotlib is installed.
+Writes JSON and an SVG beside it (needs the `eval` extra).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import dllm
+from dllm.eval.plot import check_plots, new_figure
 
 from caches import CACHES  # isort: skip
 from report import RESULTS, write  # isort: skip
@@ -47,25 +48,17 @@ def measure(model: dllm.DiffusionModel, cache: str, prompt: int) -> dict[str, An
 
 def plot(cases: list[dict[str, Any]], file: Path) -> None:
     """Time per step and bytes over prompt length, one line per cache."""
-    try:
-        import matplotlib
-
-        matplotlib.use("svg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print("no plot: matplotlib is not installed")
-        return
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5))
-    for cache in dict.fromkeys(case["cache"] for case in cases):
-        mine = [case for case in cases if case["cache"] == cache]
-        prompts = [case["prompt"] for case in mine]
-        axes[0].plot(prompts, [1e3 * case["between"] for case in mine], label=cache)
-        axes[1].plot(prompts, [case["cache_bytes"] / 2**20 for case in mine], label=cache)
-    for axis, name in zip(axes, ("ms per step between refreshes", "MiB held"), strict=True):
-        axis.set(xlabel="prompt tokens", ylabel=name, ylim=(0, None))
-    axes[0].legend(fontsize=7, ncols=2)
-    figure.tight_layout()
-    figure.savefig(file)
+    with new_figure(11, 4.5, [file]) as figure:
+        axes = figure.subplots(1, 2)
+        for cache in dict.fromkeys(case["cache"] for case in cases):
+            mine = [case for case in cases if case["cache"] == cache]
+            prompts = [case["prompt"] for case in mine]
+            axes[0].plot(prompts, [1e3 * case["between"] for case in mine], label=cache)
+            axes[1].plot(prompts, [case["cache_bytes"] / 2**20 for case in mine], label=cache)
+        for axis, name in zip(axes, ("ms per step between refreshes", "MiB held"), strict=True):
+            axis.set(xlabel="prompt tokens", ylabel=name, ylim=(0, None))
+        axes[0].legend(fontsize=7, ncols=2)
+        figure.tight_layout()
     print(f"wrote {file}")
 
 
@@ -77,6 +70,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, default=RESULTS / "cache_memory.json")
     options = parser.parse_args()
+    check_plots()
     torch.set_num_threads(options.threads)
     prompts = [64, 256] if options.quick else options.prompts
     model = llada_135m()

@@ -41,7 +41,7 @@ def pareto(records: Sequence[Record], files: Sequence[Path]) -> None:
     tasks = by_task(records)
     if not tasks:
         raise ConfigError("there is nothing to plot: the sweep holds no records")
-    with _figure(3.2 * len(tasks) + 1.8, 2.6 * len(AXES) + 0.3, files) as figure:
+    with new_figure(3.2 * len(tasks) + 1.8, 2.6 * len(AXES) + 0.3, files) as figure:
         style = _styles(named(records))
         panels = figure.subplots(len(AXES), len(tasks), squeeze=False, sharey="col")
         for column, (task, found) in enumerate(tasks.items()):
@@ -70,7 +70,7 @@ def multiples(records: Sequence[Record], files: Sequence[Path]) -> None:
     least = min(_percent(setting)[1] for line in lines.values() for setting in line)
     across = min(ACROSS, len(lines))
     down = math.ceil(len(lines) / across)
-    with _figure(1.75 * across + 0.4, 1.5 * down + 0.4, files) as figure:
+    with new_figure(1.75 * across + 0.4, 1.5 * down + 0.4, files) as figure:
         panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         for i, (method, line) in enumerate(lines.items()):
             axes = panels[i // across][i % across]
@@ -95,12 +95,12 @@ def named(records: Sequence[Record]) -> list[str]:
         return methods
     found = areas(records)
     always = [method for method in (REFERENCE, COMMON) if method in found]
-    best = sorted(set(found) - set(always), key=lambda method: -found[method].mean[0])
+    best = sorted(found.keys() - always, key=lambda method: (-found[method].mean[0], method))
     return [*best[: MOST - len(always)], *always]
 
 
 @contextmanager
-def _figure(width: float, height: float, files: Sequence[Path]) -> Iterator[Any]:
+def new_figure(width: float, height: float, files: Sequence[Path]) -> Iterator[Any]:
     """A figure that is written to every file when it is done; the same for the same records."""
     check_plots()
     import matplotlib

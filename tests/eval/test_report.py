@@ -83,6 +83,9 @@ def test_a_plot_names_no_more_than_can_be_told_apart(tmp_path: Path) -> None:
     found = named(many)
     assert len(found) == MOST and found[-2:] == ["llada", "threshold"]
     assert found[:-2] == [f"m{i}" for i in range(13, 5, -1)]  # the fastest, so largest areas
+    ties = [replace(r, nfe=[64] * 40) for r in many]
+    first = sorted(f"m{i}" for i in range(14))[:8]
+    assert named(ties) == named(ties[::-1]) == [*first, "llada", "threshold"]
     file = tmp_path / "p.svg"
     pareto(many, [file])
     assert ">m13<" in file.read_text() and ">m5<" not in file.read_text()
