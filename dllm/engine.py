@@ -85,17 +85,17 @@ class Engine:
     def open(self, canvases: Sequence[Canvas]) -> list[Row]:
         """Rows nothing was computed for yet, and room for their keys and values."""
         shift, grid = self.forward.shift, self.forward.grid
-        per_row = self.forward.lanes * self.width
-        rows = [
-            Row(canvas, Slots.empty(len(canvas.tokens), shift, grid or 0), i * per_row)
-            for i, canvas in enumerate(canvases)
-        ]
+        lanes = self.forward.lanes * self.width
+        rows, size = [], 0
+        for canvas in canvases:
+            length = len(canvas.tokens)
+            rows.append(Row(canvas, Slots.empty(length, shift, grid or 0), size))
+            size += lanes * length
         if grid:
             for canvas in canvases:
                 canvas.origin = 0
         if self.cache.stores and rows:
-            stride = max(len(canvas.tokens) for canvas in canvases)
-            self.forward.allot(self.cache, len(rows) * per_row, stride)
+            self.forward.allot(self.cache, lanes * len(rows), size)
         return rows
 
     def resume(self, rows: Sequence[Row]) -> Iterator[list[Step]]:
@@ -110,7 +110,7 @@ class Engine:
         """Raw logits (n, V) of the undecided positions of the row's window.  Decides nothing."""
         canvas, targets = row.canvas, row.canvas.masks()
         plan, targets = self._plan(row, targets)
-        job = Job(row, canvas, plan, targets, row.lane, self.forward.lanes)
+        job = Job(row, canvas, plan, targets, lanes=self.forward.lanes)
         scored = self.forward.logits(job)
         row.slots.computed(plan.compute, canvas.step)
         canvas.nfe += 1
@@ -142,7 +142,7 @@ class Engine:
             Job(
                 row, branch, plan,
                 targets if branch is canvas else self.sampler.targets(branch),
-                row.lane + i * lanes, lanes, shadow,
+                i * lanes, lanes, shadow,
             )
             for i, branch in enumerate(branches)
         ]  # fmt: skip
@@ -231,10 +231,10 @@ class Engine:
             self.sampler.adopt(canvas, gamble)
         buffer = self.forward.buffer
         if buffer is not None and self.width > 1:
-            lanes = range(row.lane, row.lane + self.width * job.lanes, job.lanes)
+            others = [i * job.lanes for i in range(self.width) if i * job.lanes != job.lane]
             for lane in range(job.lanes):
-                others = [first + lane for first in lanes if first != job.lane]
-                buffer.copy(job.lane + lane, others, torch.from_numpy(job.plan.compute))
+                to = [row.lane(other + lane) for other in others]
+                buffer.copy(job.base(lane), to, torch.from_numpy(job.plan.compute))
         if job.logprobs is not None:
             row.previous = job.targets, job.logprobs
         return gamble

@@ -75,15 +75,15 @@ class Forward:
         early = early - always if self.config.min_new_tokens else set()
         return (*sorted(always), *sorted(early)), len(early)
 
-    def allot(self, cache: Cache, lanes: int, stride: int) -> None:
-        """Make room for the keys and values of ``lanes`` lanes of ``stride`` positions."""
+    def allot(self, cache: Cache, lanes: int, size: int) -> None:
+        """Make room for the keys and values of ``lanes`` lanes with ``size`` positions in all."""
         layers = self.model.hf.config.num_hidden_layers
         static = self.config.cuda_graphs or self.config.compile
-        self.buffer = KVBuffer(layers, lanes + static, stride)
+        self.buffer = KVBuffer(layers, size + static)
         if cache.layerwise:
             self.hook = LayerHook(self.backbone, cache, self.buffer, self.grid)
         elif static:
-            self.static = Static(self.backbone, self.buffer, self.device, self.config.compile)
+            self.static = Static(self.backbone, self.buffer, lanes, self.config.compile)
 
     def release(self) -> None:
         """Give the memory of keys and values back."""
@@ -117,8 +117,7 @@ class Forward:
 
     def _hidden(self, jobs: list[Job]) -> torch.Tensor:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
-        stride = None if self.buffer is None else self.buffer.stride
-        packed = pack(jobs, self.shift, stride, self.device, self.grid)
+        packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.grid)
         hidden = self._backbone(jobs, packed)
         if self.lanes == 1:
             return hidden[packed.scored[0]]

@@ -28,7 +28,7 @@ from .models.attention import Segment
 from .packing import Packed
 
 BUCKETS = (16, 32, 64, 128, 256)  # padded numbers of queries; larger steps are busy enough as is
-MOST_ROWS = 4  # of the buffer: masked attention of every query over all of them
+MOST_LANES = 4  # in the buffer: masked attention of every query over all of them
 
 
 def bucket(count: int) -> int | None:
@@ -97,13 +97,13 @@ def _allow(mask: torch.Tensor, segment: Segment) -> None:
 class Static:
     """Runs the cached steps of one call of the engine with static shapes.
 
-    ``buffer`` must have one lane more than there are rows: its first slot takes what padding
-    writes.  ``compile`` passes the network through `torch.compile` first.  Raises `ConfigError`
-    for flash attention, which takes no mask.
+    The last slot of ``buffer`` belongs to none of the ``lanes``: it takes what padding writes.
+    ``compile`` passes the network through `torch.compile` first.  Raises `ConfigError` for flash
+    attention, which takes no mask.
     """
 
     def __init__(
-        self, backbone: nn.Module, buffer: KVBuffer, device: torch.device, compile: bool = False
+        self, backbone: nn.Module, buffer: KVBuffer, lanes: int, compile: bool = False
     ) -> None:
         used = str(getattr(backbone.config, "_attn_implementation", ""))
         if "flash" in used:
@@ -111,17 +111,16 @@ class Static:
                 "cuda_graphs and compile need attention masks: load with "
                 "attn_implementation='sdpa', or switch them off"
             )
-        self.dtype = next(backbone.parameters()).dtype
-        self.buffer, self.device = buffer, device
-        self.keys = buffer.rows * buffer.stride
-        self.scratch = (buffer.rows - 1) * buffer.stride
+        weight = next(backbone.parameters())
+        self.dtype, self.device = weight.dtype, weight.device
+        self.buffer, self.lanes = buffer, lanes
         self.steps: dict[int, Step] = {}
-        self.captures = device.type == "cuda"
+        self.captures = self.device.type == "cuda"
         self._forward: Callable[..., Any] = (
             torch.compile(backbone, dynamic=False) if compile else backbone
         )
         self._pool: Any = None
-        self._no_mask = torch.empty(1, 1, 1, 1, device=device)
+        self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
 
     def hidden(self, packed: Packed) -> torch.Tensor | None:
         """Final hidden states (Q, D) of a step, or None if it has to run as it is.
@@ -130,12 +129,12 @@ class Static:
         """
         count = packed.ids.shape[1]
         size = bucket(count)
-        if size is None or packed.slots is None or self.buffer.rows - 1 > MOST_ROWS:
+        if size is None or packed.slots is None or self.lanes > MOST_LANES:
             return None
         step = self.steps.get(size)
         if step is None:
-            step = self.steps[size] = Step.empty(size, self.keys, self.device, self.dtype)
-        step.fill(packed, self.scratch)
+            step = self.steps[size] = Step.empty(size, self.buffer.size, self.device, self.dtype)
+        step.fill(packed, self.buffer.size - 1)
         self.buffer.slots = step.slots
         if not self.captures:
             return self._run(step)[:count]
@@ -146,7 +145,7 @@ class Static:
         return step.hidden[:count]
 
     def _run(self, step: Step) -> torch.Tensor:
-        everything = Segment(slice(0, len(step.mask)), slice(0, self.keys), mask=step.mask)
+        everything = Segment(slice(0, len(step.mask)), slice(0, self.buffer.size), mask=step.mask)
         hidden: torch.Tensor = self._forward(
             input_ids=step.ids,
             position_ids=step.positions,

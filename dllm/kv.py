@@ -1,8 +1,9 @@
 """The key/value buffer: every row's keys and values in logical order, stored after rotation.
 
-One dense tensor per layer, (1, kv_heads, rows x stride, head_dim); row ``i`` owns the slots
-``[i * stride, (i + 1) * stride)`` and slot ``i * stride + p`` belongs to position ``p``.  A step
-writes exactly the slots it computed, in place.
+One dense tensor per layer, (1, kv_heads, slots, head_dim).  Every lane of a row owns as many slots
+as the row has positions, one after the other, so that rows of different lengths lie end to end
+without padding; `dllm.packing.Job.base` says where a lane begins.  A step writes exactly the slots
+it computed, in place.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from .kernels.rotation import rotate_scatter
 
 
 class KVBuffer(Cache):
-    """Room for ``rows`` rows of up to ``stride`` positions; tensors appear at the first write.
+    """Room for ``size`` positions in each of ``layers``; tensors appear at the first write.
 
     Set `slots` (int64, one per packed query) before each forward.
     """
 
-    def __init__(self, layers: int, rows: int, stride: int) -> None:
+    def __init__(self, layers: int, size: int) -> None:
         super().__init__(layers=[])
-        self.rows, self.stride = rows, stride
+        self.size = size
         self.slots: torch.Tensor | None = None
         self._keys: list[torch.Tensor | None] = [None] * layers
         self._values: list[torch.Tensor | None] = [None] * layers
@@ -63,7 +64,7 @@ class KVBuffer(Cache):
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if keys is None or values is None:
             shape = list(states.shape)
-            shape[2] = self.rows * self.stride
+            shape[2] = self.size
             keys = states.new_zeros(shape)
             values = torch.zeros_like(keys)
             self._keys[layer_idx], self._values[layer_idx] = keys, values
@@ -71,20 +72,20 @@ class KVBuffer(Cache):
         return keys, values, self.slots.to(keys.device)
 
     @torch.inference_mode()
-    def copy(self, lane: int, others: Iterable[int], positions: torch.Tensor) -> None:
-        """Give other lanes what ``lane`` holds at ``positions``."""
+    def copy(self, base: int, others: Iterable[int], positions: torch.Tensor) -> None:
+        """Give lanes that begin at ``others`` what the one at ``base`` holds at ``positions``."""
         for held in (*self._keys, *self._values):
             if held is not None:
                 at = positions.to(held.device)
                 for other in others:
-                    held[:, :, other * self.stride + at] = held[:, :, lane * self.stride + at]
+                    held[:, :, other + at] = held[:, :, base + at]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions are explicit in every step: nothing is ever appended."""
         return 0
 
     def values(self, layer_idx: int) -> torch.Tensor:
-        """The values of a computed layer, (1, kv_heads, rows x stride, head_dim)."""
+        """The values of a computed layer, (1, kv_heads, slots, head_dim)."""
         values = self._values[layer_idx]
         assert values is not None, "the layer has been computed"
         return values
@@ -93,7 +94,7 @@ class KVBuffer(Cache):
         """Remember hidden ``states`` (n, D) of a layer at ``slots`` (n,)."""
         kept = self._kept[layer_idx]
         if kept is None:
-            kept = states.new_zeros(self.rows * self.stride, states.shape[-1])
+            kept = states.new_zeros(self.size, states.shape[-1])
             self._kept[layer_idx] = kept
         kept[slots] = states
 

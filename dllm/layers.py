@@ -67,7 +67,7 @@ class LayerHook:
         """Hook the layers for one forward over ``packed``."""
         self.packed = packed
         self.pieces = [
-            Piece(job, job.base(lane, self.buffer.stride),
+            Piece(job, job.base(lane),
                   job.row.slots.memory.setdefault(f"lane{lane}", {}), job.plan.compute)
             for lane in range(jobs[0].lanes) for job in jobs
         ]  # fmt: skip

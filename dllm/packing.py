@@ -17,7 +17,7 @@ from .samplers import NOTHING, Gamble
 
 @dataclass(slots=True)
 class Row:
-    """A canvas in the engine: the freshness of its slots, its first lane in the buffer, the
+    """A canvas in the engine: the freshness of its slots, the first of them in the buffer, the
     branches its next forward feeds, and what is kept of its last distributions.
 
     A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
@@ -26,9 +26,13 @@ class Row:
 
     canvas: Canvas
     slots: Slots
-    lane: int = 0
+    base: int = 0
     gambles: tuple[Gamble, ...] = ()
     previous: tuple[IntArray, torch.Tensor] | None = None
+
+    def lane(self, number: int) -> int:
+        """The first slot of one of its lanes in the buffer."""
+        return self.base + number * len(self.slots.age)
 
     def branches(self) -> list[Canvas]:
         """The canvases to feed: the row itself, or a copy per gamble."""
@@ -44,8 +48,9 @@ class Row:
 
 @dataclass(slots=True)
 class Job:
-    """What one branch of one row wants of this step.  ``shadow``: positions that are fed once
-    more, as [MASK] tokens that see every token but the one at their own position."""
+    """What one branch of one row wants of this step.  ``lane``: the first of the row's lanes that
+    hold its keys and values.  ``shadow``: positions that are fed once more, as [MASK] tokens that
+    see every token but the one at their own position."""
 
     row: Row
     canvas: Canvas
@@ -77,9 +82,9 @@ class Job:
         canvas = self.canvas
         return canvas.tokens if lane == 0 else np.where(canvas.given, canvas.mask_id, canvas.tokens)
 
-    def base(self, lane: int, stride: int) -> int:
-        """The first slot of a lane in a buffer with ``stride`` slots per lane."""
-        return (self.lane + lane) * stride
+    def base(self, lane: int) -> int:
+        """The first slot of one of its lanes in the buffer."""
+        return self.row.lane(self.lane + lane)
 
 
 @dataclass(slots=True)
@@ -95,13 +100,13 @@ class Packed:
 
 
 def pack(
-    jobs: Sequence[Job], shift: int, stride: int | None, device: torch.device,
+    jobs: Sequence[Job], shift: int, stored: bool, device: torch.device,
     grid: int | None = None,
 ) -> Packed:  # fmt: skip
     """Lay the jobs' computed positions end to end.
 
-    ``shift``: target t is scored by row t - shift.  ``stride``: slots per lane of the buffer, or
-    None when keys and values are not kept.  ``grid``: block length of block-causal attention.
+    ``shift``: target t is scored by row t - shift.  ``stored``: keys are read from the buffer and
+    not from this forward.  ``grid``: block length of block-causal attention.
     """
     lanes = jobs[0].lanes
     ids: list[IntArray] = []
@@ -116,14 +121,14 @@ def pack(
             queries = slice(at, at + len(compute))
             ids.append(job.lane_tokens(lane)[compute])
             positions.append(compute)
-            if stride is None:
-                segments += segments_of(compute, None, at, at, len(compute), device, grid)
-            else:
-                base = job.base(lane, stride)
+            if stored:
+                base = job.base(lane)
                 slots.append(compute + base)
                 segments += segments_of(
                     compute, job.plan.read, at, base, job.canvas.length, device, grid
                 )
+            else:
+                segments += segments_of(compute, None, at, at, len(compute), device, grid)
             scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
             at += len(compute)
             if job.shadow.size:

@@ -29,10 +29,11 @@ class Prophet(Stop):
     The gap is the best logit minus the second, averaged over the answer's positions; it has to
     reach ``early`` (7.5) in the first third of the decoding, ``mid`` (5.0) in the second, ``late``
     (2.5) after it.  The answer is the ``answer`` (5) positions from offset ``start`` of the region
-    on, decided ones included, as published; a ``start`` that is left open is two positions after
-    the last one that is given (`constraints`).  Where nothing is given either, the method is
-    extended to the undecided positions of the row (``region="all_masked"``) or of the window
-    (``"window_masked"``).  Progress is step / ``steps`` (default: one per position, as published;
+    on, decided ones included, as published, unless ``include_committed=False``; a ``start`` that is
+    left open is two positions after the last one that is given (`constraints`).  Where nothing is
+    given either, the method is extended to the undecided positions of the row
+    (``region="all_masked"``) or of the window (``"window_masked"``); for a region of your own
+    override `span`.  Progress is step / ``steps`` (default: one per position, as published;
     ``progress="steps"``), the decided share (``"tokens"``), or, unless one is named, the larger:
     that matters with samplers that have no schedule (a reconstruction).  A bare ``prophet`` decodes
     by LLaDA's quota, or by ``threshold`` where a window slides.  Gaps depend on the model: the
@@ -50,6 +51,7 @@ class Prophet(Stop):
     steps: int | None = None
     region: str | None = None
     progress: str | None = None
+    include_committed: bool = True
 
     def __post_init__(self) -> None:
         if self.region is not None and self.region not in REGIONS:
@@ -83,10 +85,12 @@ class Prophet(Stop):
         behind = canvas.text_floor + 1  # the last given position and 2
         return behind if self.region is None and canvas.start + 1 < behind < canvas.end else None
 
-    def _span(self, canvas: Canvas) -> IntArray:
+    def span(self, canvas: Canvas) -> IntArray:
+        """The positions (n,) whose mean gap decides, ascending; none: nothing is committed."""
         low = self._first(canvas)
         if low is not None:
-            return np.arange(low, max(low, min(low + self.answer, canvas.end)))
+            answer = np.arange(low, max(low, min(low + self.answer, canvas.end)))
+            return answer if self.include_committed else answer[canvas.masked[answer]]
         if self.region == "window_masked":
             return canvas.masks()
         return self._open(canvas)
@@ -95,10 +99,10 @@ class Prophet(Stop):
         return np.flatnonzero(canvas.masked[: canvas.end])
 
     def wants(self, canvas: Canvas) -> IntArray:
-        return np.union1d(self._open(canvas), self._span(canvas))
+        return np.union1d(self._open(canvas), self.span(canvas))
 
     def fill(self, view: View) -> bool:
-        span = self._span(view.canvas)
+        span = self.span(view.canvas)
         needed = self.threshold(view.canvas)
         if not span.size:
             return False

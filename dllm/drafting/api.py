@@ -34,6 +34,7 @@ DRAFTING = (
     "cache",
     "refresh_rounds",
     "end_marker",
+    "marker_position",
 )
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
@@ -67,7 +68,7 @@ def speculate(
     "multi_round" and "traversal" give the same distribution.  ``controller``: how many tokens to
     draft, e.g. "rate" (default) or "fixed(k=8)".  For a diffusion drafter: ``search`` (e.g. "cps"),
     ``proxy``, ``window`` (masks it sees), ``steps``, ``sampler``, ``cache``, ``refresh_rounds``,
-    ``end_marker``; see `DiffusionDrafter`.
+    ``end_marker``, ``marker_position``; see `DiffusionDrafter`.
 
     ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
     "retokenize" and "intersect" bridge the difference.

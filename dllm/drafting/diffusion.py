@@ -1,8 +1,9 @@
 """A masked diffusion model as a drafter.
 
 Every round its canvas is the committed text, ``window`` masks and, if it was trained with one, an
-end marker.  One forward (or ``steps``) gives a law for every mask; a search makes a draft of them.
-The laws are marginals: each averages over what might stand at the other positions.
+end marker, behind or before the masks.  One forward (or ``steps``) gives a law for every mask; a
+search makes a draft of them.  The laws are marginals: each averages over what might stand at the
+other positions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..cache.base import Cache, Plan, Slots, everything
 from ..canvas import Canvas, IntArray
 from ..config import GenerationConfig
 from ..engine import Engine
-from ..errors import ConfigError
+from ..errors import ConfigError, UnknownNameError
 from ..models import load
 from ..packing import Row
 from .base import (
@@ -41,6 +42,7 @@ from .proxies import PROXIES, NGram, Proxy
 from .search import SEARCHES, Search, SearchContext
 
 WINDOW = 32  # masks that a drafter sees at least, unless told otherwise
+MARKER_POSITIONS = ("after_masks", "before_masks")
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,10 @@ class DiffusionDrafter(Drafter):
     ``steps`` forwards per round: before the last one, ``sampler`` commits tokens (default
     ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the committed text across
     rounds and recomputes them every ``refresh_rounds`` rounds or when acceptance falls by a
-    quarter; "none" recomputes everything.  ``end_marker``: id that stood behind the masks in
-    training ("do not end here"), default what the checkpoint says.  ``banned`` ids are never
-    drafted; ``known_as`` gives the drafter's id of every verifier id where they differ (-1: none).
+    quarter; "none" recomputes everything.  ``end_marker``: id that stood beside the masks in
+    training ("do not end here"), and ``marker_position`` where: "after_masks" or "before_masks";
+    defaults what the checkpoint says.  ``banned`` ids are never drafted; ``known_as`` gives the
+    drafter's id of every verifier id where they differ (-1: none).
     """
 
     model: Any = "nano"
@@ -88,6 +91,7 @@ class DiffusionDrafter(Drafter):
     cache: str = "reuse"
     refresh_rounds: int = 8
     end_marker: int | None = None
+    marker_position: str | None = None
     banned: tuple[int, ...] = ()
     known_as: IntArray | None = None
 
@@ -112,6 +116,11 @@ class DiffusionDrafter(Drafter):
         self.proxy = single(self.proxy, PROXIES, Proxy)
         if self.end_marker is None:
             self.end_marker = self.model.generation_defaults.get("end_marker")
+        if self.marker_position is None:
+            where = self.model.generation_defaults.get("marker_position", MARKER_POSITIONS[0])
+            self.marker_position = str(where)
+        if self.marker_position not in MARKER_POSITIONS:
+            raise UnknownNameError("marker position", self.marker_position, MARKER_POSITIONS)
         if self.steps > 1 and self._search(0.0).law is not Law.POINT:
             raise ConfigError(
                 "with steps > 1 tokens are not drawn from marginals: use search='cps'"
@@ -142,6 +151,7 @@ class DiffusionDrafting(Drafting):
     part: DiffusionDrafter
     request: Request
     rounds: int = 0
+    first: int = 0  # position of the first mask
     learnt: int = 0  # committed tokens the proxy has seen
     since_refresh: int = 0
     fed: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -200,10 +210,10 @@ class DiffusionDrafting(Drafting):
         for _ in islice(self.engine.resume([self.row]), self.part.steps - 1):
             pass
         canvas = self.row.canvas
-        canvas.window = (len(prefix), len(prefix) + window)
+        canvas.window = (self.first, self.first + window)
         here = np.arange(*canvas.window)
         canvas.remask(here[np.isin(canvas.tokens[here], self.banned) & ~canvas.masked[here]])
-        undecided = canvas.masks() - len(prefix)
+        undecided = canvas.masks() - self.first
         logits = self.engine.logits(self.row) if len(undecided) else None
         if logits is None or len(undecided) < window:
             logits = self._with_decided(logits, undecided, window)
@@ -221,10 +231,13 @@ class DiffusionDrafting(Drafting):
 
     def _lay_out(self, prefix: IntArray, window: int) -> None:
         """A new canvas; slots whose token changed, or that held a mask, are stale."""
-        part = self.part
-        canvas = Canvas.for_prompt(prefix, window + self.marker, **self.canvas_facts)
-        if self.marker:
-            canvas.tokens[-1] = part.end_marker or 0
+        marker, given = self.part.end_marker, prefix
+        if marker is not None and self.part.marker_position == "before_masks":
+            marker, given = None, np.concatenate([prefix, np.array([marker])])
+        self.first = len(given)
+        canvas = Canvas.for_prompt(given, window + (marker is not None), **self.canvas_facts)
+        if marker is not None:
+            canvas.tokens[-1] = marker
             canvas.masked[-1], canvas.given[-1] = False, True
             canvas.end -= 1
         self.row = row = Row(canvas, self.row.slots)

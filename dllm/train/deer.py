@@ -6,8 +6,9 @@ answer that was cut at a random place and appends an end marker, which tells a b
 that the text goes on.  Stage 2 masks the last R tokens only and weighs those next to the visible
 text most.
 
-Reconstructed, because the paper leaves it open: the marker stands behind the masks; windows may
-reach beyond the end of an answer, as they do when drafting, and nothing is learnt from there.
+Reconstructed, because the paper leaves it open: the marker stands behind the masks (or before
+them: ``marker_position="before_masks"``); windows may reach beyond the end of an answer, as they do
+when drafting, and nothing is learnt from there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..errors import ConfigError
+from ..drafting.diffusion import MARKER_POSITIONS
+from ..errors import ConfigError, UnknownNameError
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
 from ..prompts import encode
@@ -47,11 +49,14 @@ class Alignment:
     far: int = 16
     alpha: float = 1.01
     end_marker: int | None = None  # default: a spare row of the vocabulary, else the last token
+    marker_position: str = MARKER_POSITIONS[0]
     seed: int = 0
 
     def __post_init__(self) -> None:
         if min(self.rows, self.window, self.far) < 1 or self.alpha < 1:
             raise ConfigError("rows, window, far and alpha must be at least 1")
+        if self.marker_position not in MARKER_POSITIONS:
+            raise UnknownNameError("marker position", self.marker_position, MARKER_POSITIONS)
 
     def marker_for(self, model: DiffusionModel) -> int:
         """The id of the end marker: one that no text contains."""
@@ -102,7 +107,7 @@ def stage1_example(
     """The answer cut at a random place, a random share of its tail masked."""
     cut, least = _cut(pair, recipe.window, rng)
     masked = rng.randint(least, min(cut, 2 * recipe.window))
-    return _example(pair, cut, [1.0] * masked, mask, marker)
+    return _example(pair, cut, [1.0] * masked, recipe, mask, marker)
 
 
 def stage2_example(
@@ -112,7 +117,7 @@ def stage2_example(
     cut, least = _cut(pair, recipe.far, rng)
     masked = rng.randint(least, min(cut, recipe.far))
     weights = [recipe.alpha ** (masked - i) for i in range(1, masked + 1)]
-    return _example(pair, cut, weights, mask, marker)
+    return _example(pair, cut, weights, recipe, mask, marker)
 
 
 def _cut(pair: Pair, reach: int, rng: random.Random) -> tuple[int, int]:
@@ -123,7 +128,9 @@ def _cut(pair: Pair, reach: int, rng: random.Random) -> tuple[int, int]:
     return cut, max(1, cut - len(answer) + 1)
 
 
-def _example(pair: Pair, cut: int, weights: list[float], mask: int, marker: int) -> Example:
+def _example(
+    pair: Pair, cut: int, weights: list[float], recipe: Alignment, mask: int, marker: int
+) -> Example:
     """Nothing is learnt from what follows the end of the answer: no draft gets that far."""
     prompt, answer = pair
     seen, masked = len(prompt) + cut - len(weights), len(weights)
@@ -132,10 +139,14 @@ def _example(pair: Pair, cut: int, weights: list[float], mask: int, marker: int)
     total = sum(weights)
     text = [*prompt, *answer][: seen + masked]
     targets = [*text[seen:], *[-100] * (seen + masked - len(text))]
+    at = seen if recipe.marker_position == "before_masks" else seen + masked
+    ids = [*text[:seen], *[mask] * masked]
+    found = [*[-100] * seen, *targets]
+    share = [*[0.0] * seen, *(w / total for w in weights)]
     return Example(
-        [*text[:seen], *[mask] * masked, marker],
-        [*[-100] * seen, *targets, -100],
-        [*[0.0] * seen, *(w / total for w in weights), 0.0],
+        [*ids[:at], marker, *ids[at:]],
+        [*found[:at], -100, *found[at:]],
+        [*share[:at], 0.0, *share[at:]],
     )
 
 
@@ -174,7 +185,8 @@ def align(
         )
     hf: Any = copy.deepcopy(drafter.hf)
     hf.float().requires_grad_(True)
-    defaults = {**drafter.generation_defaults, "end_marker": marker}
+    where = {"end_marker": marker, "marker_position": recipe.marker_position}
+    defaults = {**drafter.generation_defaults, **where}
     aligned = replace(drafter, hf=hf, generation_defaults=defaults)
     rng = random.Random(recipe.seed)
     stages = ((1, recipe.stage1_steps, recipe.stage1_lr, stage1_example),

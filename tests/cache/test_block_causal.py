@@ -176,7 +176,7 @@ def test_shadows_see_no_later_block() -> None:
     row, plan = Row(canvas, Slots.empty(12, 0, GRID)), Plan(np.arange(12), refresh=True)
     shadow = np.array([5, 9])
     job = Job(row, canvas, plan, canvas.masks(), shadow=shadow)
-    packed = pack([job], 0, None, torch.device("cpu"), GRID)
+    packed = pack([job], 0, False, torch.device("cpu"), GRID)
     (mask,) = [segment.mask for segment in packed.segments if segment.mask is not None]
     at = np.concatenate([np.arange(12), shadow])
     seen = [at[np.isfinite(keys)].tolist() for keys in mask.numpy()]

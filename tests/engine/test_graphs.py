@@ -73,7 +73,7 @@ def test_static_steps_are_used(tiny: dllm.DiffusionModel, monkeypatch: pytest.Mo
     assert 16 in seen
     seen.clear()
     dllm.generate(tiny, [PROMPT], **chosen)
-    dllm.generate(tiny, ["x"] * (graphs.MOST_ROWS + 1), cuda_graphs=True, **chosen)
+    dllm.generate(tiny, ["x"] * (graphs.MOST_LANES + 1), cuda_graphs=True, **chosen)
     assert not seen
 
 
@@ -82,8 +82,8 @@ def test_what_padding_leaves_behind_is_not_read(tiny: dllm.DiffusionModel) -> No
     layers, found = tiny.hf.config.num_hidden_layers, []
     ids = torch.arange(5, 10)
     for garbage in (0.0, 1e4):
-        buffer = KVBuffer(layers, 2, 20)
-        static = Static(tiny.backbone, buffer, torch.device("cpu"))
+        buffer = KVBuffer(layers, 21)
+        static = Static(tiny.backbone, buffer, lanes=1)
         segments = [Segment(slice(0, 5), slice(0, 5))]
         packed = Packed(ids[None], torch.arange(5)[None], torch.arange(5), segments, ids)
         with torch.inference_mode():

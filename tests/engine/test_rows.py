@@ -88,9 +88,10 @@ def test_a_result_says_what_its_cache_held(model: dllm.DiffusionModel) -> None:
     head = config.hidden_size // config.num_attention_heads
     per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * head * 4
     prompts = [[1, 2, 3], [1, 2, 3, 4, 5]]
-    for cache, times in (("none", 0), ("dual", per_position)):
-        results = dllm.generate(model, prompts, cache=cache, max_new_tokens=16)
-        assert [r.cache_bytes for r in results] == [2 * (5 + 16) * times] * 2
+    for cache, scale, times in (("none", 0.0, 0), ("dual", 0.0, 1), ("dual", 0.5, 2)):
+        results = dllm.generate(model, prompts, cache=cache, cfg_scale=scale, max_new_tokens=16)
+        held = (3 + 16 + 5 + 16) * per_position * times  # end to end, no row is padded
+        assert [r.cache_bytes for r in results] == [held] * 2
 
 
 def test_caches_compute_less_and_are_not_exact(model: dllm.DiffusionModel) -> None:

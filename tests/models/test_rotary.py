@@ -45,7 +45,7 @@ def step(model: DiffusionModel, buffer: KVBuffer) -> tuple[torch.Tensor, torch.T
 def test_the_buffer_rotates_as_the_layer_does(checkpoints: Path, name: str, dtype: str) -> None:
     model = load(checkpoints / name, dtype=dtype)
     layers = model.hf.config.num_hidden_layers
-    found, expected = (step(model, kind(layers, 1, LENGTH)) for kind in (KVBuffer, Plain))
+    found, expected = (step(model, kind(layers, LENGTH)) for kind in (KVBuffer, Plain))
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
 
@@ -59,9 +59,9 @@ def test_every_layer_goes_through_the_kernel(
         calls.append(len(args))
         return naive.rotate_scatter(*args)
 
-    expected, _ = step(llada, KVBuffer(layers, 1, LENGTH))
+    expected, _ = step(llada, KVBuffer(layers, LENGTH))
     monkeypatch.setattr("dllm.kv.rotate_scatter", spy)
-    found, _ = step(llada, KVBuffer(layers, 1, LENGTH))
+    found, _ = step(llada, KVBuffer(layers, LENGTH))
     assert len(calls) == 2 * layers
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

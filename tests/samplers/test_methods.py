@@ -111,11 +111,14 @@ def test_prophet_finds_the_answer_behind_given_text() -> None:
     canvas.give(3 + 12, np.array([5, 5, 5]))
     sampler.prepare(canvas)
     (prophet,) = sampler.stops
-    assert prophet._span(canvas).tolist() == [19, 20, 21, 22]  # type: ignore[attr-defined]
-    everywhere = Prophet(region="all_masked")._span(canvas)
+    assert prophet.span(canvas).tolist() == [19, 20, 21, 22]  # type: ignore[attr-defined]
+    canvas.masked[19] = False
+    assert prophet.span(canvas).tolist() == [19, 20, 21, 22]  # type: ignore[attr-defined]
+    assert Prophet(answer=4, include_committed=False).span(canvas).tolist() == [20, 21, 22]
+    everywhere = Prophet(region="all_masked").span(canvas)
     assert everywhere.tolist() == np.flatnonzero(canvas.masked).tolist()
     canvas.give(33, np.array([5, 5]))  # nothing fits behind it
-    assert prophet._span(canvas).tolist() == np.flatnonzero(canvas.masked).tolist()  # type: ignore[attr-defined]
+    assert prophet.span(canvas).tolist() == np.flatnonzero(canvas.masked).tolist()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("how", "gap"), [("steps", 7.5), ("tokens", 5.0), (None, 5.0)])

@@ -27,18 +27,22 @@ MASK, MARKER, END = 90, 91, 0
 PAIR: Pair = ([50, 51, 52], [*range(1, 30), END])
 
 
+@pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("make", [stage1_example, stage2_example])
-def test_examples_are_text_then_masks_then_the_marker(make: object) -> None:
-    recipe, rng = Alignment(window=8, far=12), random.Random(0)
+def test_examples_are_text_and_masks_with_the_marker(make: object, before: bool) -> None:
+    where = "before_masks" if before else "after_masks"
+    recipe, rng = Alignment(window=8, far=12, marker_position=where), random.Random(0)
     text, beyond = PAIR[0] + PAIR[1], 0
     for _ in range(200):
         example = make(PAIR, recipe, rng, MASK, MARKER)  # type: ignore[operator]
         masks = example.ids.count(MASK)
         seen = len(example.ids) - masks - 1
         learnt = text[seen : seen + masks]
-        assert example.ids == text[:seen] + [MASK] * masks + [MARKER]
+        marks = [MARKER] * before, [MARKER] * (not before)
+        assert example.ids == text[:seen] + marks[0] + [MASK] * masks + marks[1]
         assert 3 <= seen < len(text)
-        assert example.targets == [-100] * seen + learnt + [-100] * (masks - len(learnt) + 1)
+        front, behind = seen + before, masks - len(learnt) + (not before)
+        assert example.targets == [-100] * front + learnt + [-100] * behind
         assert all((w > 0) == (t >= 0) for w, t in zip(example.weights, example.targets,
                                                        strict=True))  # fmt: skip
         assert sum(example.weights) == pytest.approx(1.0)
@@ -66,12 +70,20 @@ def test_the_answers_are_the_verifiers() -> None:
         assert found[tuple(asked)] == plain.tokens
 
 
-def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["after_masks", "before_masks"])
+def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, where: str) -> None:
     """On a text that is always the same, a few steps are enough to draft all of it."""
     torch.manual_seed(0)
     pairs: list[Pair] = [([5, 6, 7], [20, 30, 40, 21, 31, 41, 22, 32])]
     recipe = Alignment(
-        stage1_steps=60, stage2_steps=20, stage1_lr=5e-3, stage2_lr=2e-3, rows=8, window=4, far=4
+        stage1_steps=60,
+        stage2_steps=20,
+        stage1_lr=5e-3,
+        stage2_lr=2e-3,
+        rows=8,
+        window=4,
+        far=4,
+        marker_position=where,
     )
     before = tiny.hf.state_dict()["lm_head.weight"].clone()
     run = list(align(tiny, pairs, recipe, log_every=40))
@@ -84,9 +96,13 @@ def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path) 
     assert torch.equal(before, tiny.hf.state_dict()["lm_head.weight"])
     save_aligned(model, recipe, tmp_path / "aligned")
     drafter = dllm.DiffusionDrafter(tmp_path / "aligned", search="argmax", window=4)
-    assert drafter.end_marker == recipe.marker_for(tiny)
+    assert (drafter.end_marker, drafter.marker_position) == (recipe.marker_for(tiny), where)
     from dllm.drafting.base import Budget, Request
 
     drafting = drafter.open(Request(np.array([5, 6, 7]), tiny.facts.vocab_size, (), 60))
     draft = drafting.propose(np.array([5, 6, 7, 20]), Budget(4, 4))
     assert draft.tokens.tolist() == [30, 40, 21, 31]
+    draft = drafting.propose(np.array([5, 6, 7, 20, 30, 40]), Budget(2, 2))  # reuses the first four
+    assert draft.tokens.tolist() == [21, 31]
+    with pytest.raises(dllm.DllmError, match="unknown marker position 'between'"):
+        dllm.DiffusionDrafter(tiny, marker_position="between")
