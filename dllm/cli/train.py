@@ -133,6 +133,9 @@ def deer(
     stage1_steps: Annotated[int, typer.Option(help="Steps of stage 1.", min=1)] = 400,
     stage2_steps: Annotated[int, typer.Option(help="Steps of stage 2.", min=1)] = 200,
     window: Annotated[int, typer.Option(help="Masks of a drafting window.", min=1)] = 16,
+    marker_position: Annotated[
+        str, typer.Option(help="Where the end marker stands: after_masks or before_masks.")
+    ] = "after_masks",
     seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the result.")] = Path(
         "runs/deer"
@@ -146,8 +149,9 @@ def deer(
     from ..train.deer import Alignment, align, save_aligned, task_prompts, teacher_answers
 
     recipe = Alignment(
-        stage1_steps=stage1_steps, stage2_steps=stage2_steps, window=window, far=window, seed=seed
-    )
+        stage1_steps=stage1_steps, stage2_steps=stage2_steps, window=window, far=window,
+        marker_position=marker_position, seed=seed,
+    )  # fmt: skip
     asked: list[str] = (
         task_prompts(examples, seed) if prompts is None else read_prompts(None, prompts, lines=True)
     )
