@@ -42,6 +42,7 @@ from report import RESULTS, write  # isort: skip
 DRAFT, TOKEN = 1.0, 0.02  # nano drafts for a verifier of its own size
 GROUPS = ("searches", "more", "lengths", "lookups")
 CHUNK = 10  # prompts per task and piece of work
+BEST_SEEN = "best_of_k(score=verifier)"
 SAMPLE_TREE = "sample_tree(branching=(2, 2, 1, 1, 1, 1, 1, 1))"
 
 
@@ -107,8 +108,10 @@ class Bench:
         """Other searches and accept rules at the same length."""
         k = f"fixed(k={self.options.length})"
         found = [self.setting(search, k, 0.0) for search in
-                 ("cps(weight=0.8)", "best_of_k", "best_first_tree(nodes=16)")]  # fmt: skip
+                 ("cps(weight=0.8)", "best_of_k", BEST_SEEN, "best_first_tree(nodes=16)")]  # fmt: skip
         found += [self.setting("cps(coupled=False)", k, 1.0),
+                  self.setting(BEST_SEEN, k, 1.0, rule="point"),
+                  self.setting(BEST_SEEN, k, 1.0, rule="match"),
                   self.setting("sample", k, 1.0, rule="ratio"),
                   self.setting("sample", k, 1.0, rule="block"),
                   self.setting(SAMPLE_TREE, k, 1.0, rule="traversal"),

@@ -229,7 +229,6 @@ class Drafter(DraftPart):
     """
 
     laws: ClassVar[frozenset[Law]] = frozenset({Law.POINT})
-    trees: ClassVar[bool] = False
     needs_scores: ClassVar[bool] = False
     timed: ClassVar[bool] = False
 
@@ -256,7 +255,7 @@ class AcceptRule(DraftPart):
         if tree and not self.trees:
             raise ConfigError(
                 f"accept rule {self.name!r} judges chains, the draft is a tree; use 'keyed', "
-                "'match' or 'greedy', or a search that returns a chain"
+                "'match', 'point' or 'greedy', or a search that returns a chain"
             )
 
     def judge(self, rows: Any, draft: Draft) -> Outcome:

@@ -14,8 +14,6 @@ from .base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, L
 class _Several(Drafter):
     drafters: tuple[Drafter, ...] = ()
 
-    trees = True
-
     def __post_init__(self) -> None:
         if len(self.drafters) < 1 or not all(isinstance(d, Drafter) for d in self.drafters):
             raise ConfigError(

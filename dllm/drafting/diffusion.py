@@ -95,8 +95,6 @@ class DiffusionDrafter(Drafter):
     banned: tuple[int, ...] = ()
     known_as: IntArray | None = None
 
-    trees = True
-
     def __post_init__(self) -> None:
         from . import register_all
 

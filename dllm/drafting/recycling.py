@@ -45,10 +45,6 @@ class TokenRecycling(Drafter):
             raise ConfigError(f"token_recycling needs width >= 4, not {self.width}")
         self.table: dict[int, list[int]] = {}
 
-    @property
-    def trees(self) -> bool:  # type: ignore[override]
-        return self.tree
-
     def open(self, request: Request) -> Drafting:
         return _Recycling(self)
 

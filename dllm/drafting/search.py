@@ -44,7 +44,6 @@ class Search(DraftPart):
     """Finds a draft in marginals.  ``law`` is that of its tokens."""
 
     law: ClassVar[Law] = Law.POINT
-    trees: ClassVar[bool] = False
 
     def find(self, marginals: Marginals, length: int, context: SearchContext) -> Draft:
         """A chain of at most ``length`` tokens, or a tree of at most that depth."""
@@ -104,7 +103,6 @@ class SampleTree(Search):
     """Draw children without replacement: ``branching`` of them per node, level by level."""
 
     law = Law.MARGINALS
-    trees = True
     branching: tuple[int, ...] = (3, 2, 1, 1)
 
     def __post_init__(self) -> None:

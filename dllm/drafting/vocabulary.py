@@ -198,10 +198,6 @@ class Intersecting(Drafter):
         found: frozenset[Law] = self.inner.laws
         return found
 
-    @property
-    def trees(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.trees)
-
     def open(self, request: Request) -> Drafting:
         to_verifier = self.comparison.to_verifier
         stops = [int(self.comparison.to_drafter[i]) for i in request.stop_ids]

@@ -73,10 +73,6 @@ class Scripted(Drafter):
     tree: bool = False
     seed: int = 0
 
-    @property
-    def trees(self) -> bool:  # type: ignore[override]
-        return self.tree
-
     def open(self, request: Request) -> Drafting:
         return _Scripted(self, request)
 

@@ -244,7 +244,11 @@ def test_the_arbiter_settles_on_the_better_drafter(verifier: dllm.DiffusionModel
         ("prompt_lookup", {"rule": "greedy", "temperature": 1.0}, "greedy"),
         ("prompt_lookup", {"steps": 3, "cfg_scale": 1.0}, "cfg_scale"),
         ("nano", {"search": "nothing"}, "search"),
-        ("nano", {"search": "best_first_tree", "rule": "point", "temperature": 1.0}, "tree"),
+        (
+            "nano",
+            {"search": "sample_tree", "rule": "block", "temperature": 1.0},
+            "the draft is a tree",
+        ),
         ("nano", {"search": "sample", "steps": 2}, "steps"),
         ("first_of(3)", {}, "first_of"),
         ("no-such-model", {}, "no-such-model"),

@@ -16,6 +16,7 @@ from . import toy
 LOSSLESS = {
     "point argmax": (Point(), toy.argmax),
     "point sampled": (Point(), toy.sampled),
+    "point best branch": (Point(), toy.top_tree),
     "match argmax": (Match(), toy.argmax),
     "ratio sampled": (Ratio(), toy.sampled),
     "ratio conditional": (Ratio(), toy.conditional),

@@ -243,6 +243,31 @@ def test_best_of_k_never_scores_below_argmax() -> None:
         assert score[0] >= score[1] - 1e-9
 
 
+def test_the_verifier_gets_all_chains_as_one_tree() -> None:
+    for seed in range(5):
+        m = random_marginals(4, 5, seed)
+        tree = BestOfK(k=6, score="verifier").find(m, 4, context())
+        assert tree.parents is not None and 4 < len(tree) <= 24
+        branches = [tree.tokens[tree.path(node)].tolist() for node in range(len(tree))]
+        assert len(set(map(tuple, branches))) == len(tree)  # no beginning stands there twice
+        assert sum(len(branch) == 4 for branch in branches) <= 6
+        chain = BestOfK(k=6).find(m, 4, context(trained())).tokens.tolist()
+        assert chain in branches and m.argmax.tolist() in branches
+
+
+def test_what_the_verifier_scores_is_accepted_more_often() -> None:
+    """At temperature 0 the tree holds the argmax chain; the text stays the verifier's own."""
+    prompt, kept = "Insert 4 after 5: 3 5 1", []
+    plain = dllm.speculate("nano-ar", None, prompt, max_new_tokens=24)
+    for search in ("argmax", "best_of_k(score=verifier)"):
+        found = dllm.speculate(
+            "nano-ar", "nano", prompt, search=search, controller="fixed(k=4)", max_new_tokens=24
+        )
+        assert found.tokens == plain.tokens
+        kept.append(found.nfe)
+    assert kept[1] <= kept[0] < plain.nfe
+
+
 def test_every_search_keeps_to_the_length() -> None:
     register_all()
     m = random_marginals(8, 5, 0, sharp=0.5)
@@ -257,8 +282,9 @@ def test_every_search_keeps_to_the_length() -> None:
 
 
 @pytest.mark.parametrize(
-    "search", ["cps(weight=0)", "cps(beam=0)", "cps(mass=1.5)", "best_of_k(k=0)"]
+    "search",
+    ["cps(weight=0)", "cps(beam=0)", "cps(mass=1.5)", "best_of_k(k=0)", "best_of_k(score=x)"],
 )
 def test_searches_refuse_what_they_cannot_do(search: str) -> None:
-    with pytest.raises(dllm.ConfigError, match="takes"):
+    with pytest.raises(dllm.DllmError, match=r"takes|unknown score 'x'; known: proxy, verifier"):
         dllm.DiffusionDrafter("nano", search=search)

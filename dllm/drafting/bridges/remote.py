@@ -62,7 +62,6 @@ class Remote(Drafter):
     rest: float = 5.0
     window: int = 0
 
-    trees = True
     timed = True
 
     def __post_init__(self) -> None:
