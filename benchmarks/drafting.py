@@ -107,8 +107,8 @@ class Bench:
     def more(self) -> list[Setting]:
         """Other searches and accept rules at the same length."""
         k = f"fixed(k={self.options.length})"
-        found = [self.setting(search, k, 0.0) for search in
-                 ("cps(weight=0.8)", "best_of_k", BEST_SEEN, "best_first_tree(nodes=16)")]  # fmt: skip
+        greedy = "cps(weight=0.8)", "best_of_k", BEST_SEEN, "best_first_tree(nodes=16)"
+        found = [self.setting(search, k, 0.0) for search in greedy]
         found += [self.setting("cps(coupled=False)", k, 1.0),
                   self.setting(BEST_SEEN, k, 1.0, rule="point"),
                   self.setting(BEST_SEEN, k, 1.0, rule="match"),
