@@ -104,7 +104,7 @@ def head_row(case: dict[str, Any]) -> list[str]:
 
 
 def sweep() -> list[Record]:
-    """The records of the committed sweep; none before it was run."""
+    """The records of the committed sweep."""
     return list(Journal(RESULTS / SWEEP).records.values())
 
 
@@ -123,11 +123,8 @@ def samplers(records: list[Record]) -> str:
         "minutes of decoding.",
         "![Accuracy of every sampler against tokens per forward](docs/methods.svg)",
         "Each sampler before the others, all tasks together, with 95 % bands; [by task and against "
-        "positions and seconds](docs/pareto.svg).",
-        "**Area under the curve** of accuracy over tokens per forward (dense AUP, see "
-        "[docs/eval.md](docs/eval.md)); larger is better.  Bootstrap intervals; the third column "
-        "compares draw by draw on the same prompts, and an interval with 0 in it is no ranking:",
-        area_table(plain),
+        "positions and seconds](docs/pareto.svg).  [Areas under the curves, and every method at "
+        "its paper's defaults on 16 tasks](docs/results.md).",
         "**Fastest setting** of each sampler, all tasks together, among those shown to lose at "
         "most 5 points against one token per step (lower end of the interval), and what it saves; "
         "p: exact McNemar test on the same prompts, adjusted for the number of rows (Holm):",
@@ -146,6 +143,16 @@ def samplers(records: list[Record]) -> str:
         + busy(machine),
     ]
     return "\n\n".join(parts)
+
+
+def areas(records: list[Record]) -> str:
+    """The area under every curve of the sweep."""
+    return (
+        "Area under the curve of accuracy over tokens per forward (dense AUP, see "
+        "[eval](eval.md)) of `dllm bench --preset readme`; larger is better.  Bootstrap intervals; "
+        "the third column compares draw by draw on the same prompts, and an interval with 0 in it "
+        "is no ranking.\n\n" + area_table([record for record in records if record.cache == "none"])
+    )
 
 
 def busy(machine: dict[str, Any]) -> str:
@@ -198,7 +205,7 @@ def methods(found: dict[str, Any]) -> str:
     head = ["sampler", "tasks", "% right", f"points against `{found['baseline']}` (95 %)",
             "p (Holm)", "forwards", "positions", "seconds"]  # fmt: skip
     note = (
-        f"**Every method at its paper's defaults** on `nano`, "
+        f"Every method at its paper's defaults on `nano`, "
         f"{next(iter(base.values()))['examples']} held-out prompts of each of {', '.join(base)}.  "
         "The last three columns are means over tasks of ratios to "
         f"`{found['baseline']}`; seconds are of one processor, "
@@ -216,13 +223,16 @@ def main() -> None:
     options = parser.parse_args()
     records = sweep()
     parts = pages(ROOT / "docs") | {
-        ROOT / "README.md": {"speed": speed(), "methods": methods(load("samplers"))}
-        | ({"samplers": samplers(records)} if records else {}),
+        ROOT / "README.md": {"speed": speed(), "samplers": samplers(records)},
+        ROOT / "docs" / "results.md": {
+            "methods": methods(load("samplers")),
+            "areas": areas(records),
+        },
         ROOT / "dllm" / "nano" / "README.md": {
             "accuracy": accuracy_table(load("nano")) + "\n" + accuracy_table(load("nano_ar"))
         },
     }
-    if records and not options.check:
+    if not options.check:
         pareto(records, [ROOT / "docs" / "pareto.svg"])
         plot(load("cache_memory")["cases"], ROOT / "docs" / "cache_memory.svg")
         multiples(records, [ROOT / "docs" / "methods.svg"])

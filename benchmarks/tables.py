@@ -55,7 +55,7 @@ def cache_costs(found: Found) -> str:
         ]  # fmt: skip
         parts.append(
             f"{SHAPED[shape['model']]}, prompt {shape['prompt']}, {shape['new']} new "
-            f"tokens, {shape['tokens_per_step']} per step:\n\n"
+            f"tokens, {shape['tokens_per_step']} per step, blocks of {found['block']}:\n\n"
             + markdown(["cache", "positions computed", "held", "faster than `none`",
                         "fewer operations", "quotient", "predicted from rates"], rows)
         )  # fmt: skip
@@ -155,6 +155,8 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
         },
         docs / "drafting.md": {"drafts": drafts(load("drafting"))},
     }
+    if available("caches_block64"):
+        found[docs / "caches.md"]["block64"] = cache_costs(load("caches_block64"))
     if available("cache_memory"):
         found[docs / "caches.md"]["memory"] = cache_memory(load("cache_memory"))
     if available("drafting_times"):

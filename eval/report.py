@@ -202,11 +202,10 @@ def fastest_table(records: Sequence[Record]) -> str:
          *(f"{slow.total(n) / each.total(n):.1f}×" for n in ("nfe", "computed", "seconds"))]
         for (sampler, each), cells in zip(chosen, shown, strict=True)
     ]  # fmt: skip
-    none = sorted({method for method, _ in found} - set(fastest))
-    rows += [[f"`{method}`: none", *["–"] * 6] for method in none]
     header = ["fastest setting", *CHANGE, "tokens per forward", "fewer forwards",
               "fewer positions", "faster"]  # fmt: skip
-    return markdown(header, rows)
+    none = sorted({f"`{method}`" for method, _ in found if method not in fastest})
+    return markdown(header, rows) + (f"\n\nNo such setting: {', '.join(none)}." if none else "")
 
 
 def cache_table(records: Sequence[Record]) -> str:
