@@ -135,12 +135,17 @@ def draft_times(found: Found) -> str:
         shares = [f"{100 * entry['shares'][key]:.1f} %" for key in ("draft", "search", "verify")]
         ratio = f"{entry['time_ratio']:.2f}× ({low:.2f} to {high:.2f})"
         rows.append([f"`{entry['name']}`", ratio, *shares])
-    return markdown(["setting", "faster than plain", "drafting", "search", "verifying"], rows)
-
-
-def available(name: str) -> bool:
-    """Whether a benchmark's result is committed."""
-    return (RESULTS / f"{name}.json").exists()
+    table = markdown(["setting", "faster than plain", "drafting", "search", "verifying"], rows)
+    rate, both = found["rate_against_best_fixed"], found["overlap"]
+    if rate is None:
+        return table
+    low, high = rate["quartiles"]
+    return (
+        f"{table}\n\n`argmax rate` against `{rate['fixed']}`, the fastest fixed length: "
+        f"{rate['ratio']:.2f}× ({low:.2f} to {high:.2f}).  A forward of each network takes "
+        f"{1e3 * both['serial_seconds']:.0f} ms one after the other and "
+        f"{1e3 * both['parallel_seconds']:.0f} ms on two threads at once."
+    )
 
 
 def pages(docs: Path) -> dict[Path, dict[str, str]]:
@@ -149,16 +154,16 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
         docs / "kernels.md": {"heads": heads(load("kernels_llada"), load("kernels_dream"))},
         docs / "caches.md": {
             "idle": cache_costs(load("caches_idle")),
+            "block64": cache_costs(load("caches_block64")),
+            "onestep": cache_costs(load("caches_onestep")),
             "costs": cache_costs(load("caches")),
             "shapes": cache_shapes(load("caches")),
+            "memory": cache_memory(load("cache_memory")),
             "accuracy": cache_accuracy(load("cache_accuracy")),
         },
-        docs / "drafting.md": {"drafts": drafts(load("drafting"))},
-    }
-    if available("caches_block64"):
-        found[docs / "caches.md"]["block64"] = cache_costs(load("caches_block64"))
-    if available("cache_memory"):
-        found[docs / "caches.md"]["memory"] = cache_memory(load("cache_memory"))
-    if available("drafting_times"):
-        found[docs / "drafting.md"]["times"] = draft_times(load("drafting_times"))
+        docs / "drafting.md": {
+            "drafts": drafts(load("drafting")), "times": draft_times(load("drafting_times")),
+            "times135": draft_times(load("drafting_times_135m")),
+        },
+    }  # fmt: skip
     return found

@@ -122,8 +122,7 @@ class R2(Selector):
             left = (~chosen).nonzero()[0]
             chosen[self._runs(view, token, p, left)] = True
         if self.temporal_steps is not None:
-            left = (~chosen).nonzero()[0]
-            chosen[left] = self._stable(view, token[left], p[left], left)
+            chosen |= self._stable(view, token, p)  # what is chosen already has no use for its own
         return chosen
 
     def _clusters(self, view: View, p: FloatArray) -> BoolArray:
@@ -163,13 +162,13 @@ class R2(Selector):
             return int(view.canvas.uniform(SELECTION, view.positions[run]).argmax())
         return int(p[run].argmax())
 
-    def _stable(self, view: View, token: IntArray, p: FloatArray, left: IntArray) -> BoolArray:
-        """(len(left),) bool; ``token`` and ``p`` are those of ``left``."""
+    def _stable(self, view: View, token: IntArray, p: FloatArray) -> BoolArray:
+        """(n,) bool."""
         canvas = view.canvas
         streak: Streak | None = canvas.memory.get("r2")
         if streak is None or streak.block != canvas.block:
             streak = canvas.memory["r2"] = Streak.fresh(canvas)
-        count, value = streak.observe(view.positions[left], token, p, self.temporal_eval)
+        count, value = streak.observe(view.positions, token, p, self.temporal_eval)
         if self.temporal_eval == "ave":
             value = (value / count).astype(np.float32)
         return (count >= (self.temporal_steps or 1)) & (value >= self.temporal_threshold)

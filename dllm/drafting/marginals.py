@@ -15,6 +15,8 @@ from ..canvas import IntArray
 from ..kernels.noise import row_gumbel, row_gumbel_at
 from .base import Array
 
+NARROW = 8192  # columns up to which one partition of all rows is faster than looking for pieces
+
 
 class Candidate(NamedTuple):
     """A token of a column.  ``natural`` is False for an end token that is there only because it
@@ -91,8 +93,8 @@ class Marginals:
     @property
     def end(self) -> int | None:
         """Tokens before the first position whose most probable token ends the text."""
-        found = np.flatnonzero(np.isin(self.argmax, self.stop_ids))
-        return int(found[0]) if found.size else None
+        best = self.argmax.tolist()  # short: plain loops are faster than `isin`
+        return next((i for i, token in enumerate(best) if token in self.stop_ids), None)
 
     def noise(self, key: tuple[int, int], count: int, step: int = 0) -> torch.Tensor:
         """Gumbel noise (count, V) of the first ``count`` positions for ``key`` = (seed, stream)."""
@@ -175,7 +177,12 @@ def _largest(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     if x.device.type != "cpu":
         return x.topk(n, dim=-1, sorted=False)
     rows = x.numpy()
-    found = rows.argmax(1)[:, None] if n == 1 else np.stack([_top(row, n) for row in rows])
+    if n == 1:
+        found = rows.argmax(1)[:, None]
+    elif rows.shape[1] < NARROW:
+        found = np.argpartition(rows, -n, axis=1)[:, -n:]
+    else:
+        found = np.stack([_top(row, n) for row in rows])
     at = torch.from_numpy(np.ascontiguousarray(found))
     return x.gather(1, at), at
 
@@ -183,7 +190,8 @@ def _largest(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _top(row: Array, n: int) -> IntArray:
     """Columns of the ``n`` largest.  As many pieces have a maximum that reaches the n-th largest
     maximum, so only what reaches it can be among them."""
-    width = len(row) // (3 * n) or 1  # about three times as many pieces as are sought
+    # about three times as many pieces as are sought, or as many as vectorise well
+    width = len(row) // max(3 * n, 192) or 1
     edge = len(row) - len(row) % width
     heads = np.concatenate([row[:edge].reshape(width, -1).max(0), row[edge:]])
     least = np.partition(heads, -n)[-n]
