@@ -128,6 +128,7 @@ def main() -> None:
         for task in options.tasks:
             if tasks.get(task, {}).get("examples") != options.examples:
                 tasks[task] = measure(model, spec, task, options.examples)
+        found[spec]["tasks"] = tasks = {task: tasks[task] for task in TASKS if task in tasks}
         keep()
         accuracy, nfe = (np.mean([row[k] for row in tasks.values()]) for k in ("accuracy", "nfe"))
         print(f"{spec:30} accuracy {accuracy:.3f} nfe {nfe:6.2f}", flush=True)
