@@ -135,16 +135,18 @@ def draft_times(found: Found) -> str:
         shares = [f"{100 * entry['shares'][key]:.1f} %" for key in ("draft", "search", "verify")]
         ratio = f"{entry['time_ratio']:.2f}× ({low:.2f} to {high:.2f})"
         rows.append([f"`{entry['name']}`", ratio, *shares])
-    table = markdown(["setting", "faster than plain", "drafting", "search", "verifying"], rows)
-    rate, both = found["rate_against_best_fixed"], found["overlap"]
-    if rate is None:
-        return table
+    return markdown(["setting", "faster than plain", "drafting", "search", "verifying"], rows)
+
+
+def draft_rate(found: Found, both: Found) -> str:
+    """`rate` against the best fixed length, and two networks at once."""
+    rate = found["rate_against_best_fixed"]
     low, high = rate["quartiles"]
     return (
-        f"{table}\n\n`argmax rate` against `{rate['fixed']}`, the fastest fixed length: "
-        f"{rate['ratio']:.2f}× ({low:.2f} to {high:.2f}).  A forward of each network takes "
-        f"{1e3 * both['serial_seconds']:.0f} ms one after the other and "
-        f"{1e3 * both['parallel_seconds']:.0f} ms on two threads at once."
+        f"`argmax rate` against `{rate['fixed']}`, the fastest fixed length, in {found['repeats']} "
+        f"turns: {rate['ratio']:.2f}× (quartiles {low:.2f} to {high:.2f}).  A forward of each "
+        f"network takes {1e3 * both['serial_seconds']:.1f} ms one after the other and "
+        f"{1e3 * both['parallel_seconds']:.1f} ms on two threads at once."
     )
 
 
@@ -163,6 +165,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
         },
         docs / "drafting.md": {
             "drafts": drafts(load("drafting")), "times": draft_times(load("drafting_times")),
+            "rate": draft_rate(load("drafting_rate"), load("drafting_times")["overlap"]),
             "times135": draft_times(load("drafting_times_135m")),
         },
     }  # fmt: skip
