@@ -114,11 +114,16 @@ class DiffusionDrafter(Drafter):
         self.proxy = single(self.proxy, PROXIES, Proxy)
         if self.end_marker is None:
             self.end_marker = self.model.generation_defaults.get("end_marker")
-        if self.marker_position is None:
-            where = self.model.generation_defaults.get("marker_position", MARKER_POSITIONS[0])
-            self.marker_position = str(where)
-        if self.marker_position not in MARKER_POSITIONS:
-            raise UnknownNameError("marker position", self.marker_position, MARKER_POSITIONS)
+        where = self.marker_position or self.model.generation_defaults.get("marker_position")
+        if where is not None and where not in MARKER_POSITIONS:
+            raise UnknownNameError("marker position", where, MARKER_POSITIONS)
+        if self.marker_position is not None and self.end_marker is None:
+            raise ConfigError(
+                f"marker_position={where!r} is of no use without a marker: pass end_marker, or a "
+                "drafter that was aligned with one"
+            )
+        if self.end_marker is not None:
+            self.marker_position = where or MARKER_POSITIONS[0]
         if self.steps > 1 and self._search(0.0).law is not Law.POINT:
             raise ConfigError(
                 "with steps > 1 tokens are not drawn from marginals: use search='cps'"

@@ -31,6 +31,25 @@ LOSSLESS = {
 FEW, MANY = 2_500, 60_000
 
 
+def test_point_judges_the_branch_that_keeps_most() -> None:
+    """Against the expected number of kept tokens of every branch, written out."""
+    target, seen = toy.Target(), set()
+    for text in ((), (1,), (2,), (3, 1), (0, 4), (4,)):
+        draft = toy.top_tree(target, text, None)
+        rows = toy.TableRows(target, draft, text, np.random.default_rng(0))
+
+        def worth(node: int, rows: toy.TableRows = rows, draft: Draft = draft) -> float:
+            path = draft.path(node)
+            odds = [rows.law(draft.parent(i))[draft.tokens[i]] for i in path]
+            return float(np.cumprod(odds).sum())
+
+        rows.coin = lambda node: 0.0  # type: ignore[method-assign]
+        path = Point().judge(rows, draft).path  # type: ignore[arg-type]
+        assert worth(path[-1]) == pytest.approx(max(map(worth, range(len(draft)))))
+        seen.add(tuple(path))
+    assert len(seen) > 1  # it is not always the first
+
+
 @pytest.mark.parametrize("case", LOSSLESS)
 def test_the_output_has_the_verifiers_distribution(case: str) -> None:
     rule, make = LOSSLESS[case]

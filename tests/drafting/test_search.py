@@ -13,7 +13,7 @@ import dllm
 from dllm.drafting import register_all
 from dllm.drafting.base import ROOT, Law
 from dllm.drafting.cps import BestOfK, CausalPathSearch, beam_search, chain_logprob
-from dllm.drafting.marginals import Lattice, Marginals
+from dllm.drafting.marginals import NARROW, Lattice, Marginals, _largest
 from dllm.drafting.proxies import NGram, Proxy, Uniform
 from dllm.drafting.search import (
     SEARCHES,
@@ -241,6 +241,16 @@ def test_best_of_k_never_scores_below_argmax() -> None:
             for tokens in (best, first)
         ]
         assert score[0] >= score[1] - 1e-9
+
+
+@pytest.mark.parametrize("width", [40, 300, NARROW, NARROW + 1, 49_152])
+@pytest.mark.parametrize("n", [1, 15, 40])
+def test_the_largest_of_a_row_however_wide(width: int, n: int) -> None:
+    x = torch.randn(3, width, generator=torch.Generator().manual_seed(width))
+    values, at = _largest(x, n)
+    expected, where = x.topk(n)
+    assert torch.equal(values.sort(descending=True).values, expected)
+    assert torch.equal(at.sort().values, where.sort().values)
 
 
 def test_the_verifier_gets_all_chains_as_one_tree() -> None:

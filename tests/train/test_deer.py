@@ -106,3 +106,5 @@ def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, 
     assert draft.tokens.tolist() == [21, 31]
     with pytest.raises(dllm.DllmError, match="unknown marker position 'between'"):
         dllm.DiffusionDrafter(tiny, marker_position="between")
+    with pytest.raises(dllm.ConfigError, match="of no use without a marker: pass end_marker"):
+        dllm.DiffusionDrafter(tiny, marker_position=where)
