@@ -62,6 +62,21 @@ def cache_costs(found: Found) -> str:
     return "\n\n".join([f"135M parameters, random weights, {conditions(found)}.", *parts])
 
 
+def cache_profile(found: Found) -> str:
+    """Where a step's time goes, and how fast few rows are multiplied."""
+    kinds = ("products", "attention", "moving", "rest")
+    rows = [[SHAPED[c["model"]], f"`{c['cache']}`", *(f"{100 * c[k]:.1f} %" for k in kinds)]
+            for c in found["cases"]]  # fmt: skip
+    head = ["model", "cache", "products", "attention", "moving keys and values", "rest"]
+    sizes = [str(rate["rows"]) for rate in found["rates"]["llada"]]
+    speeds = [[SHAPED[model], *(f"{rate['gflops']:.0f}" for rate in rates)]
+              for model, rates in found["rates"].items()]  # fmt: skip
+    return (
+        f"{conditions(found)}.\n\n{markdown(head, rows)}\n\nGFLOP/s of a layer's products by the "
+        f"number of rows:\n\n{markdown(['model', *sizes], speeds)}"
+    )
+
+
 def cache_shapes(found: Found) -> str:
     """Speed-up of every cache for every shape."""
     models = list(dict.fromkeys(shape["model"] for shape in found["shapes"]))
@@ -158,6 +173,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "idle": cache_costs(load("caches_idle")),
             "block64": cache_costs(load("caches_block64")),
             "onestep": cache_costs(load("caches_onestep")),
+            "profile": cache_profile(load("cache_profile")),
             "costs": cache_costs(load("caches")),
             "shapes": cache_shapes(load("caches")),
             "memory": cache_memory(load("cache_memory")),
