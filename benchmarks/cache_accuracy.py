@@ -34,8 +34,8 @@ def finished(options: Any, setting: dict[str, Any]) -> list[dict[str, Any]]:
     held = json.loads(options.output.read_text())
     if any(held.get(key) != value for key, value in setting.items()):
         raise SystemExit(f"{options.output} holds other settings: pass --fresh or another --output")
-    found: list[dict[str, Any]] = held["cases"]
-    return found
+    result: list[dict[str, Any]] = held["cases"]
+    return result
 
 
 def main() -> None:
@@ -65,14 +65,14 @@ def main() -> None:
             way, sampler = "random order", "llada(remasking=random)"
         if (cache, way) in known:
             continue
-        found = accuracy(
+        result = accuracy(
             model, options.examples, options.tasks, sampler=sampler, cache=cache, **how
         )
         n = options.examples * len(options.tasks)
-        share = sum(found.values()) / len(found)
+        share = sum(result.values()) / len(result)
         low, high = wilson(round(share * n), n)
         cases.append({"cache": cache, "way": way, "accuracy": share, "low": low, "high": high,
-                      "prompts": n, "by_task": found})  # fmt: skip
+                      "prompts": n, "by_task": result})  # fmt: skip
         print(f"{cache:16} {way:20} {share:.3f} [{low:.3f}, {high:.3f}]", flush=True)
         write(options.output, {**setting, "cases": cases})
 

@@ -40,11 +40,11 @@ def shares(model: dllm.DiffusionModel, cache: str, prompt: int, steps: int) -> d
     )  # fmt: skip
     for _ in range(WARM):
         next(events)
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU]) as result:
         for _ in range(steps):
             next(events)
     times = dict.fromkeys(("products", "attention", "moving", "rest"), 0.0)
-    for event in found.key_averages():
+    for event in result.key_averages():
         times[KINDS.get(event.key, "rest")] += event.self_cpu_time_total
     total = sum(times.values())
     return {kind: time / total for kind, time in times.items()}
@@ -69,9 +69,9 @@ def main() -> None:
         ]
         print(name, ", ".join(f"{r['rows']}: {r['gflops']:.0f} Gflop/s" for r in rates[name]))
         for cache in options.caches:
-            found = shares(model, cache, options.prompt, 2 if cache == "none" else 4)
-            cases.append({"model": name, "cache": cache, "prompt": options.prompt, **found})
-            print(name, f"{cache:16}", ", ".join(f"{k} {v:.1%}" for k, v in found.items()))
+            result = shares(model, cache, options.prompt, 2 if cache == "none" else 4)
+            cases.append({"model": name, "cache": cache, "prompt": options.prompt, **result})
+            print(name, f"{cache:16}", ", ".join(f"{k} {v:.1%}" for k, v in result.items()))
     write(options.output, {"threads": options.threads, "rates": rates, "cases": cases})
 
 

@@ -101,8 +101,8 @@ def finished(options: Any) -> list[dict[str, Any]]:
     held = json.loads(options.output.read_text())
     if any(held.get(key) != value for key, value in settings(options).items()):
         raise SystemExit(f"{options.output} holds other settings: pass --fresh or another --output")
-    found: list[dict[str, Any]] = held["shapes"]
-    return found
+    result: list[dict[str, Any]] = held["shapes"]
+    return result
 
 
 def save(options: Any, shapes: list[dict[str, Any]]) -> None:

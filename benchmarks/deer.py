@@ -57,25 +57,25 @@ class Judge:
 
     def oracle(self) -> dict[str, float]:
         """Accepted tokens per round of a drafter that is never wrong."""
-        found, k = {}, self.window
+        result, k = {}, self.window
         for task, rows in self.plain.items():
             lengths = [len(r.tokens) for r in rows]
             rounds = sum(-(-n // (k + 1)) for n in lengths)
             accepted = sum((n // (k + 1)) * k + n % (k + 1) for n in lengths)
-            found[task] = accepted / rounds
-        return found
+            result[task] = accepted / rounds
+        return result
 
     def __call__(self, drafter: Any) -> dict[str, Any]:
         """Figures per task and over all."""
         part = dllm.DiffusionDrafter(drafter, search="argmax", window=self.window)
         tasks, everything = {}, []
         for task, prompts in self.prompts.items():
-            found, plain = self._speculate(part, prompts), self.plain[task]
-            rounds = [r for result in found for r in result.rounds]
+            outcome, plain = self._speculate(part, prompts), self.plain[task]
+            rounds = [r for result in outcome for r in result.rounds]
             everything += rounds
             tasks[task] = figures(rounds) | {
                 "identical": float(np.mean([a.tokens == b.tokens
-                                            for a, b in zip(found, plain, strict=True)])),
+                                            for a, b in zip(outcome, plain, strict=True)])),
                 "forwards_saved": sum(r.nfe for r in plain) / len(rounds),
             }  # fmt: skip
         return {"overall": figures(everything), "tasks": tasks}

@@ -31,8 +31,8 @@ import torch
 import dllm
 from dllm.drafting.api import make_drafter
 from dllm.drafting.base import Feedback, RoundStats
-from dllm.drafting.proxies import NGram
-from dllm.drafting.rate import Rate
+from dllm.drafting.length.rate import Rate
+from dllm.drafting.search.proxies import NGram
 from dllm.eval.tasks import TASKS
 from dllm.train.deer import task_prompts, teacher_answers
 
@@ -108,26 +108,28 @@ class Bench:
         """Other searches and accept rules at the same length."""
         k = f"fixed(k={self.options.length})"
         greedy = "cps(weight=0.8)", "best_of_k", BEST_SEEN, "best_first_tree(nodes=16)"
-        found = [self.setting(search, k, 0.0) for search in greedy]
-        found += [self.setting("cps(coupled=False)", k, 1.0),
+        result = [self.setting(search, k, 0.0) for search in greedy]
+        result += [self.setting("cps(coupled=False)", k, 1.0),
                   self.setting(BEST_SEEN, k, 1.0, rule="point"),
                   self.setting(BEST_SEEN, k, 1.0, rule="match"),
                   self.setting("sample", k, 1.0, rule="ratio"),
                   self.setting("sample", k, 1.0, rule="block"),
                   self.setting(SAMPLE_TREE, k, 1.0, rule="traversal"),
                   self.setting("argmax", k, 0.5), self.setting("coupled", k, 0.5)]  # fmt: skip
-        return found
+        return result
 
     def lengths(self) -> list[Setting]:
         """Searches x controllers."""
         fixed = [f"fixed(k={k})" for k in (2, 4, 6, 12, 16)]
         adaptive = ["adl", "adl_repaired", "confidence(tau=0.5)", "confidence_extend", "threshold",
                     "rate"]  # fmt: skip
-        found = [self.setting(search, controller, 0.0) for search in ("argmax", "cps")
+        result = [self.setting(search, controller, 0.0) for search in ("argmax", "cps")
                  for controller in fixed + adaptive]  # fmt: skip
-        found += [self.setting("best_first_tree(nodes=16)", c, 0.0) for c in ("fixed(k=4)", "rate")]
-        found += [self.setting("coupled", c, 1.0) for c in (*fixed, "adl_repaired", "rate")]
-        return found
+        result += [
+            self.setting("best_first_tree(nodes=16)", c, 0.0) for c in ("fixed(k=4)", "rate")
+        ]
+        result += [self.setting("coupled", c, 1.0) for c in (*fixed, "adl_repaired", "rate")]
+        return result
 
     def lookups(self) -> list[Setting]:
         """Drafters without a network."""
@@ -144,8 +146,8 @@ def prompts_of(options: argparse.Namespace) -> dict[str, list[str]]:
         lines = {file.stem: file.read_text(encoding="utf-8").splitlines()
                  for file in options.prompts}  # fmt: skip
         most = options.examples
-        return {name: [json.loads(line)["turns"][0] for line in found[:most]]
-                for name, found in lines.items()}  # fmt: skip
+        return {name: [json.loads(line)["turns"][0] for line in result[:most]]
+                for name, result in lines.items()}  # fmt: skip
     names = options.tasks or list(TASKS)
     return {n: [e.prompt for e in TASKS[n].examples(options.examples, 0)] for n in names}
 
@@ -189,8 +191,8 @@ def stored(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Pieces of earlier runs with the same models and window."""
     if not options.state.exists():
         return []
-    found = [json.loads(line) for line in options.state.read_text().splitlines()]
-    return [piece for piece in found if piece["run"] == identity(options)]
+    result = [json.loads(line) for line in options.state.read_text().splitlines()]
+    return [piece for piece in result if piece["run"] == identity(options)]
 
 
 def identity(options: argparse.Namespace) -> list[Any]:
@@ -238,20 +240,20 @@ def paired(answers: Answers, against: Answers, draws: int = 2_000) -> dict[str, 
         return sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3]
 
     low, high = np.quantile(difference(weights @ table), [0.025, 0.975])
-    found = {"difference": difference(table.sum(0)), "low": low, "high": high}
-    return {name: round(float(value), 4) for name, value in found.items()}
+    result = {"difference": difference(table.sum(0)), "low": low, "high": high}
+    return {name: round(float(value), 4) for name, value in result.items()}
 
 
 def summary(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every setting: overall, by task, and against argmax at the same length and temperature."""
-    found: dict[tuple[str, float], Answers] = {}
+    result: dict[tuple[str, float], Answers] = {}
     for piece in stored(options):
-        answers = found.setdefault((piece["name"], piece["temperature"]), {})
+        answers = result.setdefault((piece["name"], piece["temperature"]), {})
         for i, row in enumerate(piece["answers"]):
             answers[piece["task"], piece["first"] + i] = row
     entries = []
-    for (name, temperature), answers in found.items():
-        plain = found["plain", temperature]
+    for (name, temperature), answers in result.items():
+        plain = result["plain", temperature]
         if name == "plain":
             continue
         tasks = {task: {k: v for k, v in answers.items() if k[0] == task}
@@ -259,7 +261,7 @@ def summary(options: argparse.Namespace) -> list[dict[str, Any]]:
         entry = {"name": name, "temperature": temperature, "overall": figures(answers, plain)}
         entry["tasks"] = {task: figures(rows, plain) for task, rows in tasks.items()}
         length = next((word for word in name.split() if word.startswith("fixed")), None)
-        reference = found.get((f"argmax {length}", temperature))
+        reference = result.get((f"argmax {length}", temperature))
         if reference is not None and reference is not answers:
             entry["against_argmax"] = paired(answers, reference)
             entry["tasks_against_argmax"] = {t: paired(r, reference) for t, r in tasks.items()}

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import dllm
-from dllm.drafting.rate import Rate
+from dllm.drafting.length.rate import Rate
 from dllm.drafting.result import shares
 
 from drafting import prompts_of  # isort: skip
@@ -42,21 +42,21 @@ def settings(model: Any, window: int) -> dict[str, tuple[float, Any, dict[str, A
     def part(search: str) -> Any:
         return dllm.DiffusionDrafter(model, search=search, window=window)
 
-    found: dict[str, tuple[float, Any, dict[str, Any]]] = {
+    result: dict[str, tuple[float, Any, dict[str, Any]]] = {
         "plain T=0": (0.0, None, {}), "plain T=1": (1.0, None, {}),
     }  # fmt: skip
     for k in LENGTHS:
-        found[f"argmax fixed(k={k})"] = (0.0, part("argmax"), {"controller": f"fixed(k={k})"})
-    found["argmax rate"] = (0.0, part("argmax"), {"controller": Rate()})
+        result[f"argmax fixed(k={k})"] = (0.0, part("argmax"), {"controller": f"fixed(k={k})"})
+    result["argmax rate"] = (0.0, part("argmax"), {"controller": Rate()})
     for search in ("cps", "best_of_k", "best_first_tree(nodes=16)"):
-        found[f"{search} fixed(k=8)"] = (0.0, part(search), {"controller": "fixed(k=8)"})
-    found["cps rate"] = (0.0, part("cps"), {"controller": Rate()})
+        result[f"{search} fixed(k=8)"] = (0.0, part(search), {"controller": "fixed(k=8)"})
+    result["cps rate"] = (0.0, part("cps"), {"controller": Rate()})
     for search in ("argmax", "coupled", "cps"):
         name = f"{search} fixed(k=8) T=1"
-        found[name] = (1.0, part(search), {"controller": "fixed(k=8)"})
+        result[name] = (1.0, part(search), {"controller": "fixed(k=8)"})
     for lookup in ("prompt_lookup", "anpd", "suffix", "token_recycling"):
-        found[lookup] = (0.0, lookup, {"controller": "whole"})
-    return found
+        result[lookup] = (0.0, lookup, {"controller": "whole"})
+    return result
 
 
 def overlap(drafter: Any, verifier: Any, ids: list[int], rounds: int = 30) -> dict[str, float]:

@@ -41,8 +41,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import dllm
+from dllm.engine.forward import Forward
 from dllm.errors import OutOfMemoryError
-from dllm.forward import Forward
 from dllm.kernels.noise import pack_keys
 from dllm.kernels.rotation import rotate_scatter
 from dllm.kernels.statistics import token_statistics
@@ -150,22 +150,24 @@ class Enough(Exception):
 def timed(o: argparse.Namespace) -> Iterator[list[tuple[int, int, int, float, float]]]:
     """(positions, targets, rows, keys per row, seconds) of every forward with its statistics on
     the host, until there are enough."""
-    found: list[tuple[int, int, int, float, float]] = []
+    result: list[tuple[int, int, int, float, float]] = []
     original, begun = Forward.predict, time.perf_counter()
 
     def predict(self: Forward, jobs: Any) -> Any:
-        if len(found) >= o.most or (len(found) >= o.least and time.perf_counter() - begun > o.span):
+        if len(result) >= o.most or (
+            len(result) >= o.least and time.perf_counter() - begun > o.span
+        ):
             raise Enough
         start = time.perf_counter()
         out = original(self, jobs)  # ends with a copy to the host: nothing is left running
         seconds = time.perf_counter() - start
         read = [j.canvas.length if j.plan.read is None else len(j.plan.read) for j in jobs]
         positions, targets = sum(j.size for j in jobs), sum(len(j.targets) for j in jobs)
-        found.append((positions, targets, len(jobs), mean(read), seconds))
+        result.append((positions, targets, len(jobs), mean(read), seconds))
         return out
 
     with patch.object(Forward, "predict", predict):
-        yield found
+        yield result
 
 
 def steps(model: dllm.DiffusionModel, shape: Shape, o: argparse.Namespace) -> Cases:
@@ -256,14 +258,14 @@ def _memory(call: Callable[[], object], o: argparse.Namespace) -> float | None:
 
 def collect(cases: Cases, started: float, o: argparse.Namespace) -> list[dict[str, Any]]:
     """All cases, or those that begin within the budget."""
-    found = []
+    result = []
     for case in cases:
-        found.append(case)
+        result.append(case)
         print(json.dumps(case), flush=True)
         if time.perf_counter() - started > o.budget:
-            found.append({"error": f"the rest was left out: {o.budget:.0f} s were over"})
+            result.append({"error": f"the rest was left out: {o.budget:.0f} s were over"})
             break
-    return found
+    return result
 
 
 def options() -> argparse.Namespace:
@@ -301,9 +303,9 @@ def options() -> argparse.Namespace:
 def main() -> None:
     o, started = options(), time.perf_counter()
     shapes = DRY if o.dry else {name: SHAPES[name] for name in o.models}
-    found = json.loads(o.output.read_text()) if o.output.exists() else {}
-    found["peak"] = {"tflops": o.tflops, "terabytes_per_second": o.terabytes}
-    found |= {"prompt": o.prompt, "new": o.new, "block": o.block}
+    result = json.loads(o.output.read_text()) if o.output.exists() else {}
+    result["peak"] = {"tflops": o.tflops, "terabytes_per_second": o.terabytes}
+    result |= {"prompt": o.prompt, "new": o.new, "block": o.block}
     for name, shape in shapes.items():
         model: Any = None
         for part in o.parts:
@@ -315,8 +317,8 @@ def main() -> None:
                 cases = (statistics if part == "statistics" else rotation)(shape, o)
             label = part if o.attention == "sdpa" else f"{part} ({o.attention})"
             with torch.inference_mode():
-                found.setdefault(name, {})[label] = collect(cases, started, o)
-            write(o.output, found)
+                result.setdefault(name, {})[label] = collect(cases, started, o)
+            write(o.output, result)
         del model
         if o.device != "cpu":
             torch.cuda.empty_cache()

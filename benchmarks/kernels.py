@@ -79,14 +79,14 @@ def timings(weight: torch.Tensor, rows: int, dtype: str, repeats: int) -> dict[s
             for c, read in clocks.items():
                 spent[c][name].append(read() - start[c])
     middle = {c: {n: median(v[1:]) for n, v in cases.items()} for c, cases in spent.items()}
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         f"{c}_ms": {n: round(1e3 * v, 2) for n, v in cases.items()} for c, cases in middle.items()
     }
     for other in ("bare", "float64_softmax"):
-        found[f"statistics_to_{other}"] = {
+        result[f"statistics_to_{other}"] = {
             c: round(cases["statistics"] / cases[other], 3) for c, cases in middle.items()
         }
-    return found
+    return result
 
 
 def peak_rise(case: str, name: str, rows: int, dtype: str) -> float | None:
@@ -111,13 +111,13 @@ def _kilobytes(status: Path, field: str) -> int:
 
 def memory(name: str, rows: int, dtype: str) -> dict[str, float | None]:
     """Peak rise of each case, each in a fresh process."""
-    found = {}
+    result = {}
     for case in CASES:
         command = [sys.executable, __file__, "--peak", case, "--rows", str(rows)]
         command += ["--heads", name, "--dtypes", dtype, "--threads", str(torch.get_num_threads())]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found[case] = json.loads(done.stdout)
-    return found
+        result[case] = json.loads(done.stdout)
+    return result
 
 
 def machine() -> dict[str, Any]:
@@ -161,9 +161,9 @@ def main() -> None:
         weight = head(name, dtype)
         timed = [timings(weight, rows, dtype, arguments.repeats) for rows in arguments.rows]
         del weight
-        for rows, found in zip(arguments.rows, timed, strict=True):
-            found["peak_extra_mib"] = memory(name, rows, dtype)
-            results.append({"head": name, "dtype": dtype, "rows": rows, **found})
+        for rows, result in zip(arguments.rows, timed, strict=True):
+            result["peak_extra_mib"] = memory(name, rows, dtype)
+            results.append({"head": name, "dtype": dtype, "rows": rows, **result})
             print(json.dumps(results[-1]), flush=True)
     report = {
         "heads": {name: HEADS[name] for name in arguments.heads},

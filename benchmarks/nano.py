@@ -43,12 +43,12 @@ def main() -> None:
         ways = WAYS if model.facts.mask_token_id is not None else {"greedy": {}}
         for way, how in ways.items():
             start = time.perf_counter()
-            found = {}
+            result = {}
             for task in options.tasks:
-                found |= accuracy(model, options.examples, [task], **how)
-                print(f"{name:8} {way:20} {task:15} {found[task]:.3f}", flush=True)
+                result |= accuracy(model, options.examples, [task], **how)
+                print(f"{name:8} {way:20} {task:15} {result[task]:.3f}", flush=True)
             print(f"{name} {way}: {time.perf_counter() - start:.0f} s")
-            results.setdefault(name, {})[way] = found
+            results.setdefault(name, {})[way] = result
     write(options.output, {"examples": options.examples, "split": "test", "accuracy": results})
 
 

@@ -65,11 +65,11 @@ PAGES = {
 }  # fmt: skip
 
 
-def rows_of(found: dict[str, Any], spec: str) -> str:
-    if not found["samplers"].get(spec, {}).get("tasks"):
+def rows_of(result: dict[str, Any], spec: str) -> str:
+    if not result["samplers"].get(spec, {}).get("tasks"):
         return "Not measured beside the others yet.\n"
-    base = found["samplers"][found["baseline"]]["tasks"]
-    tasks = found["samplers"][spec]["tasks"]
+    base = result["samplers"][result["baseline"]]["tasks"]
+    tasks = result["samplers"][spec]["tasks"]
     lines = ["| task | right | forwards | against `threshold` | tokens per forward |",
              "| --- | --- | --- | --- | --- |"]  # fmt: skip
     for task, row in tasks.items():
@@ -78,7 +78,7 @@ def rows_of(found: dict[str, Any], spec: str) -> str:
             f"| `{task}` | {100 * row['accuracy']:.1f} % | {row['nfe']:.1f} | {ratio:.2f}× | "
             f"{row['tokens_per_forward']:.2f} |"
         )
-    host = found["samplers"][spec].get("host_microseconds")
+    host = result["samplers"][spec].get("host_microseconds")
     if host:
         cost = f"One decision takes {host['32']:.0f} µs for 32 positions and {host['256']:.0f} µs "
         lines += ["", cost + "for 256 on the host."]
@@ -86,18 +86,18 @@ def rows_of(found: dict[str, Any], spec: str) -> str:
     return f"On `nano`, {n} held-out prompts per task:\n\n" + "\n".join(lines) + "\n"
 
 
-def compared(found: dict[str, Any], spec: str, tasks: Iterable[str]) -> str:
+def compared(result: dict[str, Any], spec: str, tasks: Iterable[str]) -> str:
     """``spec`` against the baseline on ``tasks``: points of accuracy and forwards."""
-    base = found["samplers"][found["baseline"]]["tasks"]
-    own = found["samplers"][spec]["tasks"]
+    base = result["samplers"][result["baseline"]]["tasks"]
+    own = result["samplers"][spec]["tasks"]
     here = [task for task in tasks if task in own]
     points = 100 * fmean(own[t]["accuracy"] - base[t]["accuracy"] for t in here)
     return f"{points:+.1f} points, {fmean(own[t]['nfe'] / base[t]['nfe'] for t in here):.2f}×"
 
 
-def against_papers(found: dict[str, Any]) -> list[str]:
+def against_papers(result: dict[str, Any]) -> list[str]:
     """What the papers lead one to expect of the methods, and what `nano` shows."""
-    base = found["samplers"][found["baseline"]]["tasks"]
+    base = result["samplers"][result["baseline"]]["tasks"]
     hard = [t for t in base if base[t]["nfe"] > 2]
     easy = [t for t in base if t not in hard]
     stories = [t for t in ("story1", "story2") if t in base]
@@ -120,12 +120,12 @@ def against_papers(found: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
     lines = [
         "", "## Against the papers", "",
-        f"Against `{found['baseline']}`, on tasks where it needs more than two forwards "
+        f"Against `{result['baseline']}`, on tasks where it needs more than two forwards "
         f"({', '.join(hard)}) or on stories; the others ({', '.join(easy)}) leave little to save.",
         "", "| method | published | on `nano` | why |", "| --- | --- | --- | --- |",
     ]  # fmt: skip
     for spec, claim, tasks, why in rows:
-        lines.append(f"| `{spec}` | {claim} | {compared(found, spec, tasks)} | {why} |")
+        lines.append(f"| `{spec}` | {claim} | {compared(result, spec, tasks)} | {why} |")
     return [
         *lines, "",
         "The rules themselves are those of the official code where that is at hand: its recorded "
@@ -163,7 +163,7 @@ def main() -> None:
     model = dllm.load("nano")
     assert model.tokenizer is not None
     file = RESULTS / "samplers.json"
-    found = json.loads(file.read_text()) if file.exists() else {"samplers": {}, "baseline": ""}
+    outcome = json.loads(file.read_text()) if file.exists() else {"samplers": {}, "baseline": ""}
     FOLDER.mkdir(parents=True, exist_ok=True)
     index = ["# Samplers", "", "| name | what it does | forwards on the example |",
              "| --- | --- | --- |"]  # fmt: skip
@@ -178,7 +178,7 @@ def main() -> None:
         needs = ", ".join(sorted(map(str, cls.needs))) or "nothing"
         page = (
             f"# {name}\n\n{summary}\n\n{paper}\n\n{body}\n\n**When.** {advice}\n\n"
-            f"**Needs** {needs}.\n\n## What it costs\n\n{rows_of(found, spec)}\n"
+            f"**Needs** {needs}.\n\n## What it costs\n\n{rows_of(result, spec)}\n"
             f'## Its order\n\n`dllm generate "{PROMPT}" -s "{spec}"`: {result.nfe} forwards, '
             f"{result.computed} positions computed.\n\n![commit order]({name}.svg)\n\n"
             f"```\n{result.text}\n```\n"
@@ -186,7 +186,7 @@ def main() -> None:
         (FOLDER / f"{name}.md").write_text(page, encoding="utf-8")
         index.append(f"| [{name}]({name}.md) | {summary.splitlines()[0]} | {result.nfe} |")
         print(f"{name:20} {result.nfe:3d} forwards  {result.text[-24:]}", flush=True)
-    index += against_papers(found)
+    index += against_papers(outcome)
     index += ["", f"The example: {PROMPT}", "", "Made by `python benchmarks/pages.py`."]
     (FOLDER / "index.md").write_text("\n".join(index) + "\n", encoding="utf-8")
 

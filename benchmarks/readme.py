@@ -32,21 +32,21 @@ ROOT = Path(__file__).parents[1]
 SWEEP = "readme.jsonl"  # of `dllm bench --preset readme`
 
 
-def accuracy_table(found: dict[str, Any]) -> str:
+def accuracy_table(result: dict[str, Any]) -> str:
     """One row per task, one column per way of decoding, percent with 95 % intervals."""
     columns = {
         f"{model}, {way}": by_task
-        for model, ways in found["accuracy"].items()
+        for model, ways in result["accuracy"].items()
         for way, by_task in ways.items()
     }
     rows = []
     for task in next(iter(columns.values())):
         cells = []
         for by_task in columns.values():
-            low, high = wilson(by_task[task] * found["examples"], found["examples"])
+            low, high = wilson(by_task[task] * result["examples"], result["examples"])
             cells.append(f"{100 * by_task[task]:.1f} ({100 * low:.0f}–{100 * high:.0f})")
         rows.append([f"`{task}`", *cells])
-    note = f"Percent right of {found['examples']} held-out prompts, with 95 % intervals.\n\n"
+    note = f"Percent right of {result['examples']} held-out prompts, with 95 % intervals.\n\n"
     return note + table(["task", *columns], rows)
 
 
@@ -172,12 +172,12 @@ def between(text: str, name: str, content: str) -> str:
     return new
 
 
-def methods(found: dict[str, Any]) -> str:
+def methods(result: dict[str, Any]) -> str:
     """Every method at its defaults against the baseline, on the same prompts."""
-    every = {spec: entry["tasks"] for spec, entry in found["samplers"].items() if entry["tasks"]}
+    every = {spec: entry["tasks"] for spec, entry in result["samplers"].items() if entry["tasks"]}
     base = {  # the tasks that most of them were measured on
         task: row
-        for task, row in every[found["baseline"]].items()
+        for task, row in every[result["baseline"]].items()
         if sum(task in tasks for tasks in every.values()) > len(every) / 2
     }
     measured = {
@@ -202,16 +202,16 @@ def methods(found: dict[str, Any]) -> str:
              f"{100 * d.difference:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f})",
              f"{adjusted[spec]:.2g}", *(f"{ratio:.2f}×" for ratio in times.values())]
         )  # fmt: skip
-    head = ["sampler", "tasks", "% right", f"points against `{found['baseline']}` (95 %)",
+    head = ["sampler", "tasks", "% right", f"points against `{result['baseline']}` (95 %)",
             "p (Holm)", "forwards", "positions", "seconds"]  # fmt: skip
     note = (
         f"Every method at its paper's defaults on `nano`, "
         f"{next(iter(base.values()))['examples']} held-out prompts of each of {', '.join(base)}.  "
         "The last three columns are means over tasks of ratios to "
-        f"`{found['baseline']}`; seconds are of one processor, "
+        f"`{result['baseline']}`; seconds are of one processor, "
         "taken at different times and loads: trust forwards and positions first.\n\n"
     )
-    missing = [f"`{spec}`" for spec, entry in found["samplers"].items() if not entry["tasks"]]
+    missing = [f"`{spec}`" for spec, entry in result["samplers"].items() if not entry["tasks"]]
     if missing:
         note = note.rstrip("\n") + f"  Not measured here yet: {', '.join(missing)}.\n\n"
     return note + table(head, rows)

@@ -109,26 +109,26 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "samplers.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if options.output.exists() and not options.fresh:
-        found = json.loads(options.output.read_text())["samplers"]
+        result = json.loads(options.output.read_text())["samplers"]
 
     def keep() -> None:
-        write(options.output, {"baseline": BASELINE, "samplers": found})
+        write(options.output, {"baseline": BASELINE, "samplers": result})
 
     for spec in options.samplers:
-        entry = found.setdefault(spec, {"tasks": {}})
+        entry = result.setdefault(spec, {"tasks": {}})
         if spec not in BRANCHING and (options.host or "host_microseconds" not in entry):
             entry["host_microseconds"] = {str(w): host_microseconds(spec, w) for w in (32, 256)}
             print(f"{spec:30} host {entry['host_microseconds']}", flush=True)
     keep()
     model = dllm.load("nano")
     for spec in () if options.host else options.samplers:
-        tasks = found[spec]["tasks"]
+        tasks = result[spec]["tasks"]
         for task in options.tasks:
             if tasks.get(task, {}).get("examples") != options.examples:
                 tasks[task] = measure(model, spec, task, options.examples)
-        found[spec]["tasks"] = tasks = {task: tasks[task] for task in TASKS if task in tasks}
+        result[spec]["tasks"] = tasks = {task: tasks[task] for task in TASKS if task in tasks}
         keep()
         accuracy, nfe = (np.mean([row[k] for row in tasks.values()]) for k in ("accuracy", "nfe"))
         print(f"{spec:30} accuracy {accuracy:.3f} nfe {nfe:6.2f}", flush=True)

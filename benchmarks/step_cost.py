@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 
 import dllm
-from dllm import forward
+from dllm.engine import forward
 
 from report import RESULTS, write  # isort: skip
 from shapes import llada_135m  # isort: skip
@@ -97,10 +97,10 @@ def main() -> None:
                     arguments |= {"steps": 8, "max_new_tokens": 64}
                 prompt = ids if batch == 1 else [ids] * batch
                 repeats = options.repeats if name == "nano" else max(3, options.repeats // 5)
-                found = measure(model, prompt, repeats, **arguments)
-                cases.append({"model": name, "cache": cache, "batch": batch, **found})
+                result = measure(model, prompt, repeats, **arguments)
+                cases.append({"model": name, "cache": cache, "batch": batch, **result})
                 print(f"{name:5} {cache:5} batch {batch}: " + ", ".join(
-                    f"{key} {value:.3g}" for key, value in found.items()))  # fmt: skip
+                    f"{key} {value:.3g}" for key, value in result.items()))  # fmt: skip
     write(options.output, {"threads": options.threads, "cases": cases})
 
 

@@ -16,14 +16,14 @@ HEADS = {"llada": "LLaDA-8B, 4096 × 126,464", "dream": "Dream-7B, 3584 × 152,0
 
 
 def load(name: str) -> Found:
-    found: Found = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
+    result: Found = json.loads((RESULTS / f"{name}.json").read_text())
+    return result
 
 
-def conditions(found: Found) -> str:
+def conditions(result: Found) -> str:
     """On what something was measured."""
-    machine = found["machine"]
-    threads = found.get("threads", machine.get("threads"))
+    machine = result["machine"]
+    threads = result.get("threads", machine.get("threads"))
     load = machine.get("load")  # this program's own threads count, too
     beside = "" if load is None or load < threads + 0.5 else ", other work on the other core"
     return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}{beside}"
@@ -35,16 +35,16 @@ def heads(*files: Found) -> str:
         [HEADS[case["head"]], case["dtype"], str(case["rows"]),
          f"{case['statistics_to_bare']['wall']:.2f}", f"{case['statistics_to_bare']['cpu']:.2f}",
          f"{case['peak_extra_mib']['statistics']:.0f} MiB"]
-        for found in files for case in found["results"]
+        for result in files for case in result["results"]
     ]  # fmt: skip
     return markdown(
         ["head", "dtype", "rows", "time / bare product", "processor time", "extra memory"], rows
     )
 
 
-def cache_costs(found: Found) -> str:
+def cache_costs(result: Found) -> str:
     """The shape that the README quotes: operations, what the machine's rates allow, time."""
-    headline = [s for s in found["shapes"] if (s["prompt"], s["new"]) == (512, 256)]
+    headline = [s for s in result["shapes"] if (s["prompt"], s["new"]) == (512, 256)]
     parts = []
     for shape in headline:
         rows = [
@@ -55,35 +55,35 @@ def cache_costs(found: Found) -> str:
         ]  # fmt: skip
         parts.append(
             f"{SHAPED[shape['model']]}, prompt {shape['prompt']}, {shape['new']} new "
-            f"tokens, {shape['tokens_per_step']} per step, blocks of {found['block']}:\n\n"
+            f"tokens, {shape['tokens_per_step']} per step, blocks of {result['block']}:\n\n"
             + markdown(["cache", "positions computed", "held", "faster than `none`",
                         "fewer operations", "quotient", "predicted from rates"], rows)
         )  # fmt: skip
-    return "\n\n".join([f"135M parameters, random weights, {conditions(found)}.", *parts])
+    return "\n\n".join([f"135M parameters, random weights, {conditions(result)}.", *parts])
 
 
-def cache_profile(found: Found) -> str:
+def cache_profile(result: Found) -> str:
     """Where a step's time goes, and how fast few rows are multiplied."""
     kinds = ("products", "attention", "moving", "rest")
     rows = [[SHAPED[c["model"]], f"`{c['cache']}`", *(f"{100 * c[k]:.1f} %" for k in kinds)]
-            for c in found["cases"]]  # fmt: skip
+            for c in result["cases"]]  # fmt: skip
     head = ["model", "cache", "products", "attention", "moving keys and values", "rest"]
-    sizes = [str(rate["rows"]) for rate in found["rates"]["llada"]]
+    sizes = [str(rate["rows"]) for rate in result["rates"]["llada"]]
     speeds = [[SHAPED[model], *(f"{rate['gflops']:.0f}" for rate in rates)]
-              for model, rates in found["rates"].items()]  # fmt: skip
+              for model, rates in result["rates"].items()]  # fmt: skip
     return (
-        f"{conditions(found)}.\n\n{markdown(head, rows)}\n\nGFLOP/s of a layer's products by the "
+        f"{conditions(result)}.\n\n{markdown(head, rows)}\n\nGFLOP/s of a layer's products by the "
         f"number of rows:\n\n{markdown(['model', *sizes], speeds)}"
     )
 
 
-def cache_shapes(found: Found) -> str:
+def cache_shapes(result: Found) -> str:
     """Speed-up of every cache for every shape."""
-    models = list(dict.fromkeys(shape["model"] for shape in found["shapes"]))
+    models = list(dict.fromkeys(shape["model"] for shape in result["shapes"]))
     parts = []
     for model in models:
         shapes = sorted(
-            (s for s in found["shapes"] if s["model"] == model),
+            (s for s in result["shapes"] if s["model"] == model),
             key=lambda s: (s["prompt"], s["new"]),
         )
         by_shape = [{c["cache"]: c["speedup"] for c in s["cases"]} for s in shapes]
@@ -96,11 +96,11 @@ def cache_shapes(found: Found) -> str:
     return "\n\n".join(parts)
 
 
-def cache_accuracy(found: Found) -> str:
+def cache_accuracy(result: Found) -> str:
     """Percent right with every cache."""
-    ways = list(dict.fromkeys(case["way"] for case in found["cases"]))
+    ways = list(dict.fromkeys(case["way"] for case in result["cases"]))
     cells: dict[str, dict[str, str]] = {}
-    for case in found["cases"]:
+    for case in result["cases"]:
         low, high = 100 * case["low"], 100 * case["high"]
         cell = f"{100 * case['accuracy']:.1f} ({low:.1f} to {high:.1f})"
         cells.setdefault(case["cache"], {})[case["way"]] = cell
@@ -108,11 +108,11 @@ def cache_accuracy(found: Found) -> str:
     return markdown(["cache", *ways], rows)
 
 
-def cache_memory(found: Found) -> str:
+def cache_memory(result: Found) -> str:
     """Time of a step between refreshes and bytes held, over the length of the prompt."""
-    prompts = list(dict.fromkeys(case["prompt"] for case in found["cases"]))
+    prompts = list(dict.fromkeys(case["prompt"] for case in result["cases"]))
     cells: dict[str, list[Found]] = {}
-    for case in found["cases"]:
+    for case in result["cases"]:
         cells.setdefault(case["cache"], []).append(case)
     rows = [
         [f"`{name}`", *(f"{1e3 * case['between']:.0f}" for case in mine),
@@ -120,13 +120,13 @@ def cache_memory(found: Found) -> str:
         for name, mine in cells.items()
     ]  # fmt: skip
     head = [f"ms at {prompts[0]}", *map(str, prompts[1:]), "growth", f"held at {prompts[-1]}"]
-    return f"{conditions(found)}.\n\n" + markdown(["cache", *head], rows)
+    return f"{conditions(result)}.\n\n" + markdown(["cache", *head], rows)
 
 
-def drafts(found: Found) -> str:
+def drafts(result: Found) -> str:
     """Searches and lengths: accepted tokens, forwards, modelled speed, and against argmax."""
     rows = []
-    for entry in found["experiments"]:
+    for entry in result["experiments"]:
         every, versus = entry["overall"], entry.get("against_argmax")
         rows.append(
             [f"{entry['temperature']:g}", f"`{entry['name']}`", str(every["prompts"]),
@@ -140,10 +140,10 @@ def drafts(found: Found) -> str:
     return markdown(head, rows)
 
 
-def draft_times(found: Found) -> str:
+def draft_times(result: Found) -> str:
     """Seconds against plain decoding and the shares of a round."""
     rows = []
-    for entry in found["settings"]:
+    for entry in result["settings"]:
         if entry["name"].startswith("plain"):
             continue
         low, high = entry["quartiles"]
@@ -153,21 +153,21 @@ def draft_times(found: Found) -> str:
     return markdown(["setting", "faster than plain", "drafting", "search", "verifying"], rows)
 
 
-def draft_rate(found: Found, both: Found) -> str:
+def draft_rate(result: Found, both: Found) -> str:
     """`rate` against the best fixed length, and two networks at once."""
-    rate = found["rate_against_best_fixed"]
+    rate = result["rate_against_best_fixed"]
     low, high = rate["quartiles"]
     return (
-        f"`argmax rate` against `{rate['fixed']}`, the fastest fixed length, in {found['repeats']} "
-        f"turns: {rate['ratio']:.2f}× (quartiles {low:.2f} to {high:.2f}).  A forward of each "
-        f"network takes {1e3 * both['serial_seconds']:.1f} ms one after the other and "
-        f"{1e3 * both['parallel_seconds']:.1f} ms on two threads at once."
+        f"`argmax rate` against `{rate['fixed']}`, the fastest fixed length, in "
+        f"{result['repeats']} turns: {rate['ratio']:.2f}× (quartiles {low:.2f} to {high:.2f}).  "
+        f"A forward of each network takes {1e3 * both['serial_seconds']:.1f} ms one after the "
+        f"other and {1e3 * both['parallel_seconds']:.1f} ms on two threads at once."
     )
 
 
 def pages(docs: Path) -> dict[Path, dict[str, str]]:
     """File -> name of a marked part -> its content."""
-    found = {
+    result = {
         docs / "kernels.md": {"heads": heads(load("kernels_llada"), load("kernels_dream"))},
         docs / "caches.md": {
             "idle": cache_costs(load("caches_idle")),
@@ -185,4 +185,4 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "times135": draft_times(load("drafting_times_135m")),
         },
     }  # fmt: skip
-    return found
+    return result

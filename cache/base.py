@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -36,13 +36,16 @@ SOME = frozenset({FRESH_LOGITS, WHOLE_REGION})
 BLOCK = SOME | {WINDOW_LOGITS, BRANCHES}
 REGION = BLOCK | {REGION_LOGITS}
 
+S = TypeVar("S")
+
 
 @dataclass(slots=True)
 class Slots:
     """Freshness of one row's slots.  ``age`` (N,) int64: step of the last computation, -1 never;
     ``pending`` (N,) bool: the stored key and value belong to another token than the present one;
     ``shift``: target t is scored by row t - shift; ``grid``: the block length of block-causal
-    attention, 0 for bidirectional; ``memory``: whatever the cache wants to remember about the row.
+    attention, 0 for bidirectional; ``memory``: whatever the cache wants to remember about the row;
+    ``layers``: the same per lane and layer (see `Layer.memory`).
     """
 
     age: IntArray
@@ -50,10 +53,20 @@ class Slots:
     shift: int = 0
     grid: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
+    layers: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    states: dict[type, Any] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, length: int, shift: int = 0, grid: int = 0) -> Slots:
         return cls(np.full(length, -1), np.zeros(length, np.bool_), shift, grid)
+
+    def state(self, kind: type[S]) -> S:
+        """What the cache remembers of this row: an object of its own class ``kind``, made without
+        arguments when it is first asked for."""
+        if kind not in self.states:
+            self.states[kind] = kind()
+        state: S = self.states[kind]
+        return state
 
     def computed(self, positions: IntArray, step: int) -> None:
         self.age[positions] = step
@@ -226,7 +239,7 @@ def available() -> list[Info]:
 def compose(cache: CacheLike, family: str = "llada") -> Cache:
     """A cache from its name, e.g. ``"dual"`` or ``"dual(refresh_every=4)"``, or an object; fields
     that it leaves open are set to what its paper uses for models of ``family``."""
-    found = (cache,) if isinstance(cache, Cache) else parse(cache, CACHES)
-    if len(found) != 1:
-        raise ConfigError(f"{cache!r} names {len(found)} caches: choose one")
-    return fill_open(found[0], family)
+    result = (cache,) if isinstance(cache, Cache) else parse(cache, CACHES)
+    if len(result) != 1:
+        raise ConfigError(f"{cache!r} names {len(result)} caches: choose one")
+    return fill_open(result[0], family)

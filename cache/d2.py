@@ -46,9 +46,9 @@ class D2Cache(Refreshing):
             raise ConfigError("d2 wants k >= 1, p in [0, 1], sigma > 0 and inflate >= 0")
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        flow = rollout(slots.memory.get("lane0", {}), canvas.length)
-        for name in [name for name in slots.memory if name.startswith("lane")]:
-            slots.memory[name].clear()
+        flow = rollout(slots.layers.get(0, {}), canvas.length)
+        for lane in slots.layers.values():
+            lane.clear()
         if self.due(canvas, slots):
             return everything(canvas)
         chosen = self._masks(canvas, slots, targets)
@@ -106,8 +106,8 @@ def density(canvas: Canvas, sigma: float) -> FloatArray:
         constant_values=((True, not canvas.masked[canvas.length - 1]),),
     )  # fmt: skip
     weights = np.exp(-((np.arange(2 * reach + 1) - reach) ** 2) / (2 * sigma**2))
-    found: FloatArray = np.convolve(known, weights / weights.sum(), "valid").astype(np.float32)
-    return found
+    result: FloatArray = np.convolve(known, weights / weights.sum(), "valid").astype(np.float32)
+    return result
 
 
 def fill_gaps(positions: IntArray, width: int) -> IntArray:

@@ -51,7 +51,7 @@ class ElasticCache(Refreshing):
             slots.memory["start"] = -1
             return everything(canvas)
         slots.memory["start"] = NEVER
-        lanes = [memory for name, memory in slots.memory.items() if name.startswith("lane")]
+        lanes = slots.layers.values()
         watched = {token for lane in lanes for token, _ in lane.values() if token < canvas.length}
         return Plan(np.union1d(active, np.array(sorted(watched), np.int64)), answers=active)
 

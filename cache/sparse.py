@@ -73,5 +73,5 @@ def smoothed(score: FloatArray, kernel: int) -> FloatArray:
     """The maximum over ``kernel`` neighbours, same length."""
     padded = np.pad(score, kernel // 2, constant_values=-np.inf)
     shifted = [padded[i : i + len(score)] for i in range(kernel)]  # also of no scores at all
-    found: FloatArray = np.max(shifted, axis=0)
-    return found
+    result: FloatArray = np.max(shifted, axis=0)
+    return result

@@ -9,7 +9,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# In a checkout `dllm.samplers` and its three siblings stand beside this folder, not in it.
+_checkout = Path(__file__).parents[1]
+if (_checkout / "pyproject.toml").is_file() and (_checkout / "samplers" / "base.py").is_file():
+    __path__.append(str(_checkout))
 
 if TYPE_CHECKING:
     from . import cache, samplers
@@ -25,10 +31,10 @@ if TYPE_CHECKING:
         PromptError,
         UnknownNameError,
     )
-    from .likelihood import score
+    from .likelihood.api import score
+    from .likelihood.scoring import Score
     from .models import DiffusionModel, load
     from .result import Result
-    from .scoring import Score
     from .trace import Trace
 
 __version__ = "0.1.0"
@@ -39,7 +45,7 @@ _WHERE = {
     "GenerationConfig": "config", "DiffusionModel": "models", "load": "models",
     "Result": "result", "Trace": "trace", "CheckpointError": "errors", "ConfigError": "errors",
     "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",
-    "UnknownNameError": "errors", "Score": "scoring", "score": "likelihood",
+    "UnknownNameError": "errors", "Score": "likelihood", "score": "likelihood",
     "speculate": "drafting", "SpeculativeResult": "drafting", "DiffusionDrafter": "drafting",
 }  # fmt: skip
 

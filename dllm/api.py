@@ -16,7 +16,7 @@ from .cache.base import CacheLike
 from .call import Call, Event, stop_strings
 from .canvas import Canvas, IntArray
 from .config import GenerationConfig
-from .engine import Engine, Step
+from .engine.loop import Engine, Step
 from .errors import ConfigError, PromptError
 from .kernels.noise import uniform
 from .models import DiffusionModel, load
@@ -219,11 +219,11 @@ def _canvases(
 def occurrences(items: Sequence[Hashable]) -> list[int]:
     """For each item how often it stands before."""
     seen: Counter[Hashable] = Counter()
-    found = []
+    result = []
     for item in items:
-        found.append(seen[item])
+        result.append(seen[item])
         seen[item] += 1
-    return found
+    return result
 
 
 def _constrain(model: DiffusionModel, canvas: Canvas, offset: int, wanted: int | str) -> None:

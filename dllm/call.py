@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from .canvas import Canvas, IntArray
 from .config import GenerationConfig
-from .engine import Engine, Step
+from .engine.loop import Engine, Step
 from .errors import ConfigError
 from .memory import PeakMemory
 from .models import DiffusionModel
@@ -125,17 +125,17 @@ class Call:
         if self.model.tokenizer is None:
             return ""
         text = str(self.model.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-        found = [text.index(stop) for stop in self.config.stop_strings if stop in text]
-        return text[: min(found)] if found else text
+        result = [text.index(stop) for stop in self.config.stop_strings if stop in text]
+        return text[: min(result)] if result else text
 
 
 def _answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
     """Ids of the answer, and why they end.  A text with holes is its own answer, all of it."""
     end = canvas.end if canvas.end == canvas.length else canvas.length
     tokens = canvas.tokens[canvas.prompt_length : end]
-    found = stops(canvas, canvas.prompt_length, end, stop_ids)
-    if found.size:
-        return canvas.tokens[canvas.prompt_length : int(found[0]) + 1], "stop"
+    result = stops(canvas, canvas.prompt_length, end, stop_ids)
+    if result.size:
+        return canvas.tokens[canvas.prompt_length : int(result[0]) + 1], "stop"
     return tokens, canvas.finish_reason or "length"
 
 

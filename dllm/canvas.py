@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ FloatArray = npt.NDArray[np.float32]
 
 PROPOSAL, SELECTION, SCHEDULE = 0, 1, 2  # purposes of noise, in drawing order
 PURPOSES = 4
+
+S = TypeVar("S")
 
 # (stream, step, positions) -> uniform numbers in (0, 1), a pure function of seed and arguments
 UniformNoise = Callable[[int, int, IntArray], FloatArray]
@@ -67,6 +69,7 @@ class Canvas:
     commit_step: IntArray = field(init=False)
     logprob: FloatArray = field(init=False)
     memory: dict[str, Any] = field(default_factory=dict)
+    states: dict[type, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.length = len(self.tokens)
@@ -106,6 +109,14 @@ class Canvas:
         """Undecided positions of the window, ascending."""
         low, high = self.window
         return self.masked[low:high].nonzero()[0] + low
+
+    def state(self, kind: type[S]) -> S:
+        """What a part remembers of this row: an object of its own class ``kind``, made without
+        arguments when it is first asked for.  Forks get a copy."""
+        if kind not in self.states:
+            self.states[kind] = kind()
+        state: S = self.states[kind]
+        return state
 
     def uniform(self, purpose: int, positions: IntArray) -> FloatArray:
         """Uniform noise in (0, 1) for ``positions``, keyed by row, purpose, step and position."""
@@ -158,4 +169,5 @@ class Canvas:
         for name in ("tokens", "masked", "given", "commit_step", "logprob"):
             setattr(twin, name, getattr(self, name).copy())
         twin.memory = copy.deepcopy(self.memory)
+        twin.states = copy.deepcopy(self.states)
         return twin

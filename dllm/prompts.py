@@ -138,12 +138,12 @@ def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
     if not tokenizer.chat_template:
         return ()
     user = {"role": "user", "content": MARK}
-    found = []
+    result = []
     for messages in ([user], [{"role": "system", "content": MARK}, user]):
         with suppress(Exception):  # some templates refuse a system prompt, in their own way
             shown = str(tokenizer.apply_chat_template(messages, tokenize=False))
-            found.append(shown.partition(MARK)[0])
-    return tuple(text for text in found if text.strip())
+            result.append(shown.partition(MARK)[0])
+    return tuple(text for text in result if text.strip())
 
 
 def _template(
@@ -166,8 +166,8 @@ def _template(
     assert isinstance(text, str)
     ids: list[int] = []
     for mark, message in zip(marks, messages, strict=True) if unsafe else ():
-        before, found, text = text.partition(mark)
-        if not found:
+        before, result, text = text.partition(mark)
+        if not result:
             before, text = "", before
             continue
         ids += _encode_markup(tokenizer, before)

@@ -34,12 +34,12 @@ def fill_open(part: T, family: str, facts: Mapping[str, Any] | None = None) -> T
     then from ``facts``, values or functions that find them."""
     defaults: FamilyDefaults = getattr(part, "family_defaults", {})
     known = {**(facts or {}), **(defaults.get(family) or defaults.get("llada", {}))}
-    found = {
+    result = {
         name: known[name]() if callable(known[name]) else known[name]
         for name in arguments(part)
         if name in known and getattr(part, name) is None
     }
-    changed: Any = replace(part, **found) if found else part  # type: ignore[type-var]
+    changed: Any = replace(part, **result) if result else part  # type: ignore[type-var]
     return cast(T, changed)
 
 

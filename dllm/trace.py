@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .canvas import Canvas
-from .engine import Step
+from .engine.loop import Step
 
 FORMAT = 1
 
@@ -98,7 +98,7 @@ class Trace:
             ids = {*self.final}
             for step in self.steps:
                 ids |= {t for _, t, _ in step.commits} | {t for _, t in step.drafts}
-                ids |= {t for _, found in step.candidates for t, _ in found}
+                ids |= {t for _, result in step.candidates for t, _ in result}
             self.pieces = {i: decode([i]) for i in sorted(ids)}
 
     def to_json(self) -> str:
@@ -111,10 +111,10 @@ class Trace:
 
 def runs(positions: list[int]) -> list[tuple[int, int]]:
     """Ascending positions as [low, high) runs."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for position in positions:
-        if found and found[-1][1] == position:
-            found[-1] = (found[-1][0], position + 1)
+        if result and result[-1][1] == position:
+            result[-1] = (result[-1][0], position + 1)
         else:
-            found.append((position, position + 1))
-    return found
+            result.append((position, position + 1))
+    return result

@@ -133,7 +133,7 @@ class Rates:
 
 def _seconds(inputs: torch.Tensor, weights: list[torch.Tensor]) -> float:
     """The time of one product, from the fastest of three rounds over all ``weights``."""
-    found = []
+    result = []
     with torch.inference_mode():
         for _ in range(4):  # the first is the warm-up
             start = time.perf_counter()
@@ -141,5 +141,5 @@ def _seconds(inputs: torch.Tensor, weights: list[torch.Tensor]) -> float:
                 torch.nn.functional.linear(inputs, weight)
             if inputs.is_cuda:
                 torch.cuda.synchronize()
-            found.append(time.perf_counter() - start)
-    return min(found[1:]) / len(weights)
+            result.append(time.perf_counter() - start)
+    return min(result[1:]) / len(weights)

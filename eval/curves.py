@@ -156,10 +156,10 @@ def settings(
     """
     canvas = int(arguments.get("max_new_tokens", 64))
     chosen = [(name, spec) for name in curves for spec in curve(name, canvas)]
-    chosen += [found for spec in samplers for found in spread(spec)]
+    chosen += [result for spec in samplers for result in spread(spec)]
     for _, spec in chosen:
         compose(spec)  # an unknown name is refused before anything is measured
-    found = [
+    result = [
         Setting(
             method if cache == "none" else f"{method} · {cache}",
             spec,
@@ -168,4 +168,4 @@ def settings(
         )
         for cache, (method, spec) in product(caches, chosen)
     ]
-    return list({(one.sampler, one.cache): one for one in reversed(found)}.values())[::-1]
+    return list({(one.sampler, one.cache): one for one in reversed(result)}.values())[::-1]

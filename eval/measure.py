@@ -134,10 +134,10 @@ def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str
     outs: list[Any] = []
     seconds, peak = 0.0, 0
     for start in range(0, len(prompts), cell.rows):
-        found = generate(model, prompts[start : start + cell.rows], **how)
-        seconds += found[0].seconds
-        peak = max(peak, found[0].peak_memory)
-        outs += found
+        result = generate(model, prompts[start : start + cell.rows], **how)
+        seconds += result[0].seconds
+        peak = max(peak, result[0].peak_memory)
+        outs += result
     strict = getattr(problems, "strict", None)
     texts = [out.text for out in outs]
     return Record(

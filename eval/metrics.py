@@ -183,8 +183,8 @@ def dense_aup_draws(
     chosen = np.random.default_rng(seed).integers(0, n, (draws, n))
 
     def sums(values: Sequence[Sequence[Any]]) -> Draws:
-        found: Draws = np.asarray(values, np.float64)[:, chosen].sum(2)
-        return found
+        result: Draws = np.asarray(values, np.float64)[:, chosen].sum(2)
+        return result
 
     rates = sums([o.tokens for o in outcomes]) / np.maximum(1, sums([o.nfe for o in outcomes]))
     shares = 100 / n * sums([o.right for o in outcomes])

@@ -21,16 +21,16 @@ MOST = 2  # traces that fit side by side
 def read_trace(path: Path) -> dict[str, Any]:
     """A trace that ``dllm generate --trace`` or `Trace.save` wrote."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not a trace: it is not JSON ({error})") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(result, dict) or result.get("format") != FORMAT:
         raise ConfigError(f"{path} is not a trace of format {FORMAT}: write it with --trace")
-    lacking = KEYS.keys() - found.keys()
-    wrong = {key for key, kind in KEYS.items() if not isinstance(found.get(key, kind()), kind)}
-    steps = [] if {"steps"} & (lacking | wrong) else found["steps"]
+    lacking = KEYS.keys() - result.keys()
+    wrong = {key for key, kind in KEYS.items() if not isinstance(result.get(key, kind()), kind)}
+    steps = [] if {"steps"} & (lacking | wrong) else result["steps"]
     if not all(isinstance(step, dict) for step in steps):
         wrong, steps = wrong | {"steps"}, []
     lacking |= {key for step in steps for key in STEP_KEYS - set(step)}
@@ -38,7 +38,7 @@ def read_trace(path: Path) -> dict[str, Any]:
         raise ConfigError(f"the trace {path} has other things than expected in {_list(wrong)}")
     if lacking:
         raise ConfigError(f"the trace {path} lacks {_list(lacking)}")
-    return found
+    return result
 
 
 def _list(names: set[str]) -> str:

@@ -44,11 +44,11 @@ def pareto(records: Sequence[Record], files: Sequence[Path]) -> None:
     with new_figure(3.2 * len(tasks) + 1.8, 2.6 * len(AXES) + 0.3, files) as figure:
         style = _styles(named(records))
         panels = figure.subplots(len(AXES), len(tasks), squeeze=False, sharey="col")
-        for column, (task, found) in enumerate(tasks.items()):
-            least = 100 * min(record.interval[0] for record in found)
+        for column, (task, result) in enumerate(tasks.items()):
+            least = 100 * min(record.interval[0] for record in result)
             for row, (name, (scale, value)) in enumerate(AXES.items()):
                 axes = panels[row][column]
-                _panel(axes, found, value, style)
+                _panel(axes, result, value, style)
                 _dress(axes, scale, name, "" if column else "% right", "" if row else task, least)
         handles = {
             label: line
@@ -61,9 +61,9 @@ def pareto(records: Sequence[Record], files: Sequence[Path]) -> None:
 def multiples(records: Sequence[Record], files: Sequence[Path]) -> None:
     """Every method in a panel of its own, all tasks together, before the others in grey: accuracy
     with 95 % bands against tokens per forward.  Writes every file, by its suffix."""
-    found = pooled([record for record in records if record.cache == BASE])
+    result = pooled([record for record in records if record.cache == BASE])
     lines: dict[str, list[Pooled]] = {}
-    for (method, _), setting in sorted(found.items(), key=lambda item: item[1].rate):
+    for (method, _), setting in sorted(result.items(), key=lambda item: item[1].rate):
         lines.setdefault(method, []).append(setting)
     if not lines:
         raise ConfigError("there is nothing to plot: no setting was measured on all tasks")
@@ -93,9 +93,9 @@ def named(records: Sequence[Record]) -> list[str]:
     methods = list(dict.fromkeys(record.method for record in records))
     if len(methods) <= MOST:
         return methods
-    found = areas(records)
-    always = [method for method in (REFERENCE, COMMON) if method in found]
-    best = sorted(found.keys() - always, key=lambda method: (-found[method].mean[0], method))
+    result = areas(records)
+    always = [method for method in (REFERENCE, COMMON) if method in result]
+    best = sorted(result.keys() - always, key=lambda method: (-result[method].mean[0], method))
     return [*best[: MOST - len(always)], *always]
 
 

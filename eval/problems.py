@@ -93,20 +93,20 @@ def read_file(path: Path) -> FileTask:
 def _question(path: Path, number: int, line: str) -> Question:
     where = f"line {number} of {path}"
     try:
-        found = json.loads(line)
+        result = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON: {error}") from None
-    missing = {"prompt", "answer"} - set(found) if isinstance(found, Mapping) else {"prompt"}
+    missing = {"prompt", "answer"} - set(result) if isinstance(result, Mapping) else {"prompt"}
     if missing:
         raise ConfigError(f"{where} lacks {' and '.join(sorted(missing))}")
     try:
-        prompt = checked(found["prompt"])
+        prompt = checked(result["prompt"])
     except PromptError as error:
         raise ConfigError(f"{where}: {error}") from None
-    match = found.get("match", "equals")
+    match = result.get("match", "equals")
     if match not in MATCHES:
         raise UnknownNameError(f"match in {where}", match, MATCHES)
-    return Question(path.stem, prompt, str(found["answer"]), match)
+    return Question(path.stem, prompt, str(result["answer"]), match)
 
 
 def task_names() -> list[str]:
@@ -137,14 +137,14 @@ def draw(task: Problems, n: int, seed: int = 0, start: int = 0) -> list[Any]:
     """
     if not isinstance(task, Task):
         return task.examples(n, seed)[start:]
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for more in DRAWS:
         for example in task.examples(more * n, seed):
-            found.setdefault(repr(prompt_of(example)), example)
-        if len(found) >= n:
-            return list(found.values())[start:n]
+            result.setdefault(repr(prompt_of(example)), example)
+        if len(result) >= n:
+            return list(result.values())[start:n]
     raise ConfigError(
-        f"{task.name} has only {len(found)} different prompts, not {n}: ask for fewer"
+        f"{task.name} has only {len(result)} different prompts, not {n}: ask for fewer"
     )
 
 

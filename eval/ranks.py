@@ -38,9 +38,9 @@ class Ranks:
         """The objects of all processes, in process ``dst``; None in the others."""
         if self._world_size == 1:
             return [obj]
-        found = [None] * self._world_size if self._rank == dst else None
-        torch.distributed.gather_object(obj, found, dst=dst)
-        return found
+        result = [None] * self._world_size if self._rank == dst else None
+        torch.distributed.gather_object(obj, result, dst=dst)
+        return result
 
     def barrier(self) -> None:
         """Wait for all processes."""

@@ -29,18 +29,18 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def by_task(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Records grouped by task, in order of appearance."""
-    found: dict[str, list[Record]] = {}
+    result: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(record.task, []).append(record)
-    return found
+        result.setdefault(record.task, []).append(record)
+    return result
 
 
 def curves(records: Sequence[Record]) -> dict[str, list[Record]]:
     """The records of one task by method, each sorted by tokens per forward."""
-    found: dict[str, list[Record]] = {}
+    result: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda r: r.point):
-        found.setdefault(record.method, []).append(record)
-    return found
+        result.setdefault(record.method, []).append(record)
+    return result
 
 
 def one_by_one(records: Sequence[Record]) -> Record:
@@ -57,9 +57,9 @@ def percent(record: Record) -> str:
 def full_table(records: Sequence[Record]) -> str:
     """Every record, compared with one token per step on its task."""
     changes: dict[str, list[str]] = {}
-    for found in by_task(records).values():
-        slow = one_by_one(found)
-        others = [r for r in found if r is not slow and r.examples == slow.examples]
+    for result in by_task(records).values():
+        slow = one_by_one(result)
+        others = [r for r in result if r is not slow and r.examples == slow.examples]
         shown = differences([paired(r.right, slow.right) for r in others])
         changes |= dict(zip((r.key for r in others), shown, strict=True))
     header = ["task", "sampler", "cache", "% right (95 %)", *CHANGE, "tokens per forward",
@@ -111,17 +111,17 @@ def areas(records: Sequence[Record]) -> dict[str, Area]:
     worse, would move the floor.
     """
     tasks = by_task([r for r in records if r.cache == BASE])
-    found: dict[str, list[tuple[float, Draws]]] = {}
+    result: dict[str, list[tuple[float, Draws]]] = {}
     for number, members in enumerate(tasks.values()):
         best, slow = max(100 * r.accuracy for r in members) or 100.0, one_by_one(members)
         for method, line in curves(members).items():
             outcomes = [record.outcome for record in line]
             area = dense_aup([o.point() for o in outcomes], best, start=slow.point)
             draws = dense_aup_draws(outcomes, best, seed=number, start=slow.outcome)
-            found.setdefault(method, []).append((area, draws))
+            result.setdefault(method, []).append((area, draws))
     return {
         method: Area(*zip(*each, strict=True))
-        for method, each in found.items()
+        for method, each in result.items()
         if len(each) == len(tasks)
     }
 
@@ -129,11 +129,11 @@ def areas(records: Sequence[Record]) -> dict[str, Area]:
 def area_table(records: Sequence[Record]) -> str:
     """Methods by tasks: area under the whole curve, their mean, and its difference to that of
     `COMMON` where that was measured; all with paired bootstrap intervals."""
-    found = areas(records)
+    result = areas(records)
     tasks = by_task([r for r in records if r.cache == BASE])
-    common = found.get(COMMON)
+    common = result.get(COMMON)
     rows = []
-    for method, area in sorted(found.items(), key=lambda item: -item[1].mean[0]):
+    for method, area in sorted(result.items(), key=lambda item: -item[1].mean[0]):
         mean, draws = area.mean
         cells = [ranged(v, d) for v, d in zip(area.values, area.draws, strict=True)]
         rows.append([f"`{method}`", f"**{mean:.0f}** ({between(draws)})", *cells])
@@ -180,19 +180,21 @@ def pooled(records: Sequence[Record]) -> dict[tuple[str, str], Pooled]:
     tasks, groups = list(by_task(records)), dict[tuple[str, str], list[Record]]()
     for record in sorted(records, key=lambda r: tasks.index(r.task)):
         groups.setdefault((record.method, record.sampler), []).append(record)
-    return {key: Pooled(tuple(found)) for key, found in groups.items() if len(found) == len(tasks)}
+    return {
+        key: Pooled(tuple(result)) for key, result in groups.items() if len(result) == len(tasks)
+    }
 
 
 def fastest_table(records: Sequence[Record]) -> str:
     """Per method: its setting with most tokens per forward, among those that are shown to lose at
     most `DROP` points against one token per step (lower end of the paired 95 % interval)."""
-    found = pooled([record for record in records if record.cache == BASE])
-    if not found:
+    result = pooled([record for record in records if record.cache == BASE])
+    if not result:
         return ""
-    reference = one_by_one([each.members[0] for each in found.values()])
-    slow = found[reference.method, reference.sampler]
+    reference = one_by_one([each.members[0] for each in result.values()])
+    slow = result[reference.method, reference.sampler]
     fastest: dict[str, tuple[str, Pooled]] = {}
-    for (method, sampler), each in sorted(found.items(), key=lambda item: item[1].rate):
+    for (method, sampler), each in sorted(result.items(), key=lambda item: item[1].rate):
         if each is slow or 100 * paired(each.right, slow.right).low >= -DROP:
             fastest[method] = sampler, each
     chosen = sorted(fastest.values(), key=lambda item: -item[1].rate)
@@ -204,7 +206,7 @@ def fastest_table(records: Sequence[Record]) -> str:
     ]  # fmt: skip
     header = ["fastest setting", *CHANGE, "tokens per forward", "fewer forwards",
               "fewer positions", "faster"]  # fmt: skip
-    none = sorted({f"`{method}`" for method, _ in found if method not in fastest})
+    none = sorted({f"`{method}`" for method, _ in result if method not in fastest})
     return markdown(header, rows) + (f"\n\nNo such setting: {', '.join(none)}." if none else "")
 
 

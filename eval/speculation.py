@@ -62,10 +62,10 @@ def read_questions(path: Path) -> list[Question]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the questions in {path}: {error}") from error
-    found = [_question(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    result = [_question(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]
+    if not result:
         raise ConfigError(f"{path} holds no questions")
-    return found
+    return result
 
 
 def _question(path: Path, number: int, line: str) -> Question:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import compose as compose_cache
-from ..engine import check_pair
+from ..engine.loop import check_pair
 from ..errors import ConfigError
 from ..models import DiffusionModel
 from ..samplers import compose as compose_sampler
@@ -56,18 +56,18 @@ class Sweep:
         return {label: reason for label, reason in reasons.items() if reason is not None}
 
     def _settings(self) -> list[Setting]:
-        found = settings(self.samplers, self.curves, self.caches, dict(self.arguments))
-        if not found:
+        result = settings(self.samplers, self.curves, self.caches, dict(self.arguments))
+        if not result:
             raise ConfigError("a sweep needs at least one sampler and one cache")
-        return found
+        return result
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
     """The cells without those that measure the same once more, e.g. for several sweeps."""
-    found: dict[str, Cell] = {}
+    result: dict[str, Cell] = {}
     for cell in cells:
-        found.setdefault(cell.key(""), cell)
-    return list(found.values())
+        result.setdefault(cell.key(""), cell)
+    return list(result.values())
 
 
 def refusal(setting: Setting) -> str | None:
@@ -124,7 +124,7 @@ class Journal:
         machines = [self.machines[record.key] for record in records]
         names = dict.fromkeys(name for each in machines for name in each if name != "load")
         values = {name: list(dict.fromkeys(m.get(name) for m in machines)) for name in names}
-        return {name: found for name, found in values.items() if len(found) > 1}
+        return {name: result for name, result in values.items() if len(result) > 1}
 
     def add(self, record: Record, about: dict[str, Any]) -> None:
         """Append a record with what else is known of it."""
@@ -162,7 +162,7 @@ def run(
     loaded: dict[str, Problems] = {}
     for task in dict.fromkeys(cell.task for cell in cells):
         loaded[task] = problems(task, run_code)
-    found = []
+    result = []
     for done, cell in enumerate(cells):
         questions = loaded[cell.task]
         record = journal.records.get(cell.key(identity + stamp(questions)))
@@ -177,5 +177,5 @@ def run(
                 continue
             journal.add(record, about)
         progress(done + 1, len(cells), cell, record)
-        found.append(record)
-    return found
+        result.append(record)
+    return result

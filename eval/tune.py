@@ -190,12 +190,12 @@ def tune(
 def crossed(alive: Sequence[Candidate], caches: Sequence[str]) -> list[Candidate]:
     """The settings without a cache, with each of the ``caches`` that they go with."""
     plain = [who.setting for who in alive if who.setting.cache == "none"]
-    found = (
+    result = (
         replace(setting, cache=cache, method=f"{setting.method} · {cache}")
         for setting in plain
         for cache in caches
     )
-    return [Candidate(setting) for setting in found if refusal(setting) is None]
+    return [Candidate(setting) for setting in result if refusal(setting) is None]
 
 
 def timings(
@@ -231,12 +231,12 @@ def _choice(
 def write_preset(choice: Choice, model: str, how: Tuning, path: Path) -> None:
     """A preset that ``dllm generate --preset`` takes, with what it rests on."""
     setting = choice.setting
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "model": model, "tasks": list(how.tasks), "keep": how.keep, "by": how.by,
         "accuracy": choice.accuracy, "baseline": choice.baseline, "saving": choice.saving,
         "examples": choice.examples, "change": asdict(choice.change),
         "confirmed": choice.confirmed, "machine": machine(),
     }  # fmt: skip
     preset = {"format": FORMAT, "sampler": setting.sampler, "cache": setting.cache,
-              "arguments": dict(setting.arguments), "found": found}  # fmt: skip
+              "arguments": dict(setting.arguments), "found": result}  # fmt: skip
     path.write_text(json.dumps(preset, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

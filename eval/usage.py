@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from ..scoring import Score
+from ..likelihood.scoring import Score
 
 
 @dataclass

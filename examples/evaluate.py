@@ -43,10 +43,10 @@ def main() -> None:
         manager = TaskManager(include_path=folder, include_defaults=False)
         for sampler in ("llada", "threshold(tau=0.9)"):
             lm = DLLM("nano", sampler=sampler)
-            found = lm_eval.simple_evaluate(
+            result = lm_eval.simple_evaluate(
                 lm, tasks=["reverse_lists"], task_manager=manager, apply_chat_template=True
             )
-            score = found["results"]["reverse_lists"]["exact_match,none"]
+            score = result["results"]["reverse_lists"]["exact_match,none"]
             print(f"{sampler:20} exact match {score:.2f}, {lm.usage.nfe} forwards")
 
 

@@ -19,12 +19,12 @@ def main() -> None:
     candidates = settings([], CURVES, ["none"], CANVAS)
     baseline = Setting("llada", "llada", "none", CANVAS)
     how = Tuning(["reverse"], by="nfe", rungs=(6,), confirm=48, tolerance=0.15)
-    found = tune(model, candidates, baseline, how)
-    print(f"{found.setting.label}: {found.saving:.1f} times fewer forwards, confirmed by "
-          f"{found.examples} prompts: {found.confirmed}")  # fmt: skip
+    result = tune(model, candidates, baseline, how)
+    print(f"{result.setting.label}: {result.saving:.1f} times fewer forwards, confirmed by "
+          f"{result.examples} prompts: {result.confirmed}")  # fmt: skip
     out = dllm.generate(
         model, "Reverse this list: Tom, Anna, Ben",
-        sampler=found.setting.sampler, cache=found.setting.cache, **found.setting.arguments,
+        sampler=result.setting.sampler, cache=result.setting.cache, **result.setting.arguments,
     )  # fmt: skip
     print(out.text, out.footer(), sep="\n")
 

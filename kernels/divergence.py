@@ -30,7 +30,7 @@ def divergence(
     ``logprobs`` (n, V) at ``positions``; ``previous``: the same of the step before.  Infinite
     where there is nothing to compare with.
     """
-    found = np.full(len(positions), np.inf, np.float32)
+    result = np.full(len(positions), np.inf, np.float32)
     if previous is not None and len(positions):
         known, before = previous
         both, here, there = np.intersect1d(positions, known, return_indices=True)
@@ -38,5 +38,5 @@ def divergence(
             now = logprobs[torch.from_numpy(here).to(logprobs.device)]
             then = before[torch.from_numpy(there).to(before.device)]
             moved = torch.where(now > -torch.inf, now.exp() * (now - then), 0.0).sum(-1)
-            found[here] = moved.cpu().numpy()
-    return found
+            result[here] = moved.cpu().numpy()
+    return result

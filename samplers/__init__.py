@@ -40,7 +40,6 @@ from .base import (
     NOTHING,
     Decision,
     Explorer,
-    Gamble,
     Part,
     Prediction,
     Reviser,
@@ -48,6 +47,7 @@ from .base import (
     Selector,
     Stop,
     Transform,
+    Trial,
     View,
     Window,
 )
@@ -55,7 +55,7 @@ from .compose import SAMPLERS, Info, available, compose, register
 from .sampler import Sampler
 
 __all__ = [
-    "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Gamble", "Info", "Part",
+    "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Trial", "Info", "Part",
     "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform", "View",
     "Window", "available", "compose", "register", "adablock", "credit", "d3llm", "dcd", "dparallel",
     "dream", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass", "learn2pd",

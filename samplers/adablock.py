@@ -73,9 +73,9 @@ class AdaBlock(StaticBlocks):
         p = prediction
         token = p.token if p.top_token is None else p.top_token[:, 0]
         score = p.logprob if p.max_logprob is None else p.max_logprob
-        found = (here & _members(self.delimiters).take(token, mode="clip")).nonzero()[0]
-        if found.size:
-            best = found[score[found].argmax()]
+        result = (here & _members(self.delimiters).take(token, mode="clip")).nonzero()[0]
+        if result.size:
+            best = result[score[result].argmax()]
             if np.exp(score[best]) >= (self.delimiter_threshold or 0.0):
                 size = int(at[best]) - low + 1
         canvas.window = (low, low + size)
@@ -84,6 +84,6 @@ class AdaBlock(StaticBlocks):
 @lru_cache(maxsize=8)
 def _members(ids: tuple[int, ...] | None) -> BoolArray:
     """Whether an id is one of ``ids``; the last entry stands for all larger ones."""
-    found = np.zeros(max(ids or (0,)) + 2, np.bool_)
-    found[list(ids or ())] = True
-    return found
+    result = np.zeros(max(ids or (0,)) + 2, np.bool_)
+    result[list(ids or ())] = True
+    return result

@@ -107,7 +107,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Gamble:
+class Trial:
     """Commits that one branch makes beyond its row."""
 
     positions: IntArray
@@ -119,26 +119,26 @@ class Gamble:
 class Decision:
     """What one step did to one row: ``committed`` positions with their ``tokens`` and
     ``logprobs``, ``remasked`` positions; ``forced``: whether only the progress guarantee
-    committed; ``gambles``: the branches that the next forward feeds; ``explored``: branches that
+    committed; ``trials``: the branches that the next forward feeds; ``explored``: branches that
     were fed in this step beyond the one kept."""
 
     committed: IntArray
     remasked: IntArray
     forced: bool = False
-    gambles: tuple[Gamble, ...] = ()
+    trials: tuple[Trial, ...] = ()
     explored: int = 0
     tokens: IntArray = field(default_factory=lambda: NOTHING)
     logprobs: FloatArray = field(default_factory=lambda: NO_SCORES)
 
-    def after(self, gamble: Gamble | None, explored: int) -> Decision:
-        """The same with the gamble that came before it."""
-        if gamble is None:
+    def after(self, trial: Trial | None, explored: int) -> Decision:
+        """The same with the trial that came before it."""
+        if trial is None:
             return replace(self, explored=explored)
         return replace(
             self,
-            committed=np.concatenate([gamble.positions, self.committed]),
-            tokens=np.concatenate([gamble.tokens, self.tokens]),
-            logprobs=np.concatenate([gamble.logprobs, self.logprobs]),
+            committed=np.concatenate([trial.positions, self.committed]),
+            tokens=np.concatenate([trial.tokens, self.tokens]),
+            logprobs=np.concatenate([trial.logprobs, self.logprobs]),
             explored=explored,
         )
 
@@ -302,9 +302,9 @@ class Reviser(Part):
 class Explorer(Part):
     """What to try first: several continuations of a row, fed in one forward.
 
-    After the step's own commits it proposes gambles: sets of further positions to commit with
+    After the step's own commits it proposes trials: sets of further positions to commit with
     their proposals.  Each is a branch; an empty one is the row as it stands.  The next forward
-    feeds all branches, `choose` picks one, its gamble becomes final, and the step goes on with its
+    feeds all branches, `choose` picks one, its trial becomes final, and the step goes on with its
     predictions: no forward is spent on choosing.
     """
 
@@ -316,16 +316,16 @@ class Explorer(Part):
         raise NotImplementedError
 
     def instead(self, view: View, chosen: BoolArray) -> bool:
-        """Whether gambles replace the commit that the progress guarantee would force."""
+        """Whether trials replace the commit that the progress guarantee would force."""
         return False
 
-    def gambles(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+    def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
         """Branches as (n,) bool over ``view.positions``, disjoint from the commits ``chosen``;
         none means: feed the row as it stands."""
         raise NotImplementedError
 
     def choose(
-        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+        self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
     ) -> int:
         """Index of the branch to keep.  ``found`` are the predictions of each branch's undecided
         window positions; ``decide`` makes an inner step on a canvas of its own."""

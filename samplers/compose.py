@@ -89,7 +89,7 @@ def _offering(need: Capability) -> list[str]:
     """Names of the parts whose class says that it offers something."""
     offers = {name: SAMPLERS[name].offers for name in SAMPLERS}
     return sorted(
-        n for n, found in offers.items() if isinstance(found, frozenset) and need in found
+        n for n, result in offers.items() if isinstance(result, frozenset) and need in result
     )
 
 

@@ -33,10 +33,10 @@ StopIds = tuple[int, ...]
 
 def is_stop(tokens: IntArray, stop_ids: StopIds) -> BoolArray:
     """(n,) bool: which tokens end a text."""
-    found = np.zeros(len(tokens), np.bool_)
+    result = np.zeros(len(tokens), np.bool_)
     for stop in stop_ids:
-        found |= tokens == stop
-    return found
+        result |= tokens == stop
+    return result
 
 
 def stops(canvas: Canvas, low: int, high: int, stop_ids: StopIds) -> IntArray:
@@ -57,9 +57,9 @@ def prefix_complete(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> N
     if frontier == start:
         return
     canvas.memory["prefix"] = frontier
-    found = stops(canvas, start, frontier, stop_ids)
-    if found.size:
-        end_at(canvas, int(found[0]))
+    result = stops(canvas, start, frontier, stop_ids)
+    if result.size:
+        end_at(canvas, int(result[0]))
 
 
 def end_at(canvas: Canvas, position: int) -> None:
@@ -73,9 +73,9 @@ def block_contains(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> No
     """Stop when the window is decided and holds a stop id."""
     low, high = canvas.window
     if not canvas.masked[low:high].any():
-        found = stops(canvas, low, high, stop_ids)
-        if found.size:
-            end_at(canvas, int(found[0]))
+        result = stops(canvas, low, high, stop_ids)
+        if result.size:
+            end_at(canvas, int(result[0]))
 
 
 def block_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
@@ -88,10 +88,10 @@ def block_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
 
 def first_commit(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     """The leftmost new stop id ends the region; the row goes on left of it."""
-    found = committed[is_stop(canvas.tokens[committed], stop_ids)]
-    found = found[found >= canvas.text_floor]
-    if found.size:
-        canvas.stop_position = int(found.min())
+    result = committed[is_stop(canvas.tokens[committed], stop_ids)]
+    result = result[result >= canvas.text_floor]
+    if result.size:
+        canvas.stop_position = int(result.min())
         canvas.cut(canvas.stop_position)
 
 

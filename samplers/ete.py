@@ -87,15 +87,15 @@ class ETE(Explorer):
 
     def _candidates(self, view: View, chosen: BoolArray) -> BoolArray:
         edge: int = view.canvas.memory.get("first_block", view.canvas.window[1])
-        found: BoolArray = ~chosen & (view.positions < edge)
-        return found
+        result: BoolArray = ~chosen & (view.positions < edge)
+        return result
 
     def instead(self, view: View, chosen: BoolArray) -> bool:
         if chosen.sum() >= self.e_min or self.k == 1:
             return False
         return int(self._candidates(view, chosen).sum()) > 1
 
-    def gambles(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+    def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
         if not self.instead(view, chosen):
             return []
         open_ = self._candidates(view, chosen)
@@ -115,18 +115,18 @@ class ETE(Explorer):
         return [np.arange(len(open_)) == i for i in np.flatnonzero(picked)]
 
     def choose(
-        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+        self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
     ) -> int:
         def rank(i: int) -> tuple[int, float, float]:
-            p = found[i]
+            p = result[i]
             sure = int((np.exp(p.logprob) >= self.tau).sum())
             mean = float(p.logprob.mean()) if len(p.logprob) else 0.0
-            return sure, mean, _gambled(branches, i)
+            return sure, mean, _tried_probability(branches, i)
 
         return max(range(len(branches)), key=lambda i: (*rank(i), -i))
 
 
-def _gambled(branches: Sequence[Canvas], i: int) -> float:
+def _tried_probability(branches: Sequence[Canvas], i: int) -> float:
     """Log-probability of what branch ``i`` alone has committed."""
     others = branches[i - 1] if i else branches[-1]
     own = others.masked & ~branches[i].masked

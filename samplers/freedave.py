@@ -69,7 +69,7 @@ class FreeDave(Explorer):
     def companions(self) -> tuple[Part, ...]:
         return (Fixed(),)
 
-    def gambles(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+    def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
         order = np.argsort(-view.score, kind="stable")
         order = order[~chosen[order]][: self.width - 1]
         if not order.size:
@@ -80,14 +80,14 @@ class FreeDave(Explorer):
         return list(drafts)
 
     def choose(
-        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+        self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
     ) -> int:
         best = 0
         while True:
             target = branches[best].fork()
-            if not len(found[best].positions):
+            if not len(result[best].positions):
                 return best  # the window is decided: nothing to confirm beyond it
-            decide(target, found[best])
+            decide(target, result[best])
             drafts = range(best + 1, len(branches))
             agreed = [j for j in drafts if _follows(branches[j], target, self.partial)]
             if not agreed:

@@ -31,8 +31,8 @@ def filter_weights(source: str) -> dict[str, FloatArray]:
             data = (resources.files("dllm") / "nano" / "nano" / "filter.npz").read_bytes()
         else:
             data = Path(source).read_bytes()
-        with np.load(io.BytesIO(data), allow_pickle=False) as found:
-            return {name: found[name].astype(np.float32) for name in ("w1", "b1", "w2", "b2")}
+        with np.load(io.BytesIO(data), allow_pickle=False) as result:
+            return {name: result[name].astype(np.float32) for name in ("w1", "b1", "w2", "b2")}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ConfigError(
             f"cannot read the filter {source!r}: train one with `dllm train filter` ({error})"

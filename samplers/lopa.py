@@ -26,7 +26,7 @@ class LoPA(Explorer):
 
     Beside the row after the step's commits, each of the ``k`` - 1 next most confident undecided
     positions of the window is committed alone in a branch of its own.  A branch scores ``alpha`` x
-    the probability of that gamble (1 for none) + (1 - ``alpha``) x the mean negative entropy of the
+    the probability of that trial (1 for none) + (1 - ``alpha``) x the mean negative entropy of the
     ``branch_topp`` share of its undecided window positions that are least sure (1.0 = all).  ``k``
     2, ``alpha`` 0; ``base``: the sampler being explored (threshold 0.9).  A forward of k branches
     counts once in NFE and k times in computed positions.
@@ -55,7 +55,7 @@ class LoPA(Explorer):
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(),)
 
-    def gambles(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+    def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
         order = np.argsort(-view.score, kind="stable")
         order = order[~chosen[order]][: self.k - 1]
         if not order.size:
@@ -64,15 +64,15 @@ class LoPA(Explorer):
         return [np.zeros(len(chosen), np.bool_), *(index == i for i in order)]
 
     def choose(
-        self, decide: Decide, branches: Sequence[Canvas], found: Sequence[Prediction]
+        self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
     ) -> int:
         def score(i: int) -> float:
             own = branches[0].masked & ~branches[i].masked
             creation = float(np.exp(branches[i].logprob[own].sum()))
-            return self.alpha * creation + (1 - self.alpha) * self._future(found[i])
+            return self.alpha * creation + (1 - self.alpha) * self._future(result[i])
 
         scores = [score(i) for i in range(len(branches))]
-        # Ties go to a gamble before the row as it stands, then to the first.
+        # Ties go to a trial before the row as it stands, then to the first.
         return max(range(len(branches)), key=lambda i: (scores[i], i > 0, -i))
 
     def _future(self, prediction: Prediction) -> float:

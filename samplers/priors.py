@@ -70,8 +70,8 @@ def _frequencies(source: str) -> FloatArray:
         ) from error
     if counts.ndim != 1 or not counts.sum() > 0:
         raise ConfigError(f"{source!r} must hold one count per token id, not {counts.shape}")
-    found: FloatArray = (counts / counts.sum()).astype(np.float32)
-    return found
+    result: FloatArray = (counts / counts.sum()).astype(np.float32)
+    return result
 
 
 @register(
@@ -108,5 +108,5 @@ class PC(Scorer):
         surprise = -np.log(frequency[prediction.token] + 1e-10)
         score = np.minimum(np.exp(prediction.logprob) * surprise, self.alpha)
         fade = np.exp(-self.decay * (prediction.positions - canvas.start))
-        found: FloatArray = (score * fade).astype(np.float32)
-        return found
+        result: FloatArray = (score * fade).astype(np.float32)
+        return result

@@ -141,8 +141,8 @@ class R2(Selector):
             least = max(least, size - self.confidence_cluster_unmasked)
         good = (count >= least) & (sums >= self.spatial_threshold * count)
         covered = np.correlate(good, ones, "full")  # good windows that a position lies in
-        found: BoolArray = covered[at] > 0
-        return found
+        result: BoolArray = covered[at] > 0
+        return result
 
     def _runs(self, view: View, token: IntArray, p: FloatArray, left: IntArray) -> IntArray:
         """Which of ``left`` to commit, as indices into the view."""

@@ -66,12 +66,12 @@ class Saber(Reviser):
         return canvas.tokens[positions][:, None]
 
     def revise(self, view: View, committed: IntArray) -> IntArray:
-        canvas, found = view.canvas, view.everything
-        here = found.positions
+        canvas, result = view.canvas, view.everything
+        here = result.positions
         decided_before = ~canvas.masked[here] & (canvas.commit_step[here] < canvas.step)
         now = np.zeros(len(canvas.tokens), np.float32)
-        now[found.positions] = np.exp(
-            np.where(decided_before, found.asked[self.name][:, 0], found.logprob)
+        now[result.positions] = np.exp(
+            np.where(decided_before, result.asked[self.name][:, 0], result.logprob)
         )
         before: FloatArray = canvas.memory.get("saber", np.zeros_like(now))
         canvas.memory["saber"] = now

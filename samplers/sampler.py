@@ -17,7 +17,6 @@ from .base import (
     Decision,
     EosRule,
     Explorer,
-    Gamble,
     Part,
     Prediction,
     Reviser,
@@ -25,6 +24,7 @@ from .base import (
     Selector,
     Stop,
     Transform,
+    Trial,
     View,
     Window,
 )
@@ -84,24 +84,24 @@ class Sampler:
 
     def shadow(self, canvas: Canvas) -> IntArray:
         """Positions to predict once more from all tokens but their own, ascending."""
-        found = None if self.reviser is None else self.reviser.shadow(canvas)
-        return NOTHING if found is None else found
+        result = None if self.reviser is None else self.reviser.shadow(canvas)
+        return NOTHING if result is None else result
 
     def asks(self, canvas: Canvas, positions: IntArray) -> dict[str, IntArray]:
         """Part name -> (n, m) ids whose log-probabilities it reads at ``positions``."""
-        found = {part.name: part.asks(canvas, positions) for part in self._asking}
-        return {name: ids for name, ids in found.items() if ids is not None}
+        result = {part.name: part.asks(canvas, positions) for part in self._asking}
+        return {name: ids for name, ids in result.items() if ids is not None}
 
     @cached_property
     def inner(self) -> Sampler:
         """The same without its explorer."""
         return replace(self, explorer=None)
 
-    def adopt(self, canvas: Canvas, gamble: Gamble) -> None:
-        """Make a gamble final."""
-        if gamble.positions.size:
-            canvas.commit(gamble.positions, gamble.tokens, gamble.logprobs)
-            self.eos.check(canvas, gamble.positions, self.stop_ids)
+    def adopt(self, canvas: Canvas, trial: Trial) -> None:
+        """Make a trial final."""
+        if trial.positions.size:
+            canvas.commit(trial.positions, trial.tokens, trial.logprobs)
+            self.eos.check(canvas, trial.positions, self.stop_ids)
 
     @property
     def offers(self) -> frozenset[Capability]:
@@ -109,8 +109,8 @@ class Sampler:
         window."""
         looks = self.stops or self.reviser or self.explorer or self.transforms or self._wanting
         blind = () if looks or self.eos.reorders else (self.scorer, *self.selectors)
-        found = frozenset.intersection(*(p.offers for p in blind)) if blind else frozenset()
-        return found | self.window.offers
+        result = frozenset.intersection(*(p.offers for p in blind)) if blind else frozenset()
+        return result | self.window.offers
 
     def foreseen(self, canvas: Canvas) -> IntArray:
         """The positions that this step is going to commit, ascending; only with foresight."""
@@ -145,8 +145,8 @@ class Sampler:
             remasked = self.reviser.revise(view, positions)
             canvas.remask(remasked)
         self.eos.check(canvas, positions, self.stop_ids)
-        gambles = self._gambles(view, chosen)
-        return Decision(positions, remasked, forced, gambles, 0, ids, logprobs)
+        trials = self._trials(view, chosen)
+        return Decision(positions, remasked, forced, trials, 0, ids, logprobs)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
         self.eos.foresee(canvas, prediction, self.stop_ids)
@@ -194,9 +194,9 @@ class Sampler:
         chosen[view.score.argmax()] = True
         return True
 
-    def _gambles(self, view: View, chosen: BoolArray) -> tuple[Gamble, ...]:
+    def _trials(self, view: View, chosen: BoolArray) -> tuple[Trial, ...]:
         if self.explorer is None or view.canvas.finished:
             return ()
         p = view.prediction
-        sets = self.explorer.gambles(view, chosen)
-        return tuple(Gamble(p.positions[s], p.token[s], p.logprob[s]) for s in sets)
+        sets = self.explorer.trials(view, chosen)
+        return tuple(Trial(p.positions[s], p.token[s], p.logprob[s]) for s in sets)

@@ -188,9 +188,9 @@ def test_bad_input_gets_one_sentence(
     error: type[Exception],
     words: str,
 ) -> None:
-    with pytest.raises(error) as found:
+    with pytest.raises(error) as result:
         dllm.generate(tiny, prompt, **arguments)
-    assert words in str(found.value) and "\n" not in str(found.value)
+    assert words in str(result.value) and "\n" not in str(result.value)
     assert dllm.generate(tiny, PROMPT, max_new_tokens=4).tokens  # everything stays usable
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.estimators import ESTIMATORS, all_subsets, llada, stratified
+from dllm.likelihood.estimators import ESTIMATORS, all_subsets, llada, stratified
 
 PROMPT, TEXT = list(range(40, 52)), list(range(60, 68))
 
@@ -19,8 +19,8 @@ def logits(model: dllm.DiffusionModel, rows: np.ndarray) -> torch.Tensor:
     """(n, N, V) log-probabilities of whole sequences, by the plain model."""
     with torch.inference_mode():
         hf: Any = model.hf
-        found: torch.Tensor = hf(torch.from_numpy(rows)).logits.float().log_softmax(-1)
-    return found
+        result: torch.Tensor = hf(torch.from_numpy(rows)).logits.float().log_softmax(-1)
+    return result
 
 
 def bound(model: dllm.DiffusionModel, prompt: list[int], text: list[int]) -> float:
@@ -31,40 +31,40 @@ def bound(model: dllm.DiffusionModel, prompt: list[int], text: list[int]) -> flo
         for chosen in subsets:
             row = np.array(prompt + text)
             row[[len(prompt) + i for i in chosen]] = mask
-            found = logits(model, row[None])[0]
-            terms = [float(found[len(prompt) + i, text[i]]) for i in chosen]
+            result = logits(model, row[None])[0]
+            terms = [float(result[len(prompt) + i, text[i]]) for i in chosen]
             total += sum(terms) * length / k / length / len(subsets)
     return total
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_short_continuations_are_exact(tiny: dllm.DiffusionModel, length: int) -> None:
-    found = dllm.score(tiny, PROMPT, TEXT[:length])
-    assert found.logprob == pytest.approx(bound(tiny, PROMPT, TEXT[:length]), rel=1e-5)
-    assert (found.stderr, found.nfe) == (0.0, 2**length - 1)
+    result = dllm.score(tiny, PROMPT, TEXT[:length])
+    assert result.logprob == pytest.approx(bound(tiny, PROMPT, TEXT[:length]), rel=1e-5)
+    assert (result.stderr, result.nfe) == (0.0, 2**length - 1)
 
 
 def test_the_stratified_estimate_and_its_error_are_honest(tiny: dllm.DiffusionModel) -> None:
     exact = dllm.score(tiny, PROMPT, TEXT[:6])
-    found = [dllm.score(tiny, PROMPT, TEXT[:6], samples=24, seed=i) for i in range(60)]
-    means = np.array([s.logprob for s in found])
+    result = [dllm.score(tiny, PROMPT, TEXT[:6], samples=24, seed=i) for i in range(60)]
+    means = np.array([s.logprob for s in result])
     spread = means.std(ddof=1)
     assert abs(means.mean() - exact.logprob) < 4 * spread / np.sqrt(len(means))
-    claimed = np.sqrt(np.mean([s.stderr**2 for s in found]))
+    claimed = np.sqrt(np.mean([s.stderr**2 for s in result]))
     assert 0.7 * spread < claimed < 2.5 * spread
 
 
 @pytest.mark.parametrize("length", [8, 16, 33])
 @pytest.mark.parametrize("rows", [7, 32, 64])
 def test_every_number_of_masks_is_as_likely(length: int, rows: int) -> None:
-    found = [stratified(length, 3, rows, (seed, 0)) for seed in range(600)]
-    counts = np.concatenate([draws.masked.sum(1) for draws in found])
+    result = [stratified(length, 3, rows, (seed, 0)) for seed in range(600)]
+    counts = np.concatenate([draws.masked.sum(1) for draws in result])
     share = np.bincount(counts, minlength=length + 1)[1:] / len(counts)
     assert share == pytest.approx(np.full(length, 1 / length), abs=5 / np.sqrt(len(counts)))
-    where = np.concatenate([draws.masked for draws in found]).mean(0)
+    where = np.concatenate([draws.masked for draws in result]).mean(0)
     assert where == pytest.approx(np.full(length, where.mean()), abs=5 / np.sqrt(len(counts)))
-    weights = found[0].weight / (length / found[0].masked.sum(1) / rows)[:, None]
-    assert weights == pytest.approx(found[0].masked.astype(float))
+    weights = result[0].weight / (length / result[0].masked.sum(1) / rows)[:, None]
+    assert weights == pytest.approx(result[0].masked.astype(float))
 
 
 def test_the_official_estimator_prefers_even_numbers_of_masks() -> None:
@@ -88,8 +88,8 @@ def test_parity_with_the_official_estimator(tiny: dllm.DiffusionModel) -> None:
             hide[i] = hide[i][torch.randperm(length)]
         rows = np.repeat(sequence[None], batch, 0)
         rows[:, len(PROMPT) :][hide.numpy()] = tiny.facts.mask_token_id
-        found = logits(tiny, rows)[:, len(PROMPT) :]
-        picked = found.gather(2, torch.tensor(TEXT).repeat(batch, 1)[..., None])[..., 0]
+        result = logits(tiny, rows)[:, len(PROMPT) :]
+        picked = result.gather(2, torch.tensor(TEXT).repeat(batch, 1)[..., None])[..., 0]
         losses.append(float((picked * hide / (x / length)[:, None]).sum() / batch))
     ours = dllm.score(tiny, PROMPT, TEXT, estimator="llada", samples=64, seed=5)
     assert ours.logprob == pytest.approx(np.mean(losses), rel=1e-5)
@@ -106,9 +106,9 @@ def test_parity_with_dreams_estimator() -> None:
     hide[:, : len(prompt)] = False
     noisy = np.repeat(np.array(prompt + text)[None], rows, 0)
     noisy[hide.numpy()] = model.facts.mask_token_id
-    found = logits(model, noisy)
-    found = torch.cat([found[:, :1], found[:, :-1]], 1)
-    picked = found.gather(2, torch.tensor(prompt + text).repeat(rows, 1)[..., None])[..., 0]
+    result = logits(model, noisy)
+    result = torch.cat([result[:, :1], result[:, :-1]], 1)
+    picked = result.gather(2, torch.tensor(prompt + text).repeat(rows, 1)[..., None])[..., 0]
     expected = float((picked * hide / t[:, None]).sum() / rows)
     ours = dllm.score(model, prompt, TEXT, estimator="dream", samples=rows, seed=3)
     assert ours.logprob == pytest.approx(expected, rel=1e-4)
@@ -136,9 +136,9 @@ def test_a_batch_equals_its_requests_alone(tiny: dllm.DiffusionModel, name: str)
     small = dllm.score(tiny, prompts, texts, **how, max_batch_tokens=50)
     for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         alone = dllm.score(tiny, prompt, text, **how)
-        for found in (together[i], small[i]):
-            assert found.logprob == pytest.approx(alone.logprob, rel=1e-5)
-            assert (found.nfe, found.greedy) == (alone.nfe, alone.greedy)
+        for result in (together[i], small[i]):
+            assert result.logprob == pytest.approx(alone.logprob, rel=1e-5)
+            assert (result.nfe, result.greedy) == (alone.nfe, alone.greedy)
 
 
 def test_greedy_continuations_are_recognised(tiny: dllm.DiffusionModel) -> None:
@@ -157,8 +157,8 @@ def test_greedy_continuations_are_recognised(tiny: dllm.DiffusionModel) -> None:
 def test_early_stop_takes_all_samples_where_nothing_is_decided(samples: int) -> None:
     """One continuation has no rival, so no round is the last before its time."""
     text = "Anna, Tom, Ben, Mia, Zoe, Kate, Paul"
-    found = dllm.score("nano", "Copy this list: Tom", text, samples=samples, early_stop=True)
-    assert found.nfe == samples
+    result = dllm.score("nano", "Copy this list: Tom", text, samples=samples, early_stop=True)
+    assert result.nfe == samples
 
 
 def test_early_stop_saves_forwards_and_keeps_the_ranking() -> None:
@@ -196,11 +196,11 @@ def test_autoregressive_models_are_scored_exactly() -> None:
         num_attention_heads=4, num_key_value_heads=2, initializer_range=0.5,
     )  # fmt: skip
     model = dllm.load(Qwen2ForCausalLM(config))
-    found = dllm.score(model, PROMPT, TEXT)
+    result = dllm.score(model, PROMPT, TEXT)
     rows = logits(model, np.array(PROMPT + TEXT)[None])[0]
     expected = sum(float(rows[len(PROMPT) + i - 1, t]) for i, t in enumerate(TEXT))
-    assert found.logprob == pytest.approx(expected, rel=1e-5)
-    assert (found.stderr, found.nfe, found.greedy) == (0.0, 1, False)
+    assert result.logprob == pytest.approx(expected, rel=1e-5)
+    assert (result.stderr, result.nfe, result.greedy) == (0.0, 1, False)
 
 
 def test_texts_continue_prompts(tiny: dllm.DiffusionModel) -> None:

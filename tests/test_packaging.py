@@ -43,12 +43,12 @@ def installed_path(file: Path) -> str | None:
 
 
 def test_no_package_is_forgotten() -> None:
-    found = {
+    result = {
         ".".join((package, *file.parent.relative_to(ROOT / folder).parts))
         for package, folder in FOLDERS.items()
         for file in (ROOT / folder).rglob("*.py")
     }
-    assert set(TABLE["packages"]) == found
+    assert set(TABLE["packages"]) == result
 
 
 def test_no_data_file_is_forgotten() -> None:
@@ -62,8 +62,8 @@ def test_no_data_file_is_forgotten() -> None:
         inside = ROOT / folder / Path(*package.removeprefix(prefix).split("."))
         for pattern in patterns:
             declared.update(inside.glob(pattern))
-    found = {f for f in files_of_the_project() if installed_path(f) and f.suffix != ".py"}
-    assert found <= declared, found - declared
+    result = {f for f in files_of_the_project() if installed_path(f) and f.suffix != ".py"}
+    assert result <= declared, result - declared
     assert ROOT / "dllm" / "py.typed" in declared
 
 

@@ -75,7 +75,7 @@ def bench(*, options: Bench) -> None:
         raise ConfigError(next(iter(refused.values()), "there is nothing to measure"))
     mixed = journal.mixed(records)
     if mixed:
-        parts = (f"{name} {' and '.join(map(str, found))}" for name, found in mixed.items())
+        parts = (f"{name} {' and '.join(map(str, result))}" for name, result in mixed.items())
         note(f"do not compare seconds, {journal.path} mixes machines: {', '.join(parts)}")
     for label, reason in refused.items():
         note(f"left out {label}: {reason}")

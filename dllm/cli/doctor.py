@@ -62,8 +62,8 @@ def doctor(
     console = Console(highlight=False, soft_wrap=True)
     with waiting("looking around"):
         memory = device_memory()
-        found = [*environment(), *devices(), *extras(), *bundled()]
-    _report(console, found)
+        result = [*environment(), *devices(), *extras(), *bundled()]
+    _report(console, result)
     if model is None:
         return
     with waiting(f"reading {model}"):
@@ -73,8 +73,8 @@ def doctor(
         raise typer.Exit(1)
     if caches:
         with waiting("decoding with every cache"):
-            found = list(expected(model, prompt_tokens, new_tokens))
-        _report(console, found)
+            result = list(expected(model, prompt_tokens, new_tokens))
+        _report(console, result)
 
 
 def environment() -> Iterator[Finding]:
@@ -118,8 +118,8 @@ def extras() -> Iterator[Finding]:
     """Optional dependencies, as this distribution declares them."""
     wanted: dict[str, list[str]] = {}
     for requirement in requires("dllm") or ():
-        if found := REQUIREMENT.match(requirement):
-            wanted.setdefault(found[2], []).append(found[1])
+        if result := REQUIREMENT.match(requirement):
+            wanted.setdefault(result[2], []).append(result[1])
     for extra, names in wanted.items():
         if extra in DEVELOPMENT:
             continue

@@ -33,7 +33,7 @@ def serve_drafter(
     from ..drafting.api import is_drafter_spec
     from ..drafting.base import DRAFTERS, Drafter, single
     from ..drafting.bridges.service import Service, serve
-    from ..drafting.composite import FirstOf
+    from ..drafting.drafters.composite import FirstOf
     from ..drafting.vocabulary import fingerprint
     from ..models import load
 

@@ -102,7 +102,7 @@ def evaluate(
             device=options.device, **_harness_arguments(options),
         )  # fmt: skip
     try:
-        found = lm_eval.simple_evaluate(
+        result = lm_eval.simple_evaluate(
             lm, tasks=names, task_manager=manager, num_fewshot=options.num_fewshot,
             limit=options.limit, apply_chat_template=options.chat, log_samples=options.log_samples,
             system_instruction=options.system, random_seed=options.seed or 0,
@@ -114,12 +114,12 @@ def evaluate(
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"the tasks {tasks} cannot be run ({what}); --debug says more") from error
     used = lm.gathered()
-    if found is None or used is None:  # another process than the first
+    if result is None or used is None:  # another process than the first
         return
     usage, scores = used
-    print(make_table(found))
-    if "groups" in found:
-        print(make_table(found, "groups"))
+    print(make_table(result))
+    if "groups" in result:
+        print(make_table(result, "groups"))
     note(cost(usage))
     if options.output is not None:
         about: dict[str, Any] = {
@@ -129,7 +129,7 @@ def evaluate(
         }
         if options.log_samples:
             about["scores"] = [asdict(score) for score in scores]
-        record = {**found, "dllm": about | {"model": lm.model.name, "versions": versions()}}
+        record = {**result, "dllm": about | {"model": lm.model.name, "versions": versions()}}
         text = json.dumps(record, indent=1, default=handle_non_serializable, ensure_ascii=False)
         options.output.write_text(text + "\n", encoding="utf-8")
 

@@ -32,12 +32,12 @@ class Gain:
 
     @property
     def text(self) -> str:
-        found = f"{self.time:.1f}x faster ({self.operations:.1f}x fewer operations)"
+        result = f"{self.time:.1f}x faster ({self.operations:.1f}x fewer operations)"
         if self.time < WORTH:
-            found += ": leave it for such a shape"
+            result += ": leave it for such a shape"
         if self.layerwise:
-            found += ", less what it does at every layer on the host"
-        return found
+            result += ", less what it does at every layer on the host"
+        return result
 
 
 def gains(
@@ -60,10 +60,10 @@ def gains(
         if BLOCK_CAUSAL in cache.needs:
             continue
         steps = list(costs(shape, decode(model, cache, prompt, new)))
-        found = sum(s.operations for s in steps), sum(rates.seconds(s) for s in steps)
-        base = base or found
+        result = sum(s.operations for s in steps), sum(rates.seconds(s) for s in steps)
+        base = base or result
         if name != "none":
-            yield Gain(name, base[0] / found[0], base[1] / found[1], cache.layerwise)
+            yield Gain(name, base[0] / result[0], base[1] / result[1], cache.layerwise)
 
 
 def decode(model: DiffusionModel, cache: Any, prompt: int, new: int) -> Any:

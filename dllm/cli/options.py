@@ -189,10 +189,14 @@ class Decoding(Loaded):
             "cache": self.cache or CACHE,
             "arguments": {},
         }
-        found = plain if self.preset is None else read_preset(self.preset)
-        mine = {name: v for name, v in found["arguments"].items() if hasattr(self, name)}
+        result = plain if self.preset is None else read_preset(self.preset)
+        mine = {name: v for name, v in result["arguments"].items() if hasattr(self, name)}
         open_ = {name: value for name, value in mine.items() if getattr(self, name) is None}
-        for name, value in {**open_, "sampler": found["sampler"], "cache": found["cache"]}.items():
+        for name, value in {
+            **open_,
+            "sampler": result["sampler"],
+            "cache": result["cache"],
+        }.items():
             object.__setattr__(self, name, value)
 
     def arguments(self) -> dict[str, Any]:

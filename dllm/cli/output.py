@@ -88,8 +88,8 @@ def distribution_version(name: str) -> str | None:
 def versions() -> dict[str, str | None]:
     """What has to be known to repeat a run."""
     packages = ("torch", "transformers", "numpy")
-    found = {name: distribution_version(name) for name in packages}
-    return {"dllm": __version__, "python": platform.python_version(), **found}
+    result = {name: distribution_version(name) for name in packages}
+    return {"dllm": __version__, "python": platform.python_version(), **result}
 
 
 def as_json(result: Result, model: DiffusionModel) -> str:

@@ -15,13 +15,13 @@ KEYS = {"sampler", "cache", "arguments"}
 def read_preset(path: Path) -> dict[str, Any]:
     """``sampler``, ``cache`` and ``arguments`` of a preset file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the preset {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the preset {path} is not JSON: {error}") from error
-    missing = KEYS - set(found) if isinstance(found, Mapping) else KEYS
-    if missing or not isinstance(found["arguments"], Mapping):
+    missing = KEYS - set(result) if isinstance(result, Mapping) else KEYS
+    if missing or not isinstance(result["arguments"], Mapping):
         lacking = ", ".join(sorted(missing)) or "arguments that are a mapping"
         raise ConfigError(f"the preset {path} lacks {lacking}: dllm tune writes complete ones")
-    return {name: found[name] for name in KEYS}
+    return {name: result[name] for name in KEYS}

@@ -71,10 +71,10 @@ def tune(*, options: Tune) -> None:
         problems(task, options.confirm_run_unsafe_code)  # what is wrong with one is told at once
     arguments = {"max_new_tokens": 64} | options.given("max_new_tokens", "block_length")
     curves = options.curves() or ([] if options.sampler else samplers_with_curves())
-    found = settings(options.sampler or [], curves, options.cache or ["none"], arguments)
+    result = settings(options.sampler or [], curves, options.cache or ["none"], arguments)
     model = options.load()
     baseline = Setting("llada", "llada", "none", arguments)
-    choice = search(model, found, baseline, how, tell, options.confirm_run_unsafe_code)
+    choice = search(model, result, baseline, how, tell, options.confirm_run_unsafe_code)
     write_preset(choice, model.name, how, options.output)
     print(summary(choice))
     note(f"written: {options.output}")

@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import speculate
-    from .base import Budget, Draft, Drafter, Drafting, Feedback, Info, Law, Request
-    from .diffusion import DiffusionDrafter
+    from .base import Budget, Distribution, Draft, Drafter, Drafting, Feedback, Info, Request
+    from .drafters.diffusion import DiffusionDrafter
     from .result import SpeculativeResult
 
 _WHERE = {
-    "speculate": "api", "SpeculativeResult": "result", "DiffusionDrafter": "diffusion",
+    "speculate": "api", "SpeculativeResult": "result", "DiffusionDrafter": "drafters.diffusion",
     "Budget": "base", "Draft": "base", "Drafter": "base", "Drafting": "base", "Feedback": "base",
-    "Law": "base", "Request": "base",
+    "Distribution": "base", "Request": "base",
 }  # fmt: skip
-PARTS = ("rules", "trees", "lookup", "suffix", "recycling", "composite", "diffusion", "search",
-         "cps", "tree_search", "proxies", "control", "rate", "bridges.remote")  # fmt: skip
+PARTS = (
+    "accept.chains", "accept.trees", "drafters.lookup", "drafters.suffix", "drafters.recycling",
+    "drafters.composite", "drafters.diffusion", "search.chains", "search.cps", "search.best_first",
+    "search.proxies", "length.control", "length.rate", "bridges.remote",
+)  # fmt: skip
 
 __all__ = [
-    "Budget", "DiffusionDrafter", "Draft", "Drafter", "Drafting", "Feedback", "Law", "Request",
-    "SpeculativeResult", "available", "speculate",
+    "Budget", "DiffusionDrafter", "Draft", "Drafter", "Drafting", "Feedback", "Distribution",
+    "Request", "SpeculativeResult", "available", "speculate",
 ]  # fmt: skip
 
 
@@ -37,8 +40,11 @@ def register_all() -> None:
 def available() -> list[Info]:
     """Every registered part, by role and name."""
     register_all()
-    from . import base, control, proxies, search
+    from . import base
     from .base import info
+    from .length import control
+    from .search import chains as search
+    from .search import proxies
 
     registries: tuple[Any, ...] = (
         base.DRAFTERS, search.SEARCHES, proxies.PROXIES, control.CONTROLLERS, base.RULES,

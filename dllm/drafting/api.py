@@ -15,11 +15,11 @@ from ..errors import ConfigError, PromptError, UnknownNameError
 from ..models import DiffusionModel, load
 from ..prompts import encode, is_batch
 from . import register_all
+from .accept.rows import Coins, LogitsProcessor, Sampling
 from .base import DRAFTERS, RULES, AcceptRule, Drafter, Request, single
-from .control import CONTROLLERS, LengthController
+from .length.control import CONTROLLERS, LengthController
 from .loop import Speculation, StopCheck
 from .result import SpeculativeResult
-from .rows import Coins, LogitsProcessor, Sampling
 from .verifier import Verifier, is_causal_model
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
@@ -107,8 +107,8 @@ def load_verifier(verifier: VerifierLike, tokenizer: Any = None) -> DiffusionMod
 
 def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
     """A `Drafter` from whatever `speculate` takes; ``options`` are those of diffusion drafters."""
-    from .composite import FirstOf
-    from .diffusion import DiffusionDrafter
+    from .drafters.composite import FirstOf
+    from .drafters.diffusion import DiffusionDrafter
 
     register_all()
     if isinstance(drafter, list | tuple):
@@ -138,7 +138,7 @@ def _names_model(drafter: DrafterLike) -> bool:
 
 def fit(drafter: Drafter | None, verifier: DiffusionModel, vocabulary: str) -> Drafter | None:
     """``drafter`` with every diffusion model in it made fit for the verifier's token ids."""
-    from .diffusion import DiffusionDrafter
+    from .drafters.diffusion import DiffusionDrafter
     from .vocabulary import reconcile
 
     if isinstance(drafter, DiffusionDrafter):
@@ -189,8 +189,8 @@ class Session:
         self.controller = single(controller or "rate", CONTROLLERS, LengthController)
         self.repetition_penalty = repetition_penalty
         self.processors = tuple(logits_processor)
-        if drafter is not None and not drafter.laws & self.rule.accepts:
-            self.rule.check(next(iter(drafter.laws)), False)
+        if drafter is not None and not drafter.distributions & self.rule.accepts:
+            self.rule.check(next(iter(drafter.distributions)), False)
 
     def answer(self, prompts: Sequence[IntArray]) -> list[SpeculativeResult]:
         """Answers to all prompts.  Equal prompts get different noise, in order."""
@@ -255,9 +255,9 @@ class Session:
         """What a sequence has become."""
         tokens, tokenizer = run.tokens, self.model.tokenizer
         text = "" if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True))
-        found = [text.index(stop) for stop in self.config.stop_strings if stop in text]
+        outcome = [text.index(stop) for stop in self.config.stop_strings if stop in text]
         return SpeculativeResult(
-            text=text[: min(found)] if found else text,
+            text=text[: min(outcome)] if outcome else text,
             tokens=tokens,
             sequences=run.verifier.prefix,
             prompt_length=run.prompt_length,

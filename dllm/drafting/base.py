@@ -1,10 +1,11 @@
-"""What drafting is made of: a draft and its law, budgets, and the parts that are named in strings.
+"""What drafting is made of: a draft and its distribution, budgets, and the parts that are named in
+strings.
 
 One round: a *length controller* grants a budget, a *drafter* proposes tokens (often found by a
 *search* through a lattice, helped by a causal *proxy*), the verifier scores them in one forward,
 and an *accept rule* says how many are kept and which token follows.  A draft can cost time; it can
-change the output only if the accept rule does not match the draft's *law*, i.e. the distribution
-that its tokens were drawn from.  `AcceptRule.check` refuses that.
+change the output only if the accept rule does not match the draft's *distribution*, i.e. the
+distribution that its tokens were drawn from.  `AcceptRule.check` refuses that.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ Array = npt.NDArray[np.float64]
 ROOT = -1  # the parent of a draft's first tokens: the last committed token
 
 
-class Law(Enum):
+class Distribution(Enum):
     """Where the tokens of a draft come from, given everything known before each of them.
 
     POINT: anything that is not plain sampling (argmax, search, lookup, best of several).
-    MARGINALS: each token was drawn from a law that depends on its depth only.
-    CONDITIONALS: each token was drawn from a law that depends on the path above it.
+    MARGINALS: each token was drawn from a distribution that depends on its depth only.
+    CONDITIONALS: each token was drawn from a distribution that depends on the path above it.
     """
 
     POINT = "point"
@@ -54,7 +55,7 @@ class Draft:
 
     tokens: IntArray
     parents: IntArray | None = None
-    law: Law = Law.POINT
+    distribution: Distribution = Distribution.POINT
     log_q: npt.NDArray[np.floating[Any]] | None = None
     confidence: npt.NDArray[np.floating[Any]] | None = None
     end: int | None = None
@@ -85,30 +86,30 @@ class Draft:
 
     def path(self, node: int) -> list[int]:
         """Nodes from the first one down to ``node``; empty for the root."""
-        found: list[int] = []
+        result: list[int] = []
         while node != ROOT:
-            found.append(node)
+            result.append(node)
             node = self.parent(node)
-        return found[::-1]
+        return result[::-1]
 
     def q(self, node: int) -> Array:
-        """The law (V,) from which the children of ``node`` were drawn."""
+        """The distribution (V,) from which the children of ``node`` were drawn."""
         assert self.log_q is not None
-        row = self.depth(node) + 1 if self.law is Law.MARGINALS else node + 1
-        law: Array = np.exp(self.log_q[row].astype(np.float64))
-        return law
+        row = self.depth(node) + 1 if self.distribution is Distribution.MARGINALS else node + 1
+        distribution: Array = np.exp(self.log_q[row].astype(np.float64))
+        return distribution
 
     def cut(self, length: int) -> Draft:
         """A chain shortened to ``length`` tokens."""
         if not self.is_chain or length >= len(self):
             return self
         few = None if self.confidence is None else self.confidence[:length]
-        return Draft(self.tokens[:length], None, self.law, self.log_q, few, self.end, self.source,
-                     self.search_seconds)  # fmt: skip
+        return Draft(self.tokens[:length], None, self.distribution, self.log_q, few, self.end,
+                     self.source, self.search_seconds)  # fmt: skip
 
 
 def chain(tokens: Sequence[int] | IntArray, source: str = "") -> Draft:
-    """A chain found by lookup: law POINT."""
+    """A chain found by lookup: distribution POINT."""
     return Draft(np.asarray(tokens, np.int64), source=source)
 
 
@@ -228,7 +229,7 @@ class Drafter(DraftPart):
     its drafts depend on clocks, so that two processes with the same text may draft differently.
     """
 
-    laws: ClassVar[frozenset[Law]] = frozenset({Law.POINT})
+    distributions: ClassVar[frozenset[Distribution]] = frozenset({Distribution.POINT})
     needs_scores: ClassVar[bool] = False
     timed: ClassVar[bool] = False
 
@@ -239,18 +240,20 @@ class Drafter(DraftPart):
 
 @dataclass
 class AcceptRule(DraftPart):
-    """Which drafted tokens are kept.  ``accepts`` are the laws for which it is lossless."""
+    """Which drafted tokens are kept.  ``accepts`` are the distributions for which it is
+    lossless.
+    """
 
-    accepts: ClassVar[frozenset[Law]] = frozenset(Law)
+    accepts: ClassVar[frozenset[Distribution]] = frozenset(Distribution)
     trees: ClassVar[bool] = False
 
-    def check(self, law: Law, tree: bool) -> None:
-        """The law guard: raise when the rule would bias the output."""
-        if law not in self.accepts:
+    def check(self, distribution: Distribution, tree: bool) -> None:
+        """The distribution guard: raise when the rule would bias the output."""
+        if distribution not in self.accepts:
             raise ConfigError(
-                f"accept rule {self.name!r} is lossless only for tokens sampled from a known law, "
-                f"not for a draft of law {law.value!r}; use 'keyed', 'match', 'point' or 'greedy', "
-                "or search='sample'"
+                f"accept rule {self.name!r} is lossless only for tokens sampled from a known "
+                f"distribution, not for a draft of distribution {distribution.value!r}; use "
+                "'keyed', 'match', 'point' or 'greedy', or search='sample'"
             )
         if tree and not self.trees:
             raise ConfigError(
@@ -275,10 +278,10 @@ def single(spec: str | T, registry: Registry[T], kind: type[T]) -> T:
         return spec
     if not isinstance(spec, str):
         raise ConfigError(f"{spec!r} is no {registry.kind}: use a name or an object")
-    found = parse(spec, registry)
-    if len(found) != 1:
-        raise ConfigError(f"{spec!r} names {len(found)} {registry.kind}s: choose one")
-    return found[0]
+    result = parse(spec, registry)
+    if len(result) != 1:
+        raise ConfigError(f"{spec!r} names {len(result)} {registry.kind}s: choose one")
+    return result[0]
 
 
 @dataclass(frozen=True)

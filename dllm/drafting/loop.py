@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..memory import PeakMemory
+from .accept.rows import Coins, Rows, Sampling
 from .base import EMPTY, AcceptRule, Draft, Drafting, Feedback, Outcome, RoundStats
-from .control import LengthController
-from .rows import Coins, Rows, Sampling
+from .length.control import LengthController
 from .verifier import Verifier
 
 # emitted ids -> whether their text contains a stop string
@@ -96,7 +96,7 @@ class Speculation:
         draft = self.drafting.propose(self.verifier.prefix, budget)
         if not len(draft):
             return EMPTY
-        self.rule.check(draft.law, not draft.is_chain)
+        self.rule.check(draft.distribution, not draft.is_chain)
         return draft.cut(room)
 
     def _cut(self, draft: Draft, outcome: Outcome) -> tuple[list[int], list[int], str]:

@@ -77,12 +77,12 @@ def survival(rounds: list[RoundStats]) -> FloatArray:
 
 def conditional_acceptance(rounds: list[RoundStats]) -> FloatArray:
     """See `SpeculativeResult.conditional_acceptance`."""
-    found = []
+    result = []
     for depth in range(1, max((r.depth for r in rounds), default=0) + 1):
         reached = [r.accepted >= depth for r in rounds
                    if r.depth >= depth and r.accepted >= depth - 1]  # fmt: skip
-        found.append(float(np.mean(reached)) if reached else np.nan)
-    return np.array(found, np.float32)
+        result.append(float(np.mean(reached)) if reached else np.nan)
+    return np.array(result, np.float32)
 
 
 def shares(rounds: list[RoundStats]) -> dict[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 from ..canvas import IntArray
 from ..errors import ConfigError
 from ..prompts import encode_text
-from .base import EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Law, Request, chain
+from .base import EMPTY, Budget, Distribution, Draft, Drafter, Drafting, Feedback, Request, chain
 
 PROBE = "def f(x):\n    return x ** 2  # naïve\n你好，世界 3.14159 1234567\t\t  \n👩‍🚀 Straße ΑΒΓ"
 TAIL = 12  # committed tokens of the verifier that are encoded again with a draft
@@ -102,18 +102,18 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
                 "pass tokenizers when loading"
             )
         return drafter
-    found = compare(ours, theirs, model.facts.vocab_size, verifier.facts.vocab_size)
+    result = compare(ours, theirs, model.facts.vocab_size, verifier.facts.vocab_size)
     if policy == "retokenize":
         return Retokenizing(inner=drafter, ours=ours, theirs=theirs,
                             size=model.facts.vocab_size)  # fmt: skip
-    if policy == "intersect" and found.kinship is Kinship.DIFFERENT:
-        return Intersecting(inner=drafter, ours=ours, theirs=theirs, comparison=found)
-    if found.kinship is Kinship.SAME:
+    if policy == "intersect" and result.kinship is Kinship.DIFFERENT:
+        return Intersecting(inner=drafter, ours=ours, theirs=theirs, comparison=result)
+    if result.kinship is Kinship.SAME:
         return drafter
-    if found.kinship is Kinship.SAME_TEXT:
-        banned = tuple(i for i in found.foreign if i < model.facts.vocab_size)
+    if result.kinship is Kinship.SAME_TEXT:
+        banned = tuple(i for i in result.foreign if i < model.facts.vocab_size)
         return replace(  # type: ignore[call-arg]
-            drafter, banned=banned, known_as=found.to_drafter
+            drafter, banned=banned, known_as=result.to_drafter
         )
     raise ConfigError(
         f"{model.name} and {verifier.name} use different vocabularies, so its ids mean other text; "
@@ -123,7 +123,9 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
 
 @dataclass
 class Retokenizing(Drafter):
-    """Drafts in another vocabulary and carries the text over: law POINT, whatever was drafted."""
+    """Drafts in another vocabulary and carries the text over: distribution POINT, whatever was
+    drafted.
+    """
 
     inner: Any = None
     ours: Any = None
@@ -185,8 +187,8 @@ class _Retokenizing(Drafting):
 
 @dataclass
 class Intersecting(Drafter):
-    """Translates ids of tokens that both vocabularies have; the laws stay exact, so that `ratio`
-    works.  The prefix is spelt in the drafter's own tokens."""
+    """Translates ids of tokens that both vocabularies have; the distributions stay exact, so that
+    `ratio` works.  The prefix is spelt in the drafter's own tokens."""
 
     inner: Any = None
     ours: Any = None
@@ -194,9 +196,9 @@ class Intersecting(Drafter):
     comparison: Any = None
 
     @property
-    def laws(self) -> frozenset[Law]:  # type: ignore[override]
-        found: frozenset[Law] = self.inner.laws
-        return found
+    def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
+        result: frozenset[Distribution] = self.inner.distributions
+        return result
 
     def open(self, request: Request) -> Drafting:
         to_verifier = self.comparison.to_verifier
@@ -242,7 +244,7 @@ class _Intersecting(Drafting):
 
 def _encode(ours: Any, theirs: Any, ids: IntArray) -> IntArray:
     """The text of the verifier's ``ids`` in the drafter's tokens; special tokens by their name."""
-    found: list[int] = []
+    result: list[int] = []
     run: list[int] = []
     special = set(theirs.all_special_ids)
     for index in [*ids.tolist(), None]:
@@ -250,11 +252,11 @@ def _encode(ours: Any, theirs: Any, ids: IntArray) -> IntArray:
             run.append(index)
             continue
         if run:
-            found += encode_text(ours, theirs.decode(run))
+            result += encode_text(ours, theirs.decode(run))
             run = []
         if index is not None:
-            found += _shared(theirs, ours, (index,))
-    return np.asarray(found or [0], np.int64)
+            result += _shared(theirs, ours, (index,))
+    return np.asarray(result or [0], np.int64)
 
 
 def _shared(source: Any, target: Any, ids: tuple[int, ...]) -> tuple[int, ...]:

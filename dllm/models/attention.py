@@ -81,9 +81,9 @@ def attend(
     if watch is not None:
         watch(q, k)
     if base in VARLEN and v.dtype in (torch.float16, torch.bfloat16):  # else transformers casts
-        found = VARLEN[base](q, k, v, segments, scaling)
-        if found is not None:
-            return found, None
+        result = VARLEN[base](q, k, v, segments, scaling)
+        if result is not None:
+            return result, None
     call = partial(call, is_causal=False, **options)
     return _packed(call, module, q, k, v, segments), None
 
@@ -94,12 +94,12 @@ def _block_causal(length: Any, positions: Tensor | None, q: Tensor, mask: Any) -
         positions = torch.arange(q.shape[2], device=q.device)[None]
     blocks = positions // length
     hidden = (blocks[:, None, :] > blocks[:, :, None])[:, None]
-    found = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device)
-    found.masked_fill_(hidden, torch.finfo(q.dtype).min)
+    result = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device)
+    result.masked_fill_(hidden, torch.finfo(q.dtype).min)
     if mask is None:
-        return found
+        return result
     seen = mask if mask.dtype != torch.bool else torch.where(mask, 0.0, torch.finfo(q.dtype).min)
-    return torch.minimum(found, seen.to(q.dtype))
+    return torch.minimum(result, seen.to(q.dtype))
 
 
 def _packed(
@@ -152,8 +152,8 @@ def _flex(function: Callable[..., Attended]) -> Callable[..., Attended]:
 
     def call(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **rest: Any) -> Attended:
         chosen = FUNCTIONS["sdpa"] if isinstance(mask, Tensor) else function
-        found: Attended = chosen(module, q, k, v, mask, **rest)
-        return found
+        result: Attended = chosen(module, q, k, v, mask, **rest)
+        return result
 
     return call
 

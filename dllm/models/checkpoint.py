@@ -135,9 +135,9 @@ def _looks_like_a_path(name: str) -> bool:
 
 def _no_weights(checkpoint: Checkpoint) -> str:
     pickles = sorted(file.name for file in checkpoint.folder.iterdir() if file.suffix in PICKLES)
-    found = f"only pickles ({', '.join(pickles)})" if pickles else "no weights"
+    result = f"only pickles ({', '.join(pickles)})" if pickles else "no weights"
     return (
-        f"{checkpoint.folder} holds {found}, and only safetensors are loaded, because unpickling "
+        f"{checkpoint.folder} holds {result}, and only safetensors are loaded, because unpickling "
         "runs code; convert a trusted checkpoint once with "
         "safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')"
     )

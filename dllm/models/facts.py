@@ -133,10 +133,10 @@ def _check_range(facts: Facts, family: Family) -> None:
 def _check_release(facts: Facts, family: Family, given: Mapping[str, Any]) -> None:
     release = family.releases.get(facts.vocab_size)
     for name, expected in (release.facts if release else {}).items():
-        found = getattr(facts, name)
-        if name not in given and found != expected:
+        result = getattr(facts, name)
+        if name not in given and result != expected:
             raise CheckpointError(
-                f"{name} is {found} in this checkpoint, but {expected} in every published "
+                f"{name} is {result} in this checkpoint, but {expected} in every published "
                 f"{family.name} model with {facts.vocab_size} tokens; correct its files, or pass "
-                f"load(..., {name}={found}) if it is meant"
+                f"load(..., {name}={result}) if it is meant"
             )

@@ -162,10 +162,10 @@ def demand(config: ConfigDict, wanted: ConfigDict, family: str) -> None:
     ``wanted`` maps a field to the only supported value; a missing or null field passes.
     """
     for name, value in wanted.items():
-        found = config.get(name)
-        if found is not None and found != value:
+        result = config.get(name)
+        if result is not None and result != value:
             raise CheckpointError(
-                f"config.json has {name}={found!r}; {family} checkpoints are supported with "
+                f"config.json has {name}={result!r}; {family} checkpoints are supported with "
                 f"{name}={value!r} only"
             )
 

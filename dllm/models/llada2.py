@@ -46,8 +46,8 @@ class Parts(Split):
     def convert(  # type: ignore[override]
         self, *given: Any, **named: Any
     ) -> dict[str, Any]:
-        found = super().convert(*given, **named)
-        return {name: piece.clone() for name, piece in found.items()}
+        result = super().convert(*given, **named)
+        return {name: piece.clone() for name, piece in result.items()}
 
 
 def weights() -> list[Any]:

@@ -125,18 +125,18 @@ def _family_of(checkpoint: Checkpoint, named: str | None, given: Mapping[str, An
     named = named or config.get("dllm", {}).get("family")
     if named:
         return get_family(named)
-    found = family_for(config)
-    if found is None:
+    result = family_for(config)
+    if result is None:
         raise CheckpointError(_unsupported(checkpoint))
     mask_id = given.get("mask_token_id", config.get("mask_token_id"))
     masked = mask_id is not None or config.get("is_causal") is False
-    if masked and not found.bidirectional:
+    if masked and not result.bidirectional:
         raise ConfigError(
             f"{checkpoint.name!r} has a mask token or no causal mask, but plain "
             f"{config['architectures'][0]} weights; say which family they follow: family='llada' "
             "predicts in place, 'dream' shifted by one, 'autoregressive' is no diffusion model"
         )
-    return found
+    return result
 
 
 def _unsupported(checkpoint: Checkpoint) -> str:

@@ -39,10 +39,10 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """The forward of a layer in `LAYERS`: ``hidden_states`` (B, Q, D) to the same shape."""
     if not hasattr(past_key_values, "rotate_scatter"):
-        found: tuple[torch.Tensor, torch.Tensor | None] = type(module).forward(
+        result: tuple[torch.Tensor, torch.Tensor | None] = type(module).forward(
             module, hidden_states, position_embeddings, attention_mask, past_key_values, **rest
         )
-        return found
+        return result
     q, k, v = (
         project(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
         for project in (module.q_proj, module.k_proj, module.v_proj)

@@ -47,10 +47,10 @@ def resolve_tokenizer(
         return given
     if given is None:
         return load_tokenizer(own, family) if own else None
-    found = load_tokenizer(find(given)[0], family)
-    if found is None:
+    result = load_tokenizer(find(given)[0], family)
+    if result is None:
         raise CheckpointError(f"{os.fspath(given)!r} holds no tokenizer files")
-    return found
+    return result
 
 
 def complete_tokenizer(
@@ -72,12 +72,12 @@ def complete_tokenizer(
 
 
 def _place(tokenizer: PreTrainedTokenizerBase, token: str, wanted: int) -> None:
-    found = tokenizer.get_vocab().get(token)
-    if found is None and len(tokenizer) == wanted:  # the only id that a new token can get
+    result = tokenizer.get_vocab().get(token)
+    if result is None and len(tokenizer) == wanted:  # the only id that a new token can get
         tokenizer.add_tokens([AddedToken(token, special=True, normalized=False)])
-    elif found not in (None, wanted):
+    elif result not in (None, wanted):
         raise CheckpointError(
-            f"the tokenizer gives {token} the id {found}, the model {wanted}; use the tokenizer "
+            f"the tokenizer gives {token} the id {result}, the model {wanted}; use the tokenizer "
             "of the same release"
         )
 
@@ -90,11 +90,11 @@ def _declare_mask(tokenizer: PreTrainedTokenizerBase, family: Family, mask_id: i
             named_token = tokenizer.convert_ids_to_tokens(mask_id)
             tokenizer.add_special_tokens({"mask_token": named_token})
         return
-    found = named if declared is None else declared
-    if found != mask_id:
+    result = named if declared is None else declared
+    if result != mask_id:
         raise CheckpointError(
-            f"the tokenizer's mask token has id {found}, the model's {mask_id}; use the tokenizer "
-            f"of the same release or pass load(..., mask_token_id={found})"
+            f"the tokenizer's mask token has id {result}, the model's {mask_id}; use the tokenizer "
+            f"of the same release or pass load(..., mask_token_id={result})"
         )
     if declared is None and family.mask_token is not None:
         tokenizer.add_special_tokens({"mask_token": family.mask_token})

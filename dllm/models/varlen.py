@@ -89,11 +89,11 @@ class Varlen:
         keys, values = k[0].transpose(0, 1), v[0].transpose(0, 1)
         if borders.index is not None:
             keys, values = keys[borders.index], values[borders.index]
-        found = self._kernel(
+        result = self._kernel(
             q[0].transpose(0, 1).contiguous(), keys.contiguous(), values.contiguous(),
             cu_seqlens_q=borders.queries, cu_seqlens_k=borders.keys,
             max_seqlen_q=borders.most_queries, max_seqlen_k=borders.most_keys,
             softmax_scale=scaling, causal=False,
         )  # fmt: skip
-        out: Tensor = found[0] if isinstance(found, tuple) else found
+        out: Tensor = result[0] if isinstance(result, tuple) else result
         return out[None]

@@ -107,9 +107,9 @@ def _check(folder: Path, family: Family, report: dict[str, Any], official: bool)
             f"{', '.join(sorted(surplus)[:3])}; check that config.json belongs to these files"
         )
     if report["mismatched_keys"]:
-        key, found, wanted = min(report["mismatched_keys"])
+        key, result, wanted = min(report["mismatched_keys"])
         raise CheckpointError(
-            f"{listing([key])} in {folder} has shape {tuple(found)}, config.json asks for "
+            f"{listing([key])} in {folder} has shape {tuple(result)}, config.json asks for "
             f"{tuple(wanted)}; check that they belong together"
         )
     if report["error_msgs"]:

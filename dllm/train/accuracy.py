@@ -24,7 +24,7 @@ def accuracy(
     model continues greedily.
     """
     how = how or {"sampler": "llada"}
-    found = {}
+    result = {}
     for name in tasks:
         examples = TASKS[name].examples(n, seed)
         prompts = [example.prompt for example in examples]
@@ -32,8 +32,8 @@ def accuracy(
         for i in range(0, n, ROWS):
             texts += _answers(model, prompts[i : i + ROWS], how)
         right = [TASKS[name].check(e, text) for e, text in zip(examples, texts, strict=True)]
-        found[name] = sum(right) / n
-    return found
+        result[name] = sum(right) / n
+    return result
 
 
 def _answers(model: DiffusionModel, prompts: list[str], how: dict[str, Any]) -> list[str]:

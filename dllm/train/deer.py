@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..drafting.diffusion import MARKER_POSITIONS
+from ..drafting.drafters.diffusion import MARKER_POSITIONS
 from ..errors import ConfigError, UnknownNameError
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
@@ -141,11 +141,11 @@ def _example(
     targets = [*text[seen:], *[-100] * (seen + masked - len(text))]
     at = seen if recipe.marker_position == "before_masks" else seen + masked
     ids = [*text[:seen], *[mask] * masked]
-    found = [*[-100] * seen, *targets]
+    result = [*[-100] * seen, *targets]
     share = [*[0.0] * seen, *(w / total for w in weights)]
     return Example(
         [*ids[:at], marker, *ids[at:]],
-        [*found[:at], -100, *found[at:]],
+        [*result[:at], -100, *result[at:]],
         [*share[:at], 0.0, *share[at:]],
     )
 

@@ -59,9 +59,9 @@ def trajectories(
     confidence = np.ones((n, block_length), np.float32)
     label = np.ones((n, block_length), np.float32)
     counts = np.zeros((n, block_length), np.bool_)
-    for row, (canvas, low, found, token) in enumerate(recorder.seen):
-        final = canvas.tokens[low : low + len(found)]
-        confidence[row, : len(found)] = found
+    for row, (canvas, low, result, token) in enumerate(recorder.seen):
+        final = canvas.tokens[low : low + len(result)]
+        confidence[row, : len(result)] = result
         label[row, : len(final)] = token[: len(final)] == final
         counts[row, : len(final)] = True
     return confidence, label, counts

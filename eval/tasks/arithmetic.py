@@ -127,8 +127,8 @@ def _draw_two_steps(rng: random.Random) -> Example:
 
 def final_number(text: str) -> int | None:
     """The number after the last "answer is", or the last number of the text."""
-    found = re.findall(r"answer is (-?\d+)", text) or re.findall(r"-?\d+", text)
-    return int(found[-1]) if found else None
+    result = re.findall(r"answer is (-?\d+)", text) or re.findall(r"-?\d+", text)
+    return int(result[-1]) if result else None
 
 
 def _check(example: Example, text: str) -> bool:

@@ -78,11 +78,11 @@ def loose_items(text: str) -> list[str]:
 def strict_items(text: str) -> list[str] | None:
     """Items of an answer that is one JSON list, written as in the prompt, and nothing else."""
     try:
-        found = json.loads(text.strip())
+        result = json.loads(text.strip())
     except ValueError:
         return None
-    plain = isinstance(found, list) and all(isinstance(item, str) for item in found)
-    return found if plain and show(found) == text.strip() else None
+    plain = isinstance(result, list) and all(isinstance(item, str) for item in result)
+    return result if plain and show(result) == text.strip() else None
 
 
 def _people(rng: random.Random, n: int) -> list[str]:
@@ -158,9 +158,9 @@ def _by_last_name(items: list[str], index: int, word: str) -> list[str]:
 
 
 def _shuffled(items: list[str], index: int, word: str, rng: random.Random) -> list[str]:
-    while (found := rng.sample(items, len(items))) == items:
+    while (result := rng.sample(items, len(items))) == items:
         pass
-    return found
+    return result
 
 
 def _is_shuffle(items: list[str], index: int, word: str, got: list[str]) -> bool:
@@ -242,13 +242,13 @@ def _template(words: Sequence[str]) -> str:
 
 def includes_words(example: Example, text: str) -> bool:
     """Every word is there, as it is or with a regular ending."""
-    found = re.findall(r"[a-z]+", text.lower())
+    result = re.findall(r"[a-z]+", text.lower())
 
     def there(word: str) -> bool:
         stem = word.removesuffix("e")
         endings = (word, word + "s", word + "es", stem + "ing", stem + "ed", stem + "er",
                    word + word[-1] + "ing", word + word[-1] + "ed")  # fmt: skip
-        return any(other in endings for other in found)
+        return any(other in endings for other in result)
 
     return all(there(str(word)) for word in example.facts)
 

@@ -112,8 +112,8 @@ def token_statistics(
     }  # fmt: skip
     if share is not None and module is not _naive:
         return _parallel.token_statistics(hidden, share, options, module, **rows)
-    found: TokenStatistics = module.token_statistics(hidden, head, options, **rows)
-    return found
+    result: TokenStatistics = module.token_statistics(hidden, head, options, **rows)
+    return result
 
 
 @_without_gradients
@@ -137,11 +137,11 @@ def logits_statistics(
     wanted = OPTIONAL if needs is None else frozenset(needs)
     options = _options(temperature, top_p, top_k, tempered, top, wanted)
     check(options, noise_keys, logits.shape[0])
-    found: TokenStatistics = _backend(backend, logits.device).logits_statistics(
+    result: TokenStatistics = _backend(backend, logits.device).logits_statistics(
         logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
         select=select, vocab_size=vocab_size,
     )  # fmt: skip
-    return found
+    return result
 
 
 @_lru_cache(maxsize=64)

@@ -76,7 +76,7 @@ class Candidates:
 
 
 def narrowed(
-    found: TokenStatistics,
+    result: TokenStatistics,
     most: torch.Tensor,
     warm: torch.Tensor,
     candidates: Candidates,
@@ -108,10 +108,10 @@ def narrowed(
     count = min(options.top, logit.shape[1])
     if not options.tempered:
         clean = logit - best + most.unsqueeze(1)
-        found = replace(found, token=chosen, logprob=clean.gather(1, at).squeeze(1))
+        result = replace(result, token=chosen, logprob=clean.gather(1, at).squeeze(1))
         if options.top:
-            found = replace(found, top_token=token[:, :count], top_logprob=clean[:, :count])
-        return found, missed.squeeze(1)
+            result = replace(result, top_token=token[:, :count], top_logprob=clean[:, :count])
+        return result, missed.squeeze(1)
     distance = distance.masked_fill(~stays, -torch.inf)
     others = torch.where(stays, weight, 0.0)[:, 1:]
     rest = others.sum(1, keepdim=True)
@@ -133,5 +133,5 @@ def narrowed(
     if select is not None:
         its = torch.where(token == select.unsqueeze(1), logprob, -torch.inf)
         columns["select_logprob"] = its.amax(1)
-    found = replace(found, token=chosen, logprob=logprob.gather(1, at).squeeze(1), **columns)
-    return found, missed.squeeze(1)
+    result = replace(result, token=chosen, logprob=logprob.gather(1, at).squeeze(1), **columns)
+    return result, missed.squeeze(1)

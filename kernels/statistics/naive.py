@@ -53,7 +53,7 @@ def logits_statistics(
                 rows = slice(None) if banned_rows is None else banned_rows[:, j].cpu().numpy()
                 x[rows, token] = -np.inf
     chosen = None if select is None else select.tolist()
-    found = [
+    result = [
         _row(x[r], options, None if noise_keys is None else noise_keys[r].tolist(),
              None if chosen is None else chosen[r])
         for r in range(len(x))
@@ -61,11 +61,11 @@ def logits_statistics(
     return TokenStatistics(
         **{
             name: torch.tensor(
-                np.array([row[name] for row in found]),
+                np.array([row[name] for row in result]),
                 dtype=torch.int64 if name.endswith("token") else torch.float32,
                 device=logits.device,
             )
-            for name in found[0]
+            for name in result[0]
         }
     )
 
@@ -88,13 +88,13 @@ def _row(
     order = np.argsort(-described, kind="stable")
     first, second = np.append(-np.sort(-x), -np.inf)[:2]
     row: dict[str, object] = {"token": token, "logprob": logp[token]}
-    found = {
+    result = {
         "margin": p[order[0]] - (p[order[1]] if len(x) > 1 else 0.0),
         "gap": 0.0 if first == -np.inf else first - second,
         "entropy": -np.sum(p[p > 0] * logp[p > 0]) + 0.0,
         "max_logprob": logp[order[0]],
     }
-    row |= {name: value for name, value in found.items() if name in options.needs}
+    row |= {name: value for name, value in result.items() if name in options.needs}
     if options.top:
         row |= {"top_token": order[: options.top], "top_logprob": logp[order[: options.top]]}
     if select is not None:

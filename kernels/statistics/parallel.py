@@ -51,8 +51,8 @@ def token_statistics(
         return again(hidden, **rows)  # a share is shorter than the list: go by the logits
     fused = backend is not plain and options.top <= backend.MOST_TOP
     split = backend.split_statistics if fused else split_statistics
-    found, missed = split(hidden, share, options, partial(_gather, share), banned, rows)
-    return mended(found, missed, {"hidden": hidden, **rows}, again)
+    result, missed = split(hidden, share, options, partial(_gather, share), banned, rows)
+    return mended(result, missed, {"hidden": hidden, **rows}, again)
 
 
 def split_statistics(
@@ -98,17 +98,17 @@ def merge_shares(
     """`split_statistics` from the partial results of all shares of a vocabulary of ``size``."""
     opened = _open(options, listed)
     total = reduce(lambda a, b: merge(a, b, opened), parts)
-    found = finish(total, opened)
+    result = finish(total, opened)
     if not options.filters:
-        return found, None
+        return result, None
     assert total.top_value is not None and total.top_index is not None and total.warm is not None
     known = torch.full_like(total.top_index[:, :1], total.top_value.shape[1])
     candidates = Candidates(total.top_value, total.top_index, known, known >= size)
-    most: torch.Tensor = found.max_logprob  # type: ignore[assignment]  # asked for by _open
-    kept = {n: getattr(found, n) if n in options.needs else None for n in OPTIONAL}
-    found = replace(found, top_token=None, top_logprob=None, **kept)
+    most: torch.Tensor = result.max_logprob  # type: ignore[assignment]  # asked for by _open
+    kept = {n: getattr(result, n) if n in options.needs else None for n in OPTIONAL}
+    result = replace(result, top_token=None, top_logprob=None, **kept)
     return narrowed(
-        found, most, total.warm.squeeze(1), candidates, options, rows["noise_keys"], rows["select"]
+        result, most, total.warm.squeeze(1), candidates, options, rows["noise_keys"], rows["select"]
     )
 
 

@@ -49,11 +49,11 @@ class TokenStatistics:
 
     def numpy(self) -> TokenStatistics:
         """The same with NumPy arrays: views for CPU tensors, one copy for another device."""
-        found = {f: t for f in FIELDS if (t := getattr(self, f)) is not None}
+        result = {f: t for f in FIELDS if (t := getattr(self, f)) is not None}
         if self.token.device.type != "cpu":
-            shapes = [(t.shape, t.dtype) for t in found.values()]
-            found = dict(zip(found, unpack(pack(found.values()).cpu(), shapes), strict=True))
-        return TokenStatistics(**{name: tensor.numpy() for name, tensor in found.items()})
+            shapes = [(t.shape, t.dtype) for t in result.values()]
+            result = dict(zip(result, unpack(pack(result.values()).cpu(), shapes), strict=True))
+        return TokenStatistics(**{name: tensor.numpy() for name, tensor in result.items()})
 
 
 FIELDS = tuple(f.name for f in fields(TokenStatistics))
@@ -68,17 +68,17 @@ def joined(parts: Sequence[TokenStatistics]) -> TokenStatistics:
 
 
 def mended(
-    found: TokenStatistics, missed: torch.Tensor | None, rows: Mapping[str, torch.Tensor | None],
+    result: TokenStatistics, missed: torch.Tensor | None, rows: Mapping[str, torch.Tensor | None],
     statistics: Callable[..., TokenStatistics],
 ) -> TokenStatistics:  # fmt: skip
     """``found`` with the rows ``missed`` (R,) bool done again by ``statistics``, which is given
     those rows of the arguments ``rows``."""
     if missed is None or not bool(missed.any()):
-        return found
+        return result
     which = missed.nonzero().flatten()
     some = {name: None if x is None else x[which.to(x.device)] for name, x in rows.items()}
     other = statistics(**some)
-    columns = {f: (getattr(found, f), getattr(other, f)) for f in FIELDS}
+    columns = {f: (getattr(result, f), getattr(other, f)) for f in FIELDS}
     return TokenStatistics(
         **{f: a.index_copy(0, which, b) for f, (a, b) in columns.items() if a is not None}
     )

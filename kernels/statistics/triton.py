@@ -145,7 +145,7 @@ class Pass:
         )  # fmt: skip
         logprob, margin, gap, entropy, most, selected, warm = numbers.unbind(0)
         needs = options.needs
-        found = TokenStatistics(
+        result = TokenStatistics(
             token, logprob,
             margin=margin if "margin" in needs else None,
             gap=gap if "gap" in needs else None,
@@ -155,7 +155,7 @@ class Pass:
             top_logprob=top_logprob if listed else None,
             select_logprob=None if self.select is None else selected,
         )  # fmt: skip
-        return found, most, warm
+        return result, most, warm
 
     def run(self) -> tuple[TokenStatistics, torch.Tensor | None]:
         """Statistics, and (R,) bool of the rows they are wrong for; None if there cannot be any."""
@@ -165,11 +165,11 @@ class Pass:
         self, best: torch.Tensor, sums: torch.Tensor, top: torch.Tensor
     ) -> tuple[TokenStatistics, torch.Tensor | None]:
         """`run` from the results of `partials`."""
-        found, most, warm = self.merged(best, sums, top)
+        result, most, warm = self.merged(best, sums, top)
         if not self.options.filters:
-            return found, None
+            return result, None
         candidates = Candidates.of(top, self.size)
-        return narrowed(found, most, warm, candidates, self.options, self.keys, self.select)
+        return narrowed(result, most, warm, candidates, self.options, self.keys, self.select)
 
 
 def _power(n: int) -> int:
@@ -229,13 +229,13 @@ def token_statistics(
     weight, bias = linear
     weight = _rows_together(weight[:vocab_size])
     rows_of: Any = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
-    found, missed = Pass(
+    result, missed = Pass(
         hidden.to(weight.dtype), weight, bias, len(weight), options, banned=banned, **rows_of
     ).run()
     again = partial(
         plain.token_statistics, head=head, options=options, banned=banned, vocab_size=vocab_size
     )
-    return mended(found, missed, {"hidden": hidden, **rows_of}, again)
+    return mended(result, missed, {"hidden": hidden, **rows_of}, again)
 
 
 def split_statistics(
@@ -276,9 +276,9 @@ def logits_statistics(
             select=select,
         )  # fmt: skip
     rows_of: Any = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
-    found, missed = Pass(logits, None, None, size, options, banned=banned, **rows_of).run()
+    result, missed = Pass(logits, None, None, size, options, banned=banned, **rows_of).run()
     again = partial(plain.logits_statistics, options=options, banned=banned)
-    return mended(found, missed, {"logits": logits, **rows_of}, again)
+    return mended(result, missed, {"logits": logits, **rows_of}, again)
 
 
 def _cut(tensor: torch.Tensor | None, first: int, count: int) -> torch.Tensor | None:

@@ -64,9 +64,9 @@ def test_every_part_runs(tmp_path: Path) -> None:
     for parts in (["statistics", "rotation"], ["steps", "generations"]):
         done = subprocess.run([*command, "--parts", *parts], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(output.read_text())  # the second command has added to the first
-    assert set(found["dry"]) == {"statistics", "rotation", "steps", "generations"}
-    assert found["machine"]["cores"] and found["peak"]["tflops"] == 800.0
-    cases = [case for part in found["dry"].values() for case in part]
+    result = json.loads(output.read_text())  # the second command has added to the first
+    assert set(result["dry"]) == {"statistics", "rotation", "steps", "generations"}
+    assert result["machine"]["cores"] and result["peak"]["tflops"] == 800.0
+    cases = [case for part in result["dry"].values() for case in part]
     assert len(cases) > 20 and not any("error" in case for case in cases)
-    assert found["dry"]["statistics"][0]["same_argmax"] == 1.0
+    assert result["dry"]["statistics"][0]["same_argmax"] == 1.0

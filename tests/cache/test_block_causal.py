@@ -15,8 +15,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 import dllm
 from dllm.cache import Plan, Slots
 from dllm.canvas import Canvas
-from dllm.layers import View
-from dllm.packing import Job, Row, pack
+from dllm.engine.layers import View
+from dllm.engine.packing import Job, Row, pack
 
 MASK, GRID = 63, 4
 SHAPE: dict[str, Any] = {
@@ -139,19 +139,19 @@ def test_layers_report_the_attention_that_is_computed(
     attention, importance, calls = View.attention, View.key_importance, []
 
     def rows(self: View, queries: Any) -> Any:
-        found = attention(self, queries)
-        later = np.arange(found.shape[1]) // GRID > queries[:, None] // GRID
-        assert not found[later].any()
-        assert found.sum(1) == pytest.approx(1, abs=1e-5)
+        result = attention(self, queries)
+        later = np.arange(result.shape[1]) // GRID > queries[:, None] // GRID
+        assert not result[later].any()
+        assert result.sum(1) == pytest.approx(1, abs=1e-5)
         calls.append(later.any())
-        return found
+        return result
 
     def scores(self: View, queries: Any, keys: Any) -> Any:
-        found = importance(self, queries, keys)
+        result = importance(self, queries, keys)
         later = keys // GRID > queries[-1] // GRID
-        assert (np.isneginf(found) == later).all()
+        assert (np.isneginf(result) == later).all()
         calls.append(later.any())
-        return found
+        return result
 
     monkeypatch.setattr(View, "attention", rows)
     monkeypatch.setattr(View, "key_importance", scores)

@@ -12,9 +12,9 @@ from dllm import cache as caches
 from dllm.cache import Plan
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
-from dllm.engine import Engine
-from dllm.kv import KVBuffer
-from dllm.packing import Job, Row, pack
+from dllm.engine.kv import KVBuffer
+from dllm.engine.loop import Engine
+from dllm.engine.packing import Job, Row, pack
 from dllm.samplers import compose
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks
@@ -92,11 +92,11 @@ def test_all_that_is_computed_is_written_before_it_is_read(spec: str) -> None:
         plan = engine._plan
 
         def poisoned(row: Row, targets: Any) -> Any:
-            found = plan(row, targets)
+            result = plan(row, targets)
             with torch.inference_mode():
                 for x in held(engine.forward.buffer) if poison else ():
-                    x[:, found[0].compute] = torch.nan
-            return found
+                    x[:, result[0].compute] = torch.nan
+            return result
 
         engine._plan = poisoned  # type: ignore[method-assign]
         logprobs = [step.prediction.logprob for (step,) in engine.resume([row])]

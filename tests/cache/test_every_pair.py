@@ -64,12 +64,12 @@ def refused(name: str, sampler: str, cache: str) -> bool:
 def pairs(settings: Sequence[str]) -> list[Any]:
     """The product of models, samplers and settings, most of it slow: what is left runs each
     sampler with two settings and more, each setting with a seventh of the samplers."""
-    found = []
+    result = []
     axes = (enumerate(axis) for axis in (SAMPLERS, settings, MODELS))
     for (i, sampler), (j, cache), (k, name) in product(*axes):
         marks = pytest.mark.slow if (i + j + k) % 7 else ()
-        found.append(pytest.param(name, sampler, cache, marks=marks))
-    return found
+        result.append(pytest.param(name, sampler, cache, marks=marks))
+    return result
 
 
 @pytest.mark.parametrize(("name", "sampler", "cache"), pairs(EXACT))

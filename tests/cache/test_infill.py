@@ -30,10 +30,10 @@ def filled(name: str, text: Sequence[int], cache: str) -> list[int]:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_text_around_the_holes_stays(name: str, cache: str, text: Sequence[int]) -> None:
     assert not refused(name, SAMPLER, cache)
-    found = filled(name, text, cache)
-    assert len(found) == len(text)
-    assert all(a == b for a, b in zip(text, found, strict=True) if a >= 0)
-    assert load(name).facts.mask_token_id not in found
+    result = filled(name, text, cache)
+    assert len(result) == len(text)
+    assert all(a == b for a, b in zip(text, result, strict=True) if a >= 0)
+    assert load(name).facts.mask_token_id not in result
 
 
 @pytest.mark.parametrize("cache", EXACT)

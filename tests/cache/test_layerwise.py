@@ -10,8 +10,8 @@ import pytest
 from dllm import cache as caches
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
-from dllm.engine import Engine
-from dllm.layers import LayerHook
+from dllm.engine.layers import LayerHook
+from dllm.engine.loop import Engine
 from dllm.samplers import compose
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks
@@ -29,7 +29,7 @@ def layer_promises(monkeypatch: pytest.MonkeyPatch, name: str, spec: str, seed: 
     written: dict[tuple[int, int], Any] = {}
 
     def asked(hook: LayerHook) -> bool:
-        found: bool = ask(hook)
+        result: bool = ask(hook)
         for piece in hook.pieces:
             canvas, slots = piece.job.row.canvas, piece.job.row.slots
             blank = np.zeros(len(canvas.tokens), np.bool_)
@@ -39,7 +39,7 @@ def layer_promises(monkeypatch: pytest.MonkeyPatch, name: str, spec: str, seed: 
             read = np.arange(canvas.length) if piece.now.read is None else piece.now.read
             assert known[read].all()
             assert set(slots.waiting(canvas.length)) <= set(compute) <= set(read)
-        return found
+        return result
 
     monkeypatch.setattr(LayerHook, "_ask", asked)
     model = load(name)

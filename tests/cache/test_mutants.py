@@ -12,11 +12,11 @@ import pytest
 
 import dllm
 from dllm import cache as caches
-from dllm import engine
 from dllm.cache import Cache, Plan, Slots
 from dllm.cache.dllm_cache import DLLMCache
 from dllm.cache.refresh import Refreshing
 from dllm.cache.sparse import SparseCache
+from dllm.engine import loop as engine
 
 from ..settings import EXACT, SMALL
 from .test_every_pair import run
@@ -151,9 +151,9 @@ def trusts_values_alone(patch: Patch) -> None:
     plan: Any = DLLMCache.plan
 
     def untold(self: DLLMCache, canvas: Any, slots: Slots, targets: Any) -> Plan:
-        found: Plan = plan(self, canvas, slots, targets)
+        result: Plan = plan(self, canvas, slots, targets)
         slots.memory["changed"] = slots.memory["changed"][:0]
-        return found
+        return result
 
     patch.setattr(DLLMCache, "plan", untold)
 
@@ -163,8 +163,8 @@ def evicts_its_own(patch: Patch) -> None:
     before: Any = SparseCache.before_layer
 
     def narrow(self: SparseCache, canvas: Any, slots: Slots, layer: Any) -> Any:
-        found = before(self, canvas, slots, layer)
-        return found and replace(found, read=np.setdiff1d(found.read, found.compute[-1:]))
+        result = before(self, canvas, slots, layer)
+        return result and replace(result, read=np.setdiff1d(result.read, result.compute[-1:]))
 
     patch.setattr(SparseCache, "before_layer", narrow)
 

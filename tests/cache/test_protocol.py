@@ -15,7 +15,7 @@ from dllm import cache as caches
 from dllm.canvas import BoolArray, Canvas, IntArray
 from dllm.capabilities import FORESIGHT, PROBABILITY, WINDOW_LOGITS
 from dllm.config import GenerationConfig
-from dllm.engine import Engine
+from dllm.engine.loop import Engine
 from dllm.samplers import compose
 from dllm.samplers.base import Reviser, Selector, View, Window
 from dllm.samplers.scorers import Random
@@ -186,17 +186,17 @@ def test_pairs_that_would_go_wrong_are_refused(sampler: str, cache: str, need: s
 
 
 def test_open_fields_follow_the_family() -> None:
-    found = {
+    result = {
         (name, family): caches.compose(name, family)
         for name in ("dkv", "dkv_pd", "dllm_cache", "dual")
         for family in ("llada", "dream", "another")
     }
-    every = {key: getattr(cache, "refresh_every", None) for key, cache in found.items()}
+    every = {key: getattr(cache, "refresh_every", None) for key, cache in result.items()}
     assert [every["dkv", family] for family in ("llada", "dream", "another")] == [8, 4, 8]
     assert [every["dkv_pd", family] for family in ("llada", "dream")] == [4, 4]
     assert every["dual", "llada"] is None
     for family, wanted in {"llada": (50, 7), "dream": (25, 2)}.items():
-        cache: Any = found["dllm_cache", family]
+        cache: Any = result["dllm_cache", family]
         assert (cache.prompt_every, cache.response_every) == wanted
     assert caches.compose("dkv(refresh_every=5)", "dream") == caches.compose("dkv(5)")
 

@@ -96,6 +96,6 @@ def test_infill_keeps_the_text_around_the_holes(ask: Run, tiny: dllm.DiffusionMo
 def test_infill_from_stdin_as_json(ask: Run, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     result = ask("infill", "--json", "--trace", str(file), stdin="Tom [[2]] and [[2]] Ben\n")
-    found = json.loads(result.stdout)
-    assert found["nfe"] == len(json.loads(file.read_text(encoding="utf-8"))["steps"])
-    assert found["text"].startswith("Tom ") and found["text"].endswith("Ben")
+    outcome = json.loads(result.stdout)
+    assert outcome["nfe"] == len(json.loads(file.read_text(encoding="utf-8"))["steps"])
+    assert outcome["text"].startswith("Tom ") and outcome["text"].endswith("Ben")

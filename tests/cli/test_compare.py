@@ -40,10 +40,10 @@ def test_figures_are_those_of_generate(
 ) -> None:
     command = ("compare", "-m", str(tiny_folder), "--max-new-tokens", "16", "--json")
     lines = cli(*command, "-s", "threshold", "-s", "eb", stdin=PROMPT).stdout.splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [entry["sampler"] for entry in found] == ["threshold", "eb"]
+    result = [json.loads(line) for line in lines]
+    assert [entry["sampler"] for entry in result] == ["threshold", "eb"]
     out = dllm.generate(tiny, PROMPT, sampler="eb", max_new_tokens=16)
-    assert (found[1]["nfe"], found[1]["text"]) == (out.nfe, out.text)
+    assert (result[1]["nfe"], result[1]["text"]) == (out.nfe, out.text)
 
 
 def test_samplers_get_the_options_they_take(cli: Run, tiny_folder: object) -> None:

@@ -114,9 +114,9 @@ def test_an_autoregressive_model(tmp_path: Path) -> None:
         "tie_word_embeddings": True, "dtype": "float16",
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = {f.topic: f for f in examine(str(tmp_path), ("a GPU", 2**30))}
-    assert found["family"].text == "autoregressive" and found["fits"].state == GOOD
-    assert "float16" in found["weights"].text
+    result = {f.topic: f for f in examine(str(tmp_path), ("a GPU", 2**30))}
+    assert result["family"].text == "autoregressive" and result["fits"].state == GOOD
+    assert "float16" in result["weights"].text
 
 
 def test_caches_are_weighed_for_the_model_and_the_device(cli: Run, llada_8b: Path) -> None:
@@ -135,12 +135,12 @@ def test_what_a_cache_gains_is_counted() -> None:
     """The stand-in's positions under the model's sizes: 8 steps of 32 new tokens in one block."""
     config = LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
                          num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
-    found = {g.cache: g for g in gains(config, torch.device("cpu"), torch.float32, 64, 32)}
+    result = {g.cache: g for g in gains(config, torch.device("cpu"), torch.float32, 64, 32)}
     layer, full, block = 2 * 64 * 16 * (4 + 2) + 3 * 64 * 96, 96, 32
     head = 2 * 64 * 100 * sum(range(4, 33, 4))
     none = 8 * 3 * (2 * full * layer + 4 * full * full * 64) + head
     dual = 3 * (2 * (full + 7 * block) * layer + 4 * (full + 7 * block) * full * 64) + head
-    assert found["dual"].operations == pytest.approx(none / dual)
+    assert result["dual"].operations == pytest.approx(none / dual)
     assert "leave it" in Gain("x", 2.0, 1.0, False).text
 
 

@@ -43,10 +43,10 @@ def test_a_verifier_is_helped_and_survives_the_end_of_the_service(
 
     def ask(deadline: float) -> dict[str, object]:
         drafter = f"remote(url='{url}', deadline={deadline})"
-        found = cli("generate", PROMPT, "--verifier", "nano-ar", "--drafter", drafter, "--json",
+        outcome = cli("generate", PROMPT, "--verifier", "nano-ar", "--drafter", drafter, "--json",
                     "--controller", "fixed(k=6)")  # fmt: skip
-        assert found.exit_code == 0, found.stderr
-        payload: dict[str, object] = json.loads(found.stdout)
+        assert outcome.exit_code == 0, outcome.stderr
+        payload: dict[str, object] = json.loads(outcome.stdout)
         return payload
 
     expected = cli("generate", PROMPT, "--verifier", "nano-ar", "--drafter", "none").stdout
@@ -68,6 +68,6 @@ def test_an_address_in_use_is_one_line(cli: Run) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        found = cli("serve-drafter", "--drafter", "prompt_lookup", "--port", port)
-    assert found.exit_code == 2
-    assert found.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}")
+        result = cli("serve-drafter", "--drafter", "prompt_lookup", "--port", port)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: cannot listen on 127.0.0.1:{port}")

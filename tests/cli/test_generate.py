@@ -53,15 +53,15 @@ def test_lines_are_prompts_of_one_batch(ask: Run, tiny: dllm.DiffusionModel) -> 
 
 def test_json_has_the_figures_and_the_versions(ask: Run, tiny: dllm.DiffusionModel) -> None:
     result = ask("generate", PROMPT, "--json", "--seed", "7", "--cache", "dual")
-    found = json.loads(result.stdout)
+    outcome = json.loads(result.stdout)
     assert result.stderr == ""
-    assert found["text"] == expected(tiny, seed=7, cache="dual")
-    assert len(found["tokens"]) / found["nfe"] == pytest.approx(found["tokens_per_forward"])
-    assert (found["sampler"], found["cache"], found["seed"]) == ("threshold", "dual", 7)
-    assert found["computed"] > 0 and found["seconds"] > 0 and found["peak_memory"] > 0
-    assert found["finish_reason"] in ("stop", "length")
-    assert found["versions"]["dllm"] == dllm.__version__
-    assert all(found["versions"][name] for name in ("python", "torch", "transformers", "numpy"))
+    assert outcome["text"] == expected(tiny, seed=7, cache="dual")
+    assert len(outcome["tokens"]) / outcome["nfe"] == pytest.approx(outcome["tokens_per_forward"])
+    assert (outcome["sampler"], outcome["cache"], outcome["seed"]) == ("threshold", "dual", 7)
+    assert outcome["computed"] > 0 and outcome["seconds"] > 0 and outcome["peak_memory"] > 0
+    assert outcome["finish_reason"] in ("stop", "length")
+    assert outcome["versions"]["dllm"] == dllm.__version__
+    assert all(outcome["versions"][name] for name in ("python", "torch", "transformers", "numpy"))
 
 
 def test_options_reach_the_decoder(ask: Run, tiny: dllm.DiffusionModel) -> None:

@@ -18,8 +18,8 @@ from .conftest import Run
 
 def strict(text: str) -> list[dict[str, object]]:
     """JSON without the extensions that only Python reads."""
-    found: list[dict[str, object]] = json.loads(text, parse_constant=pytest.fail)
-    return found
+    result: list[dict[str, object]] = json.loads(text, parse_constant=pytest.fail)
+    return result
 
 
 @pytest.mark.parametrize(

@@ -27,18 +27,18 @@ def test_the_text_is_the_verifiers(cli: Run, folder: Path) -> None:
     expected = dllm.speculate(dllm.load(folder), None, PROMPT, max_new_tokens=10).text
     for drafters in (["none"], ["prompt_lookup"], ["anpd", "nano"]):
         named = [part for name in drafters for part in ("--drafter", name)]
-        found = cli("generate", PROMPT, "--verifier", str(folder), *named, *SHORT)
-        assert found.exit_code == 0, found.stderr
-        assert found.stdout == expected + "\n"
-        assert "verifier forwards" in found.stderr
+        result = cli("generate", PROMPT, "--verifier", str(folder), *named, *SHORT)
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout == expected + "\n"
+        assert "verifier forwards" in result.stderr
 
 
 def test_json_has_the_acceptance(cli: Run, folder: Path) -> None:
-    found = cli(
+    result = cli(
         "generate", PROMPT, "--verifier", str(folder), "--search", "argmax", "--controller",
         "fixed(k=2)", "--temperature", "0.5", "--seed", "3", "--json", *SHORT,
     )  # fmt: skip
-    payload = json.loads(found.stdout)
+    payload = json.loads(result.stdout)
     assert payload["rule"] == "keyed"
     assert payload["drafted"] > 0
     assert payload["nfe"] == len(payload["tokens"]) - payload["accepted"]
@@ -58,7 +58,7 @@ def test_json_has_the_acceptance(cli: Run, folder: Path) -> None:
     ],
 )
 def test_what_cannot_work_is_one_line(cli: Run, folder: Path, arguments: tuple[str, ...]) -> None:
-    found = cli("generate", PROMPT, *(a.format(folder=folder) for a in arguments))
-    assert found.exit_code == 2
-    assert found.stderr.startswith("error: ")
-    assert len(found.stderr.splitlines()) == 1
+    result = cli("generate", PROMPT, *(a.format(folder=folder) for a in arguments))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1

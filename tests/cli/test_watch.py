@@ -26,8 +26,8 @@ PROMPT = "Reverse this list: Tom, Anna"
 def test_every_step_is_one_line_when_stderr_is_no_terminal(ask: Run) -> None:
     result = ask("generate", PROMPT, "--watch", "--json")
     *frames, footer = result.stderr.splitlines()
-    found = json.loads(result.stdout)
-    assert len(frames) == found["nfe"] and "tokens per forward" in footer
+    outcome = json.loads(result.stdout)
+    assert len(frames) == outcome["nfe"] and "tokens per forward" in footer
     assert "«" in frames[0] and "‹" in frames[0] and "░" * AHEAD + " +8" in frames[0]
     assert "‹" not in frames[-1] and "░" not in frames[-1]
     assert [f"row 0 step {i} " in text for i, text in enumerate(frames)] == [True] * len(frames)
@@ -39,7 +39,7 @@ def test_watching_changes_no_answer(ask: Run) -> None:
 
 def test_rows_are_told_apart(ask: Run) -> None:
     result = ask("generate", "--lines", "--watch", stdin="Tom\nBen, Adam\n")
-    rows = {found[1] for found in re.finditer(r"^row (\d+) step", result.stderr, re.M)}
+    rows = {outcome[1] for outcome in re.finditer(r"^row (\d+) step", result.stderr, re.M)}
     assert rows == {"0", "1"}
     assert len(result.stdout.splitlines()) >= 2
 

@@ -18,7 +18,17 @@ from transformers import (
 )
 
 import dllm
-from dllm.drafting.base import ROOT, Budget, Draft, Drafter, Drafting, Feedback, Law, Request, chain
+from dllm.drafting.base import (
+    ROOT,
+    Budget,
+    Distribution,
+    Draft,
+    Drafter,
+    Drafting,
+    Feedback,
+    Request,
+    chain,
+)
 from dllm.train.tokenizer import build_tokenizer
 
 torch.set_num_threads(1)
@@ -110,10 +120,10 @@ class _Scripted(Drafting):
 
 @dataclass
 class Uniformly(Drafter):
-    """Samples uniformly: law MARGINALS."""
+    """Samples uniformly: distribution MARGINALS."""
 
     k: int = 3
-    laws = frozenset({Law.MARGINALS})
+    distributions = frozenset({Distribution.MARGINALS})
 
     def open(self, request: Request) -> Drafting:
         return _Uniformly(self, request)
@@ -128,14 +138,14 @@ class _Uniformly(Drafting):
         k = min(self.part.k, budget.length)
         log_q = np.full((k, self.size), -np.log(self.size))
         tokens = self.rng.integers(0, self.size, k)
-        return Draft(tokens, None, Law.MARGINALS, log_q, np.full(k, 1 / self.size))
+        return Draft(tokens, None, Distribution.MARGINALS, log_q, np.full(k, 1 / self.size))
 
 
 def prompts(count: int, seed: int = 0, size: int = 400) -> list[list[int]]:
     """Random prompts of 3 to 20 ids, some with repeated pieces."""
     rng = np.random.default_rng(seed)
-    found = []
+    result = []
     for _ in range(count):
         ids = rng.integers(5, size, rng.integers(3, 12)).tolist()
-        found.append(ids + ids[: rng.integers(0, 8)])
-    return found
+        result.append(ids + ids[: rng.integers(0, 8)])
+    return result

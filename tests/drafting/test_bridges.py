@@ -13,9 +13,9 @@ from transformers import GenerationConfig
 import dllm
 from dllm.drafting.bridges.transformers import attach, custom_generate, detach
 from dllm.drafting.bridges.vllm import DllmProposer
-from dllm.drafting.rate import Rate
-from dllm.drafting.recycling import TokenRecycling
-from dllm.drafting.suffix import SuffixDecoding
+from dllm.drafting.drafters.recycling import TokenRecycling
+from dllm.drafting.drafters.suffix import SuffixDecoding
+from dllm.drafting.length.rate import Rate
 
 from .conftest import Scripted, make_verifier, prompts
 
@@ -26,8 +26,8 @@ def theirs(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[in
     ids, hf = torch.tensor([prompt]), model.hf
     how = {"max_new_tokens": NEW, "do_sample": False} | how
     out: Any = hf.generate(ids, attention_mask=torch.ones_like(ids), **how)  # type: ignore[operator]
-    found: list[int] = out[0].tolist()
-    return found
+    result: list[int] = out[0].tolist()
+    return result
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
@@ -36,11 +36,11 @@ def test_custom_generate_is_greedy_generation(verifier: dllm.DiffusionModel, tre
         how: dict[str, Any] = {"repetition_penalty": 1.3} if i else {}
         expected, rounds = theirs(verifier, prompt, **how), []
         drafter = Scripted(expected, k=4, noise=0.2, tree=tree, seed=i)
-        found = theirs(
+        result = theirs(
             verifier, prompt, custom_generate=custom_generate, drafter=drafter,
             controller="fixed(k=4)", on_tokens=rounds.append, **how,
         )  # fmt: skip
-        assert found == expected
+        assert result == expected
         assert len(rounds) < NEW
         assert [token for tokens in rounds for token in tokens] == expected[len(prompt) :]
 

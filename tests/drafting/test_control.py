@@ -23,8 +23,8 @@ from dllm.drafting.base import (
     RoundStats,
     single,
 )
-from dllm.drafting.control import CONTROLLERS, AdaptiveDraftLength, LengthController
-from dllm.drafting.suffix import SuffixTree
+from dllm.drafting.drafters.suffix import SuffixTree
+from dllm.drafting.length.control import CONTROLLERS, AdaptiveDraftLength, LengthController
 
 register_all()
 
@@ -126,8 +126,8 @@ def request(prefix: list[int]) -> Request:
 
 @pytest.mark.parametrize("spec", ["prompt_lookup", "anpd", "suffix(factor=4.0)"])
 def test_lookups_copy_what_followed(spec: str) -> None:
-    found = propose(spec, [7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9], k=4)
-    assert found == [1, 2, 3, 4]
+    result = propose(spec, [7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9], k=4)
+    assert result == [1, 2, 3, 4]
     assert propose(spec, [1, 2, 3, 4, 5]) == []
 
 
@@ -189,10 +189,10 @@ def test_the_suffix_drafter_remembers_whole_texts(
     verifier: dllm.DiffusionModel, before: list[str]
 ) -> None:
     part: Any = single("suffix", DRAFTERS, Drafter)
-    found = dllm.speculate(
+    result = dllm.speculate(
         verifier, [*before, part], [5, 9, 33, 5, 9], controller="fixed(k=3)", max_new_tokens=12
     )
-    assert list(part.texts) == [found.tokens]
+    assert list(part.texts) == [result.tokens]
 
 
 def test_token_recycling_keeps_the_verifiers_candidates() -> None:
@@ -219,7 +219,7 @@ class _Constant(Drafting):
 
 
 def test_the_arbiter_settles_on_the_better_drafter(verifier: dllm.DiffusionModel) -> None:
-    from dllm.drafting.composite import _Arbiter
+    from dllm.drafting.drafters.composite import _Arbiter
 
     part: Any = single("arbiter(prompt_lookup+anpd)", DRAFTERS, Drafter)
     arbiter = _Arbiter(part, [_Constant([1]), _Constant([2])])

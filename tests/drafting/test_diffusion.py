@@ -12,7 +12,7 @@ import torch
 
 import dllm
 from dllm.drafting.base import Budget, Feedback, Request
-from dllm.drafting.diffusion import DiffusionDrafting
+from dllm.drafting.drafters.diffusion import DiffusionDrafting
 from dllm.eval.tasks import TASKS
 from dllm.prompts import encode, encode_text
 
@@ -34,9 +34,9 @@ def start(model: dllm.DiffusionModel, limit: int = 60, **how: Any) -> DiffusionD
 
 
 def log_q(drafting: DiffusionDrafting, prefix: np.ndarray) -> torch.Tensor:
-    found = drafting.marginals(prefix)
-    assert found is not None
-    return found.log_q
+    result = drafting.marginals(prefix)
+    assert result is not None
+    return result.log_q
 
 
 @pytest.mark.parametrize("name", ["tiny", "dream"])
@@ -53,9 +53,9 @@ def test_rows_score_the_positions_they_predict(
     first = len(PREFIX) - model.facts.logit_shift
     expected = logits[first : first + 5].clone()
     expected[:, mask] = -torch.inf
-    found = log_q(start(model, end_marker=marker), PREFIX)
-    assert torch.allclose(found, expected.log_softmax(-1), atol=1e-4)
-    assert bool((found[:, mask] == -torch.inf).all())
+    result = log_q(start(model, end_marker=marker), PREFIX)
+    assert torch.allclose(result, expected.log_softmax(-1), atol=1e-4)
+    assert bool((result[:, mask] == -torch.inf).all())
 
 
 def test_a_trained_drafter_knows_what_comes_next() -> None:
@@ -149,9 +149,9 @@ def test_tokens_that_may_not_be_drafted_are_not_decided_either() -> None:
     free = dllm.DiffusionDrafter(nano, search="argmax", window=8).open(request)
     banned = tuple(set(free.propose(prompt, Budget(8, 8)).tokens.tolist()))
     part = dllm.DiffusionDrafter(nano, search="argmax", window=8, steps=3, banned=banned)
-    laws = part.open(request).marginals(prompt)  # type: ignore[attr-defined]
-    assert torch.allclose(laws.log_q.exp().sum(1), torch.ones(8))
-    assert not set(laws.argmax.tolist()) & set(banned)
+    distributions = part.open(request).marginals(prompt)  # type: ignore[attr-defined]
+    assert torch.allclose(distributions.log_q.exp().sum(1), torch.ones(8))
+    assert not set(distributions.argmax.tolist()) & set(banned)
 
 
 def test_the_window_ends_with_the_context(tiny: dllm.DiffusionModel) -> None:
@@ -167,13 +167,13 @@ def test_more_steps_decide_before_the_last_forward(
     tiny: dllm.DiffusionModel, sampler: str | None
 ) -> None:
     drafting = start(tiny, steps=3, sampler=sampler, window=6)
-    found = log_q(drafting, PREFIX)
+    result = log_q(drafting, PREFIX)
     decided = drafting.row.canvas.commit_step[len(PREFIX) :] >= 0
     assert decided.sum() > 0
-    assert torch.allclose(found.exp().amax(1)[torch.from_numpy(decided)], torch.tensor(1.0))
+    assert torch.allclose(result.exp().amax(1)[torch.from_numpy(decided)], torch.tensor(1.0))
     assert 1 <= drafting.row.canvas.nfe <= 3
     again = log_q(drafting, np.append(PREFIX, [30]))
-    assert again.shape == found.shape
+    assert again.shape == result.shape
 
 
 def test_what_no_drafter_can_be(tiny: dllm.DiffusionModel) -> None:

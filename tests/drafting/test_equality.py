@@ -11,9 +11,9 @@ import torch
 from scipy.stats import chi2_contingency
 
 import dllm
+from dllm.drafting.accept.rows import ACCEPT, PURPOSES, RESIDUAL, Coins
 from dllm.drafting.api import Session
 from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, Request
-from dllm.drafting.rows import ACCEPT, PURPOSES, RESIDUAL, Coins
 from dllm.drafting.verifier import Verifier, VerifierCache
 
 from .conftest import ARCHITECTURES, Scripted, prompts
@@ -47,7 +47,9 @@ def text_for(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["point", "match"])
-def test_drafted_texts_have_the_law_of_plain_ones(verifier: dllm.DiffusionModel, rule: str) -> None:
+def test_drafted_texts_have_the_distribution_of_plain_ones(
+    verifier: dllm.DiffusionModel, rule: str
+) -> None:
     """The fourth token of many texts, in 64 buckets: rows of the table are the two samples."""
     counts, (prompt,) = np.zeros((2, 64)), prompts(1, seed=3)
     guess = Scripted([*prompt, *plain(verifier, prompt, max_new_tokens=4).tokens], noise=0.3)
@@ -70,8 +72,8 @@ def test_a_stop_at_the_last_token_is_a_stop(verifier: dllm.DiffusionModel, lengt
     assert expected.finish_reason == "stop"
     for noise in (0.0, 0.5, 1.0):
         drafter = Scripted([*prompt, *tokens], noise=noise, seed=length)
-        found = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=length)
-        assert (found.tokens, found.finish_reason) == (expected.tokens, "stop")
+        result = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=length)
+        assert (result.tokens, result.finish_reason) == (expected.tokens, "stop")
 
 
 @pytest.mark.slow
@@ -83,8 +85,8 @@ def test_greedy_equality_on_200_prompts(
     for i, prompt in enumerate(prompts(200, seed=2)):
         expected = plain(model, prompt, max_new_tokens=16)
         drafter = Scripted([*prompt, *expected.tokens], noise=0.3, tree=i % 2 == 1, seed=i)
-        found = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
-        assert found.tokens == expected.tokens
+        result = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
+        assert result.tokens == expected.tokens
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
@@ -100,11 +102,11 @@ def test_greedy_equality(
     for i, prompt in enumerate(prompts(34, seed=1)):  # 3 x 2 x 34 prompts in all
         expected = expected_texts[kind][i]
         drafter = Scripted([*prompt, *expected.tokens], noise=0.3, tree=tree, seed=i)
-        found = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
-        assert found.tokens == expected.tokens
-        assert found.finish_reason == expected.finish_reason
-        assert np.allclose(found.logprobs, expected.logprobs, atol=1e-3)
-        accepted += found.accepted
+        result = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
+        assert result.tokens == expected.tokens
+        assert result.finish_reason == expected.finish_reason
+        assert np.allclose(result.logprobs, expected.logprobs, atol=1e-3)
+        accepted += result.accepted
     assert accepted > 200
 
 
@@ -153,11 +155,11 @@ def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: rang
         }
         part: Drafter = models[drafter] if drafter in models else scripted[drafter]
         controller = ("fixed(k=4)", "adl_repaired", "rate", "confidence(tau=0.1)")[seed % 4]
-        found = dllm.speculate(
+        result = dllm.speculate(
             verifier, part, prompt, controller=controller, max_new_tokens=WRITTEN, **how
         )
-        assert found.tokens == text[len(prompt) :]
-        accepted += found.accepted
+        assert result.tokens == text[len(prompt) :]
+        accepted += result.accepted
     if drafter in ("right", "tree"):
         assert accepted > 5 * len(seeds)
 
@@ -165,24 +167,24 @@ def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: rang
 def test_an_oracle_is_accepted_whole(verifier: dllm.DiffusionModel) -> None:
     (prompt,) = prompts(1)
     text = text_for(verifier, prompt)
-    found = dllm.speculate(
+    result = dllm.speculate(
         verifier, Scripted(text, k=3), prompt, controller="whole", max_new_tokens=NEW
     )
-    assert [r.accepted for r in found.rounds] == [3] * 6
-    assert {r.extra for r in found.rounds} == {"bonus"}
-    assert found.tokens_per_forward == 4.0
-    assert found.survival.tolist() == found.conditional_acceptance.tolist() == [1.0, 1.0, 1.0]
+    assert [r.accepted for r in result.rounds] == [3] * 6
+    assert {r.extra for r in result.rounds} == {"bonus"}
+    assert result.tokens_per_forward == 4.0
+    assert result.survival.tolist() == result.conditional_acceptance.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_useless_drafter_costs_no_tokens(verifier: dllm.DiffusionModel) -> None:
     (prompt,) = prompts(1)
     expected = plain(verifier, prompt)
     wrong = Scripted([(i + 1) % 400 for i in text_for(verifier, prompt)])
-    found = dllm.speculate(verifier, wrong, prompt, controller="whole", max_new_tokens=NEW)
-    assert found.tokens == expected.tokens
-    assert found.tokens_per_forward == 1.0
-    assert found.accepted == 0
-    assert {r.extra for r in found.rounds[:-1]} == {"correction"}
+    result = dllm.speculate(verifier, wrong, prompt, controller="whole", max_new_tokens=NEW)
+    assert result.tokens == expected.tokens
+    assert result.tokens_per_forward == 1.0
+    assert result.accepted == 0
+    assert {r.extra for r in result.rounds[:-1]} == {"correction"}
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
@@ -230,13 +232,13 @@ def test_a_stop_id_ends_the_text(verifier: dllm.DiffusionModel, where: str) -> N
     if where == "correction":
         drafted[len(prompt) + first] = (stop + 1) % 400
     model = replace(verifier, facts=replace(verifier.facts, stop_token_ids=(stop,)))
-    found = dllm.speculate(
+    result = dllm.speculate(
         model, Scripted(drafted, k=k), prompt, controller="whole", max_new_tokens=NEW
     )
-    assert found.tokens == text[len(prompt) : len(prompt) + first + 1]
-    assert found.finish_reason == "stop"
-    assert found.rounds[-1].extra == ("none" if where == "accepted" else where)
-    assert found.tokens == plain(model, prompt).tokens
+    assert result.tokens == text[len(prompt) : len(prompt) + first + 1]
+    assert result.finish_reason == "stop"
+    assert result.rounds[-1].extra == ("none" if where == "accepted" else where)
+    assert result.tokens == plain(model, prompt).tokens
 
 
 def test_a_drafted_end_does_not_stop_the_verifier(verifier: dllm.DiffusionModel) -> None:
@@ -244,9 +246,11 @@ def test_a_drafted_end_does_not_stop_the_verifier(verifier: dllm.DiffusionModel)
     expected = plain(verifier, prompt)
     ends = [*verifier.facts.stop_token_ids] * 60
     assert expected.finish_reason == "length"
-    found = dllm.speculate(verifier, Scripted(ends), prompt, controller="whole", max_new_tokens=NEW)
-    assert found.tokens == expected.tokens
-    assert found.finish_reason == "length"
+    result = dllm.speculate(
+        verifier, Scripted(ends), prompt, controller="whole", max_new_tokens=NEW
+    )
+    assert result.tokens == expected.tokens
+    assert result.finish_reason == "length"
 
 
 def test_a_drafter_sees_every_emitted_token(verifier: dllm.DiffusionModel) -> None:
@@ -267,12 +271,12 @@ def test_a_drafter_sees_every_emitted_token(verifier: dllm.DiffusionModel) -> No
             inner.propose = watched  # type: ignore[method-assign]
             return inner
 
-    found = dllm.speculate(
+    result = dllm.speculate(
         verifier, Watching(text, noise=0.3), prompt, controller="whole", max_new_tokens=NEW
     )
-    assert len(seen) >= found.nfe - 1
+    assert len(seen) >= result.nfe - 1
     assert all(prefix == text[: len(prefix)] for prefix in seen)
-    lengths = len(prompt) + np.cumsum([0, *(r.emitted for r in found.rounds)])
+    lengths = len(prompt) + np.cumsum([0, *(r.emitted for r in result.rounds)])
     assert [len(prefix) for prefix in seen] == lengths[: len(seen)].tolist()
 
 
@@ -292,11 +296,11 @@ def test_every_purpose_and_row_has_noise_of_its_own() -> None:
 def test_never_beyond_the_length(verifier: dllm.DiffusionModel, length: int) -> None:
     (prompt,) = prompts(1)
     text = text_for(verifier, prompt)
-    found = dllm.speculate(
+    result = dllm.speculate(
         verifier, Scripted(text, k=5), prompt, controller="whole", max_new_tokens=length
     )
-    assert found.tokens == text[len(prompt) : len(prompt) + length]
-    assert found.finish_reason == "length"
+    assert result.tokens == text[len(prompt) : len(prompt) + length]
+    assert result.finish_reason == "length"
 
 
 def test_history_processors_see_the_history_of_their_row(verifier: dllm.DiffusionModel) -> None:
@@ -315,11 +319,11 @@ def test_history_processors_see_the_history_of_their_row(verifier: dllm.Diffusio
             expected = plain(verifier, prompt, **how)
             for tree in (False, True):
                 drafter = Scripted([*prompt, *expected.tokens], noise=0.2, tree=tree, seed=i)
-                found = dllm.speculate(
+                result = dllm.speculate(
                     verifier, drafter, prompt, controller="whole", max_new_tokens=NEW, **how
                 )
-                assert found.tokens == expected.tokens
-                assert found.accepted > 0
+                assert result.tokens == expected.tokens
+                assert result.accepted > 0
 
 
 def test_a_tree_shows_a_node_its_ancestors_only(verifiers: dict[str, dllm.DiffusionModel]) -> None:

@@ -13,10 +13,10 @@ import torch
 import dllm
 from dllm.drafting import register_all
 from dllm.drafting.base import single
-from dllm.drafting.cps import CausalPathSearch
-from dllm.drafting.marginals import Marginals
-from dllm.drafting.proxies import PROXIES, KenLM, Proxy
-from dllm.drafting.search import SearchContext
+from dllm.drafting.search.chains import SearchContext
+from dllm.drafting.search.cps import CausalPathSearch
+from dllm.drafting.search.marginals import Marginals
+from dllm.drafting.search.proxies import PROXIES, KenLM, Proxy
 
 # base-10 log-probability, n-gram, back-off
 ARPA = """\\data\\
@@ -78,8 +78,8 @@ def test_it_steers_the_path_search(proxy: Proxy) -> None:
     marginals = Marginals((p / p.sum(1, keepdim=True)).log(), 1)
     context = SearchContext(np.array([7]), proxy)
     assert marginals.argmax.tolist() == [8, 8]
-    found = CausalPathSearch(mass=0.99).find(marginals, 2, context)
-    assert found.tokens.tolist() == [8, 9]
+    result = CausalPathSearch(mass=0.99).find(marginals, 2, context)
+    assert result.tokens.tolist() == [8, 9]
 
 
 def test_a_missing_model_is_said(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dllm.drafting.base import Draft, Law, Outcome
-from dllm.drafting.rules import Block, Match, Point, Ratio, residual
-from dllm.drafting.trees import MultiRound, Traversal
+from dllm.drafting.accept.chains import Block, Match, Point, Ratio, residual
+from dllm.drafting.accept.trees import MultiRound, Traversal
+from dllm.drafting.base import Distribution, Draft, Outcome
 
 from . import toy
 
@@ -40,7 +40,7 @@ def test_point_judges_the_branch_that_keeps_most() -> None:
 
         def worth(node: int, rows: toy.TableRows = rows, draft: Draft = draft) -> float:
             path = draft.path(node)
-            odds = [rows.law(draft.parent(i))[draft.tokens[i]] for i in path]
+            odds = [rows.distribution(draft.parent(i))[draft.tokens[i]] for i in path]
             return float(np.cumprod(odds).sum())
 
         rows.coin = lambda node: 0.0  # type: ignore[method-assign]
@@ -68,7 +68,7 @@ def as_sampled(make: toy.Make) -> toy.Make:
 
     def wrong(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
         q = target.marginals(text, toy.LENGTH)
-        return Draft(make(target, text, rng).tokens, None, Law.MARGINALS, np.log(q))
+        return Draft(make(target, text, rng).tokens, None, Distribution.MARGINALS, np.log(q))
 
     return wrong
 
@@ -83,33 +83,35 @@ def continued(rows: toy.TableRows, draft: Draft) -> Outcome:
     """Goes on after a rejection with rows of the parallel pass: emits all three tokens."""
     emitted = []
     for node, token in enumerate(draft.tokens.tolist()):
-        p, q = rows.law(node - 1), draft.q(node - 1)
+        p, q = rows.distribution(node - 1), draft.q(node - 1)
         kept = rows.coin(node) * q[token] < p[token]
         emitted.append(token if kept else rows.draw(residual(p, q), node))
     draft.tokens[:] = emitted
-    return Outcome(list(range(len(emitted))), rows.draw(rows.law(len(emitted) - 1), 0))
+    return Outcome(list(range(len(emitted))), rows.draw(rows.distribution(len(emitted) - 1), 0))
 
 
 def uncorrected(rows: toy.TableRows, draft: Draft) -> Outcome:
     """Draws the correction from p instead of the residual."""
     for node, token in enumerate(draft.tokens.tolist()):
-        p, q = rows.law(node - 1), draft.q(node - 1)
+        p, q = rows.distribution(node - 1), draft.q(node - 1)
         if rows.coin(node) * q[token] >= p[token]:
             return Outcome(list(range(node)), rows.draw(p, node - 1))
-    return Outcome(list(range(len(draft))), rows.draw(rows.law(len(draft) - 1), 0))
+    return Outcome(list(range(len(draft))), rows.draw(rows.distribution(len(draft) - 1), 0))
 
 
 def left_to_right(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
     """Drawn from marginals, presented with conditionals."""
     tokens = toy.sampled(target, text, rng).tokens
-    laws = [target.marginals((*text, *tokens[:i].tolist()), 1)[0] for i in range(toy.LENGTH + 1)]
-    return Draft(tokens, None, Law.CONDITIONALS, np.log(np.array(laws)))
+    distributions = [
+        target.marginals((*text, *tokens[:i].tolist()), 1)[0] for i in range(toy.LENGTH + 1)
+    ]
+    return Draft(tokens, None, Distribution.CONDITIONALS, np.log(np.array(distributions)))
 
 
 def deterministic_tree(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
     draft = toy.top_tree(target, text, rng)
     q = target.marginals(text, toy.LENGTH)
-    return Draft(draft.tokens, draft.parents, Law.MARGINALS, np.log(q))
+    return Draft(draft.tokens, draft.parents, Distribution.MARGINALS, np.log(q))
 
 
 @pytest.mark.parametrize(

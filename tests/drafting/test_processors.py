@@ -1,6 +1,7 @@
 """Rules against the exact distribution under temperature, filters and penalties.
 
-The reference processes a law with NumPy, token by token; the rules see `Rows` of the same logits.
+The reference processes a distribution with NumPy, token by token; the rules see `Rows` of the same
+logits.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from dllm.drafting.accept.chains import Block, Keyed, Match, Point, Ratio
+from dllm.drafting.accept.rows import Coins, Rows, Sampling
+from dllm.drafting.accept.trees import MultiRound, Traversal
 from dllm.drafting.base import AcceptRule, Draft
-from dllm.drafting.rows import Coins, Rows, Sampling
-from dllm.drafting.rules import Block, Keyed, Match, Point, Ratio
-from dllm.drafting.trees import MultiRound, Traversal
 
 from . import toy
 from .toy import LENGTH, V
@@ -43,27 +44,29 @@ TARGET = toy.Target()
 
 
 def reference(sampling: Sampling, history: tuple[int, ...]) -> np.ndarray:
-    """Penalty and temperature; then what both top-p and top-k keep of that law."""
-    logits = np.log(TARGET.law(history))
+    """Penalty and temperature; then what both top-p and top-k keep of that distribution."""
+    logits = np.log(TARGET.distribution(history))
     for token in set(history):
         penalty = sampling.repetition_penalty
         logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
-    law = np.exp(logits / sampling.temperature)
-    law /= law.sum()
-    order = np.argsort(-law)
-    before = law[order].cumsum() - law[order]
+    distribution = np.exp(logits / sampling.temperature)
+    distribution /= distribution.sum()
+    order = np.argsort(-distribution)
+    before = distribution[order].cumsum() - distribution[order]
     lost = (before > sampling.top_p) | (np.arange(V) >= (sampling.top_k or V))
-    law[order[lost]] = 0
-    return np.asarray(law / law.sum())
+    distribution[order[lost]] = 0
+    return np.asarray(distribution / distribution.sum())
 
 
 @lru_cache
 def joint(name: str) -> np.ndarray:
-    found = np.zeros((V,) * LENGTH)
+    result = np.zeros((V,) * LENGTH)
     for path in itertools.product(range(V), repeat=LENGTH):
-        laws = [reference(SETTINGS[name], path[:i]) for i in range(LENGTH)]
-        found[path] = np.prod([law[token] for law, token in zip(laws, path, strict=True)])
-    return found
+        distributions = [reference(SETTINGS[name], path[:i]) for i in range(LENGTH)]
+        result[path] = np.prod(
+            [distribution[token] for distribution, token in zip(distributions, path, strict=True)]
+        )
+    return result
 
 
 class ToyRows(Rows):
@@ -73,7 +76,7 @@ class ToyRows(Rows):
         self, draft: Draft, text: tuple[int, ...], sampling: Sampling, seed: int, rng: Any
     ) -> None:
         paths = [text, *((*text, *draft.tokens[draft.path(n)]) for n in range(len(draft)))]
-        logits = torch.tensor(np.log([TARGET.law(tuple(path)) for path in paths]))
+        logits = torch.tensor(np.log([TARGET.distribution(tuple(path)) for path in paths]))
         prefix = np.array(text, np.int64)
         super().__init__(logits, draft, prefix, sampling, Coins(seed), 0)
         self.rng = rng
@@ -81,10 +84,10 @@ class ToyRows(Rows):
     def coin(self, node: int) -> float:
         return float(self.rng.random())
 
-    def draw(self, law: np.ndarray, node: int) -> int:
-        total = law.cumsum()
-        found = int(np.searchsorted(total, self.rng.random() * total[-1], "right"))
-        return min(found, int(np.flatnonzero(law)[-1]))
+    def draw(self, distribution: np.ndarray, node: int) -> int:
+        total = distribution.cumsum()
+        result = int(np.searchsorted(total, self.rng.random() * total[-1], "right"))
+        return min(result, int(np.flatnonzero(distribution)[-1]))
 
 
 def p_value(name: str, rule: AcceptRule, make: toy.Make, n: int, rows: type[Rows]) -> float:
@@ -104,7 +107,7 @@ def p_value(name: str, rule: AcceptRule, make: toy.Make, n: int, rows: type[Rows
 
 
 @pytest.mark.parametrize("case", ["keyed", "ratio", "traversal"])
-def test_the_law_after_processors_is_kept(case: str) -> None:
+def test_the_distribution_after_processors_is_kept(case: str) -> None:
     assert p_value("all", *RULES[case], FEW, ToyRows) > 1e-4
 
 
@@ -116,10 +119,12 @@ def test_every_rule_with_every_processor(case: str, name: str) -> None:
 
 
 class LateRows(ToyRows):
-    """Fault: the accept test sees the law before temperature and penalties, only filtered."""
+    """Fault: the accept test sees the distribution before temperature and penalties, only
+    filtered.
+    """
 
-    def law(self, node: int) -> np.ndarray:
-        raw = self.logits[node + 1].exp() * (self.log_law[node + 1] > -torch.inf)
+    def distribution(self, node: int) -> np.ndarray:
+        raw = self.logits[node + 1].exp() * (self.log_distribution[node + 1] > -torch.inf)
         return np.asarray((raw / raw.sum()).numpy())
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import dllm
 from dllm.drafting.base import single
-from dllm.drafting.control import CONTROLLERS, LengthController
-from dllm.drafting.rate import Acceptance, LineFit, Rate
+from dllm.drafting.length.control import CONTROLLERS, LengthController
+from dllm.drafting.length.rate import Acceptance, LineFit, Rate
 
 from .test_control import length, tell
 

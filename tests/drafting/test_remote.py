@@ -36,8 +36,8 @@ class Slow(Drafter):
         class One(Drafting):
             def propose(self, prefix: np.ndarray, budget: Budget) -> Draft:
                 time.sleep(part.seconds)
-                found: Draft = drafting.propose(prefix, budget)
-                return found
+                result: Draft = drafting.propose(prefix, budget)
+                return result
 
         return One()
 
@@ -69,12 +69,12 @@ def test_a_remote_drafter_drafts(
     plain = dllm.speculate(verifier, None, prompt, **how)
     print_ = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
     url, _ = served(Scripted([*prompt, *plain.tokens], k=3), print_)
-    found = dllm.speculate(
+    result = dllm.speculate(
         verifier, f"remote(url={url!r}, deadline=20)", prompt, controller="fixed(k=3)", **how
     )
-    assert found.tokens == plain.tokens
-    assert found.nfe == NEW // 4
-    assert {r.source for r in found.rounds} == {"remote"}
+    assert result.tokens == plain.tokens
+    assert result.nfe == NEW // 4
+    assert {r.source for r in result.rounds} == {"remote"}
 
 
 def test_a_drafter_that_is_gone_or_late_costs_nothing_but_time(
@@ -85,9 +85,9 @@ def test_a_drafter_that_is_gone_or_late_costs_nothing_but_time(
     url, _ = served(Slow(make_drafter("prompt_lookup"), 0.5))
     for address in (url, "http://127.0.0.1:9"):
         spec = f"remote(url={address!r}, deadline=0.05, patience=2, rest=60)"
-        found = dllm.speculate(verifier, spec, prompt, controller="fixed(k=3)", max_new_tokens=NEW)
-        assert found.tokens == plain.tokens
-        assert found.drafted == 0
+        result = dllm.speculate(verifier, spec, prompt, controller="fixed(k=3)", max_new_tokens=NEW)
+        assert result.tokens == plain.tokens
+        assert result.drafted == 0
 
 
 def test_another_vocabulary_is_refused(verifier: dllm.DiffusionModel, served: Any) -> None:
@@ -103,8 +103,8 @@ def asked(url: str, **how: Any) -> Drafting:
     """A client at work on the text [1, 2, 3]."""
     options = ", ".join(f"{name}={value}" for name, value in how.items())
     part: Any = make_drafter(f"remote(url={url!r}, {options})")
-    found: Drafting = part.open(Request(np.array([1, 2, 3]), 50, (), 40))
-    return found
+    result: Drafting = part.open(Request(np.array([1, 2, 3]), 50, (), 40))
+    return result
 
 
 Reply = Callable[[str, dict[str, Any]], tuple[int, str]]
@@ -223,13 +223,13 @@ def test_a_service_that_dies_in_the_middle_of_a_text(
             raise ConnectionAbortedError  # no reply, this time and ever after
         return 200, json.dumps(service.handle(path.strip("/"), message))
 
-    found = dllm.speculate(
+    result = dllm.speculate(
         verifier, f"remote(url={fake(mortal)!r}, deadline=20, patience=1)", prompt,
         controller="fixed(k=3)", max_new_tokens=NEW,
     )  # fmt: skip
-    assert found.tokens == plain.tokens
-    assert [r.source for r in found.rounds[:3]] == ["remote", "remote", ""]
-    assert found.drafted == 6
+    assert result.tokens == plain.tokens
+    assert [r.source for r in result.rounds[:3]] == ["remote", "remote", ""]
+    assert result.drafted == 6
 
 
 def opening(sid: str) -> dict[str, Any]:
@@ -273,14 +273,14 @@ def test_the_service_learns_the_whole_text(verifier: dllm.DiffusionModel, served
     part: Any = make_drafter("suffix")
     service = Service(part)
     url, _ = served(service)
-    found = dllm.speculate(
+    result = dllm.speculate(
         verifier, f"remote(url={url!r}, deadline=20)", prompt, controller="fixed(k=3)",
         max_new_tokens=NEW,
     )  # fmt: skip
     until = time.monotonic() + 20
     while service.sessions and time.monotonic() < until:  # nobody waits for the answer to close
         time.sleep(0.01)
-    assert list(part.texts) == [found.tokens]
+    assert list(part.texts) == [result.tokens]
 
 
 def test_a_service_refuses_what_needs_scores() -> None:

@@ -11,11 +11,9 @@ import torch
 
 import dllm
 from dllm.drafting import register_all
-from dllm.drafting.base import ROOT, Law
-from dllm.drafting.cps import BestOfK, CausalPathSearch, beam_search, chain_logprob
-from dllm.drafting.marginals import NARROW, Lattice, Marginals, _largest
-from dllm.drafting.proxies import NGram, Proxy, Uniform
-from dllm.drafting.search import (
+from dllm.drafting.base import ROOT, Distribution
+from dllm.drafting.search.best_first import BestFirstTree, grow
+from dllm.drafting.search.chains import (
     SEARCHES,
     Argmax,
     Coupled,
@@ -24,7 +22,9 @@ from dllm.drafting.search import (
     Search,
     SearchContext,
 )
-from dllm.drafting.tree_search import BestFirstTree, grow
+from dllm.drafting.search.cps import BestOfK, CausalPathSearch, beam_search, chain_logprob
+from dllm.drafting.search.marginals import NARROW, Lattice, Marginals, _largest
+from dllm.drafting.search.proxies import NGram, Proxy, Uniform
 from dllm.kernels.noise import gumbel
 
 END = 4
@@ -76,7 +76,7 @@ def test_only_a_most_probable_end_cuts() -> None:
     assert marginals([sure] * 3).end is None
 
 
-def test_bans_come_before_the_law() -> None:
+def test_bans_come_before_the_distribution() -> None:
     logits = torch.tensor([[0.0, 1.0, 5.0, 2.0, 9.0, 7.0]])
     m = Marginals.from_logits(logits, 3, vocab_size=5, banned=[2, 100], temperature=2.0)
     p = m.log_q.exp()[0]
@@ -112,10 +112,10 @@ def brute_force(lattice: Lattice, proxy: Proxy, weight: float) -> tuple[float, t
 def test_an_unlimited_beam_is_exhaustive_search(seed: int, weight: float) -> None:
     for stop in ((), (END,)):
         lattice = random_marginals(4, 5, seed, stop).lattice(4, mass=1.0)
-        found = beam_search(lattice, [1, 2, 3], trained(), weight, beam=10**6)
+        result = beam_search(lattice, [1, 2, 3], trained(), weight, beam=10**6)
         score, tokens = brute_force(lattice, trained(), weight)
-        assert found.tokens == tokens
-        assert math.isclose(found.score, score, abs_tol=1e-5)
+        assert result.tokens == tokens
+        assert math.isclose(result.score, score, abs_tol=1e-5)
 
 
 def test_an_improbable_end_does_not_win_by_being_short() -> None:
@@ -139,11 +139,11 @@ def test_the_proxy_repairs_an_order_the_marginals_cannot_know() -> None:
     proxy = NGram(n=2, vocab_size=5, kappa=0.1).fit([[0, 1, 0, 1, 2, 3, 2, 3]] * 5)
     m = marginals([[0.5, 0.0, 0.5, 0.0, 0.0], [0.0, 0.45, 0.0, 0.55, 0.0]], stop=())
     assert Argmax().find(m, 2, context()).tokens.tolist() == [0, 3]
-    found = CausalPathSearch().find(m, 2, SearchContext(np.array([1]), proxy))
-    assert found.tokens.tolist() in ([0, 1], [2, 3])
+    result = CausalPathSearch().find(m, 2, SearchContext(np.array([1]), proxy))
+    assert result.tokens.tolist() in ([0, 1], [2, 3])
 
 
-def test_an_ngram_is_a_law_and_learns() -> None:
+def test_an_ngram_is_a_distribution_and_learns() -> None:
     proxy = trained()
     state = proxy.start([4, 0])
     assert math.isclose(sum(math.exp(x) for x in proxy.logprobs(state, range(5))), 1.0)
@@ -155,13 +155,13 @@ def test_an_ngram_is_a_law_and_learns() -> None:
 
 def best_prefixes(lattice: Lattice, nodes: int) -> float:
     """Largest sum of prefix probabilities over all sets of ``nodes`` prefixes: the top ones."""
-    found = []
+    result = []
     for depth in range(1, len(lattice.columns) + 1):
         for path in itertools.product(*lattice.columns[:depth]):
             ended = [c.token in lattice.stop_ids for c in path[:-1]]
             if not any(ended):
-                found.append(math.exp(sum(c.logp for c in path)))
-    return sum(sorted(found, reverse=True)[:nodes])
+                result.append(math.exp(sum(c.logp for c in path)))
+    return sum(sorted(result, reverse=True)[:nodes])
 
 
 @pytest.mark.parametrize("stop", [(), (END,)])
@@ -200,9 +200,9 @@ def test_a_tree_with_a_proxy_scores_nodes_like_a_path() -> None:
 
 def test_coupled_tokens_carry_the_verifiers_noise() -> None:
     m = random_marginals(6, 5, 0)
-    found = Coupled().find(m, 6, context(temperature=1.0, noise_key=(7, 4)))
+    result = Coupled().find(m, 6, context(temperature=1.0, noise_key=(7, 4)))
     noise = gumbel(7, 4, np.arange(10, 16)[:, None], 0, np.arange(5)[None])
-    assert found.tokens.tolist() == (m.log_q.numpy() + noise).argmax(1).tolist()
+    assert result.tokens.tolist() == (m.log_q.numpy() + noise).argmax(1).tolist()
     assert Coupled().find(m, 6, context()).tokens.tolist() == m.argmax.tolist()
 
 
@@ -212,7 +212,7 @@ def test_samples_have_their_marginals() -> None:
     for round_ in range(600):
         draft = Sample().find(m, 3, context(temperature=1.0, round=round_))
         counts[range(3), draft.tokens] += 1
-    assert draft.law is Law.MARGINALS
+    assert draft.distribution is Distribution.MARGINALS
     assert np.abs(counts / 600 - m.log_q.exp().numpy()).max() < 0.08
     assert np.allclose(draft.q(0), m.log_q[1].exp())
 
@@ -270,11 +270,11 @@ def test_what_the_verifier_scores_is_accepted_more_often() -> None:
     prompt, kept = "Insert 4 after 5: 3 5 1", []
     plain = dllm.speculate("nano-ar", None, prompt, max_new_tokens=24)
     for search in ("argmax", "best_of_k(score=verifier)"):
-        found = dllm.speculate(
+        result = dllm.speculate(
             "nano-ar", "nano", prompt, search=search, controller="fixed(k=4)", max_new_tokens=24
         )
-        assert found.tokens == plain.tokens
-        kept.append(found.nfe)
+        assert result.tokens == plain.tokens
+        kept.append(result.nfe)
     assert kept[1] <= kept[0] < plain.nfe
 
 

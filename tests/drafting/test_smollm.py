@@ -57,18 +57,18 @@ def test_lookups_on_a_real_model(smollm: dllm.DiffusionModel, temperature: float
     for prompt in PROMPTS:
         plain = dllm.speculate(smollm, None, prompt, **how)
         for lookup in LOOKUPS:
-            found = dllm.speculate(smollm, lookup, prompt, controller="whole", **how)
-            assert found.text == plain.text, lookup
+            result = dllm.speculate(smollm, lookup, prompt, controller="whole", **how)
+            assert result.text == plain.text, lookup
 
 
 def test_useless_drafts_leave_a_real_text_alone(
     smollm: dllm.DiffusionModel, random_drafter: dllm.DiffusionModel
 ) -> None:
     plain = dllm.speculate(smollm, None, PROMPTS[0], max_new_tokens=16)
-    found = dllm.speculate(
+    result = dllm.speculate(
         smollm, random_drafter, PROMPTS[0], max_new_tokens=16, controller="fixed(k=6)",
         search="argmax",
     )  # fmt: skip
-    assert found.text == plain.text
-    assert found.drafted > 40
-    assert found.accepted == 0
+    assert result.text == plain.text
+    assert result.drafted > 40
+    assert result.accepted == 0

@@ -56,17 +56,17 @@ def test_other_special_tokens_leave_the_text_the_same(verifier: dllm.DiffusionMo
     other: Any = copy.deepcopy(verifier.tokenizer)
     other.add_special_tokens({"additional_special_tokens": ["<|tool|>"]}, False)
     size = len(other)
-    found = compare(verifier.tokenizer, other, verifier.facts.vocab_size, size)
-    assert found.kinship is Kinship.SAME_TEXT
-    assert size - 1 in found.foreign
+    result = compare(verifier.tokenizer, other, verifier.facts.vocab_size, size)
+    assert result.kinship is Kinship.SAME_TEXT
+    assert size - 1 in result.foreign
     assert fingerprint(other, size) != fingerprint(verifier.tokenizer, size)
 
 
 def test_equal_sizes_prove_nothing(verifier: dllm.DiffusionModel) -> None:
     ours = byte_tokenizer()
     size = len(ours)
-    found = compare(ours, verifier.tokenizer, size, size)
-    assert found.kinship is Kinship.DIFFERENT
+    result = compare(ours, verifier.tokenizer, size, size)
+    assert result.kinship is Kinship.DIFFERENT
 
 
 def test_a_different_vocabulary_is_refused(foreign: dllm.DiffusionModel) -> None:
@@ -81,11 +81,11 @@ def test_bridges_do_not_change_the_output(
 ) -> None:
     how: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 4}
     plain = dllm.speculate(foreign, None, TEXT, **how)
-    found = dllm.speculate(
+    result = dllm.speculate(
         foreign, "nano", TEXT, vocabulary=vocabulary, controller="fixed(k=6)", window=8, **how
     )
-    assert found.tokens == plain.tokens
-    assert found.drafted > 0
+    assert result.tokens == plain.tokens
+    assert result.drafted > 0
 
 
 def test_text_is_carried_over_as_the_verifier_would_write_it(foreign: dllm.DiffusionModel) -> None:
@@ -113,14 +113,16 @@ def test_text_is_carried_over_as_the_verifier_would_write_it(foreign: dllm.Diffu
     assert len(text) > 8
 
 
-def test_intersected_laws_are_laws_of_the_verifier(foreign: dllm.DiffusionModel) -> None:
+def test_intersected_distributions_are_distributions_of_the_verifier(
+    foreign: dllm.DiffusionModel,
+) -> None:
     how: dict[str, Any] = {"max_new_tokens": 12, "temperature": 1.0}
-    found = dllm.speculate(
+    result = dllm.speculate(
         foreign, "nano", TEXT, vocabulary="intersect", search="sample", rule="ratio",
         controller="fixed(k=3)", window=8, **how,
     )  # fmt: skip
-    assert len(found.tokens) == 12
-    assert found.drafted > 0
+    assert len(result.tokens) == 12
+    assert result.drafted > 0
 
 
 def test_the_probe_is_worth_its_name(verifier: dllm.DiffusionModel) -> None:
@@ -150,9 +152,9 @@ def test_a_blank_is_a_blank_however_it_is_spelt() -> None:
     def tokenizer(blank: str) -> PreTrainedTokenizerFast:
         vocab = {"a": 0, f"{blank}dog": 1, "b": 2}
         wrap: Any = PreTrainedTokenizerFast
-        found: PreTrainedTokenizerFast = wrap(tokenizer_object=Tokenizer(models.BPE(vocab, [])))
-        return found
+        result: PreTrainedTokenizerFast = wrap(tokenizer_object=Tokenizer(models.BPE(vocab, [])))
+        return result
 
-    found = compare(tokenizer("\u0120"), tokenizer("\u2581"), 3, 3)
-    assert found.kinship is Kinship.DIFFERENT
-    assert found.to_verifier.tolist() == found.to_drafter.tolist() == [0, 1, 2]
+    result = compare(tokenizer("\u0120"), tokenizer("\u2581"), 3, 3)
+    assert result.kinship is Kinship.DIFFERENT
+    assert result.to_verifier.tolist() == result.to_drafter.tolist() == [0, 1, 2]

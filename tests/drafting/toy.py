@@ -1,4 +1,6 @@
-"""A vocabulary of five, a random target with memory, and drafts of every law: exact statistics."""
+"""A vocabulary of five, a random target with memory, and drafts of every distribution: exact
+statistics.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from dllm.drafting.base import ROOT, Draft, Law, Outcome
-from dllm.drafting.rows import Rows
+from dllm.drafting.accept.rows import Rows
+from dllm.drafting.base import ROOT, Distribution, Draft, Outcome
 
 V, LENGTH = 5, 3
 
@@ -27,10 +29,10 @@ class Target:
         for path in itertools.product(range(V), repeat=LENGTH):
             p = 1.0
             for i in range(LENGTH):
-                p *= self.law(path[:i])[path[i]]
+                p *= self.distribution(path[:i])[path[i]]
             self.joint[path] = p
 
-    def law(self, history: tuple[int, ...]) -> np.ndarray:
+    def distribution(self, history: tuple[int, ...]) -> np.ndarray:
         return self.table[((V,) * 3 + tuple(history))[-3:]].copy()
 
     def marginals(self, history: tuple[int, ...], k: int) -> np.ndarray:
@@ -41,16 +43,16 @@ class Target:
         return self._known[key]
 
     def _marginals(self, history: tuple[int, ...], k: int) -> np.ndarray:
-        found = np.zeros((k, V))
+        result = np.zeros((k, V))
         alive = {(): 1.0}
         for i in range(k):
             grown: dict[tuple[int, ...], float] = {}
             for path, mass in alive.items():
-                for v, p in enumerate(self.law((*history, *path))):
-                    found[i, v] += mass * p
+                for v, p in enumerate(self.distribution((*history, *path))):
+                    result[i, v] += mass * p
                     grown[(*path, v)] = mass * p
             alive = grown
-        return 0.7 * found + 0.3 / V
+        return 0.7 * result + 0.3 / V
 
 
 class TableRows(Rows):
@@ -59,15 +61,15 @@ class TableRows(Rows):
     def __init__(self, target: Target, draft: Draft, history: tuple[int, ...], rng: Any) -> None:
         self.target, self.draft, self.history, self.rng = target, draft, history, rng
 
-    def law(self, node: int) -> np.ndarray:
+    def distribution(self, node: int) -> np.ndarray:
         tokens = self.draft.tokens[self.draft.path(node)].tolist() if node >= 0 else ()
-        return self.target.law((*self.history, *tokens))
+        return self.target.distribution((*self.history, *tokens))
 
     def coin(self, node: int) -> float:
         return float(self.rng.random())
 
-    def draw(self, law: np.ndarray, node: int) -> int:
-        total = law.cumsum()
+    def draw(self, distribution: np.ndarray, node: int) -> int:
+        total = distribution.cumsum()
         return min(int(np.searchsorted(total, self.rng.random() * total[-1], "right")), V - 1)
 
 
@@ -108,15 +110,15 @@ def chi_square(observed: np.ndarray, expected: np.ndarray) -> float:
     return float(stats.chisquare(observed, expected).pvalue)
 
 
-def choose(rng: Any, law: np.ndarray) -> int:
-    return min(int(np.searchsorted(law.cumsum(), rng.random(), "right")), V - 1)
+def choose(rng: Any, distribution: np.ndarray) -> int:
+    return min(int(np.searchsorted(distribution.cumsum(), rng.random(), "right")), V - 1)
 
 
 def sampled(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
     """Independent draws from the marginals."""
     q = target.marginals(text, LENGTH)
     tokens = np.array([choose(rng, row) for row in q])
-    return Draft(tokens, None, Law.MARGINALS, np.log(q))
+    return Draft(tokens, None, Distribution.MARGINALS, np.log(q))
 
 
 def argmax(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
@@ -124,14 +126,16 @@ def argmax(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
 
 
 def conditional(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
-    """Left to right, each from a blurred law given what was drawn before."""
+    """Left to right, each from a blurred distribution given what was drawn before."""
     tokens: list[int] = []
-    laws = []
+    distributions = []
     for _ in range(LENGTH + 1):
         q = target.marginals((*text, *tokens), 1)[0]
-        laws.append(q)
+        distributions.append(q)
         tokens.append(choose(rng, q))
-    return Draft(np.array(tokens[:LENGTH]), None, Law.CONDITIONALS, np.log(np.array(laws)))
+    return Draft(
+        np.array(tokens[:LENGTH]), None, Distribution.CONDITIONALS, np.log(np.array(distributions))
+    )
 
 
 def tree(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
@@ -149,7 +153,7 @@ def tree(target: Target, text: tuple[int, ...], rng: Any) -> Draft:
                 tokens.append(int(token))
                 parents.append(node)
         level = below
-    return Draft(np.array(tokens), np.array(parents), Law.MARGINALS, np.log(q))
+    return Draft(np.array(tokens), np.array(parents), Distribution.MARGINALS, np.log(q))
 
 
 def top_tree(target: Target, text: tuple[int, ...], rng: Any) -> Draft:

@@ -12,9 +12,9 @@ import dllm
 from dllm.cache import Plan, Slots
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
-from dllm.engine import Engine
-from dllm.forward import Forward
-from dllm.packing import Job, Row
+from dllm.engine.forward import Forward
+from dllm.engine.loop import Engine
+from dllm.engine.packing import Job, Row
 from dllm.samplers import compose
 
 from ..table import MASK, hashed, table_model
@@ -32,7 +32,7 @@ def test_shadow_tokens_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -
     row = Row(canvas, Slots.empty(canvas.length, 0, 0))
     job = Job(row, canvas, plan, targets, shadow=shadow)
     config = GenerationConfig(suppress_mask=False)
-    ((found, seen),) = Forward(tiny, sampler, config).predict([job])
+    ((result, seen),) = Forward(tiny, sampler, config).predict([job])
 
     n, m = canvas.length, len(shadow)
     hidden = torch.zeros(n + m, n + m)
@@ -47,8 +47,8 @@ def test_shadow_tokens_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -
             use_cache=False,
         ).logits[0]
     logp = logits.log_softmax(-1).numpy()
-    assert found.token.tolist() == logp[targets].argmax(-1).tolist()
-    assert np.allclose(found.logprob, logp[targets].max(-1), atol=1e-5)
+    assert result.token.tolist() == logp[targets].argmax(-1).tolist()
+    assert np.allclose(result.logprob, logp[targets].max(-1), atol=1e-5)
     assert seen is not None and seen.token.tolist() == logp[n:].argmax(-1).tolist()
     stands = logp[n + np.arange(m), canvas.tokens[shadow]]
     assert np.allclose(seen.asked["stands"][:, 0], stands, atol=1e-5)

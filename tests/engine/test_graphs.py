@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import dllm
-from dllm import graphs
-from dllm.graphs import BUCKETS, Static, Step, bucket
-from dllm.kv import KVBuffer
+from dllm.engine import graphs
+from dllm.engine.graphs import BUCKETS, Static, Step, bucket
+from dllm.engine.kv import KVBuffer
+from dllm.engine.packing import Packed
 from dllm.models.attention import Segment
-from dllm.packing import Packed
 
 PROMPT = "Tom has 3 apples."
 
@@ -79,7 +79,7 @@ def test_static_steps_are_used(tiny: dllm.DiffusionModel, monkeypatch: pytest.Mo
 
 def test_what_padding_leaves_behind_is_not_read(tiny: dllm.DiffusionModel) -> None:
     """Garbage in the scratch slot reaches no real row."""
-    layers, found = tiny.hf.config.num_hidden_layers, []
+    layers, result = tiny.hf.config.num_hidden_layers, []
     ids = torch.arange(5, 10)
     for garbage in (0.0, 1e4):
         buffer = KVBuffer(layers, 21)
@@ -93,8 +93,8 @@ def test_what_padding_leaves_behind_is_not_read(tiny: dllm.DiffusionModel) -> No
                 held[:, :, 5:].fill_(garbage)
             hidden = static.hidden(packed)
             assert hidden is not None
-            found.append(hidden.clone())
-    assert torch.equal(found[0], found[1])
+            result.append(hidden.clone())
+    assert torch.equal(result[0], result[1])
 
 
 def test_flash_attention_cannot_be_static(

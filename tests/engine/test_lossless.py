@@ -19,9 +19,9 @@ def check(count: int, base: str, cache: str) -> tuple[int, int]:
     for i in range(0, len(prompts), 50):
         how = {"cache": cache, "max_new_tokens": 32, "block_length": 16}
         plain = dllm.generate("nano", prompts[i : i + 50], sampler=base, **how)
-        found = dllm.generate("nano", prompts[i : i + 50], sampler=f"freedave({base})", **how)
-        assert [r.tokens for r in found] == [r.tokens for r in plain]
-        slow, fast = slow + sum(r.nfe for r in plain), fast + sum(r.nfe for r in found)
+        result = dllm.generate("nano", prompts[i : i + 50], sampler=f"freedave({base})", **how)
+        assert [r.tokens for r in result] == [r.tokens for r in plain]
+        slow, fast = slow + sum(r.nfe for r in plain), fast + sum(r.nfe for r in result)
     return slow, fast
 
 
@@ -40,9 +40,9 @@ WINDOWS = ["blocks(4)", "whole", "adablock(4)", "dcd(s_init=4)+eos", "dsb(4)", "
 def test_freedave_is_lossless_in_every_window(window: str, base: str) -> None:
     prompts = [e.prompt for t in ("insert_random", "latin") for e in TASKS[t].examples(6)]
     plain = dllm.generate("nano", prompts, sampler=f"{base}+{window}", max_new_tokens=24)
-    found = dllm.generate("nano", prompts, sampler=f"freedave({base})+{window}", max_new_tokens=24)
-    assert [r.tokens for r in found] == [r.tokens for r in plain]
-    assert sum(r.nfe for r in found) < sum(r.nfe for r in plain)
+    result = dllm.generate("nano", prompts, sampler=f"freedave({base})+{window}", max_new_tokens=24)
+    assert [r.tokens for r in result] == [r.tokens for r in plain]
+    assert sum(r.nfe for r in result) < sum(r.nfe for r in plain)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import dllm
 from dllm import cache as caches
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
-from dllm.engine import Engine
+from dllm.engine.loop import Engine
 from dllm.errors import ConfigError
 from dllm.eval.tasks import TASKS
 from dllm.kernels.noise import uniform
@@ -116,9 +116,9 @@ def test_revisers(reviser: str, window: str) -> None:
 
 @pytest.mark.parametrize("spec", FORBIDDEN)
 def test_forbidden_pairs_are_refused(spec: str) -> None:
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as result:
         compose(spec)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(result.value)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def test_a_batch_is_its_rows_alone(spec: str) -> None:
     if spec == "klass":
         how["sampler"] = "klass+blocks(24)"
     together = dllm.generate("nano", prompts, **how)
-    for prompt, found in zip(prompts, together, strict=True):
+    for prompt, result in zip(prompts, together, strict=True):
         alone = dllm.generate("nano", prompt, **how)
-        assert (alone.tokens, alone.nfe, alone.order) == (found.tokens, found.nfe, found.order)
-        assert alone.computed == found.computed
+        assert (alone.tokens, alone.nfe, alone.order) == (result.tokens, result.nfe, result.order)
+        assert alone.computed == result.computed
 
 
 NOISY = [*(spec for spec in NANO if spec.split("(")[0] not in ("freedave",)

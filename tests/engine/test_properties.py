@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dllm import cache as caches
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
-from dllm.engine import Engine
+from dllm.engine.loop import Engine
 from dllm.errors import ConfigError
 from dllm.kernels.noise import uniform
 from dllm.samplers import compose

@@ -98,10 +98,10 @@ def run(tasks: Path, names: list[str], **how: Any) -> Any:
 
 def test_a_generative_and_a_choice_task(tasks: Path) -> None:
     names = ["my_reverse", "my_choice"]
-    lm, found = run(tasks, names, model={"sampler": "threshold(0.9)", "cache": "prefix",
+    lm, result = run(tasks, names, model={"sampler": "threshold(0.9)", "cache": "prefix",
                                        "samples": 32})  # fmt: skip
-    assert found["results"]["my_reverse"]["exact_match,none"] == 1.0
-    assert found["results"]["my_choice"]["acc,none"] == 1.0
+    assert result["results"]["my_reverse"]["exact_match,none"] == 1.0
+    assert result["results"]["my_choice"]["acc,none"] == 1.0
     assert (lm.usage.requests, lm.usage.likelihoods) == (4, 12)
     assert 0 < lm.usage.nfe < lm.usage.tokens
     assert len(lm.scores) == 12 and lm.usage.largest_stderr > 0
@@ -110,27 +110,27 @@ def test_a_generative_and_a_choice_task(tasks: Path) -> None:
 def test_early_stop_costs_fewer_forwards(tasks: Path) -> None:
     costs = {}
     for early in (False, True):
-        lm, found = run(tasks, ["my_choice"], model={"early_stop": early, "samples": 64})
-        assert found["results"]["my_choice"]["acc,none"] == 1.0
+        lm, result = run(tasks, ["my_choice"], model={"early_stop": early, "samples": 64})
+        assert result["results"]["my_choice"]["acc,none"] == 1.0
         costs[early] = lm.usage.likelihood_nfe
     assert costs[True] < 0.7 * costs[False]
 
 
 def test_by_registered_name_with_a_system_prompt(tasks: Path) -> None:
-    found = lm_eval.simple_evaluate(
+    result = lm_eval.simple_evaluate(
         "dllm", "pretrained=nano,sampler=llada,batch_size=2", tasks=["my_reverse"], limit=2,
         task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
         apply_chat_template=True, system_instruction="Answer.", num_fewshot=0,
     )  # fmt: skip
-    prompt = found["samples"]["my_reverse"][0]["arguments"][0][0]
+    prompt = result["samples"]["my_reverse"][0]["arguments"][0][0]
     assert prompt.startswith("<|system|>Answer.<|user|>Reverse") and prompt.endswith(
         "<|assistant|>"
     )
 
 
 def test_rolling_likelihood_covers_every_token_once(tasks: Path) -> None:
-    lm, found = run(tasks, ["my_text"], apply_chat_template=False)
-    perplexity = found["results"]["my_text"]["word_perplexity,none"]
+    lm, result = run(tasks, ["my_text"], apply_chat_template=False)
+    perplexity = result["results"]["my_text"]["word_perplexity,none"]
     assert math.isfinite(perplexity) and perplexity > 1
     texts = [", ".join(items[::-1]) for items in LISTS]
     assert sum(s.tokens for s in lm.scores) == sum(len(lm.tok_encode(t)) for t in texts)
@@ -176,21 +176,21 @@ def test_prompts_beyond_the_context_lose_their_beginning(tiny: dllm.DiffusionMod
 def test_a_canvas_does_not_depend_on_the_batch(tiny: dllm.DiffusionModel) -> None:
     """The long prompt leaves room for half a context, the short ones for all they want."""
     asked = [instance(text, until=[], max_gen_toks=100) for text in ("Tom", "Tom, Anna " * 200)]
-    found, cost = {}, {}
+    result, cost = {}, {}
     for size in (1, 2):
         lm = DLLM(tiny, batch_size=size, sampler="llada(steps=100)")
-        found[size] = lm.generate_until(asked, disable_tqdm=True)
+        result[size] = lm.generate_until(asked, disable_tqdm=True)
         cost[size] = (lm.usage.nfe, lm.usage.shortened)
-    assert found[1] == found[2] and cost[1] == cost[2] and cost[1][1] == 1
+    assert result[1] == result[2] and cost[1] == cost[2] and cost[1][1] == 1
 
 
 def test_repeated_requests_are_different_draws(tiny: dllm.DiffusionModel) -> None:
     how = {"until": [], "max_gen_toks": 16, "do_sample": True, "temperature": 1.5}
-    found = {
+    result = {
         size: DLLM(tiny, batch_size=size).generate_until([instance("Tom", **how)] * 6, True)
         for size in (2, 6)
     }
-    assert found[2] == found[6] and len(set(found[2])) == 6
+    assert result[2] == result[6] and len(set(result[2])) == 6
 
 
 def test_sampling_only_where_the_task_asks(tiny: dllm.DiffusionModel) -> None:
@@ -326,15 +326,15 @@ def test_costs_and_scores_are_those_of_all_processes(
     cli: Run, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second process did the same as this one."""
-    monkeypatch.setattr(DLLM, "gather_object", lambda self, found, dst=0: [found, found])
+    monkeypatch.setattr(DLLM, "gather_object", lambda self, outcome, dst=0: [outcome, outcome])
     out = tmp_path / "found.json"
     result = cli(
         "eval", "--tasks", "my_choice,my_reverse", "--include-path", str(tasks), "--limit", "1",
         "--samples", "8", "--log-samples", "--output", str(out),
     )  # fmt: skip
     assert "2 generations" in result.stderr and "6 likelihoods" in result.stderr
-    found = json.loads(out.read_text())["dllm"]
-    assert len(found["scores"]) == 6 and found["usage"]["likelihood_nfe"] > 0
+    outcome = json.loads(out.read_text())["dllm"]
+    assert len(outcome["scores"]) == 6 and outcome["usage"]["likelihood_nfe"] > 0
     one, other = Usage(tokens=3, seconds=2.0), Usage(tokens=4, seconds=5.0, largest_stderr=0.5)
     assert one + other == Usage(tokens=7, seconds=5.0, largest_stderr=0.5)
 

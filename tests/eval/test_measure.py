@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_tokens_end_with_the_first_stop_and_leave_out_the_prompt() -> None:
     """Counted once more from the whole canvases: some answers end, some fill their canvas."""
     nano = dllm.load("nano")
-    found = measure(nano, problems("sort"), cell("llada(steps=8)", 24), "nano")
+    result = measure(nano, problems("sort"), cell("llada(steps=8)", 24), "nano")
     prompts = [example.prompt for example in problems("sort").examples(24)]
     outs = dllm.generate(nano, prompts, sampler="llada(steps=8)", **CANVAS)
     expected = []
@@ -52,23 +52,23 @@ def test_tokens_end_with_the_first_stop_and_leave_out_the_prompt() -> None:
         written = out.sequences[out.prompt_length :]
         stops = np.flatnonzero(np.isin(written, nano.facts.stop_token_ids))
         expected.append(int(stops[0]) + 1 if stops.size else len(written))
-    assert list(found.tokens) == expected
+    assert list(result.tokens) == expected
     assert {out.finish_reason for out in outs} == {"stop", "length"}
     assert min(expected) < 8 == max(expected)
 
 
 def test_the_warm_up_is_not_counted(tiny: dllm.DiffusionModel, calls: list[list[str]]) -> None:
-    found = measure(tiny, problems("sort"), cell(rows=3), "tiny")
+    result = measure(tiny, problems("sort"), cell(rows=3), "tiny")
     assert [len(prompts) for prompts in calls] == [1, 3, 3, 2]
-    assert found.seconds == 3.0 and found.peak_memory == 4
+    assert result.seconds == 3.0 and result.peak_memory == 4
 
 
 def test_figures_are_kept_apart(tiny: dllm.DiffusionModel, calls: list[list[str]]) -> None:
-    found = measure(tiny, problems("sort"), cell(), "tiny")
-    assert [found.mean(name) for name in ("tokens", "nfe", "computed", "seconds")] == [
+    result = measure(tiny, problems("sort"), cell(), "tiny")
+    assert [result.mean(name) for name in ("tokens", "nfe", "computed", "seconds")] == [
         5, 3, 40, 1 / 8
     ]  # fmt: skip
-    assert found.point[0] == 5 / 3 and found.forced == 8
+    assert result.point[0] == 5 / 3 and result.forced == 8
 
 
 def test_all_methods_see_the_same_prompts(
@@ -104,6 +104,6 @@ def test_a_line_says_how_it_came_about(tiny: dllm.DiffusionModel, tmp_path: Path
 
 def test_shares_have_wilson_intervals() -> None:
     right = [True] * 9 + [False]
-    found = Record("k", "m", "t", "a", "a", "none", {}, 10, 0, 8, right, [1] * 10, [1] * 10,
+    result = Record("k", "m", "t", "a", "a", "none", {}, 10, 0, 8, right, [1] * 10, [1] * 10,
                    [1] * 10, 0, 1.0, 1)  # fmt: skip
-    assert found.interval == wilson(9, 10) and percent(found) == "90.0 (60–98)"
+    assert result.interval == wilson(9, 10) and percent(result) == "90.0 (60–98)"

@@ -88,11 +88,11 @@ def test_wilson_intervals_cover() -> None:
 def test_paired_comparison() -> None:
     a = [True] * 12 + [False] * 2 + [True] * 6
     b = [False] * 12 + [True] * 2 + [True] * 6
-    found = paired(a, b)
-    assert (found.only_a, found.only_b, found.difference) == (12, 2, 0.5)
-    assert found.p_value == pytest.approx(2 * sum(math.comb(14, k) for k in range(3)) / 2**14)
-    assert found.low < 0.5 < found.high <= 1
-    assert paired(b, a).low == pytest.approx(-found.high, abs=1e-6)
+    result = paired(a, b)
+    assert (result.only_a, result.only_b, result.difference) == (12, 2, 0.5)
+    assert result.p_value == pytest.approx(2 * sum(math.comb(14, k) for k in range(3)) / 2**14)
+    assert result.low < 0.5 < result.high <= 1
+    assert paired(b, a).low == pytest.approx(-result.high, abs=1e-6)
 
 
 @pytest.mark.parametrize(("only_a", "only_b"), [(0, 1), (5, 5), (1, 7), (121, 59), (900, 1100)])
@@ -136,14 +136,14 @@ def test_paired_intervals_cover() -> None:
     inside = []
     for _ in range(600):
         kind = rng.choice(4, 60, p=[0.5, 0.2, 0.1, 0.2])
-        found = paired((kind == 0) | (kind == 1), (kind == 0) | (kind == 2))
-        inside.append(found.low <= 0.1 <= found.high)
+        result = paired((kind == 0) | (kind == 1), (kind == 0) | (kind == 2))
+        inside.append(result.low <= 0.1 <= result.high)
     assert 0.92 < np.mean(inside) < 0.985
 
 
 def test_acceptance() -> None:
-    found = acceptance([3, 3, 3, 2], [3, 1, 0, 2])
-    assert found.length == 1 + 6 / 4 and found.rate == 6 / 11 and found.rounds == 4
-    assert found.conditional == (3 / 4, 2 / 3, 1.0)
+    result = acceptance([3, 3, 3, 2], [3, 1, 0, 2])
+    assert result.length == 1 + 6 / 4 and result.rate == 6 / 11 and result.rounds == 4
+    assert result.conditional == (3 / 4, 2 / 3, 1.0)
     with pytest.raises(ConfigError, match="more tokens"):
         acceptance([1], [2])

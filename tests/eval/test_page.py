@@ -21,7 +21,7 @@ PROMPT = "Reverse this list: Tom, Anna, Ben, Mia"
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The same prompt twice: without a cache, and with one."""
-    found = []
+    result = []
     for name, how in {
         "plain": {"sampler": "llada(steps=8)", "top_candidates": 3},
         "dual": {"sampler": "llada(steps=12)", "cache": "dual"},
@@ -29,9 +29,9 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         out = dllm.generate(
             "nano", PROMPT, max_new_tokens=24, block_length=8, trace=True, eos_policy="none", **how
         )
-        found.append(tmp_path_factory.mktemp("traces") / f"{name}.json")
-        out.trace.save(found[-1])
-    return found
+        result.append(tmp_path_factory.mktemp("traces") / f"{name}.json")
+        out.trace.save(result[-1])
+    return result
 
 
 @pytest.fixture(scope="module")

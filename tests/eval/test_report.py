@@ -33,8 +33,8 @@ def test_areas_begin_at_the_same_point() -> None:
     """A sweep that starts late gets a trapezoid from the slowest point, not a rectangle."""
     made = [fake("a", "slow", 40, 8), fake("a", "late", 40, 2)]
     lines = report.area_table(made).splitlines()[2:]
-    found = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines}
-    assert found == {"`late`": "**400** (400–400)", "`slow`": "**100** (100–100)"}
+    result = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines}
+    assert result == {"`late`": "**400** (400–400)", "`slow`": "**100** (100–100)"}
     worse = [*made[:1], fake("a", "late", 30, 2)]
     assert "`late` | **100** (" in report.area_table(worse)
 
@@ -44,8 +44,8 @@ def test_what_is_no_faster_does_not_move_the_beginning(nfe: int) -> None:
     """A bad slow setting would lower the floor and let the worse fast one in."""
     base = fake("a", "llada", 40, 8)
     fast, slower = fake("a", "poor(1)", 30, 2), fake("a", "poor(2)", 20, nfe)
-    found = report.areas([base, fast, slower])["poor"]
-    assert found.values == (100.0,) and set(found.draws[0]) == {100.0}
+    result = report.areas([base, fast, slower])["poor"]
+    assert result.values == (100.0,) and set(result.draws[0]) == {100.0}
 
 
 def test_areas_are_compared_with_that_of_threshold() -> None:
@@ -81,9 +81,9 @@ def test_a_plot_names_no_more_than_can_be_told_apart(tmp_path: Path) -> None:
     assert named(few) == ["m0", "m1", "m2"]
     many = [fake("a", name, 40, 20 - i) for i, name in enumerate(("llada", "threshold"))]
     many += [fake("a", f"m{i}", 40, 18 - i) for i in range(14)]
-    found = named(many)
-    assert len(found) == MOST and found[-2:] == ["llada", "threshold"]
-    assert found[:-2] == [f"m{i}" for i in range(13, 5, -1)]  # the fastest, so largest areas
+    result = named(many)
+    assert len(result) == MOST and result[-2:] == ["llada", "threshold"]
+    assert result[:-2] == [f"m{i}" for i in range(13, 5, -1)]  # the fastest, so largest areas
     ties = [replace(r, nfe=[64] * 40) for r in many]
     first = sorted(f"m{i}" for i in range(14))[:8]
     assert named(ties) == named(ties[::-1]) == [*first, "llada", "threshold"]

@@ -66,8 +66,8 @@ def test_speculative_results_become_turns(file: Path) -> None:
     turns = answer(question, lambda m: dllm.speculate(verifier, "prompt_lookup", m, **how))
     result = dllm.speculate(verifier, "prompt_lookup", question.turns[0], **how)
     assert turns[0].tokens == len(result.tokens) and sum(turns[0].accepted) == result.accepted
-    found = by_category([(question, turns)])["overall"].acceptance
-    assert found.rounds == result.nfe and found.length == len(result.tokens) / result.nfe
+    outcome = by_category([(question, turns)])["overall"].acceptance
+    assert outcome.rounds == result.nfe and outcome.length == len(result.tokens) / result.nfe
     assert sum(turns[0].lengths) == len(result.tokens)
 
 
@@ -77,13 +77,13 @@ def test_figures_per_category(file: Path) -> None:
         (writing, [Turn("a", 7, 0.5, (4, 4), (4, 1))]),
         (math, [Turn("b", 3, 1.0, (4, 2), (0, 2))]),
     ]
-    found = by_category(answers)
-    assert list(found) == ["writing", "math", "overall"]
-    assert found["writing"].acceptance.length == 3.5 and found["math"].tokens_per_second == 3
-    assert found["overall"].acceptance.length == 10 / 4  # the last round's third ended the text
+    result = by_category(answers)
+    assert list(result) == ["writing", "math", "overall"]
+    assert result["writing"].acceptance.length == 3.5 and result["math"].tokens_per_second == 3
+    assert result["overall"].acceptance.length == 10 / 4  # the last round's third ended the text
     assert answers[1][1][0].lengths == [1, 2]
-    assert found["overall"].acceptance.conditional == (3 / 4, 2 / 3, 1.0, 1.0)
-    assert json.loads(json.dumps(rows(found)))[2]["category"] == "overall"
+    assert result["overall"].acceptance.conditional == (3 / 4, 2 / 3, 1.0, 1.0)
+    assert json.loads(json.dumps(rows(result)))[2]["category"] == "overall"
 
 
 @pytest.mark.parametrize(

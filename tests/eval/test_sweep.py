@@ -78,11 +78,11 @@ def test_an_interrupted_sweep_goes_on(tiny: dllm.DiffusionModel, tmp_path: Path)
     assert text.count("\n") == 2
     file.write_text(text + text.splitlines()[0][:100])  # cut in the middle of a line
     measured: list[int] = []
-    found = run(
+    result = run(
         tiny, cells, Journal(file), lambda d, t, c, r: measured.append(d) if r is None else None
     )
     assert measured == [2, 3]
-    assert len(found) == 4 and len(file.read_text().splitlines()) == 4
+    assert len(result) == 4 and len(file.read_text().splitlines()) == 4
     again = run(tiny, cells, Journal(file), lambda d, t, c, r: pytest.fail() if r is None else None)
     assert [r.key for r in again] == [c.key(fingerprint(tiny)) for c in cells]
     entry = json.loads(file.read_text().splitlines()[0])
@@ -155,8 +155,8 @@ def test_a_spec_is_on_the_curve_of_its_name_if_it_sets_one_argument() -> None:
         "lopa({eb,threshold}, k={2,4})": {"lopa(eb, k={})", "lopa(threshold, k={})"},
     }
     assert {spec: {method for method, _ in spread(spec)} for spec in several} == several
-    found = settings(["llada(steps=32)"], ["llada"], ["none"], {"max_new_tokens": 32})
-    assert [s.method for s in found] == ["llada"] * 5
+    result = settings(["llada(steps=32)"], ["llada"], ["none"], {"max_new_tokens": 32})
+    assert [s.method for s in result] == ["llada"] * 5
 
 
 def test_a_window_of_a_plugin_gets_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +177,14 @@ def test_braces_are_several_values() -> None:
         "a(x=1,y=3)", "a(x=1,y=4)", "a(x=2,y=3)", "a(x=2,y=4)"
     ]  # fmt: skip
     assert list(spread("a")) == [("a", "a")]
-    found = settings(["threshold(tau=0.9)"], ["threshold"], ["none"], {"max_new_tokens": 32})
-    assert len(found) == len({s.sampler for s in found})
+    result = settings(["threshold(tau=0.9)"], ["threshold"], ["none"], {"max_new_tokens": 32})
+    assert len(result) == len({s.sampler for s in result})
 
 
 def test_samplers_get_the_options_they_take() -> None:
     arguments = {"max_new_tokens": 32, "block_length": 8}
-    found = {s.sampler: s.arguments for s in settings(["dream", "llada"], [], ["none"], arguments)}
-    assert found == {"dream": {"max_new_tokens": 32}, "llada": arguments}
+    result = {s.sampler: s.arguments for s in settings(["dream", "llada"], [], ["none"], arguments)}
+    assert result == {"dream": {"max_new_tokens": 32}, "llada": arguments}
 
 
 def test_presets_cover_everything() -> None:
@@ -202,12 +202,12 @@ def test_the_readme_has_every_cache_that_nano_can_run(tmp_path: Path) -> None:
         for one in preset("readme")[1:]
     ]
     refused: dict[str, str] = {}
-    found = run(
+    result = run(
         dllm.load("nano"), distinct(c for one in sweeps for c in one.cells()),
         Journal(tmp_path / "r.jsonl"), refused=refused,
     )  # fmt: skip
     names = {cache.name for cache in dllm.cache.available()}
-    assert names - {record.cache for record in found} == {"block"}
+    assert names - {record.cache for record in result} == {"block"}
     assert "block-causal" in refused["threshold(tau=0.9) · block"]
 
 
@@ -216,16 +216,16 @@ def test_what_cannot_work_is_left_out_with_its_reason(monkeypatch: pytest.Monkey
     from dllm.samplers.threshold import Threshold
 
     monkeypatch.setattr(Threshold, "needs", Threshold.needs | {REGION_LOGITS})
-    found = sweep(samplers=["threshold"])
-    assert {cell.setting.cache for cell in found.cells()} == {"none"}
-    assert "threshold needs" in found.refused()["threshold · dual"]
+    result = sweep(samplers=["threshold"])
+    assert {cell.setting.cache for cell in result.cells()} == {"none"}
+    assert "threshold needs" in result.refused()["threshold · dual"]
 
 
 def test_a_setting_without_its_parts_is_left_out(tiny: dllm.DiffusionModel, tmp_path: Path) -> None:
     cells = sweep(samplers=["pc(frequencies='/no/such/file.npy')", "threshold"], caches=["none"])
     refused: dict[str, str] = {}
-    found = run(tiny, cells.cells(), Journal(tmp_path / "r.jsonl"), refused=refused)
-    assert {r.sampler for r in found} == {"threshold"}
+    result = run(tiny, cells.cells(), Journal(tmp_path / "r.jsonl"), refused=refused)
+    assert {r.sampler for r in result} == {"threshold"}
     assert "cannot read token frequencies" in next(iter(refused.values()))
     with pytest.raises(dllm.ConfigError, match="cannot read token frequencies"):
         run(tiny, cells.cells(), Journal(tmp_path / "r2.jsonl"))

@@ -79,9 +79,9 @@ def world(
 
 
 def simulated(truth: dict[str, tuple[float, float]]) -> Choice:
-    found = [Setting(name, name) for name in truth if name != "base"]
+    result = [Setting(name, name) for name in truth if name != "base"]
     model: dllm.DiffusionModel = None  # type: ignore[assignment]  # nothing is decoded
-    return tune(model, found, Setting("base", "base"), Tuning(["copy"], by="nfe"))
+    return tune(model, result, Setting("base", "base"), Tuning(["copy"], by="nfe"))
 
 
 def test_noise_does_not_win_and_the_best_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,11 +188,11 @@ def test_one_lucky_timing_is_not_believed(
 @pytest.mark.parametrize("name", ["fact", "sort"])
 def test_no_prompt_is_drawn_twice(name: str) -> None:
     task = problems(name)
-    found = [example.prompt for example in draw(task, 90, 1)]
-    assert len(set(found)) == 90
-    assert found[40:] == [example.prompt for example in draw(task, 90, 1, 40)]
-    assert found[:40] == [example.prompt for example in draw(task, 40, 1)]
-    assert found[:5] == [example.prompt for example in task.examples(5, 1)]
+    result = [example.prompt for example in draw(task, 90, 1)]
+    assert len(set(result)) == 90
+    assert result[40:] == [example.prompt for example in draw(task, 90, 1, 40)]
+    assert result[:40] == [example.prompt for example in draw(task, 40, 1)]
+    assert result[:5] == [example.prompt for example in task.examples(5, 1)]
 
 
 def test_a_task_says_when_it_runs_out(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:

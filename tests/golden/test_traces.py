@@ -88,10 +88,12 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     for row, (result, (_, moved)) in enumerate(zip(results, rows, strict=True)):
         final = case["final"][row] if "batch" in case else case["final"]
         expected = _expected(case, row, moved)
-        found = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
+        outcome = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
         sizes = [step.computed for step in result.trace.steps]
         if DEVIATIONS.get(case["id"]) == OVERWRITTEN:  # the same up to there; decoding goes on
-            assert found[: len(expected)] == [[c for c in step if c[1] != 255] for step in expected]
+            assert outcome[: len(expected)] == [
+                [c for c in step if c[1] != 255] for step in expected
+            ]
             assert sizes[: len(expected)] == _expected_sizes(case)
             continue
         if result.finish_reason == "stop" and case.get("early_stop"):
@@ -100,7 +102,7 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
             edge = result.trace.steps[-1].window[0] + case["block_length"]
             expected[-1] = [(p, t) for p, t in expected[-1] if p < edge]
             final = [*final[: result.prompt_length + len(result.tokens)]]
-        assert found == expected
+        assert outcome == expected
         assert result.sequences.tolist()[: len(final) - moved] == final[moved:]
         assert result.nfe == len(expected)
         if "batch" not in case:  # there sizes include padding

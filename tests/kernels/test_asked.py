@@ -59,11 +59,11 @@ def test_ids_beside_the_statistics_they_extend() -> None:
     """As the engine uses it: the proposal fixes the normalisation, at a temperature too."""
     hidden, head = torch.randn(6, 8), nn.Linear(8, 50)
     keys = torch.arange(24).view(6, 4)
-    found = token_statistics(hidden, head, temperature=1.3, noise_keys=keys)
+    result = token_statistics(hidden, head, temperature=1.3, noise_keys=keys)
     wanted = hidden.double() @ head.weight.double().T + head.bias.double()
     wanted = wanted.log_softmax(1)
     ids = torch.arange(50).expand(6, 50)
-    got = logprobs_of(hidden, head, ids, found.token, found.logprob)
+    got = logprobs_of(hidden, head, ids, result.token, result.logprob)
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -95,13 +95,13 @@ def test_a_head_that_must_be_called_keeps_its_logits() -> None:
 def by_definition(
     positions: np.ndarray[Any, Any], now: torch.Tensor, previous: tuple[Any, torch.Tensor] | None
 ) -> np.ndarray[Any, Any]:
-    found = np.full(len(positions), np.inf)
+    result = np.full(len(positions), np.inf)
     for i, position in enumerate(positions):
         where = [] if previous is None else np.flatnonzero(previous[0] == position)
         for j in where:
             p, q = now[i].double().numpy(), previous[1][j].double().numpy()  # type: ignore[index]
-            found[i] = sum(np.exp(a) * (a - b) for a, b in zip(p, q, strict=True) if a > -np.inf)
-    return found
+            result[i] = sum(np.exp(a) * (a - b) for a, b in zip(p, q, strict=True) if a > -np.inf)
+    return result
 
 
 @settings(max_examples=80, deadline=None)

@@ -1,4 +1,4 @@
-"""Keyed noise: known answers, one set of bits everywhere, the right laws."""
+"""Keyed noise: known answers, one set of bits everywhere, the right distributions."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def test_uniform_moments_and_independence() -> None:
     assert (u[0].sort().values - grid).abs().max() < 1.95 / math.sqrt(n)  # Kolmogorov, 0.1 %
 
 
-def test_gumbel_law() -> None:
+def test_gumbel_distribution() -> None:
     n = 200_000
     g = noise.row_gumbel(noise.pack_keys([(12, 3, 4, 5)]), 0, n).double()[0]
     assert abs(g.mean().item() - 0.5772157) < 5 * math.pi / math.sqrt(6 * n)
-    law = torch.exp(-torch.exp(-g.sort().values))
-    assert (law - torch.arange(1, n + 1).double() / n).abs().max() < 1.95 / math.sqrt(n)
+    distribution = torch.exp(-torch.exp(-g.sort().values))
+    assert (distribution - torch.arange(1, n + 1).double() / n).abs().max() < 1.95 / math.sqrt(n)
 
 
 @settings(max_examples=15, deadline=None)

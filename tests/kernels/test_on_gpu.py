@@ -67,12 +67,12 @@ def test_logits_are_never_in_memory() -> None:
 def test_rotation_rounds_as_torch_does(heads: int, kv_heads: int, table: torch.dtype) -> None:
     given = inputs(heads, kv_heads, 768, 128, torch.bfloat16, table=table)
     given = {name: x.to(DEVICE) for name, x in given.items()}
-    found = []
+    result = []
     for backend in ("triton", "torch"):
         buffers = torch.zeros(2, kv_heads, 800, 128, device=DEVICE, dtype=torch.bfloat16)
-        found.append((rotate_scatter(**given, keys=buffers[0], values=buffers[1], backend=backend),
+        result.append((rotate_scatter(**given, keys=buffers[0], values=buffers[1], backend=backend),
                       *buffers))  # fmt: skip
-    for a, b in zip(*found, strict=True):
+    for a, b in zip(*result, strict=True):
         if table == torch.bfloat16:
             assert torch.equal(a, b)
         else:  # a GPU may multiply and add in one, which rounds once less

@@ -57,7 +57,7 @@ def test_any_split_agrees_with_the_oracle(case: Case, cuts: list[int]) -> None:
         return
     naive = token_statistics(hidden, weight, backend="naive", **chosen)
     if missed is not None:  # the caller does those rows again, from gathered logits
-        got, naive = (rows_of(found, (~missed).nonzero().flatten()) for found in (got, naive))
+        got, naive = (rows_of(result, (~missed).nonzero().flatten()) for result in (got, naive))
     agree(got, naive)
 
 

@@ -74,17 +74,17 @@ def test_agrees_with_the_oracle(
     dtypes: tuple[torch.dtype, torch.dtype],
 ) -> None:  # fmt: skip
     given_ = inputs(kv_heads * groups, kv_heads, count, width, dtypes[0], seed, dtypes[1])
-    found = run(backend, given_, kv_heads, count + 7)
+    result = run(backend, given_, kv_heads, count + 7)
     expected = run("naive", given_, kv_heads, count + 7)
     # a sum at the border of two half-precision numbers may go to the other neighbour
     tolerance = {} if dtypes[0] == torch.float32 else {"rtol": 2**-7, "atol": 1e-6}
     if dtypes[1] != torch.float32:  # every step is rounded: nothing is left open
         tolerance = exact_or_interpreted(backend, dtypes[0])
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(result, expected, strict=True):
         assert a.dtype == dtypes[0]
         torch.testing.assert_close(a, b, equal_nan=True, **tolerance)  # untouched slots stay NaN
-    assert not found[0].isnan().any()
-    assert torch.equal(found[2].isnan(), expected[2].isnan())
+    assert not result[0].isnan().any()
+    assert torch.equal(result[2].isnan(), expected[2].isnan())
 
 
 @pytest.mark.parametrize("dtype, table", [

@@ -39,8 +39,8 @@ def agree(a: TokenStatistics, b: TokenStatistics, rtol: float = 2e-5, atol: floa
             )
 
 
-def rows_of(found: TokenStatistics, rows: torch.Tensor) -> TokenStatistics:
-    columns = {f: getattr(found, f) for f in FIELDS}
+def rows_of(result: TokenStatistics, rows: torch.Tensor) -> TokenStatistics:
+    columns = {f: getattr(result, f) for f in FIELDS}
     return TokenStatistics(**{f: None if x is None else x[rows] for f, x in columns.items()})
 
 
@@ -298,12 +298,12 @@ def test_samples_follow_the_softmax(temperature: float, top_p: float, top_k: int
         x.expand(n, size), temperature=temperature, top_p=top_p, top_k=top_k, noise_keys=names,
         needs=(),
     )  # fmt: skip
-    law = logits_statistics(
+    distribution = logits_statistics(
         x[None], temperature=temperature, top_p=top_p, top_k=top_k, tempered=True, top=size,
         noise_keys=names[:1], backend="naive",
     )  # fmt: skip
     p = np.zeros(size)
-    p[law.top_token[0]] = law.top_logprob[0].double().exp()
+    p[distribution.top_token[0]] = distribution.top_logprob[0].double().exp()
     counts = np.bincount(got.token.numpy(), minlength=size).astype(float)
     assert chi_square(counts, p) < 4.5
     assert chi_square(counts, np.roll(np.where(p > 0, p, 0) + 1e-12, 1)) > 100  # has power
@@ -418,11 +418,11 @@ def test_temperatures_next_to_zero_are_zero(backend: str, filters: dict[str, Any
     logits = 50 * torch.randn(4, 60)
     logits[:, 40] = logits[:, 50] = 400.0  # a tie, which noise would break
     for temperature in (1e-40, 1e-9):
-        found = logits_statistics(
+        result = logits_statistics(
             logits, temperature=temperature, noise_keys=keys(4), backend=backend, **filters
         )
-        agree(found, logits_statistics(logits, backend=backend, **filters))
-        assert found.token.tolist() == [40] * 4
+        agree(result, logits_statistics(logits, backend=backend, **filters))
+        assert result.token.tolist() == [40] * 4
 
 
 def test_unknown_backend() -> None:

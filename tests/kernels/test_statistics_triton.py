@@ -189,11 +189,11 @@ def test_samples_follow_the_softmax(
         x.expand(n, size).contiguous().to(DEVICE), noise_keys=names.to(DEVICE), needs=(),
         backend="triton", **options,
     )  # fmt: skip
-    law = logits_statistics(
+    distribution = logits_statistics(
         x[None], tempered=True, top=size, noise_keys=names[:1], backend="naive", **options
     )
     p = torch.zeros(size, dtype=torch.float64)
-    p[law.top_token[0]] = law.top_logprob[0].double().exp()
+    p[distribution.top_token[0]] = distribution.top_logprob[0].double().exp()
     counts = torch.bincount(got.token.cpu(), minlength=size).double().numpy()
     assert chi_square(counts, p.numpy()) < 4.5
     assert chi_square(counts, torch.roll(p + 1e-12, 1).numpy()) > 100  # it has power
@@ -241,7 +241,7 @@ def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
     naive: Any = statistics._backend("naive", hidden.device)
     whole = naive.token_statistics(hidden, weight, options, banned=banned, **rows)
     if missed is not None:
-        got, whole = (rows_of(found, (~missed).nonzero().flatten()) for found in (got, whole))
+        got, whole = (rows_of(result, (~missed).nonzero().flatten()) for result in (got, whole))
     agree(got, whole, rtol=1e-4, atol=1e-5)
 
 
@@ -257,8 +257,8 @@ def joined(
 
     for rank, mine in enumerate((weight[:cut], weight[cut:])):
         share = Share(mine, None, sizes, rank)
-        found = fused.split_statistics(hidden, share, options, gather, banned, rows)
-    return found
+        result = fused.split_statistics(hidden, share, options, gather, banned, rows)
+    return result
 
 
 @pytest.mark.parametrize("cut, size", [(1, 129), (66, 197), (130, 197)])

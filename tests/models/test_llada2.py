@@ -47,11 +47,11 @@ def checkpoint() -> dict[str, Tensor]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator) * 0.3
 
-    found = {"model.word_embeddings.weight": normal(VOCAB, D), "lm_head.weight": normal(VOCAB, D),
+    result = {"model.word_embeddings.weight": normal(VOCAB, D), "lm_head.weight": normal(VOCAB, D),
              "model.norm.weight": 1 + normal(D)}  # fmt: skip
     for i in range(LAYERS):
         at = f"model.layers.{i}."
-        found |= {
+        result |= {
             f"{at}attention.query_key_value.weight": normal((HEADS + 2 * KV) * HEAD, D),
             f"{at}attention.query_layernorm.weight": 1 + normal(HEAD),
             f"{at}attention.key_layernorm.weight": 1 + normal(HEAD),
@@ -63,15 +63,15 @@ def checkpoint() -> dict[str, Tensor]:
             **{f"mlp.experts.{e}.": WIDTH for e in range(EXPERTS)}, "mlp.shared_experts.": WIDTH,
         }  # fmt: skip
         for unit, width in units.items():
-            found |= {
+            result |= {
                 f"{at}{unit}gate_proj.weight": normal(width, D),
                 f"{at}{unit}up_proj.weight": normal(width, D),
                 f"{at}{unit}down_proj.weight": normal(D, width),
             }
         if i:
-            found |= {f"{at}mlp.gate.weight": normal(EXPERTS, D),
+            result |= {f"{at}mlp.gate.weight": normal(EXPERTS, D),
                       f"{at}mlp.gate.expert_bias": normal(EXPERTS)}  # fmt: skip
-    return found
+    return result
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -156,9 +156,9 @@ def model(folder: Path) -> dllm.DiffusionModel:
 def test_logits_are_those_of_the_description(model: dllm.DiffusionModel) -> None:
     ids = torch.randint(0, 60, (1, 40), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        found = model.hf(ids).logits[0]
+        result = model.hf(ids).logits[0]
         expected = reference(checkpoint(), ids[0].tolist())
-    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(result, expected, atol=2e-4, rtol=1e-4)
 
 
 def test_facts(model: dllm.DiffusionModel) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from dllm.engine.kv import KVBuffer
 from dllm.kernels.rotation import naive
-from dllm.kv import KVBuffer
 from dllm.models import DiffusionModel, Segment, load
 from dllm.models.rotary import rotate_in_cache
 
@@ -45,8 +45,8 @@ def step(model: DiffusionModel, buffer: KVBuffer) -> tuple[torch.Tensor, torch.T
 def test_the_buffer_rotates_as_the_layer_does(checkpoints: Path, name: str, dtype: str) -> None:
     model = load(checkpoints / name, dtype=dtype)
     layers = model.hf.config.num_hidden_layers
-    found, expected = (step(model, kind(layers, LENGTH)) for kind in (KVBuffer, Plain))
-    for a, b in zip(found, expected, strict=True):
+    result, expected = (step(model, kind(layers, LENGTH)) for kind in (KVBuffer, Plain))
+    for a, b in zip(result, expected, strict=True):
         assert torch.equal(a, b)
 
 
@@ -60,10 +60,10 @@ def test_every_layer_goes_through_the_kernel(
         return naive.rotate_scatter(*args)
 
     expected, _ = step(llada, KVBuffer(layers, LENGTH))
-    monkeypatch.setattr("dllm.kv.rotate_scatter", spy)
-    found, _ = step(llada, KVBuffer(layers, LENGTH))
+    monkeypatch.setattr("dllm.engine.kv.rotate_scatter", spy)
+    result, _ = step(llada, KVBuffer(layers, LENGTH))
     assert len(calls) == 2 * layers
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_copies_and_wrapped_layers(llada: DiffusionModel) -> None:

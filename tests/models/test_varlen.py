@@ -28,8 +28,8 @@ def kernel(
         (a, b), (c, d) = cu_seqlens_q[row : row + 2].tolist(), cu_seqlens_k[row : row + 2].tolist()
         assert b - a <= max_seqlen_q and d - c <= max_seqlen_k
         own = (x[c:d].transpose(0, 1).repeat_interleave(groups, 0) for x in (k, v))
-        found = F.scaled_dot_product_attention(q[a:b].transpose(0, 1), *own, scale=softmax_scale)
-        out[a:b] = found.transpose(0, 1)
+        result = F.scaled_dot_product_attention(q[a:b].transpose(0, 1), *own, scale=softmax_scale)
+        out[a:b] = result.transpose(0, 1)
     return out
 
 

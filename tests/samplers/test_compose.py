@@ -129,10 +129,10 @@ def test_what_is_brought_along_fits_what_is_given(spec: str, selectors: str) -> 
 def test_errors_say_what_to_do(
     spec: str, options: dict[str, object], error: type[Exception], words: str
 ) -> None:
-    with pytest.raises(error) as found:
+    with pytest.raises(error) as result:
         compose(spec, options=options)
-    assert words in str(found.value)
-    assert "\n" not in str(found.value)
+    assert words in str(result.value)
+    assert "\n" not in str(result.value)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_errors_say_what_to_do(
     ],
 )
 def test_values_of_a_wrong_type_are_refused(spec: str, words: str) -> None:
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as result:
         compose(spec)
-    assert words in str(found.value)
+    assert words in str(result.value)
 
 
 def test_a_list_is_as_good_as_a_tuple() -> None:

@@ -14,7 +14,7 @@ from .test_methods import run
 from .test_vectors import canvas_of
 
 PROMPT, MASKS = [1, 2, 3], 16
-Branch = tuple[list[int], float]  # tokens, and what it gambled
+Branch = tuple[list[int], float]  # tokens, and what it tried
 Numbers = dict[int, tuple[int, float, float]]  # position -> token, probability, entropy
 
 
@@ -64,9 +64,9 @@ def test_lopa(seed: int, k: int, alpha: float) -> None:
     table = hashed(seed, 2.0)
     tokens, nfe = lopa(table, 0.4, k, alpha)
     spec = f"lopa(threshold(0.4), k={k}, alpha={alpha})+whole+eos(eos_policy=none)"
-    found = run(spec, table, MASKS)
-    assert found.tokens.tolist() == tokens
-    assert found.nfe == nfe
+    result = run(spec, table, MASKS)
+    assert result.tokens.tolist() == tokens
+    assert result.nfe == nfe
 
 
 def ete_rank(branch: Branch, said: Numbers, tau: float) -> tuple[float, ...]:
@@ -100,9 +100,9 @@ def test_ete(seed: int, k: int) -> None:
     table = hashed(seed, 2.0)
     tokens, nfe = ete(table, 0.4, k)
     spec = f"ete(k={k}, tau=0.4)+multi_blocks({MASKS}, lookahead=0)+eos(eos_policy=none)"
-    found = run(spec, table, MASKS)
-    assert found.tokens.tolist() == tokens
-    assert found.nfe == nfe
+    result = run(spec, table, MASKS)
+    assert result.tokens.tolist() == tokens
+    assert result.nfe == nfe
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_branches_are_judged_by_their_window_alone(spec: str, region: str) -> No
     for seed in range(5):
         plain = run(spec, hashed(seed, 2.0), MASKS)
         for more in (never, decided):
-            found = run(f"{spec}+{more}", hashed(seed, 2.0), MASKS)
-            assert found.tokens.tolist() == plain.tokens.tolist()
-            assert found.nfe == plain.nfe
+            result = run(f"{spec}+{more}", hashed(seed, 2.0), MASKS)
+            assert result.tokens.tolist() == plain.tokens.tolist()
+            assert result.nfe == plain.nfe
 
 
 def forked(canvas: Canvas, position: int, p: float) -> Canvas:
@@ -140,7 +140,7 @@ def heard(entropies: list[float]) -> Prediction:
     [
         ({}, 2),  # the smallest mean entropy
         ({"branch_topp": 0.5}, 1),  # ... of the half that is least sure
-        ({"alpha": 1.0}, 0),  # only the gamble's own probability: who gambles nothing wins
+        ({"alpha": 1.0}, 0),  # only the trial's own probability: the row that tries nothing wins
         ({"alpha": 0.5}, 1),
     ],
     ids=["future", "least sure half", "creation", "both"],
@@ -159,4 +159,4 @@ def test_lopa_keeps_the_most_confident_future(rule: dict[str, float], kept: int)
 
     assert LoPA(**rule).choose(never, branches, futures) == kept
     same = [heard([0.5])] * 3
-    assert LoPA().choose(never, branches, same) == 1  # ties go to a gamble
+    assert LoPA().choose(never, branches, same) == 1  # ties go to a trial

@@ -10,7 +10,7 @@ import pytest
 from dllm.cache import compose as compose_cache
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
-from dllm.engine import Engine
+from dllm.engine.loop import Engine
 from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, Sampler, compose
 from dllm.samplers.credit import Credit
@@ -210,9 +210,9 @@ def test_credit_is_logits_with_a_memory() -> None:
         asked = {"credit": np.take_along_axis(logp, ids, 1)}
         at = np.arange(3)
         prediction = Prediction(at, first, logp.max(1), max_logprob=logp.max(1), asked=asked)
-        found = part.apply(canvas, prediction)
-        assert found.token.tolist() == fused.argmax(1).tolist()
-        assert np.allclose(found.logprob, fused.max(1), atol=1e-5)
+        result = part.apply(canvas, prediction)
+        assert result.token.tolist() == fused.argmax(1).tolist()
+        assert np.allclose(result.logprob, fused.max(1), atol=1e-5)
 
 
 def test_klass_waits_until_distributions_rest() -> None:
@@ -267,9 +267,9 @@ def agreeing(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def test_freedave_commits_its_depth_when_drafts_hold() -> None:
     """T21."""
     plain = run("fixed", agreeing)
-    found = run("freedave(draft_depth=3)", agreeing)
-    assert found.tokens.tolist() == plain.tokens.tolist()
-    assert found.nfe == 1 + -(-(plain.nfe - 1) // 3)
+    result = run("freedave(draft_depth=3)", agreeing)
+    assert result.tokens.tolist() == plain.tokens.tolist()
+    assert result.nfe == 1 + -(-(plain.nfe - 1) // 3)
 
 
 def test_freedave_commits_one_token_when_every_commit_changes_the_next() -> None:
@@ -279,18 +279,18 @@ def test_freedave_commits_one_token_when_every_commit_changes_the_next() -> None
         left = int((ids == MASK).sum())
         return np.stack([with_probabilities(4 + left % 7, 0.9 - 0.01 * int(p)) for p in positions])
 
-    plain, found = run("fixed", changing), run("freedave(draft_depth=3)", changing)
-    assert found.tokens.tolist() == plain.tokens.tolist()
-    assert found.nfe == plain.nfe == 16
+    plain, result = run("fixed", changing), run("freedave(draft_depth=3)", changing)
+    assert result.tokens.tolist() == plain.tokens.tolist()
+    assert result.nfe == plain.nfe == 16
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_freedave_changes_nothing_when_drafts_fail(seed: int) -> None:
     """A model whose predictions change with every token."""
     for base in ("fixed", "threshold(0.4)", "localleap(0.5, 0.3)"):
-        plain, found = run(base, hashed(seed)), run(f"freedave({base})", hashed(seed))
-        assert found.tokens.tolist() == plain.tokens.tolist()
-        assert found.nfe <= plain.nfe
+        plain, result = run(base, hashed(seed)), run(f"freedave({base})", hashed(seed))
+        assert result.tokens.tolist() == plain.tokens.tolist()
+        assert result.nfe <= plain.nfe
 
 
 @pytest.mark.parametrize(
@@ -318,10 +318,10 @@ def test_freedave_changes_nothing_when_drafts_fail(seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_degenerate_settings_are_the_simpler_method(spec: str, same: str, seed: int) -> None:
     """T27."""
-    found, expected = run(spec, hashed(seed)), run(same, hashed(seed))
-    assert found.tokens.tolist() == expected.tokens.tolist()
-    assert found.commit_step.tolist() == expected.commit_step.tolist()
-    assert found.nfe == expected.nfe
+    result, expected = run(spec, hashed(seed)), run(same, hashed(seed))
+    assert result.tokens.tolist() == expected.tokens.tolist()
+    assert result.commit_step.tolist() == expected.commit_step.tolist()
+    assert result.nfe == expected.nfe
 
 
 def test_dcd_extends_a_block_instead_of_committing_blindly() -> None:
@@ -329,7 +329,7 @@ def test_dcd_extends_a_block_instead_of_committing_blindly() -> None:
         return np.stack([with_probabilities(4, 0.25) for _ in positions])
 
     plain = run("dcd(s_init=8, block_length=4)", unsure)
-    found = run("dcd(s_init=8, block_length=4, e_max=4)", unsure)
+    result = run("dcd(s_init=8, block_length=4, e_max=4)", unsure)
     assert plain.nfe == 16
-    assert found.nfe == 16 + 2  # each of the two blocks, now of 8, was extended once
-    assert not found.masked.any()
+    assert result.nfe == 16 + 2  # each of the two blocks, now of 8, was extended once
+    assert not result.masked.any()

@@ -69,9 +69,9 @@ def test_r2_commits_what_stays_the_same() -> None:
     for probabilities, expected in ([0.5, 0.85, 0.3, 0.6], {1}), ([0.5, 0.9, 0.7], {2, 3}):
         sampler.prepare(canvas)
         tokens = [7, 8, 9, 7][: len(probabilities)] if canvas.step == 0 else [7, 6, 7]
-        found = sampler.decide(canvas, predict(canvas, probabilities, tokens=tokens))
+        result = sampler.decide(canvas, predict(canvas, probabilities, tokens=tokens))
         canvas.step += 1
         if canvas.step == 2:  # position 2's token has changed, position 3's probability is low
-            assert set(found.committed) == {2}
+            assert set(result.committed) == {2}
         else:
-            assert set(found.committed) == expected
+            assert set(result.committed) == expected

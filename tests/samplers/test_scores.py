@@ -30,9 +30,9 @@ def test_the_certainty_prior_is_a_gaussian_density_of_decided_positions(sigma: f
         weight = {j: np.exp(-0.5 * ((j - position) / sigma) ** 2) for j in reach}
         return sum(w * decided(j) for j, w in weight.items()) / sum(weight.values())
 
-    found = CertaintyPrior(sigma).score(canvas, predict(canvas, p))
+    result = CertaintyPrior(sigma).score(canvas, predict(canvas, p))
     expected = [q * density(int(at)) for q, at in zip(p, canvas.masks(), strict=True)]
-    assert found == pytest.approx(expected, rel=2e-3)  # the kernel is cut off at 4 sigma
+    assert result == pytest.approx(expected, rel=2e-3)  # the kernel is cut off at 4 sigma
 
 
 def test_pc_weighs_rare_tokens_and_early_positions(tmp_path: Path) -> None:
@@ -41,14 +41,14 @@ def test_pc_weighs_rare_tokens_and_early_positions(tmp_path: Path) -> None:
     canvas = canvas_of(5, prompt=2)
     canvas.window = (2, 7)
     p, tokens = [0.9, 0.5, 0.5, 0.8, 0.9], [0, 1, 2, 3, 4]
-    found = PC(alpha=5, decay=0.25, frequencies=str(tmp_path / "counts.npy")).score(
+    result = PC(alpha=5, decay=0.25, frequencies=str(tmp_path / "counts.npy")).score(
         canvas, predict(canvas, p, tokens=tokens)
     )
     expected = [
         min(-q * np.log(counts[t] / 100 + 1e-10), 5) * np.exp(-0.25 * i)
         for i, (q, t) in enumerate(zip(p, tokens, strict=True))
     ]
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert result == pytest.approx(expected, rel=1e-5)
     assert expected[-1] == pytest.approx(5 * np.exp(-1.0))  # alpha caps the surprise
 
 

@@ -120,16 +120,16 @@ def test_a_block_has_its_share_of_the_steps_whatever_is_given_in_it(spec: str) -
     """1.1: steps per block are S K / N; only the positions to share out vary."""
     canvas = canvas_of(32)
     canvas.give(24, np.full(4, 5))
-    found = commits(compose(spec, options={"steps": 16, "block_length": 8}), canvas)
-    assert found == [[2, 2, 2, 2]] * 3 + [[1, 1, 1, 1]]
+    result = commits(compose(spec, options={"steps": 16, "block_length": 8}), canvas)
+    assert result == [[2, 2, 2, 2]] * 3 + [[1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("steps", [4, 8])
 def test_one_position_of_a_block_is_decided_in_one_step(steps: int) -> None:
     canvas = canvas_of(32)
     canvas.give(8, np.full(7, 5))
-    found = commits(compose("llada", options={"steps": steps, "block_length": 8}), canvas)
-    assert found == [[8] if steps == 4 else [4, 4], [1], *[[8] if steps == 4 else [4, 4]] * 2]
+    result = commits(compose("llada", options={"steps": steps, "block_length": 8}), canvas)
+    assert result == [[8] if steps == 4 else [4, 4], [1], *[[8] if steps == 4 else [4, 4]] * 2]
 
 
 def test_a_region_cut_short_ends_in_a_block_that_has_a_step() -> None:
@@ -177,8 +177,8 @@ def test_selection(spec: str, probabilities: list[float], expected: set[int]) ->
 )
 def test_entropy_bound(gamma: float, entropy: list[float], expected: int) -> None:
     same = [0.5] * len(entropy)
-    found = committed(f"eb(gamma={gamma}, proxy=entropy)", same, entropy=entropy, margin=same)
-    assert found == set(range(expected))
+    result = committed(f"eb(gamma={gamma}, proxy=entropy)", same, entropy=entropy, margin=same)
+    assert result == set(range(expected))
 
 
 def test_entropy_bound_takes_the_running_maximum_along_another_order() -> None:
@@ -202,8 +202,8 @@ def test_comparators_are_those_of_the_family() -> None:
     for family, expected in ("llada", {0, 1}), ("dream", {1}):
         sampler, canvas = compose("dparallel(0.5)", family=family), canvas_of(3)
         sampler.prepare(canvas)
-        found = sampler.decide(canvas, predict(canvas, [0.1] * 3, **entropy))
-        assert set(found.committed) == expected
+        result = sampler.decide(canvas, predict(canvas, [0.1] * 3, **entropy))
+        assert set(result.committed) == expected
         sampler, canvas = compose("klass(0.5, 0.1, history=1)", family=family), canvas_of(3)
         sampler.prepare(canvas)
         quiet = replace(predict(canvas, [0.5, 0.25, 0.75]), kl=np.zeros(3, np.float32))

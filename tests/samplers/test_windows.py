@@ -17,12 +17,12 @@ def step(sampler: Sampler, canvas: Canvas, p: np.ndarray, tokens: np.ndarray | N
     at = sampler.targets(canvas)
     ids = np.ones(len(canvas.tokens), np.int64) if tokens is None else tokens
     logprob = np.log(p.astype(np.float32))
-    found = sampler.decide(
+    result = sampler.decide(
         canvas, Prediction(at, ids[at], logprob[at], max_logprob=logprob[at], entropy=-logprob[at])
     )
     canvas.step += 1
     canvas.block_step += 1
-    return set(found.committed)
+    return set(result.committed)
 
 
 def test_slowfast_explores_then_decides_what_it_saw() -> None:

@@ -63,11 +63,11 @@ def test_the_answers_are_the_verifiers() -> None:
     verifier = make_verifier("full")
     prompts = task_prompts(5)
     pairs = teacher_answers(verifier, prompts, max_new_tokens=10, rows=3)
-    found = {tuple(prompt): answer for prompt, answer in pairs}
+    result = {tuple(prompt): answer for prompt, answer in pairs}
     for prompt in prompts:
         plain = dllm.speculate(verifier, None, prompt, max_new_tokens=10)
         asked = plain.sequences[: plain.prompt_length].tolist()
-        assert found[tuple(asked)] == plain.tokens
+        assert result[tuple(asked)] == plain.tokens
 
 
 @pytest.mark.parametrize("where", ["after_masks", "before_masks"])

@@ -2,7 +2,7 @@
 
 The service holds the drafter; the client is a `Drafter` like any other, with a deadline: when the
 service is late or gone, or answers nonsense, the verifier goes on without a draft.  No
-probabilities are sent, so the law is POINT; with the rule `keyed` the shared seed does the
+probabilities are sent, so the distribution is POINT; with the rule `keyed` the shared seed does the
 coupling.
 
 Messages are JSON over HTTP: ``open`` {sid, vocabulary, prompt, vocab_size, stop_ids, limit,
@@ -198,8 +198,8 @@ def _converse(
             raise VocabularyError(reply.get("error"))
         if response.status != 200:
             raise ValueError(f"status {response.status}")
-    found: dict[str, Any] = reply
-    return found
+    result: dict[str, Any] = reply
+    return result
 
 
 def _send(connection: http.client.HTTPConnection, action: str, message: dict[str, Any]) -> None:

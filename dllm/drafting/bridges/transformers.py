@@ -23,18 +23,18 @@ from ...config import GenerationConfig
 from ...errors import ConfigError
 from ...models import load
 from .. import base
+from ..accept.rows import LogitsProcessor
 from ..api import Session, fit, make_drafter
 from ..base import EMPTY, Drafter, Drafting, Feedback, Request
-from ..control import CONTROLLERS, LengthController
-from ..rows import LogitsProcessor
+from ..length.control import CONTROLLERS, LengthController
 
 EXTRAS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def _check_interface() -> None:
     wanted = {"input_ids", "logits_processor", "stopping_criteria", "generation_config"}
-    found = set(inspect.signature(GenerationMixin._sample).parameters)
-    if not wanted <= found or not hasattr(GenerationMixin, "_get_candidate_generator"):
+    result = set(inspect.signature(GenerationMixin._sample).parameters)
+    if not wanted <= result or not hasattr(GenerationMixin, "_get_candidate_generator"):
         raise ConfigError(
             "this version of transformers decodes differently inside: use dllm.speculate, or "
             "transformers 5.23"

@@ -62,21 +62,21 @@ class DllmProposer:
             raise ConfigError(
                 f"this is no vLLM configuration with speculative decoding: {error}"
             ) from error
-        found = make_drafter(drafter or os.environ.get(VARIABLE, "prompt_lookup"))
-        assert found is not None
-        if found.needs_scores:
+        result = make_drafter(drafter or os.environ.get(VARIABLE, "prompt_lookup"))
+        assert result is not None
+        if result.needs_scores:
             raise ConfigError(
                 "token_recycling learns from the verifier's scores, which vLLM does not hand out: "
                 "choose another drafter"
             )
         parallel = getattr(vllm_config, "parallel_config", None)
         ranks = int(getattr(parallel, "tensor_parallel_size", 1))
-        if found.timed and ranks > 1:
+        if result.timed and ranks > 1:
             raise ConfigError(
-                f"{found!r} drafts by the clock, and {ranks} ranks must draft the same: choose "
+                f"{result!r} drafts by the clock, and {ranks} ranks must draft the same: choose "
                 "a drafter without 'arbiter' and 'remote'"
             )
-        self.drafter = found
+        self.drafter = result
         self.states: list[State] = []
 
     def load_model(self, target_model: Any) -> None:
@@ -117,8 +117,8 @@ class DllmProposer:
         draft = state.followed.propose(tokens, Budget(room, room))
         if not draft.is_chain:
             raise ConfigError("vLLM takes chains: choose a drafter and a search without trees")
-        found: list[int] = draft.tokens[:room].tolist()
-        return found
+        result: list[int] = draft.tokens[:room].tolist()
+        return result
 
     def _find(self, tokens: IntArray) -> State | None:
         """The state of the longest text that ``tokens`` go on from."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ConfigError
-from ..registry import Registry
-from .base import Array, Budget, DraftPart, Feedback, RoundStats
+from ...errors import ConfigError
+from ...registry import Registry
+from ..base import Array, Budget, DraftPart, Feedback, RoundStats
 
 ALL = 2**30
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..canvas import IntArray
-from ..errors import ConfigError
-from .base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request, chain
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request, chain
 
 register = DRAFTERS.register
 
@@ -18,8 +18,8 @@ def last_match(tokens: IntArray, n: int) -> int:
     if n == 0 or len(tokens) <= n:
         return -1
     windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], n)
-    found = np.flatnonzero((windows == tokens[-n:]).all(1))
-    return int(found[-1]) + n if found.size else -1
+    result = np.flatnonzero((windows == tokens[-n:]).all(1))
+    return int(result[-1]) + n if result.size else -1
 
 
 @register("prompt_lookup", paper="Prompt Lookup Decoding (github.com/apoorvumang)")

@@ -1,4 +1,6 @@
-"""What a forward of a diffusion drafter gives: a law per masked position, and their lattice."""
+"""What a forward of a diffusion drafter gives: a distribution per masked position, and their
+lattice.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..canvas import IntArray
-from ..kernels.noise import row_gumbel, row_gumbel_at
-from .base import Array
+from ...canvas import IntArray
+from ...kernels.noise import row_gumbel, row_gumbel_at
+from ..base import Array
 
 NARROW = 8192  # columns up to which one partition of all rows is faster than looking for pieces
 
@@ -39,8 +41,8 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False)
 class Marginals:
-    """Log-laws ``log_q`` (w, V) float32 of positions ``first``, ``first`` + 1, ..., after bans and
-    temperature, over the verifier's vocabulary; ``stop_ids`` are the verifier's.
+    """Log-distributions ``log_q`` (w, V) float32 of positions ``first``, ``first`` + 1, ..., after
+    bans and temperature, over the verifier's vocabulary; ``stop_ids`` are the verifier's.
 
     With ``ids`` (w, m) int64 the columns of ``log_q`` (w, m) are these tokens; all others are
     impossible.
@@ -56,7 +58,8 @@ class Marginals:
         cls, logits: torch.Tensor, first: int, *, vocab_size: int, banned: Sequence[int],
         temperature: float = 0.0, stop_ids: tuple[int, ...] = (),
     ) -> Marginals:  # fmt: skip
-        """Ban ids, then normalise: the banned law *is* the drafter's law.  Columns beyond
+        """Ban ids, then normalise: the banned distribution *is* the drafter's distribution.
+        Columns beyond
         ``vocab_size`` are cut off, missing ones impossible."""
         x = logits[:, :vocab_size].float()
         if x.shape[1] < vocab_size:
@@ -105,7 +108,8 @@ class Marginals:
         return torch.tensor(rows, dtype=torch.int64, device=self.log_q.device).view(-1, 4)
 
     def perturbed(self, key: tuple[int, int], count: int, cap: int = 256) -> Marginals:
-        """The first ``count`` laws with the verifier's emission noise added, normalised again.
+        """The first ``count`` distributions with the verifier's emission noise added, normalised
+        again.
 
         Only the ``cap`` most probable tokens of a position get noise, which costs more than all
         else here; the others become impossible.
@@ -178,12 +182,12 @@ def _largest(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         return x.topk(n, dim=-1, sorted=False)
     rows = x.numpy()
     if n == 1:
-        found = rows.argmax(1)[:, None]
+        result = rows.argmax(1)[:, None]
     elif rows.shape[1] < NARROW:
-        found = np.argpartition(rows, -n, axis=1)[:, -n:]
+        result = np.argpartition(rows, -n, axis=1)[:, -n:]
     else:
-        found = np.stack([_top(row, n) for row in rows])
-    at = torch.from_numpy(np.ascontiguousarray(found))
+        result = np.stack([_top(row, n) for row in rows])
+    at = torch.from_numpy(np.ascontiguousarray(result))
     return x.gather(1, at), at
 
 

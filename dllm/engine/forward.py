@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from .cache import Cache
-from .canvas import FloatArray, IntArray
-from .config import GenerationConfig
-from .errors import ConfigError, OutOfMemoryError
+from ..cache import Cache
+from ..canvas import FloatArray, IntArray
+from ..config import GenerationConfig
+from ..errors import ConfigError, OutOfMemoryError
+from ..kernels.divergence import divergence, log_probabilities
+from ..kernels.statistics import TokenStatistics, logprobs_of, token_statistics
+from ..models import DiffusionModel
+from ..samplers import Prediction, Sampler
 from .graphs import Static
-from .kernels.divergence import divergence, log_probabilities
-from .kernels.statistics import TokenStatistics, logprobs_of, token_statistics
 from .kv import KVBuffer
 from .layers import LayerHook
-from .models import DiffusionModel
 from .packing import Job, Packed, noise_keys, pack
-from .samplers import Prediction, Sampler
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its shadow positions
 
@@ -101,8 +101,8 @@ class Forward:
         try:
             with torch.inference_mode():
                 hidden = self._hidden(jobs)
-                found = self._statistics(jobs, hidden)
-                return self._share(jobs, hidden, found, found.numpy())
+                result = self._statistics(jobs, hidden)
+                return self._share(jobs, hidden, result, result.numpy())
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -129,9 +129,9 @@ class Forward:
     def _backbone(self, jobs: list[Job], packed: Packed) -> torch.Tensor:
         """Final hidden states of a step, (Q, D)."""
         if self.static is not None:
-            found = self.static.hidden(packed)
-            if found is not None:
-                return found
+            result = self.static.hidden(packed)
+            if result is not None:
+                return result
         if self.buffer is not None:
             self.buffer.slots = packed.slots
         inputs = {
@@ -179,18 +179,18 @@ class Forward:
         )
 
     def _clean(
-        self, jobs: list[Job], hidden: torch.Tensor, found: TokenStatistics
+        self, jobs: list[Job], hidden: torch.Tensor, result: TokenStatistics
     ) -> TokenStatistics:
         """Tokens with log-probabilities of the clean distribution: ``found`` unless it describes
         what temperature and filters leave."""
         config = self.config
         if not self._tempered or not (config.temperature or config.top_p < 1 or config.top_k):
-            return found
+            return result
         rows = self._banned_rows(jobs, len(hidden))
         return token_statistics(hidden, self.head, banned=self._banned, banned_rows=rows, needs=())
 
     def _share(
-        self, jobs: list[Job], hidden: torch.Tensor, raw: TokenStatistics, found: TokenStatistics
+        self, jobs: list[Job], hidden: torch.Tensor, raw: TokenStatistics, result: TokenStatistics
     ) -> list[Predictions]:
         """Each job's part of the statistics, on the device ``raw`` and on the host ``found``."""
         shares: list[Predictions] = []
@@ -211,8 +211,8 @@ class Forward:
                 there = slice(here.stop, at)
                 standing = job.canvas.tokens[job.shadow][:, None]
                 stands = {"stands": self._logprobs(hidden, raw, there, standing)}
-                shadow = _prediction(job.shadow, found, there, None, stands)
-            shares.append((_prediction(job.targets, found, here, kl, asked), shadow))
+                shadow = _prediction(job.shadow, result, there, None, stands)
+            shares.append((_prediction(job.targets, result, here, kl, asked), shadow))
         return shares
 
     def _logprobs(
@@ -226,16 +226,16 @@ class Forward:
 
 
 def _prediction(
-    positions: IntArray, found: TokenStatistics, here: slice, kl: FloatArray | None,
+    positions: IntArray, result: TokenStatistics, here: slice, kl: FloatArray | None,
     asked: dict[str, FloatArray],
 ) -> Prediction:  # fmt: skip
     def cut(array: Any) -> Any:
         return None if array is None else array[here]
 
     return Prediction(
-        positions, found.token[here], found.logprob[here], cut(found.margin), cut(found.gap),
-        cut(found.entropy), cut(found.max_logprob), kl, cut(found.top_token),
-        cut(found.top_logprob), asked,
+        positions, result.token[here], result.logprob[here], cut(result.margin), cut(result.gap),
+        cut(result.entropy), cut(result.max_logprob), kl, cut(result.top_token),
+        cut(result.top_logprob), asked,
     )  # fmt: skip
 
 

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import cache as caches
-from . import samplers
-from .canvas import Canvas, FloatArray, IntArray
-from .config import GenerationConfig
-from .engine import Engine
-from .errors import ConfigError, PromptError
+from .. import cache as caches
+from .. import samplers
+from ..canvas import Canvas, FloatArray, IntArray
+from ..config import GenerationConfig
+from ..engine.loop import Engine
+from ..engine.packing import group as fold
+from ..errors import ConfigError, PromptError
+from ..kernels.statistics import token_statistics
+from ..models import DiffusionModel
+from ..models.attention import Segment
 from .estimators import ENDS_WITH_EOS, Draws, Weights, estimator
-from .kernels.statistics import token_statistics
-from .models import DiffusionModel
-from .models.attention import Segment
-from .packing import group as fold
 
 ROUND = 16  # samples between two looks at who leads
 DECIDED = 3.0  # standard errors that the leader must be ahead
@@ -245,11 +245,11 @@ def _forward(model: DiffusionModel, rows: list[_Row], cfg_scale: float) -> Itera
             given, without = hidden.float().chunk(2)
             hidden = (without + (cfg_scale + 1) * (given - without)).to(hidden.dtype)
         select = tensor([row.request.continuation[row.wanted] for row in rows])
-        found = token_statistics(hidden, model.head, select=select, needs=()).numpy()
-    assert found.select_logprob is not None
+        result = token_statistics(hidden, model.head, select=select, needs=()).numpy()
+    assert result.select_logprob is not None
     at = 0
     for row in rows:
-        yield found.select_logprob[at : at + len(row.wanted)]
+        yield result.select_logprob[at : at + len(row.wanted)]
         at += len(row.wanted)
 
 
@@ -262,10 +262,10 @@ def _autoregressive(model: DiffusionModel, request: Request) -> Score:
     with torch.inference_mode():
         hidden = model.backbone(input_ids=packed, use_cache=False).last_hidden_state[0]
         rows = hidden[first - 1 : -1]
-        found = token_statistics(rows, model.head, select=select, needs=()).numpy()
-    assert found.select_logprob is not None
-    total = float(found.select_logprob.astype(np.float64).sum())
-    greedy = bool((found.token == ids[first:]).all())
+        result = token_statistics(rows, model.head, select=select, needs=()).numpy()
+    assert result.select_logprob is not None
+    total = float(result.select_logprob.astype(np.float64).sum())
+    greedy = bool((result.token == ids[first:]).all())
     return Score(total, 0.0, len(request.continuation), 1, len(ids), greedy)
 
 

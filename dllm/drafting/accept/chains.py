@@ -1,8 +1,8 @@
 """Accept rules for chains, and the walk, which takes any tree.
 
-Each is lossless for the laws it `accepts`: the emitted tokens have exactly the distribution of
-plain decoding with the verifier.  After full acceptance every rule emits one more token from the
-verifier's last row.
+Each is lossless for the distributions it `accepts`: the emitted tokens have exactly the
+distribution of plain decoding with the verifier.  After full acceptance every rule emits one more
+token from the verifier's last row.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import ROOT, RULES, AcceptRule, Array, Draft, Law, Outcome
+from ..base import ROOT, RULES, AcceptRule, Array, Distribution, Draft, Outcome
 from .rows import Rows
 
 register = RULES.register
-SAMPLED = frozenset({Law.MARGINALS, Law.CONDITIONALS})
+SAMPLED = frozenset({Distribution.MARGINALS, Distribution.CONDITIONALS})
 
 
 def walk(rows: Rows, draft: Draft, emit: Callable[[int], int]) -> Outcome:
@@ -69,7 +69,7 @@ class Match(AcceptRule):
     trees = True
 
     def judge(self, rows: Rows, draft: Draft) -> Outcome:
-        return walk(rows, draft, lambda node: rows.draw(rows.law(node), node))
+        return walk(rows, draft, lambda node: rows.draw(rows.distribution(node), node))
 
 
 @register("point", paper="Fast Inference from Transformers via Speculative Decoding",
@@ -88,13 +88,13 @@ class Point(AcceptRule):
         path: list[int] = []
         last = ROOT
         for node in _branch(rows, draft):
-            p, token = rows.law(last), draft.tokens[node]
+            p, token = rows.distribution(last), draft.tokens[node]
             if rows.coin(node) >= p[token]:
                 p[token] = 0.0
                 return Outcome(path, rows.draw(p, last))
             path.append(node)
             last = node
-        return Outcome(path, rows.draw(rows.law(last), last))
+        return Outcome(path, rows.draw(rows.distribution(last), last))
 
 
 def _branch(rows: Rows, draft: Draft) -> Sequence[int]:
@@ -104,7 +104,7 @@ def _branch(rows: Rows, draft: Draft) -> Sequence[int]:
     reached, expected = {ROOT: 1.0}, {ROOT: 0.0}  # the chance to keep a node; tokens kept up to it
     for node, token in enumerate(draft.tokens.tolist()):
         parent = draft.parent(node)
-        reached[node] = reached[parent] * float(rows.law(parent)[token])
+        reached[node] = reached[parent] * float(rows.distribution(parent)[token])
         expected[node] = expected[parent] + reached[node]
     return draft.path(max(expected, key=lambda node: (expected[node], -node)))
 
@@ -120,11 +120,11 @@ class Ratio(AcceptRule):
     def judge(self, rows: Rows, draft: Draft) -> Outcome:
         path: list[int] = []
         for node, token in enumerate(draft.tokens.tolist()):
-            p, q = rows.law(node - 1), draft.q(node - 1)
+            p, q = rows.distribution(node - 1), draft.q(node - 1)
             if rows.coin(node) * q[token] >= p[token]:
                 return Outcome(path, rows.draw(residual(p, q), node - 1))
             path.append(node)
-        return Outcome(path, rows.draw(rows.law(len(draft) - 1), len(draft) - 1))
+        return Outcome(path, rows.draw(rows.distribution(len(draft) - 1), len(draft) - 1))
 
 
 @register(
@@ -141,15 +141,17 @@ class Block(AcceptRule):
     def judge(self, rows: Rows, draft: Draft) -> Outcome:
         weight, best, best_weight = 1.0, 0, 1.0
         for i, token in enumerate(draft.tokens.tolist(), 1):
-            p, q = rows.law(i - 2), draft.q(i - 2)
+            p, q = rows.distribution(i - 2), draft.q(i - 2)
             weight = min(1.0, weight * p[token] / q[token])
             threshold = weight
             if i < len(draft):
-                share = float(np.maximum(weight * rows.law(i - 1) - draft.q(i - 1), 0.0).sum())
+                share = float(
+                    np.maximum(weight * rows.distribution(i - 1) - draft.q(i - 1), 0.0).sum()
+                )
                 threshold = share / (share + 1.0 - weight) if share > 0 else 0.0
             if rows.coin(i - 1) < threshold:
                 best, best_weight = i, weight
-        p = rows.law(best - 1)
+        p = rows.distribution(best - 1)
         if best < len(draft):
             p = residual(best_weight * p, draft.q(best - 1), otherwise=p)
         return Outcome(list(range(best)), rows.draw(p, best - 1))

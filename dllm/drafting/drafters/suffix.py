@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ..canvas import IntArray
-from ..errors import ConfigError
-from .base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request, chain
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request, chain
 
 
 class Node:
@@ -54,10 +54,10 @@ class SuffixTree:
         """The node at the end of ``suffix``, if it occurred."""
         node = self.root
         for token in suffix:
-            found = node.children.get(token)
-            if found is None:
+            result = node.children.get(token)
+            if result is None:
                 return None
-            node = found
+            node = result
         return node
 
 
@@ -106,7 +106,7 @@ class _Suffixes(Drafting):
         self._follow(prefix)
         best: tuple[float, list[int]] = (0.0, [])
         for tree in (self.tree, self.part.shared):
-            best = max(best, self._continue(tree, budget.length), key=lambda found: found[0])
+            best = max(best, self._continue(tree, budget.length), key=lambda result: result[0])
         return chain(best[1], self.part.name) if best[1] else EMPTY
 
     def _follow(self, prefix: IntArray) -> None:

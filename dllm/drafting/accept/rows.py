@@ -1,8 +1,8 @@
-"""The verifier's laws after a forward, as accept rules see them.
+"""The verifier's distributions after a forward, as accept rules see them.
 
-A row is the law of the token after one node of the draft (row 0: after the last committed token).
-Everything the user asked for is applied before any accept test: penalties and custom processors
-with the history that the row would have, then temperature, top-k and top-p.
+A row is the distribution of the token after one node of the draft (row 0: after the last committed
+token). Everything the user asked for is applied before any accept test: penalties and custom
+processors with the history that the row would have, then temperature, top-k and top-p.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..canvas import IntArray
-from ..kernels.noise import bits, row_gumbel, row_gumbel_at
-from ..kernels.statistics.filters import dropped
-from .base import Array, Draft
+from ...canvas import IntArray
+from ...kernels.noise import bits, row_gumbel, row_gumbel_at
+from ...kernels.statistics.filters import dropped
+from ..base import Array, Draft
 
 EMIT, ACCEPT, RESIDUAL, DRAFT = 0, 1, 2, 3  # purposes of noise; EMIT is the engine's PROPOSAL
 PURPOSES = 4
@@ -56,9 +56,11 @@ class Coins:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the verifier's logits become the law that is sampled from; names as in transformers.
+    """How the verifier's logits become the distribution that is sampled from; names as in
+    transformers.
 
-    As everywhere in this library, top-p is measured on the whole law, not on what top-k leaves.
+    As everywhere in this library, top-p is measured on the whole distribution, not on what top-k
+    leaves.
     ``early_bans`` are ids that may not be emitted before position ``early_end``.
     """
 
@@ -74,12 +76,12 @@ class Sampling:
     def needs_history(self) -> bool:
         return self.repetition_penalty != 1.0 or bool(self.processors)
 
-    def law(
+    def distribution(
         self, logits: torch.Tensor, histories: Sequence[IntArray], positions: IntArray
     ) -> torch.Tensor:
-        """Log-laws (R, V) float32 of raw ``logits`` (R, V); at temperature 0 the processed logits
-        themselves.  ``histories`` are the tokens before each row, ``positions`` (R,) where its
-        token would stand."""
+        """Log-distributions (R, V) float32 of raw ``logits`` (R, V); at temperature 0 the processed
+        logits themselves.  ``histories`` are the tokens before each row, ``positions`` (R,) where
+        its token would stand."""
         x = logits.float()
         early = torch.from_numpy(positions < self.early_end).to(x.device)
         if self.early_bans and bool(early.any()):
@@ -106,7 +108,8 @@ class Sampling:
 
 
 class Rows:
-    """Laws of a forward.  Row ``node + 1`` follows ``node`` of the draft; row 0 the last token.
+    """Distributions of a forward.  Row ``node + 1`` follows ``node`` of the draft; row 0 the last
+    token.
 
     ``logits`` (n + 1, V) are raw; ``prefix`` (L,) int64 the committed tokens; ``round_`` counts
     forwards of the sequence.
@@ -126,7 +129,7 @@ class Rows:
         nodes = range(-1, len(draft))
         self.positions = len(prefix) + np.array([draft.depth(node) + 1 for node in nodes])
         histories = [self._history(node) for node in nodes] if sampling.needs_history else []
-        self.log_law = sampling.law(logits, histories, self.positions)
+        self.log_distribution = sampling.distribution(logits, histories, self.positions)
         self._best: list[int] | None = None
 
     def _history(self, node: int) -> IntArray:
@@ -135,8 +138,8 @@ class Rows:
     def greedy(self, node: int) -> int:
         """The most probable token after ``node``; the lowest id of equals."""
         if self._best is None:
-            found: list[int] = self.log_law.argmax(-1).tolist()
-            self._best = found
+            result: list[int] = self.log_distribution.argmax(-1).tolist()
+            self._best = result
         return self._best[node + 1]
 
     def keyed(self, node: int) -> int:
@@ -144,38 +147,40 @@ class Rows:
         if self.sampling.temperature == 0:
             return self.greedy(node)
         seed, stream = self.coins.emission
-        row = self.log_law[node + 1]
+        row = self.log_distribution[node + 1]
         key = torch.tensor([[seed, stream, int(self.positions[node + 1]), 0]], device=row.device)
         alive = row.isfinite().nonzero()[:, 0]
         if 4 * len(alive) < len(row):  # filters leave few tokens that could need noise
             return int(alive[(row[alive] + row_gumbel_at(key, alive[None])[0]).argmax()])
         return int((row + row_gumbel(key, 0, len(row))[0]).argmax())
 
-    def law(self, node: int) -> Array:
+    def distribution(self, node: int) -> Array:
         """Probabilities (V,) float64 of the token after ``node``."""
         if self.sampling.temperature == 0:
-            law: Array = np.zeros(self.log_law.shape[1])
-            law[self.greedy(node)] = 1.0
+            distribution: Array = np.zeros(self.log_distribution.shape[1])
+            distribution[self.greedy(node)] = 1.0
         else:
-            law = self.log_law[node + 1].double().exp().cpu().numpy()
-            law /= law.sum()
-        return law
+            distribution = self.log_distribution[node + 1].double().exp().cpu().numpy()
+            distribution /= distribution.sum()
+        return distribution
 
     def coin(self, node: int) -> float:
         """A fresh uniform number for the accept test of ``node`` (of the leaf itself in trees)."""
         position = len(self.prefix) + self.draft.depth(node)
         return self.coins.uniform(ACCEPT, position, self.round, node + 1)
 
-    def draw(self, law: Array, node: int) -> int:
-        """A token drawn from ``law`` (V,), not necessarily normalised, to follow ``node``."""
+    def draw(self, distribution: Array, node: int) -> int:
+        """A token drawn from ``distribution`` (V,), not necessarily normalised, to follow
+        ``node``.
+        """
         position = int(self.positions[node + 1])
-        total = law.cumsum()
+        total = distribution.cumsum()
         u = self.coins.uniform(RESIDUAL, position, self.round) * total[-1]
-        found = int(np.searchsorted(total, u, side="right"))
-        return min(found, int(np.flatnonzero(law)[-1]))
+        result = int(np.searchsorted(total, u, side="right"))
+        return min(result, int(np.flatnonzero(distribution)[-1]))
 
     def logprobs(self, nodes: Sequence[int], tokens: Sequence[int]) -> list[float]:
         """Log-probabilities of ``tokens`` after ``nodes`` under the verifier's raw logits."""
         rows = self.logits[[node + 1 for node in nodes]].float().log_softmax(-1)
-        found: list[float] = rows[range(len(nodes)), list(tokens)].tolist()
-        return found
+        result: list[float] = rows[range(len(nodes)), list(tokens)].tolist()
+        return result

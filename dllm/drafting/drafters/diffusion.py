@@ -1,9 +1,9 @@
 """A masked diffusion model as a drafter.
 
 Every round its canvas is the committed text, ``window`` masks and, if it was trained with one, an
-end marker, behind or before the masks.  One forward (or ``steps``) gives a law for every mask; a
-search makes a draft of them.  The laws are marginals: each averages over what might stand at the
-other positions.
+end marker, behind or before the masks.  One forward (or ``steps``) gives a distribution for every
+mask; a search makes a draft of them.  The distributions are marginals: each averages over what
+might stand at the other positions.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import cache as caches
-from .. import samplers
-from ..cache.base import Cache, Plan, Slots, everything
-from ..canvas import Canvas, IntArray
-from ..config import GenerationConfig
-from ..engine import Engine
-from ..errors import ConfigError, UnknownNameError
-from ..models import load
-from ..packing import Row
-from .base import (
+from ... import cache as caches
+from ... import samplers
+from ...cache.base import Cache, Plan, Slots, everything
+from ...canvas import Canvas, IntArray
+from ...config import GenerationConfig
+from ...engine.loop import Engine
+from ...engine.packing import Row
+from ...errors import ConfigError, UnknownNameError
+from ...models import load
+from ..base import (
     DRAFTERS,
     EMPTY,
     Budget,
+    Distribution,
     Draft,
     Drafter,
     Drafting,
     Feedback,
-    Law,
     Request,
     single,
 )
-from .marginals import Marginals
-from .proxies import PROXIES, NGram, Proxy
-from .search import SEARCHES, Search, SearchContext
+from ..search.chains import SEARCHES, Search, SearchContext
+from ..search.marginals import Marginals
+from ..search.proxies import PROXIES, NGram, Proxy
 
 WINDOW = 32  # masks that a drafter sees at least, unless told otherwise
 MARKER_POSITIONS = ("after_masks", "before_masks")
@@ -96,7 +96,7 @@ class DiffusionDrafter(Drafter):
     known_as: IntArray | None = None
 
     def __post_init__(self) -> None:
-        from . import register_all
+        from .. import register_all
 
         register_all()
         if min(WINDOW if self.window is None else self.window, self.steps, self.refresh_rounds) < 1:
@@ -124,19 +124,19 @@ class DiffusionDrafter(Drafter):
             )
         if self.end_marker is not None:
             self.marker_position = where or MARKER_POSITIONS[0]
-        if self.steps > 1 and self._search(0.0).law is not Law.POINT:
+        if self.steps > 1 and self._search(0.0).distribution is not Distribution.POINT:
             raise ConfigError(
                 "with steps > 1 tokens are not drawn from marginals: use search='cps'"
             )
 
     @property
-    def laws(self) -> frozenset[Law]:  # type: ignore[override]
-        return frozenset({self._search(0.0).law})
+    def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
+        return frozenset({self._search(0.0).distribution})
 
     def _search(self, temperature: float) -> Search:
         if self.search is not None:
-            found: Search = self.search
-            return found
+            result: Search = self.search
+            return result
         return SEARCHES["coupled" if temperature > 0 else "cps"]()
 
     def open(self, request: Request) -> Drafting:
@@ -202,8 +202,8 @@ class DiffusionDrafting(Drafting):
         return replace(draft, search_seconds=time.perf_counter() - began)
 
     def marginals(self, prefix: IntArray, length: int = 0) -> Marginals | None:
-        """Laws of the positions after ``prefix``, for a draft of ``length`` tokens; None when the
-        context has no room for one."""
+        """Distributions of the positions after ``prefix``, for a draft of ``length`` tokens; None
+        when the context has no room for one."""
         room = len(self.row.slots.age) - len(prefix) - self.marker
         window = min(self.part.window or max(WINDOW, length), room)
         if window < 1:

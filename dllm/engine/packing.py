@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from .cache import Plan, Slots
-from .canvas import PROPOSAL, PURPOSES, Canvas, IntArray
-from .models.attention import Segment
-from .samplers import NOTHING, Gamble
+from ..cache import Plan, Slots
+from ..canvas import PROPOSAL, PURPOSES, Canvas, IntArray
+from ..models.attention import Segment
+from ..samplers import NOTHING, Trial
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Row:
     canvas: Canvas
     slots: Slots
     base: int = 0
-    gambles: tuple[Gamble, ...] = ()
+    trials: tuple[Trial, ...] = ()
     previous: tuple[IntArray, torch.Tensor] | None = None
 
     def lane(self, number: int) -> int:
@@ -35,15 +35,15 @@ class Row:
         return self.base + number * len(self.slots.age)
 
     def branches(self) -> list[Canvas]:
-        """The canvases to feed: the row itself, or a copy per gamble."""
-        if not self.gambles:
+        """The canvases to feed: the row itself, or a copy per trial."""
+        if not self.trials:
             return [self.canvas]
-        found = []
-        for gamble in self.gambles:
+        result = []
+        for trial in self.trials:
             branch = self.canvas.fork()
-            branch.commit(gamble.positions, gamble.tokens, gamble.logprobs)
-            found.append(branch)
-        return found
+            branch.commit(trial.positions, trial.tokens, trial.logprobs)
+            result.append(branch)
+        return result
 
 
 @dataclass(slots=True)
@@ -174,8 +174,8 @@ def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
 def _indices(compute: IntArray, rows: IntArray) -> IntArray:
     """Where ``rows`` stand in ``compute``; both ascending, rows contained in compute."""
     run = len(compute) == compute[-1] - compute[0] + 1
-    found: IntArray = rows - compute[0] if run else np.searchsorted(compute, rows)
-    return found
+    result: IntArray = rows - compute[0] if run else np.searchsorted(compute, rows)
+    return result
 
 
 def segments_of(
@@ -191,13 +191,13 @@ def segments_of(
     if grid is None:
         keys = slice(base, base + length) if read is None else _keys(read, base, device)
         return [Segment(slice(at, at + len(compute)), keys)]
-    found, blocks = [], compute // grid
+    result, blocks = [], compute // grid
     borders = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(compute)]
     for first, last in pairwise(borders):
         end = min(int(blocks[first] + 1) * grid, length)
         keys = slice(base, base + end) if read is None else _keys(read[read < end], base, device)
-        found.append(Segment(slice(at + first, at + last), keys))
-    return found
+        result.append(Segment(slice(at + first, at + last), keys))
+    return result
 
 
 def _keys(read: IntArray, base: int, device: torch.device) -> slice | torch.Tensor:

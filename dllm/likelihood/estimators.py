@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .canvas import BoolArray
-from .errors import ConfigError, UnknownNameError
+from ..canvas import BoolArray
+from ..errors import ConfigError, UnknownNameError
 
 Weights = npt.NDArray[np.float64]
 
@@ -96,8 +96,8 @@ def llada(length: int, prompt: int, rows: int, seed: tuple[int, int]) -> Draws:
     for start in range(0, rows, batch):
         k = int(torch.randint(1, length + 1, (), generator=noise))
         spaced = torch.linspace(float(k), k + (batch - 1) * (length / batch), steps=batch)
-        found = (torch.round(spaced).long() - 1) % length + 1
-        count[start : start + batch] = found.numpy()
+        result = (torch.round(spaced).long() - 1) % length + 1
+        count[start : start + batch] = result.numpy()
         for row in range(start, start + batch):
             order = torch.randperm(length, generator=noise).numpy()
             masked[row] = order < count[row]

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .errors import ConfigError
+from ..errors import ConfigError
+from ..models.attention import Segment
 from .kv import KVBuffer
-from .models.attention import Segment
 from .packing import Packed
 
 BUCKETS = (16, 32, 64, 128, 256)  # padded numbers of queries; larger steps are busy enough as is

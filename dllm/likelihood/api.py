@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from .canvas import IntArray
-from .errors import PromptError
-from .models import DiffusionModel, load
-from .prompts import encode, encode_continuation, encode_text, is_batch
+from ..canvas import IntArray
+from ..errors import PromptError
+from ..models import DiffusionModel, load
+from ..prompts import encode, encode_continuation, encode_text, is_batch
+from ..spec import build
 from .scoring import Request, Scoring, score_requests
-from .spec import build
 
 
 def score(
@@ -55,8 +55,8 @@ def score(
         turn = _is_turn(loaded, given, chat)
         index = groups.setdefault(ids.tobytes(), len(groups))
         requests.append(Request(ids, _continuation_ids(loaded, text, turn), index))
-    found = score_requests(loaded, requests, settings)
-    return found if is_batch(prompt) or is_batch(continuation) else found[0]
+    result = score_requests(loaded, requests, settings)
+    return result if is_batch(prompt) or is_batch(continuation) else result[0]
 
 
 def _prompt_ids(model: DiffusionModel, prompt: Any, chat: bool | None) -> IntArray:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError
-from ..registry import Registry
-from .base import DraftPart
+from ...errors import ConfigError
+from ...registry import Registry
+from ..base import DraftPart
 
 
 @dataclass
@@ -60,10 +60,10 @@ class Uniform(Proxy):
 class NGram(Proxy):
     """Counts of token ids up to order ``n``, interpolated with lower orders.
 
-    p(t | c) = (count(c t) + kappa p(t | shorter c)) / (count(c) + kappa), down to the uniform law
-    over ``vocab_size`` ids.  Counts come from `fit`, the prompts and the verifier's own output of
-    this and earlier sequences (``online``): the text that drafts have to agree with.  On token ids
-    there are no word boundaries to get wrong.
+    p(t | c) = (count(c t) + kappa p(t | shorter c)) / (count(c) + kappa), down to the uniform
+    distribution over ``vocab_size`` ids.  Counts come from `fit`, the prompts and the verifier's
+    own output of this and earlier sequences (``online``): the text that drafts have to agree with.
+    On token ids there are no word boundaries to get wrong.
     """
 
     n: int = 3
@@ -107,13 +107,13 @@ class NGram(Proxy):
             if seen is None:
                 break
             levels.append((seen, self._totals[context]))
-        found = []
+        result = []
         for token in tokens:
             p = 1.0 / self.vocab_size
             for seen, total in levels:
                 p = (seen.get(token, 0) + self.kappa * p) / (total + self.kappa)
-            found.append(math.log(p))
-        return found
+            result.append(math.log(p))
+        return result
 
     def advance(self, state: Any, token: int) -> tuple[int, ...]:
         return self.start((*state, token))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ConfigError
-from .base import ROOT, Draft
+from ...errors import ConfigError
+from ..base import ROOT, Draft
+from .chains import Search, SearchContext, register
 from .marginals import Lattice, Marginals
-from .search import Search, SearchContext, register
 
 
 @register("best_first_tree", paper="DDTree", arxiv="2604.12989")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..canvas import IntArray
-from ..errors import ConfigError
-from .base import Array, Budget, Feedback, RoundStats
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ..base import Array, Budget, Feedback, RoundStats
 from .control import CONTROLLERS, LengthController, at_least
 
 DEPTHS = (0, 1, 2, 4, 8, 16)  # lower ends of the depth buckets

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .cache import Cache, Plan, Slots
-from .cache.base import check, close
-from .canvas import Canvas, IntArray
-from .capabilities import (
+from ..cache import Cache, Plan, Slots
+from ..cache.base import check, close
+from ..canvas import Canvas, IntArray
+from ..capabilities import (
     BLOCK_CAUSAL,
     FIXED_WINDOW,
     FORESIGHT,
@@ -24,13 +24,13 @@ from .capabilities import (
     SLIDING_BRANCHES,
     UNSHIFTED,
 )
-from .config import GenerationConfig
-from .errors import ConfigError
+from ..config import GenerationConfig
+from ..errors import ConfigError
+from ..models import DiffusionModel
+from ..samplers import NOTHING, Decision, Prediction, Sampler, Trial
+from ..samplers.compose import check_needs
 from .forward import Forward
-from .models import DiffusionModel
 from .packing import Job, Row
-from .samplers import NOTHING, Decision, Gamble, Prediction, Sampler
-from .samplers.compose import check_needs
 
 MOST_IDLE_STEPS = 1_000_000  # a schedule that grants nothing for longer is broken
 
@@ -148,7 +148,7 @@ class Engine:
         ]  # fmt: skip
 
     def _branches(self, row: Row) -> list[Canvas]:
-        """The canvases to feed.  Each has a window of its own, which slides by its gamble; where
+        """The canvases to feed.  Each has a window of its own, which slides by its trial; where
         keys and values are kept, all have the row's, because only that is computed."""
         branches = row.branches()
         if not self.cache.stores:
@@ -185,9 +185,9 @@ class Engine:
         yield chunk
 
     def _step(self, groups: list[list[Job]]) -> Iterator[Step]:
-        found = iter(self.forward.predict([job for group in groups for job in group]))
+        result = iter(self.forward.predict([job for group in groups for job in group]))
         for group in groups:
-            predictions = [next(found) for _ in group]
+            predictions = [next(result) for _ in group]
             row, plan, kept = group[0].row, group[0].plan, 0
             canvas, slots = row.canvas, row.slots
             if len(group) > 1:
@@ -201,7 +201,7 @@ class Engine:
                 decision = self.sampler.decide(canvas, prediction, shadow)
             slots.changed(decision.committed)
             slots.changed(decision.remasked)
-            row.gambles = decision.gambles
+            row.trials = decision.trials
             if gained is not None or len(group) > 1:
                 decision = decision.after(gained, explored=len(group) - 1)
             canvas.nfe += 1
@@ -216,19 +216,20 @@ class Engine:
     def _choose(self, group: list[Job], predictions: list[Prediction]) -> int:
         assert self.sampler.explorer is not None
         branches = [job.canvas for job in group]
-        found = [p.of_window(b) for p, b in zip(predictions, branches, strict=True)]
-        return self.sampler.explorer.choose(self.sampler.inner.decide, branches, found)
+        result = [p.of_window(b) for p, b in zip(predictions, branches, strict=True)]
+        return self.sampler.explorer.choose(self.sampler.inner.decide, branches, result)
 
-    def _keep(self, group: list[Job], kept: int) -> Gamble | None:
-        """Make a branch the row: its gamble, its window, its keys and values, its last
+    def _keep(self, group: list[Job], kept: int) -> Trial | None:
+        """Make a branch the row: its trial, its window, its keys and values, its last
         distributions."""
         job = group[kept]
         row, canvas, branch = job.row, job.row.canvas, job.canvas
-        gamble = row.gambles[kept] if row.gambles else None
-        if gamble is not None:
-            canvas.window, canvas.memory = branch.window, branch.memory
+        trial = row.trials[kept] if row.trials else None
+        if trial is not None:
+            canvas.window = branch.window
+            canvas.memory, canvas.states = branch.memory, branch.states
             canvas.block, canvas.block_step = branch.block, branch.block_step
-            self.sampler.adopt(canvas, gamble)
+            self.sampler.adopt(canvas, trial)
         buffer = self.forward.buffer
         if buffer is not None and self.width > 1:
             others = [i * job.lanes for i in range(self.width) if i * job.lanes != job.lane]
@@ -237,7 +238,7 @@ class Engine:
                 buffer.copy(job.base(lane), to, torch.from_numpy(job.plan.compute))
         if job.logprobs is not None:
             row.previous = job.targets, job.logprobs
-        return gamble
+        return trial
 
 
 def check_pair(sampler: Sampler, cache: Cache) -> None:

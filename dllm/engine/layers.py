@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .cache import Cache
-from .cache.base import LayerPlan
-from .canvas import FloatArray, IntArray
+from ..cache import Cache
+from ..cache.base import LayerPlan
+from ..canvas import FloatArray, IntArray
 from .kv import KVBuffer
 from .packing import Job, Packed, group, segments_of, tensor
 
@@ -68,7 +68,7 @@ class LayerHook:
         self.packed = packed
         self.pieces = [
             Piece(job, job.base(lane),
-                  job.row.slots.memory.setdefault(f"lane{lane}", {}), job.plan.compute)
+                  job.row.slots.layers.setdefault(lane, {}), job.plan.compute)
             for lane in range(jobs[0].lanes) for job in jobs
         ]  # fmt: skip
         with ExitStack() as stack:
@@ -108,9 +108,9 @@ class LayerHook:
         asked = False
         for piece in self.pieces:
             row, plan = piece.job.row, piece.job.plan
-            found = self.cache.before_layer(row.canvas, row.slots, View(self, piece))
-            asked |= found is not None or len(piece.stream) != len(plan.compute)
-            piece.now = found or LayerPlan(piece.stream, plan.read)
+            result = self.cache.before_layer(row.canvas, row.slots, View(self, piece))
+            asked |= result is not None or len(piece.stream) != len(plan.compute)
+            piece.now = result or LayerPlan(piece.stream, plan.read)
             piece.rows += len(piece.now.compute)
         return asked
 
@@ -204,16 +204,16 @@ class View:
         k = k.repeat_interleave(len(q) // len(k), dim=0)
         scores = q @ k.transpose(1, 2) * self._hook.module.self_attn.scaling
         scores.masked_fill_(self._unseen(queries, read), -torch.inf)
-        found = np.zeros((len(queries), length), np.float32)
-        found[:, read] = _numpy(scores.softmax(-1).mean(0))
-        return found
+        result = np.zeros((len(queries), length), np.float32)
+        result[:, read] = _numpy(scores.softmax(-1).mean(0))
+        return result
 
     def key_importance(self, queries: IntArray, keys: IntArray) -> FloatArray:
         q = self._queries(queries).mean(1)
         k = self._hook.keys[0][:, self._indices(self._piece.slots(keys))].float()
         k = k.repeat_interleave(len(q) // len(k), dim=0)
-        found = (k @ q[:, :, None]).squeeze(-1).mean(0)
-        return _numpy(found.masked_fill_(self._unseen(queries[-1:], keys)[0], -torch.inf))
+        result = (k @ q[:, :, None]).squeeze(-1).mean(0)
+        return _numpy(result.masked_fill_(self._unseen(queries[-1:], keys)[0], -torch.inf))
 
     def _unseen(self, queries: IntArray, keys: IntArray) -> Tensor:
         """(n, m) bool: keys in later blocks than the query, where attention is block-causal."""
@@ -256,5 +256,5 @@ def _wrapped(module: nn.Module, run: Callable[..., Tensor]) -> Iterator[None]:
 
 
 def _numpy(x: Tensor) -> FloatArray:
-    found: FloatArray = x.float().cpu().numpy()
-    return found
+    result: FloatArray = x.float().cpu().numpy()
+    return result

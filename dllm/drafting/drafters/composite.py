@@ -5,9 +5,19 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ..canvas import IntArray
-from ..errors import ConfigError
-from .base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Law, Request
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ..base import (
+    DRAFTERS,
+    EMPTY,
+    Budget,
+    Distribution,
+    Draft,
+    Drafter,
+    Drafting,
+    Feedback,
+    Request,
+)
 
 
 @dataclass
@@ -21,8 +31,8 @@ class _Several(Drafter):
             )
 
     @property
-    def laws(self) -> frozenset[Law]:  # type: ignore[override]
-        return frozenset().union(*(drafter.laws for drafter in self.drafters))
+    def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
+        return frozenset().union(*(drafter.distributions for drafter in self.drafters))
 
     @property
     def needs_scores(self) -> bool:  # type: ignore[override]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import Cache
 
-from .kernels.rotation import rotate_scatter
+from ..kernels.rotation import rotate_scatter
 
 
 class KVBuffer(Cache):

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..canvas import IntArray
-from ..errors import ConfigError
-from .base import DRAFTERS, EMPTY, ROOT, Budget, Draft, Drafter, Drafting, Feedback, Request
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ..base import DRAFTERS, EMPTY, ROOT, Budget, Draft, Drafter, Drafting, Feedback, Request
 
 # Ranks of the children that each level of the static tree expands, chosen like the paper's: wide
 # near the root, narrow below.  A path is the ranks from the root down.

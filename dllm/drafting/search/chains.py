@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ..canvas import IntArray
-from ..errors import ConfigError
-from ..registry import Registry
-from .base import ROOT, Draft, DraftPart, Law
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ...registry import Registry
+from ..base import ROOT, Distribution, Draft, DraftPart
 from .marginals import Marginals
 from .proxies import Proxy, Uniform
 
@@ -30,7 +30,8 @@ class SearchContext:
     round: int = 0
 
     def shown(self, marginals: Marginals, length: int, coupled: bool) -> Marginals:
-        """The laws to search: with the verifier's noise where it samples and the search wants it.
+        """The distributions to search: with the verifier's noise where it samples and the search
+        wants it.
 
         Both sides then prefer the same tokens, and no probability has to travel.
         """
@@ -41,9 +42,9 @@ class SearchContext:
 
 @dataclass
 class Search(DraftPart):
-    """Finds a draft in marginals.  ``law`` is that of its tokens."""
+    """Finds a draft in marginals.  ``distribution`` is that of its tokens."""
 
-    law: ClassVar[Law] = Law.POINT
+    distribution: ClassVar[Distribution] = Distribution.POINT
 
     def find(self, marginals: Marginals, length: int, context: SearchContext) -> Draft:
         """A chain of at most ``length`` tokens, or a tree of at most that depth."""
@@ -88,13 +89,13 @@ class Coupled(Search):
 class Sample(Search):
     """Draw every token from its marginal: the only chain that `ratio` and `block` can judge."""
 
-    law = Law.MARGINALS
+    distribution = Distribution.MARGINALS
 
     def find(self, marginals: Marginals, length: int, context: SearchContext) -> Draft:
         noise = marginals.noise(context.draft_key, length, context.round)
         tokens = (marginals.log_q[:length] + noise).argmax(-1).cpu().numpy()
         log_q = marginals.log_q[:length].cpu().numpy()
-        return self.draft(marginals, tokens, law=self.law, log_q=log_q)
+        return self.draft(marginals, tokens, distribution=self.distribution, log_q=log_q)
 
 
 @register("sample_tree")
@@ -102,7 +103,7 @@ class Sample(Search):
 class SampleTree(Search):
     """Draw children without replacement: ``branching`` of them per node, level by level."""
 
-    law = Law.MARGINALS
+    distribution = Distribution.MARGINALS
     branching: tuple[int, ...] = (3, 2, 1, 1)
 
     def __post_init__(self) -> None:
@@ -129,7 +130,7 @@ class SampleTree(Search):
         log_q = marginals.log_q[: len(self.branching)].cpu().numpy()
         depths = _depths(parents)
         return Draft(
-            np.asarray(tokens, np.int64), np.asarray(parents, np.int64), self.law, log_q,
+            np.asarray(tokens, np.int64), np.asarray(parents, np.int64), self.distribution, log_q,
             marginals.confidence[depths], marginals.end, self.name,
         )  # fmt: skip
 

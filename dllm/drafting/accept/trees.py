@@ -1,4 +1,6 @@
-"""Accept rules for trees whose siblings were drawn without replacement from a known law."""
+"""Accept rules for trees whose siblings were drawn without replacement from a known
+distribution.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import ROOT, RULES, AcceptRule, Array, Draft, Outcome
+from ..base import ROOT, RULES, AcceptRule, Array, Draft, Outcome
+from .chains import SAMPLED, residual
 from .rows import Rows
-from .rules import SAMPLED, residual
 
 
 @RULES.register(
@@ -28,7 +30,7 @@ class MultiRound(AcceptRule):
         node = ROOT
         path: list[int] = []
         while True:
-            p, chosen = rows.law(node), None
+            p, chosen = rows.distribution(node), None
             q = draft.q(node) if draft.children(node) else p
             for child in draft.children(node):
                 token = int(draft.tokens[child])
@@ -56,19 +58,19 @@ class Traversal(AcceptRule):
     trees = True
 
     def judge(self, rows: Rows, draft: Draft) -> Outcome:
-        found = self._visit(rows, draft, ROOT, 1.0)
-        assert found is not None, "the root is always accepted"
-        return found
+        result = self._visit(rows, draft, ROOT, 1.0)
+        assert result is not None, "the root is always accepted"
+        return result
 
     def _visit(self, rows: Rows, draft: Draft, node: int, weight: float) -> Outcome | None:
-        p, children = rows.law(node), draft.children(node)
+        p, children = rows.distribution(node), draft.children(node)
         q = draft.q(node) if children else p
         for child in children:
             token = int(draft.tokens[child])
             below = min(1.0, weight * p[token] / q[token])
-            found = self._visit(rows, draft, child, below)
-            if found is not None:
-                return found
+            result = self._visit(rows, draft, child, below)
+            if result is not None:
+                return result
             excess = np.maximum(weight * p - q, 0.0)
             left = float(excess.sum())
             if left > 0:
@@ -81,14 +83,14 @@ class Traversal(AcceptRule):
         return None
 
 
-def normal(law: Array) -> Array:
-    """The law scaled to sum to one."""
-    scaled: Array = law / law.sum()
+def normal(distribution: Array) -> Array:
+    """The distribution scaled to sum to one."""
+    scaled: Array = distribution / distribution.sum()
     return scaled
 
 
 def without(q: Array, token: int) -> Array:
-    """The law of the next sibling: ``token`` is taken."""
+    """The distribution of the next sibling: ``token`` is taken."""
     rest = q.copy()
     rest[token] = 0.0
     total = rest.sum()

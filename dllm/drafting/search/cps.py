@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import ConfigError, UnknownNameError
-from .base import ROOT, Draft
+from ...errors import ConfigError, UnknownNameError
+from ..base import ROOT, Draft
+from .chains import Search, SearchContext, register
 from .marginals import Lattice, Marginals
 from .proxies import Proxy
-from .search import Search, SearchContext, register
 
 DIFFUSPEC = "DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding"
 SCORES = ("proxy", "verifier")
@@ -82,8 +82,8 @@ class CausalPathSearch(Search):
     """Beam search through the pruned lattice for the chain that also reads well left to right.
 
     ``mass``, ``cap``: pruning; ``beam``; ``weight``: share of the drafter's log-probability in the
-    score, the rest is the proxy's.  ``coupled``: at temperature > 0 search the laws with the
-    verifier's noise added.
+    score, the rest is the proxy's.  ``coupled``: at temperature > 0 search the distributions with
+    the verifier's noise added.
     """
 
     mass: float = 0.8

@@ -1,0 +1,1 @@
+"""What proposes tokens: diffusion models, lookups, and drafters made of drafters."""
