@@ -17,6 +17,13 @@ from .threshold import check_probability
 from .windows import StaticBlocks
 
 
+@dataclass
+class Opening:
+    """Whether the block has been opened, but not yet been given its size."""
+
+    pending: bool = False
+
+
 @register(
     "adablock",
     paper="AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size",
@@ -52,21 +59,26 @@ class AdaBlock(StaticBlocks):
             raise ConfigError(f"fraction must lie in (0, 1], not {self.fraction}")
 
     def advance(self, canvas: Canvas) -> None:
-        total: int = canvas.memory.setdefault("adablock_total", canvas.end - canvas.start)
         low, high = canvas.window
         if canvas.masked[low:high].any():
             return
         while high < canvas.end and not canvas.masked[high]:
             high += 1  # given text needs no block of its own
-        reach = max(int(self.fraction * total), self.block_length or 32)
+        reach = max(self._ahead(canvas), self.block_length or 32)
         canvas.open_window(high, min(high + reach, canvas.end))
-        canvas.memory["adablock"] = int(self.fraction * total)
+        canvas.state(Opening).pending = True
+
+    def _ahead(self, canvas: Canvas) -> int:
+        """How many positions are searched for a delimiter."""
+        start, end = canvas.region
+        return int(self.fraction * (end - start))
 
     def settle(self, canvas: Canvas, prediction: Prediction) -> None:
-        ahead: int | None = canvas.memory.pop("adablock", None)
-        if ahead is None:
+        opening = canvas.state(Opening)
+        if not opening.pending:
             return
-        low, end = canvas.window[0], canvas.end
+        opening.pending = False
+        ahead, low, end = self._ahead(canvas), canvas.window[0], canvas.end
         size = min(self.block_length or 32, end - low)
         at = prediction.positions
         here = (at >= low) & (at < min(low + ahead, end)) & canvas.masked[at]

@@ -175,6 +175,11 @@ class Part:
         preferred ones first; what needs something that the given parts do not offer is left out."""
         return ()
 
+    def begin_block(self, canvas: Canvas) -> None:
+        """Before a forward, when the window has just been opened: set up what belongs to a block,
+        e.g. a schedule.  What is asked before a forward (`wants`, `asks`, `Selector.rests`, ...)
+        only reads."""
+
     def wants(self, canvas: Canvas) -> IntArray | None:
         """Positions beyond the window's masks whose predictions it reads, ascending."""
         return None

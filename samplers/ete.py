@@ -19,6 +19,13 @@ ORDERS = ("conf", "entropy", "hybrid")
 HOPELESS = 0.3  # guesses below this probability are not worth a branch
 
 
+@dataclass
+class FirstBlock:
+    """Where the first of several open blocks ends; None where there is only one."""
+
+    end: int | None = None
+
+
 @register("multi_blocks", paper=BITS_TO_ROUNDS, arxiv="2511.21103")
 @dataclass(frozen=True)
 class MultiBlocks(Window):
@@ -44,7 +51,7 @@ class MultiBlocks(Window):
             return
         low = canvas.start + int(open_.argmax()) // size * size
         window = (low, min(low + size * (1 + self.lookahead), canvas.end))
-        canvas.memory["first_block"] = low + size
+        canvas.state(FirstBlock).end = low + size
         if window != canvas.window:
             canvas.open_window(*window)
 
@@ -86,7 +93,8 @@ class ETE(Explorer):
         return (MultiBlocks(), Threshold(self.tau))
 
     def _candidates(self, view: View, chosen: BoolArray) -> BoolArray:
-        edge: int = view.canvas.memory.get("first_block", view.canvas.window[1])
+        end = view.canvas.state(FirstBlock).end
+        edge = view.canvas.window[1] if end is None else end
         result: BoolArray = ~chosen & (view.positions < edge)
         return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -12,12 +12,19 @@ from ..canvas import SELECTION, BoolArray, Canvas, FloatArray
 from ..capabilities import FRESH_LOGITS, PROBABILITY
 from ..errors import ConfigError, UnknownNameError
 from ..spec import FamilyDefaults
-from .base import Part, Selector, View, top
+from .base import NO_SCORES, Part, Selector, View, top
 from .compose import register
 from .threshold import check_probability
 from .windows import StaticBlocks, WholeRegion
 
 STRATEGIES = ("all", "max_conf", "min_kl", "random")
+
+
+@dataclass
+class Divergences:
+    """(N, history) latest divergences of every position, or none yet."""
+
+    ring: FloatArray = field(default_factory=lambda: NO_SCORES)
 
 
 @register(
@@ -67,11 +74,10 @@ class KLASS(Selector):
 
     def _recent(self, canvas: Canvas, view: View) -> FloatArray:
         """(n, history) latest divergences, this step's last."""
-        ring: FloatArray | None = canvas.memory.get("klass")
-        if ring is None:
-            ring = np.full((len(canvas.tokens), self.history), np.inf, np.float32)
-            canvas.memory["klass"] = ring
-        kl = view.prediction.kl
+        state = canvas.state(Divergences)
+        if not state.ring.size:
+            state.ring = np.full((len(canvas.tokens), self.history), np.inf, np.float32)
+        ring, kl = state.ring, view.prediction.kl
         assert kl is not None
         ring[view.positions] = np.column_stack([ring[view.positions][:, 1:], kl])
         return ring[view.positions]

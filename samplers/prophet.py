@@ -72,7 +72,7 @@ class Prophet(Stop):
 
     def threshold(self, canvas: Canvas) -> float:
         """The gap that this step has to reach."""
-        total: int = canvas.memory.setdefault("prophet", int(canvas.masked[canvas.start :].sum()))
+        total = int((~canvas.given[canvas.start :]).sum())
         decided = 1 - int(canvas.masked[canvas.start :].sum()) / total
         steps = (canvas.step + 1) / (self.steps or total)
         progress = {"steps": steps, "tokens": decided}.get(self.progress or "", max(steps, decided))

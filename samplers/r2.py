@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FRESH_LOGITS, PROBABILITY
 from ..errors import ConfigError, UnknownNameError
-from .base import NOTHING, Part, Selector, View
+from .base import NO_SCORES, NOTHING, Part, Selector, View
 from .compose import register
 from .threshold import Threshold, check_probability
 
@@ -23,16 +23,13 @@ class Streak:
     """Per position: the likeliest id of its latest step, for how many steps in a row, and what is
     made of its probabilities meanwhile.  Belongs to one block."""
 
-    block: int
-    token: IntArray
-    count: IntArray
-    value: FloatArray  # last, sum or maximum
+    token: IntArray = field(default_factory=lambda: NOTHING)
+    count: IntArray = field(default_factory=lambda: NOTHING)
+    value: FloatArray = field(default_factory=lambda: NO_SCORES)  # last, sum or maximum
 
-    @classmethod
-    def fresh(cls, canvas: Canvas) -> Streak:
-        n = len(canvas.tokens)
-        none = np.zeros(n, np.int64)
-        return cls(canvas.block, none, none.copy(), np.zeros(n, np.float32))
+    def clear(self, n: int) -> None:
+        self.token, self.count = np.zeros((2, n), np.int64)
+        self.value = np.zeros(n, np.float32)
 
     def observe(
         self, at: IntArray, token: IntArray, p: FloatArray, how: str
@@ -96,6 +93,9 @@ class R2(Selector):
 
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(),)
+
+    def begin_block(self, canvas: Canvas) -> None:
+        canvas.state(Streak).clear(len(canvas.tokens))
 
     def proposals(self, view: View, chosen: BoolArray) -> tuple[IntArray, FloatArray]:
         """Neighbourhoods are committed as proposed, runs and streaks as the clean argmax."""
@@ -164,10 +164,7 @@ class R2(Selector):
 
     def _stable(self, view: View, token: IntArray, p: FloatArray) -> BoolArray:
         """(n,) bool."""
-        canvas = view.canvas
-        streak: Streak | None = canvas.memory.get("r2")
-        if streak is None or streak.block != canvas.block:
-            streak = canvas.memory["r2"] = Streak.fresh(canvas)
+        streak = view.canvas.state(Streak)
         count, value = streak.observe(view.positions, token, p, self.temporal_eval)
         if self.temporal_eval == "ave":
             value = (value / count).astype(np.float32)

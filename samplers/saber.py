@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY
 from ..errors import ConfigError
-from .base import NOTHING, Part, Reviser, Selector, View, top
+from .base import NO_SCORES, NOTHING, Part, Reviser, Selector, View, top
 from .compose import register
 from .windows import WholeRegion
 
@@ -35,6 +35,13 @@ class SaberAccept(Selector):
         mean = float(np.exp(canvas.logprob[decided]).mean()) if decided.any() else 1.0
         chosen: BoolArray = view.score > mean
         return chosen | top(view.score, self.n)
+
+
+@dataclass
+class LastProbabilities:
+    """Those of the step before, (N,), or none yet."""
+
+    values: FloatArray = field(default_factory=lambda: NO_SCORES)
 
 
 @register("saber", paper=SABER, arxiv="2510.18165")
@@ -73,8 +80,9 @@ class Saber(Reviser):
         now[result.positions] = np.exp(
             np.where(decided_before, result.asked[self.name][:, 0], result.logprob)
         )
-        before: FloatArray = canvas.memory.get("saber", np.zeros_like(now))
-        canvas.memory["saber"] = now
+        last = canvas.state(LastProbabilities)
+        before = last.values if last.values.size else np.zeros_like(now)
+        last.values = now
         low, high = canvas.window
         if not canvas.masked[low:high].any():
             return NOTHING

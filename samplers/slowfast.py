@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,6 +33,13 @@ class Pairs(Selector):
     def select(self, view: View) -> BoolArray:
         sure: BoolArray = view.score >= self.tau
         return sure if sure.sum() >= 2 else np.zeros_like(sure)
+
+
+@dataclass
+class Exploration:
+    """The estimates of the reach so far, one per exploring step."""
+
+    reaches: list[int] = field(default_factory=list)
 
 
 @register("slowfast", paper=SLOWFAST, arxiv="2506.10848")
@@ -66,7 +73,7 @@ class SlowFast(Window):
         if not open_.any():
             return
         first = canvas.start + int(open_.argmax())
-        reaches: list[int] = canvas.memory.setdefault("slowfast", [])
+        reaches = canvas.state(Exploration).reaches
         if self._explored(reaches) and canvas.masked[canvas.start : reaches[-1]].any():
             slide(canvas, first, reaches[-1])  # exploit
             return
@@ -79,7 +86,7 @@ class SlowFast(Window):
         return len(reaches) >= self.explore or bool(agree)
 
     def settle(self, canvas: Canvas, prediction: Prediction) -> None:
-        reaches: list[int] = canvas.memory["slowfast"]
+        reaches = canvas.state(Exploration).reaches
         if self._explored(reaches):
             return
         p = prediction.logprob if prediction.max_logprob is None else prediction.max_logprob
