@@ -15,7 +15,7 @@ from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, Sampler, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.prophet import Prophet
-from dllm.samplers.saber import LastProbabilities
+from dllm.samplers.saber import History
 from dllm.samplers.wino import LastAccepts
 
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
@@ -184,7 +184,7 @@ def test_saber_commits_above_the_mean_and_takes_one_back() -> None:
     sampler.prepare(canvas)
     at = np.array([0, 1])
     canvas.commit(at, np.ones(2, np.int64), np.log(np.array([0.8, 0.8], np.float32)))
-    canvas.state(LastProbabilities).values = np.array([0.5, 0.9, 0.5, 0.5, 0.5], np.float32)
+    canvas.state(History).last = np.array([0.5, 0.9, 0.5, 0.5, 0.5], np.float32)
     canvas.step = 1
     p = np.array([0.8, 0.8, 0.85, 0.82, 0.5], np.float32)
     asked = {"saber": np.log(p)[:, None]}
