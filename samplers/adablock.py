@@ -37,19 +37,21 @@ class AdaBlock(StaticBlocks):
     ``delimiters`` (ids; default: every token with a line break in it) is proposed there with
     probability >= ``delimiter_threshold`` (LLaDA 0.3, Dream 0.5), the block ends with the surest of
     them, otherwise it has ``block_length`` (32; the paper uses 16, 32 and 64) positions.  Opening a
-    block costs no forward: its first commits come from the same predictions.  ``force_first`` as
-    for ``blocks``.
+    block costs no forward: its first commits come from the same predictions.  At temperature > 0
+    the proposals are those that were drawn, on Dream the likeliest tokens (``likeliest``), as in
+    the official code.  ``force_first`` as for ``blocks``.
     """
 
     statistics = frozenset({"max_logprob", "top_token"})
     family_defaults: ClassVar[FamilyDefaults] = {
-        "llada": {"delimiter_threshold": 0.3},
-        "dream": {"delimiter_threshold": 0.5},
+        "llada": {"delimiter_threshold": 0.3, "likeliest": False},
+        "dream": {"delimiter_threshold": 0.5, "likeliest": True},
     }
 
     delimiters: tuple[int, ...] | None = None
     delimiter_threshold: float | None = None
     fraction: float = 0.25
+    likeliest: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,9 +84,9 @@ class AdaBlock(StaticBlocks):
         size = min(self.block_length or 32, end - low)
         at = prediction.positions
         here = (at >= low) & (at < min(low + ahead, end)) & canvas.masked[at]
-        p = prediction
-        token = p.token if p.top_token is None else p.top_token[:, 0]
-        score = p.logprob if p.max_logprob is None else p.max_logprob
+        p, token, score = prediction, prediction.token, prediction.logprob
+        if self.likeliest and p.top_token is not None and p.max_logprob is not None:
+            token, score = p.top_token[:, 0], p.max_logprob
         result = (here & _members(self.delimiters).take(token, mode="clip")).nonzero()[0]
         if result.size:
             best = result[score[result].argmax()]

@@ -242,6 +242,7 @@ class Selector(Part):
 
     role: ClassVar[str] = "selector"
     extends: ClassVar[bool] = False
+    scheduled: ClassVar[bool] = False  # whether a number of steps is planned
 
     def rests(self, canvas: Canvas) -> bool:
         """Whether the schedule grants this step nothing, so that no forward is needed."""

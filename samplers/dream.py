@@ -61,6 +61,7 @@ class Dream(Selector):
 
     needs = frozenset({FIXED_WINDOW})
     offers = frozenset({FORESIGHT})  # what it looks at is the score
+    scheduled = True
 
     steps: int | None = None
     eps: float = 1e-3

@@ -64,9 +64,10 @@ class ETE(Explorer):
     Experimental: reconstructed from the paper's abstract; no code and no full text were at hand.
     Several blocks are open (`MultiBlocks`).  A step that commits fewer than ``e_min`` (1) positions
     by its selectors (default: probability >= ``tau``, 0.9) opens ``k`` (4) branches, each with one
-    more position of the first block committed: the most confident ones (``order="conf"``), the
-    most uncertain above probability 0.3 ("entropy"), or half of each ("hybrid").  The branch in
-    which most positions of the window reach ``tau`` is kept; its forward is also the next step's.
+    more position of the first block committed: the most uncertain above probability 0.3
+    (``order="entropy"``, after the abstract), the most confident ones ("conf"), or half of each
+    ("hybrid"); the most confident fill what is missing.  The branch in which most positions of the
+    window reach ``tau`` is kept; its forward is also the next step's.
     """
 
     needs = frozenset({BRANCHES, PROBABILITY})
@@ -76,7 +77,7 @@ class ETE(Explorer):
     k: int = 4
     tau: float = 0.9
     e_min: int = 1
-    order: str = "conf"
+    order: str = "entropy"
 
     def __post_init__(self) -> None:
         check_probability("tau", self.tau)

@@ -52,6 +52,7 @@ class LLaDA(Selector):
 
     needs = frozenset({FIXED_WINDOW})
     offers = frozenset({FORESIGHT})  # what it looks at is the score
+    scheduled = True
 
     steps: int | None = None
     remasking: str = "low_confidence"

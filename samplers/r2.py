@@ -62,9 +62,11 @@ class R2(Selector):
     ``spatial_threshold`` commit one: the surest, the middle or a random one (``token_cluster``).
     (3) Commit a token that was likeliest in ``temporal_steps`` (3) consecutive steps, if its last,
     average or maximal probability (``temporal_eval``) reaches ``temporal_threshold`` (0.8).  None
-    for a size, mode or number of steps switches its rule off, None for
-    ``confidence_cluster_unmasked`` lifts that limit.  Without another selector the
-    first commits are those of ``threshold``; the published speed needs fine-tuned checkpoints.
+    for a mode or number of steps switches its rule off, for ``confidence_cluster_size`` rules (1)
+    and (2), as in the official code; None for ``confidence_cluster_unmasked`` lifts that limit.
+    At temperature > 0 rule (1) averages the probabilities of what is proposed and commits that;
+    the others look at the likeliest tokens.  Without another selector the first commits are those
+    of ``threshold``; the published speed needs fine-tuned checkpoints.
     """
 
     needs = frozenset({PROBABILITY, FRESH_LOGITS})
@@ -106,7 +108,7 @@ class R2(Selector):
             return p.token, p.logprob
         near = np.zeros(len(chosen), np.bool_)
         if self.confidence_cluster_size is not None:
-            near = self._clusters(view, np.exp(p.max_logprob))
+            near = self._clusters(view)
         token = np.where(near, p.token, p.top_token[:, 0])
         return token, np.where(near, p.logprob, p.max_logprob)
 
@@ -117,16 +119,17 @@ class R2(Selector):
         p = np.exp(prediction.logprob if clean is None else clean)
         chosen = np.zeros(len(token), np.bool_)
         if self.confidence_cluster_size is not None:
-            chosen = self._clusters(view, p)
-        if self.token_cluster is not None:
-            left = (~chosen).nonzero()[0]
-            chosen[self._runs(view, token, p, left)] = True
+            chosen = self._clusters(view)
+            if self.token_cluster is not None:
+                left = (~chosen).nonzero()[0]
+                chosen[self._runs(view, token, p, left)] = True
         if self.temporal_steps is not None:
             chosen |= self._stable(view, token, p)  # what is chosen already has no use for its own
         return chosen
 
-    def _clusters(self, view: View, p: FloatArray) -> BoolArray:
+    def _clusters(self, view: View) -> BoolArray:
         """(n,) bool."""
+        p = np.exp(view.prediction.logprob)
         low, high = view.canvas.window
         size = self.confidence_cluster_size or 1
         if size > high - low:

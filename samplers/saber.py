@@ -62,7 +62,7 @@ class Saber(Reviser):
     committed token is that of the token itself.  Commits come from `SaberAccept` over the whole
     region, unless other parts are given.  ``official`` reproduces the released code: it takes the
     probability of the likeliest token instead, and where there are blocks
-    (``blocks(cumulative=True)``) nothing is taken back in the step that opens one.
+    (``cumulative_blocks``) nothing is taken back in the step that opens one.
     """
 
     needs = frozenset({COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT})

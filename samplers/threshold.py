@@ -97,6 +97,7 @@ class CappedThreshold(Selector):
     """
 
     needs = frozenset({PROBABILITY, FIXED_WINDOW})
+    scheduled = True
 
     tau: float = 0.9
     steps: int | None = None

@@ -21,14 +21,12 @@ class StaticBlocks(Window):
     The last block is short when ``block_length`` (default 32) does not divide the region.
     ``force_first`` commits exactly the first position when a block opens, whatever its score:
     only for parity with the cached Dream code of Fast-dLLM, which cannot predict it later.
-    ``cumulative`` keeps earlier blocks open, for methods that take decisions back there.
     """
 
     offers = frozenset({FIXED_WINDOW, PLACED})
 
     block_length: int | None = None
     force_first: bool = False
-    cumulative: bool = False
 
     def __post_init__(self) -> None:
         if self.block_length is not None and self.block_length < 1:
@@ -39,8 +37,7 @@ class StaticBlocks(Window):
         size = self.block_length or 32
         origin = canvas.start if canvas.origin is None else canvas.origin
         while not canvas.masked[low:high].any() and high < canvas.end:
-            low = low if self.cumulative else high
-            high = min(origin + ((high - origin) // size + 1) * size, canvas.end)
+            low, high = high, min(origin + ((high - origin) // size + 1) * size, canvas.end)
         if (low, high) != canvas.window:
             canvas.open_window(low, high)
 
@@ -50,6 +47,19 @@ class StaticBlocks(Window):
     def select(self, view: View) -> BoolArray:
         first: BoolArray = np.arange(len(view.positions)) == 0
         return first
+
+
+@register("cumulative_blocks", paper="Large Language Diffusion Models", arxiv="2502.09992")
+@dataclass(frozen=True)
+class CumulativeBlocks(StaticBlocks):
+    """Blocks of equal length that stay open, for methods that take decisions back there.
+
+    As `blocks`, but the window begins where the region does.
+    """
+
+    def advance(self, canvas: Canvas) -> None:
+        super().advance(canvas)
+        canvas.window = canvas.start, canvas.window[1]
 
 
 @register("whole", paper="Dream 7B", arxiv="2508.15487")

@@ -107,7 +107,7 @@ def _slowfast_dream(case: dict[str, Any]) -> Call:
 
 
 def _saber(case: dict[str, Any]) -> Call:
-    sampler = "saber(n={n}, official=True)+blocks({block_length}, cumulative=True)"
+    sampler = "saber(n={n}, official=True)+cumulative_blocks({block_length})"
     return Call(sampler.format(**case), "none", {})
 
 

@@ -123,12 +123,32 @@ def test_prophet_finds_the_answer_behind_given_text() -> None:
     assert prophet.span(canvas).tolist() == np.flatnonzero(canvas.masked).tolist()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("how", "gap"), [("steps", 7.5), ("tokens", 5.0), (None, 5.0)])
-def test_prophet_counts_steps_or_tokens(how: str | None, gap: float) -> None:
-    canvas, part = canvas_of(100), Prophet(progress=how)
-    part.threshold(canvas)
+@pytest.mark.parametrize(
+    ("spec", "gap"),
+    [
+        ("prophet", 7.5),  # LLaDA's schedule: step 1 of 100
+        ("prophet(progress=tokens)", 5.0),
+        ("threshold+prophet", 5.0),  # no schedule: half is decided
+        ("threshold+prophet(progress=steps)", 7.5),
+        ("threshold+prophet(steps=2)", 5.0),  # step 1 of 2
+        ("prophet(steps=2)", 5.0),
+        ("dream+prophet", 7.5),
+    ],
+)
+def test_prophet_counts_steps_or_tokens(spec: str, gap: float) -> None:
+    canvas, (part,) = canvas_of(100), compose(spec).stops
     canvas.masked[:50] = False
-    assert part.threshold(canvas) == gap
+    assert part.threshold(canvas) == gap  # type: ignore[attr-defined]
+
+
+def test_prophet_counts_the_steps_of_the_whole_region() -> None:
+    """What is given in it belongs to the length that the published progress divides by."""
+    canvas = canvas_of(100)
+    canvas.give(40, np.ones(60, np.int64))
+    canvas.step = 32  # the 33rd step: 0.33 of 100, not of the 40 undecided
+    assert Prophet().threshold(canvas) == 5.0
+    canvas.step = 31
+    assert Prophet().threshold(canvas) == 7.5
 
 
 @pytest.mark.parametrize(
