@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, ConfigError, UnknownNameError
 from .family import ConfigDict, Facts, Family
+from .fields import wrong
 
 SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
             "logit_shift", "context_length", "score_source", "block_length")  # fmt: skip
@@ -103,10 +104,9 @@ def _check_given(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in SETTABLE:
             raise UnknownNameError("model fact", name, SETTABLE)
-    if given.get("logit_shift", 0) not in (0, 1):
-        raise ConfigError(f"logit_shift is 0 or 1, not {given['logit_shift']!r}")
-    if given.get("score_source", "clean") not in ("clean", "tempered"):
-        raise ConfigError(f"score_source is 'clean' or 'tempered', not {given['score_source']!r}")
+        needed = wrong(name, given[name])
+        if needed:
+            raise ConfigError(f"{name} is {needed}, not {given[name]!r}")
 
 
 def _check_range(facts: Facts, family: Family) -> None:

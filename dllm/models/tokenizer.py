@@ -8,7 +8,7 @@ from pathlib import Path
 import transformers
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, one_line
 from .checkpoint import find
 from .family import Family
 
@@ -30,8 +30,8 @@ def load_tokenizer(folder: Path, family: Family) -> PreTrainedTokenizerBase | No
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the backends raise many types, all of them about the files
         raise CheckpointError(
-            f"the tokenizer files in {folder} cannot be read ({error}); download them again, or "
-            "pass load(..., tokenizer=...)"
+            f"the tokenizer files in {folder} cannot be read ({one_line(error)}); download them "
+            "again, or pass load(..., tokenizer=...)"
         ) from error
     return tokenizer
 
