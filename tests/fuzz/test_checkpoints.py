@@ -30,7 +30,8 @@ MEMORY = 2 * 2**30  # bytes that a case may add to the process: a network that i
 HOSTILE: list[Any] = [
     None, True, False, -1, 0, 1, 2, 3.5, -0.0, 2**31, 2**40, 10**12, 10**30, float("nan"),
     float("inf"), "", "x", "3", "torch.bfloat16", "\ud800", "../../etc/passwd", [], [[]], [[1]],
-    [1, 2], ["x"], [-1], {}, {"a": 1}, {"rope_type": "yarn"}, {"type": "linear", "factor": "x"}, [None],
+    [1, 2], ["x"], [-1], {}, {"a": 1},
+    {"rope_type": "yarn"}, {"type": "linear", "factor": "x"}, [None],
     {"quant_method": "bitsandbytes"}, {"weight_map": {}}, "x" * 10_000,
 ]  # fmt: skip
 NEW_FIELDS = (
