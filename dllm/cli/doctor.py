@@ -217,7 +217,7 @@ def _tokens(checkpoint: Checkpoint) -> Iterator[Finding]:
         tokenizer = load_tokenizer(checkpoint.folder, family)
         facts = read_facts(
             family, config, tokenizer, raw=checkpoint.config, generation=checkpoint.generation,
-            given={},
+            given={}, published=family.published(checkpoint.name),
         )  # fmt: skip
     except DllmError as error:
         yield Finding("tokens", str(error), BAD)

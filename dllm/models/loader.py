@@ -105,8 +105,9 @@ def _from_files(
     config, official = native_config(checkpoint, family)
     spoken = resolve_tokenizer(tokenizer, family, checkpoint.folder)
     facts = read_facts(
-        family, config, spoken, raw=raw, generation=checkpoint.generation, given=given
-    )
+        family, config, spoken, raw=raw, generation=checkpoint.generation, given=given,
+        published=family.published(checkpoint.name),
+    )  # fmt: skip
     if spoken is not None:
         complete_tokenizer(spoken, family, facts.mask_token_id, facts.vocab_size)
     if dtype == "auto" and checkpoint.bundled:

@@ -31,12 +31,25 @@ def family_of(
     mask_id = given.get("mask_token_id", config.get("mask_token_id"))
     masked = mask_id is not None or config.get("is_causal") is False
     if masked and not result.bidirectional:
+        architecture = config["architectures"][0]
         raise ConfigError(
-            f"{checkpoint.name!r} has a mask token or no causal mask, but plain "
-            f"{config['architectures'][0]} weights; say which family they follow: family='llada' "
-            "predicts in place, 'dream' shifted by one, 'autoregressive' is no diffusion model"
+            f"{checkpoint.name!r} has a mask token or no causal mask, but plain {architecture} "
+            f"weights; say which family they follow: {families_on(architecture)}, or "
+            "'autoregressive', which is no diffusion model"
         )
     return result
+
+
+def families_on(architecture: str) -> str:
+    """What ``family=`` may be for plain weights of a class of transformers, in words."""
+    names = {
+        f"family={family.name!r} ({'shifted by one' if family.logit_shift else 'in place'}"
+        f"{', in blocks' if family.mask_kind == 'block_causal' else ''})"
+        for family in families().values()
+        if family.bidirectional and family.model_class is not None
+        and family.model_class.__name__ == architecture
+    }  # fmt: skip
+    return ", ".join(sorted(names)) or "none reads this network yet, see dllm.models.Family"
 
 
 def _unsupported(checkpoint: Checkpoint) -> str:
@@ -47,7 +60,10 @@ def _unsupported(checkpoint: Checkpoint) -> str:
         f"architecture {architecture!r} of {checkpoint.name!r} "
         f"{'needs remote code, which is never run' if remote else 'is not supported'}; "
         f"supported are {', '.join(sorted(known))} and every causal language model of "
-        "transformers; a new family is one small file, see dllm.models.register_family"
+        "transformers.  If it is one of these networks under another name, try family=... with "
+        "mask_token_id=...; else write a dllm.models.Family: the class of transformers that "
+        "computes it, how config.json and the names of its weights translate, whether logits are "
+        "shifted, and how it attends (docs/models.md)"
     )
 
 
@@ -57,7 +73,11 @@ def native_config(checkpoint: Checkpoint, family: Family) -> tuple[PreTrainedCon
     Raises `CheckpointError` when ``config.json`` describes no network of the family.
     """
     raw = checkpoint.config
-    official = (raw.get("architectures") or [""])[0] in family.architectures
+    native = family.model_class is not None and raw.get("model_type") == (
+        family.model_class.config_class.model_type
+    )
+    named = (raw.get("architectures") or [""])[0] in family.architectures
+    official = named or not native  # weights under another name are tried as official ones
     try:
         with quiet():
             config = _translate(checkpoint, family, official)
@@ -81,17 +101,20 @@ def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTra
         )
         return auto
     if official:
-        translated = family.to_native(raw)
+        try:
+            translated = family.to_native(raw)
+        except CheckpointError as error:
+            if (raw.get("architectures") or [""])[0] in family.architectures:
+                raise
+            raise CheckpointError(
+                f"{checkpoint.name!r} is no {family.name} checkpoint: that family reads "
+                f"{', '.join(family.architectures)} or a native {family.model_class.__name__} "
+                f"({error})"
+            ) from error
         translated.dtype = raw.get("torch_dtype") or raw.get("dtype")
         if raw.get("quantization_config"):
             translated.quantization_config = raw["quantization_config"]
         return translated
     native: Any = family.model_class.config_class
-    if raw.get("model_type") != native.model_type:
-        raise CheckpointError(
-            f"{checkpoint.name!r} is no {family.name} checkpoint: that family reads "
-            f"{', '.join(family.architectures)} or a native {family.model_class.__name__}, not "
-            f"model type {raw.get('model_type')!r}"
-        )
     config: PreTrainedConfig = native.from_dict(dict(raw))
     return config

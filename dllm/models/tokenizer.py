@@ -13,6 +13,7 @@ from .checkpoint import find
 from .family import Family
 
 TokenizerSource = str | os.PathLike[str] | PreTrainedTokenizerBase | None
+THINKING = "enable_thinking"  # a switch in the templates of Qwen3
 FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 
@@ -69,6 +70,12 @@ def complete_tokenizer(
     ours = family.end_of_turn in tokenizer.get_vocab() and family.chat_template is not None
     if ours and (family.replace_chat_template or tokenizer.chat_template is None):
         tokenizer.chat_template = family.chat_template
+    template = tokenizer.chat_template
+    if family.thinking is not None and isinstance(template, str) and THINKING in template:
+        default = str(family.thinking).lower()  # a caller's own value still wins
+        setting = f"{{%- set {THINKING} = {THINKING} | default({default}) -%}}"
+        if not template.startswith(setting):
+            tokenizer.chat_template = setting + template
 
 
 def _place(tokenizer: PreTrainedTokenizerBase, token: str, wanted: int) -> None:

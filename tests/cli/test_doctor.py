@@ -100,7 +100,7 @@ def test_a_float32_model_that_does_not_fit_is_offered_bfloat16() -> None:
     assert next(iter(states.values())) == BAD
 
 
-@pytest.mark.parametrize("architecture", ["LLaDAMoEModelLM", "Unheard"])
+@pytest.mark.parametrize("architecture", ["DiffusionGemmaModel", "Unheard"])
 def test_an_architecture_that_nothing_reads(llada_8b: Path, architecture: str) -> None:
     config = LLADA_8B | {"architectures": [architecture]}
     (llada_8b / "config.json").write_text(json.dumps(config))

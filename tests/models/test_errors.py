@@ -99,8 +99,9 @@ def test_config_files(copy: Copy) -> None:
     [
         ({"architectures": ["MysteryLM"]}, "needs remote code, which is never run"),
         ({"architectures": ["MysteryLM"], "auto_map": {}}, "needs remote code"),
-        ({"architectures": ["LLaDAMoEModelLM"]}, "LLaDAMoEModelLM.* mixture of experts"),
-        ({"architectures": ["LLaDAMoEModel"]}, "mixture of experts"),
+        ({"architectures": ["DiffusionGemmaForBlockDiffusion"]}, "uniformly from the vocabulary"),
+        ({"architectures": ["BD3LM"]}, "adaptive norms"),
+        ({"architectures": ["LLaDAMoEModel"]}, "lacks hidden_size"),
         ({"architectures": None}, "(none)"),
         ({"block_group_size": 2}, "block_group_size=2"),
         ({"block_type": "sequential"}, "block_type='sequential'"),
@@ -217,7 +218,7 @@ def test_weights_that_are_not_finite(copy: Copy) -> None:
 
 
 def test_unknown_architecture_without_remote_code(copy: Copy) -> None:
-    with pytest.raises(CheckpointError, match="is not supported; supported are DreamModel"):
+    with pytest.raises(CheckpointError, match="is not supported; supported are A2DLlama"):
         load(copy("llada-tiny", drop=("auto_map",), architectures=["MysteryLM"]))
 
 
