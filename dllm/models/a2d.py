@@ -116,6 +116,7 @@ A2D_QWEN3 = register_family(
                 for size in ("0.6B", "1.7B", "4B", "8B")
             ),
         ),
+        verified="logits of official code, equal, whole text and blocks, small random checkpoint",
         note="A copy in a folder of another name needs `block_length=` where the table has one.",
     )
 )

@@ -91,6 +91,7 @@ LLADA_MOE = register_family(
             Published("inclusionAI/LLaDA-MoE-7B-A1B-Base", "Apache-2.0"),
             Published("inclusionAI/LLaDA-MoE-7B-A1B-Instruct", "Apache-2.0"),
         ),
+        verified="logits of official code, within 4e-6, small random checkpoint",
     )
 )
 SDAR_MOE = register_family(

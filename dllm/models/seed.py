@@ -40,6 +40,8 @@ ILLADA = register_family(
             Published("GSAI-ML/iLLaDA-8B-Base", "Apache-2.0"),
             Published("GSAI-ML/iLLaDA-8B-Instruct", "Apache-2.0"),
         ),
+        verified="by configuration; official code read",
+        note="Its sampler appends blocks of 32 until an end token; a canvas here has one length.",
     )
 )
 STABLE_DIFFCODER = register_family(
@@ -56,5 +58,6 @@ STABLE_DIFFCODER = register_family(
             Published("ByteDance-Seed/Stable-DiffCoder-8B-Base", "MIT"),
             Published("ByteDance-Seed/Stable-DiffCoder-8B-Instruct", "MIT"),
         ),
+        verified="by configuration; official code read: transformers' own Llama under a mask",
     )
 )
