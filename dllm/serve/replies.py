@@ -19,7 +19,7 @@ CHUNKS = {"chat": "chat.completion.chunk", "text": "text_completion", "infill": 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
-Decode = Callable[[Sequence[int]], str]
+Piece = Callable[[int], str]  # a token's text in the middle of a text
 
 
 def dumps(value: Any) -> bytes:
@@ -48,7 +48,7 @@ class Reply:
     ask: Ask
     model: str
     fingerprint: str
-    decode: Decode
+    piece: Piece
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -120,7 +120,7 @@ class Reply:
             entry["finish_reason"] = "stop"  # every hole is full
         if ask.logprobs is not None:
             shape = chat_logprobs if ask.kind == "chat" else text_logprobs
-            entry["logprobs"] = shape(result, self.decode, ask.logprobs)
+            entry["logprobs"] = shape(result, self.piece, ask.logprobs)
         if ask.token_ids:
             entry["token_ids"] = result.tokens
             entry["prompt_token_ids"] = result.sequences[: result.prompt_length].tolist()
@@ -163,40 +163,40 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def chat_logprobs(result: Result, decode: Decode, top: int) -> dict[str, Any]:
+def chat_logprobs(result: Result, piece: Piece, top: int) -> dict[str, Any]:
     """Log-probabilities at the commits, as the chat API shapes them."""
     tops = _alternatives(result) if top else {}
     content = []
     for i, (token, logprob) in enumerate(zip(result.tokens, result.logprobs, strict=True)):
         others = tops.get(result.prompt_length + i, [])[:top]
         content.append({
-            **_token(decode, token, float(logprob)),
-            "top_logprobs": [_token(decode, other, q) for other, q in others],
+            **_token(piece, token, float(logprob)),
+            "top_logprobs": [_token(piece, other, q) for other, q in others],
         })  # fmt: skip
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(result: Result, decode: Decode, top: int) -> dict[str, Any]:
+def text_logprobs(result: Result, piece: Piece, top: int) -> dict[str, Any]:
     """Log-probabilities at the commits, as the completions API shapes them."""
     tops = _alternatives(result) if top else {}
-    pieces = [decode([token]) for token in result.tokens]
+    pieces = [piece(token) for token in result.tokens]
     offsets = [0]
-    for piece in pieces[:-1]:
-        offsets.append(offsets[-1] + len(piece))
+    for text in pieces[:-1]:
+        offsets.append(offsets[-1] + len(text))
     positions = range(result.prompt_length, result.prompt_length + len(pieces))
     return {
         "tokens": pieces,
         "token_logprobs": [_finite(q) for q in result.logprobs.tolist()],
         "top_logprobs": [
-            {decode([other]): _finite(q) for other, q in tops.get(at, [])[:top]} for at in positions
+            {piece(other): _finite(q) for other, q in tops.get(at, [])[:top]} for at in positions
         ] if top else None,
         "text_offset": offsets[: len(pieces)],
     }  # fmt: skip
 
 
-def _token(decode: Decode, token: int, logprob: float) -> dict[str, Any]:
-    piece = decode([token])
-    return {"token": piece, "logprob": _finite(logprob), "bytes": list(piece.encode())}
+def _token(piece: Piece, token: int, logprob: float) -> dict[str, Any]:
+    text = piece(token)
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
 
 
 def _finite(logprob: float) -> float:

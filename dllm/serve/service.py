@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("dllm.serve")
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
+ANCHOR = "x"  # some text before a token whose text is wanted
 MOST_SCORES = 8  # requests for likelihoods that may wait
 
 
@@ -63,6 +64,7 @@ class Service:
         self._scorer = ThreadPoolExecutor(1, "dllm-score")
         self._scores = threading.BoundedSemaphore(MOST_SCORES)
         self._seconds = 1.0  # of a request, lately
+        self._pieces: dict[int, str] = {}
 
     def _session(self, cache: str) -> Session:
         settings = self.settings
@@ -182,10 +184,20 @@ class Service:
             return ""
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def piece(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens included."""
+    def piece(self, token: int) -> str:
+        """Text of a token in the middle of a text, so that pieces in a row are the text."""
+        known = self._pieces.get(token)
+        if known is None:
+            known = self._pieces[token] = self._spell(token)
+        return known
+
+    def _spell(self, token: int) -> str:
         tokenizer = self.model.tokenizer
-        return "" if tokenizer is None else str(tokenizer.decode(list(ids)))
+        if tokenizer is None:
+            return ""
+        before = tokenizer(ANCHOR, add_special_tokens=False)["input_ids"][-1:]
+        alone, after = (str(tokenizer.decode(ids)) for ids in (before, [*before, token]))
+        return after[len(alone) :] if after.startswith(alone) else str(tokenizer.decode([token]))
 
     def choice(self, ask: Ask, result: Result) -> Choice:
         """What the client gets of a result."""

@@ -139,7 +139,7 @@ class Stream:
         base, piece = canvas.prompt_length, self.service.piece
 
         def item(position: int, token: int, *more: float) -> list[Any]:
-            return [position - base, piece([token]), *more, *([token] if ids else [])]
+            return [position - base, piece(token), *more, *([token] if ids else [])]
 
         frames: list[dict[str, Any]] = []
         if not shown.frames:
@@ -148,7 +148,7 @@ class Stream:
                 "type": "canvas", "index": index, "length": shown.length,
                 "window": [at - base for at in happened.window],
                 "given": [
-                    [at - base, piece([int(canvas.tokens[at])])]
+                    [at - base, piece(int(canvas.tokens[at]))]
                     for at in canvas.given.nonzero()[0].tolist() if at >= base or self.ask.trace
                 ],
             }  # fmt: skip

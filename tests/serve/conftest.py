@@ -18,6 +18,7 @@ import dllm
 from dllm.serve.run import Server, listen
 from dllm.serve.service import Service
 from dllm.serve.settings import Settings
+from tests.cli.conftest import cli as cli
 
 PATIENCE = 20.0  # seconds that anything in these tests may take
 
