@@ -101,7 +101,9 @@ def root(
     """
 
 
-for command in (generate, chat, infill, serve, batch, samplers, caches, doctor, compare, bench, tune, trace):
+for command in (
+    generate, chat, infill, serve, batch, samplers, caches, doctor, compare, bench, tune, trace,
+):  # fmt: skip
     app.command()(command)
 app.command("serve-drafter")(serve_drafter)
 app.command("eval")(evaluate)

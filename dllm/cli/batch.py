@@ -54,8 +54,9 @@ def batch(
     requests: Annotated[Path, typer.Argument(help="OpenAI's batch file, or a prompt per line.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The results, default REQUESTS.results.jsonl.",
-                     show_default=""),
+        typer.Option(
+            "--output", "-o", help="The results, default REQUESTS.results.jsonl.", show_default=""
+        ),
     ] = None,
     *,
     options: Batched,

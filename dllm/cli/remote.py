@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
 KEY = "DLLM_API_KEY"  # environment variable
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NAMES = {"max_new_tokens": "max_tokens", "stop_strings": "stop", "min_new_tokens": "min_tokens"}
-ENGINE = ("dtype", "device", "max_batch_tokens", "cuda_graphs", "compile")  # not of a request
+LOADED = ("dtype", "device")
+ENGINE = ("max_rows", "max_batch_tokens", "cuda_graphs", "compile")  # not of a request
 
 
 def connect(options: Generation, url: str) -> Client:
     """The server at ``url``; refuses options that only it can set."""
     from ..serve.client import Client
 
-    for name in ENGINE:
-        if getattr(options, name) not in (None, "auto"):
+    for name in (*LOADED, *ENGINE):
+        if getattr(options, name, None) not in (None, "auto"):
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} is the server's: drop it, or set it where the server starts")
     return Client(url, os.environ.get(KEY))
@@ -95,10 +97,7 @@ def as_json(answer: Answer) -> str:
 
 
 def _last(answers: Iterator[Answer]) -> Answer:
-    result = None
-    for result in answers:
-        pass
-    assert result is not None
+    result, *_ = deque(answers, maxlen=1)
     return result
 
 

@@ -35,9 +35,7 @@ def serve(
         str | None,
         typer.Option(help="What clients call the model.", rich_help_panel=NETWORK),
     ] = None,
-    page: Annotated[
-        bool, typer.Option(help="The page at '/'.", rich_help_panel=NETWORK)
-    ] = True,
+    page: Annotated[bool, typer.Option(help="The page at '/'.", rich_help_panel=NETWORK)] = True,
     metrics_names: Annotated[
         str, typer.Option(help="Names at /metrics: dllm or vllm.", rich_help_panel=NETWORK)
     ] = "dllm",
@@ -47,8 +45,13 @@ def serve(
     ] = "threshold",
     cache: Annotated[
         list[str] | None,
-        typer.Option("--cache", "-c", help="Repeatable: requests choose, default the first.",
-                     rich_help_panel=ENGINE, show_default="none"),
+        typer.Option(
+            "--cache",
+            "-c",
+            help="Repeatable: requests choose, default the first.",
+            rich_help_panel=ENGINE,
+            show_default="none",
+        ),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=ENGINE)
@@ -85,16 +88,16 @@ def serve(
     drain: Annotated[
         float, typer.Option(help="Seconds for what runs at SIGTERM.", rich_help_panel=LIMITS)
     ] = 30.0,
-    max_body: Annotated[
-        int, typer.Option(help="Bytes of a request.", rich_help_panel=LIMITS)
-    ] = 8 * 2**20,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request.", rich_help_panel=LIMITS)] = 8
+    * 2**20,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(help="Of a prompt.", rich_help_panel=LIMITS)
     ] = None,
     replicas: Annotated[
         int,
-        typer.Option(help="Copies of the model, in Ray Serve; 0: one, here.", min=0,
-                     rich_help_panel=CLUSTER),
+        typer.Option(
+            help="Copies of the model, in Ray Serve; 0: one, here.", min=0, rich_help_panel=CLUSTER
+        ),
     ] = 0,
     debug: Annotated[
         bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks and a log.")

@@ -178,13 +178,13 @@ class Routes:
     def _state(self) -> Response:
         service = self.service
         state = {
-            "status": "stopping" if service.draining else "ready",
+            "status": "broken" if service.broken else "stopping" if service.draining else "ready",
             "running": service.running, "waiting": service.waiting,
             "max_rows": service.settings.max_rows * len(service.sessions),
             "max_waiting": service.settings.max_waiting * len(service.sessions),
             "cache_positions_used_ratio": round(service.used, 4),
         }  # fmt: skip
-        return _json(state, 503 if service.draining else 200)
+        return _json(state, 200 if state["status"] == "ready" else 503)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -8,9 +8,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import __version__
@@ -26,7 +25,6 @@ from .settings import Settings
 from .texts import hole_sizes, hole_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     from ..models import DiffusionModel
     from ..result import Result
@@ -96,6 +94,11 @@ class Service:
         """Seconds after which there may be room in the queue, a rough estimate."""
         return math.ceil(self._seconds * (1 + self.waiting / self.settings.max_rows))
 
+    @property
+    def broken(self) -> bool:
+        """Whether an engine has ended: the process has to be started anew."""
+        return any(session.failure is not None for session in self.sessions.values())
+
     def fingerprint(self, ask: Ask) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
         sampler, cache = ask.sampler or self.settings.sampler, self.cache_of(ask)
@@ -115,7 +118,9 @@ class Service:
             )  # fmt: skip
 
     def check_model(self, name: str | None) -> None:
-        """Raises for a model that is not here, and while the server stops."""
+        """Raises for a model that is not here, and while the server stops or is broken."""
+        if self.broken:
+            raise Problem(503, "the engine has failed: the server must be restarted", code="broken")
         if self.draining:
             raise Problem(503, "the server is stopping", code="stopping", retry_after=1)
         if name is not None and name != self.name:
