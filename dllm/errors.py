@@ -51,3 +51,9 @@ class DeadlineError(DllmError, TimeoutError):
 
 class OutOfMemoryError(DllmError, RuntimeError):
     """The device ran out of memory during a step; the model stays usable."""
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """The message of a foreign error as one line of at most ``most`` characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."
