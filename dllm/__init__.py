@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .api import generate, infill, stream
     from .call import Event
     from .config import GenerationConfig
-    from .drafting import DiffusionDrafter, SpeculativeResult, speculate
+    from .drafting import DiffusionDrafter, SpeculativeResult, speculate, stream_speculate
     from .errors import (
         CheckpointError,
         ConfigError,
@@ -46,14 +46,15 @@ _WHERE = {
     "Result": "result", "Trace": "trace", "CheckpointError": "errors", "ConfigError": "errors",
     "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",
     "UnknownNameError": "errors", "Score": "likelihood", "score": "likelihood",
-    "speculate": "drafting", "SpeculativeResult": "drafting", "DiffusionDrafter": "drafting",
+    "speculate": "drafting", "stream_speculate": "drafting", "SpeculativeResult": "drafting",
+    "DiffusionDrafter": "drafting",
 }  # fmt: skip
 
 __all__ = [
     "CheckpointError", "ConfigError", "DiffusionDrafter", "DiffusionModel", "DllmError", "Event",
     "GenerationConfig", "OutOfMemoryError", "PromptError", "Result", "Score", "SpeculativeResult",
     "Trace", "UnknownNameError", "cache", "generate", "infill", "load", "samplers", "score",
-    "speculate", "stream",
+    "speculate", "stream", "stream_speculate",
 ]  # fmt: skip
 
 
