@@ -16,6 +16,7 @@ from ..errors import DllmError
 from .bench import bench
 from .chat import chat
 from .compare import compare
+from .dflash import dflash
 from .doctor import doctor
 from .drafter import serve_drafter
 from .evaluate import evaluate
@@ -103,4 +104,5 @@ for command in (generate, chat, infill, samplers, caches, doctor, compare, bench
     app.command()(command)
 app.command("serve-drafter")(serve_drafter)
 app.command("eval")(evaluate)
+train_app.command()(dflash)
 app.add_typer(train_app, name="train")

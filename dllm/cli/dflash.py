@@ -11,7 +11,6 @@ import typer
 from ..errors import ConfigError
 from .options import remember_debug
 from .output import note
-from .train import train_app
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
@@ -25,7 +24,6 @@ def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
-@train_app.command()
 def dflash(
     verifier: Annotated[str, _option("Hub id or folder of a causal model.", SHAPE, "--verifier")],
     output: Annotated[
@@ -38,7 +36,7 @@ def dflash(
             "answer; repeatable; default: it prompts itself.", DATA,
         ),
     ] = None,
-    answers: Annotated[int, _option("Answers it writes to prompts of its own.", DATA, min=1)] = 6000,
+    answers: Annotated[int, _option("Answers to prompts of its own.", DATA, min=1)] = 6000,
     max_new_tokens: Annotated[int, _option("Longest answer.", DATA, min=8)] = 200,
     online_taps: Annotated[
         bool, _option("Compute hidden states in every step instead of keeping them.", DATA)
@@ -164,9 +162,7 @@ def _answers(
     if data:
         return files
     own = output / "answers.jsonl"
-    for done in write_answers(
-        model, own, count, seed=seed, max_new_tokens=most, starters=STARTERS
-    ):
+    for done in write_answers(model, own, count, seed=seed, max_new_tokens=most, starters=STARTERS):
         note(f"{done}/{count} answers")
     return [own]
 

@@ -47,9 +47,7 @@ def test_taps_are_those_of_the_paper(layers: int, count: int, taps: list[int]) -
 @pytest.mark.parametrize("window", [None, 6])
 def test_blocks_in_one_forward_are_the_blocks_that_transformers_drafts(window: int | None) -> None:
     torch.manual_seed(0)
-    config = drafter_config(
-        shape(), layers=2, block_size=4, mask_token_id=3, sliding_window=window
-    )
+    config = drafter_config(shape(), layers=2, block_size=4, mask_token_id=3, sliding_window=window)
     drafter = new_drafter(config)
     native = MuseGlimmerAssistantModel(copy.deepcopy(config)).eval()
     native.set_attn_implementation("sdpa")

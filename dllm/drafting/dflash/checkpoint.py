@@ -117,7 +117,7 @@ def _config(raw: Mapping[str, Any], kind: str, name: str) -> MuseGlimmerAssistan
         own = {**raw, **raw.get("dflash_config", {})}
         taps = own.get("target_layer_ids")
     else:
-        shape, own = raw["transformer_layer_config"], raw
+        shape, own = raw["transformer_layer_config"], dict(raw)
         aux = raw.get("aux_hidden_state_layer_ids")
         taps = None if aux is None else [layer - 1 for layer in aux]  # counts the embedding as 0
     if taps is None or own.get("mask_token_id") is None or "block_size" not in own:

@@ -107,11 +107,11 @@ class Binding:
         embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
         width, config = embedding.weight.shape[1], checkpoint.config
         layers = hf.config.get_text_config().num_hidden_layers
-        if width != config.hidden_size or max(config.target_layer_ids or [0]) >= layers:
+        last = max(config.target_layer_ids or [0])
+        if width != config.hidden_size or last >= layers - 1:
             raise ConfigError(
                 f"{checkpoint.name} was trained for a verifier of width {config.hidden_size} with "
-                f"more than {max(config.target_layer_ids or [0])} layers, not for this one of "
-                f"width {width} with {layers}"
+                f"more than {last + 1} layers, not for this one of width {width} with {layers}"
             )
         if head is None or getattr(head, "bias", None) is not None:
             raise ConfigError("a block drafter needs a verifier with a head without bias")
@@ -199,7 +199,8 @@ class BlockDrafting(Drafting):
         )  # fmt: skip
         if self.walk is not None:
             draft = self._walk(self.walk, hidden, logits, context)
-            length = budget.chain_length(draft.confidence) if draft.confidence is not None else 0
+            sure = np.zeros(0) if draft.confidence is None else draft.confidence.astype(np.float64)
+            length = budget.chain_length(sure)
             draft = draft.cut(length) if length else EMPTY
         else:
             length = budget.chain_length(marginals.confidence)

@@ -115,7 +115,7 @@ class BlockNetwork:
             before, after, q_norm, k_norm = layer.norms
             y = F.linear(_rms(x, before, self.eps), layer.qkv)
             y = y.view(count, size, sum(split), self.dim).transpose(1, 2)
-            q, k, v = y.split(split, 1)
+            q, k, v = torch.split(y, split, 1)
             q = _turn(_rms(q, q_norm, self.eps), cos, sin)
             k = _turn(_rms(k, k_norm, self.eps), cos, sin)
             seen = torch.stack([

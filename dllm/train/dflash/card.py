@@ -57,7 +57,7 @@ def table(points: Sequence[Mapping[str, float]]) -> list[str]:
             *(f"draft {key.removeprefix('reached_')}" for key in places)]  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for point in points:
-        cells = [f"{point['step']:.0f}", f"{point['blocks']:.0f}",
-                 f"{point['tokens_per_forward']:.2f}", *(f"{point[key]:.2f}" for key in places)]  # fmt: skip
+        cells = [f"{point['step']:.0f}", f"{point['blocks']:.0f}"]
+        cells += [f"{point[key]:.2f}" for key in ("tokens_per_forward", *places)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines

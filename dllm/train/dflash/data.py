@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +66,8 @@ def read_answers(path: Path, layers: Sequence[int] = ()) -> Iterator[Answer]:
                 ids, start = tuple(entry["ids"]), int(entry["answer"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(
-                    f'{path}, line {number}: expected {{"ids": [...], "answer": n}}, not {line!r:.60}'
+                    f'{path}, line {number}: expected {{"ids": [...], "answer": n}}, '
+                    f"not {line!r:.60}"
                 ) from error
             yield Answer(ids, start, kept, at)
             at += len(ids) - 1
@@ -90,7 +92,7 @@ class Taps:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self._files: dict[Path, np.memmap] = {}
+        self._files: dict[Path, Any] = {}
 
     def read(self, answer: Answer) -> torch.Tensor:
         """(len(ids) - 1, width) bfloat16."""

@@ -21,7 +21,7 @@ class FrozenHeadLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor,
         teacher: torch.Tensor | None, soft: float, rows: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -38,7 +38,7 @@ class FrozenHeadLoss(torch.autograd.Function):
             picked = log_q.gather(1, labels[part, None]).squeeze(1)
             loss, gradient = -picked, log_q.exp()
             probabilities.append(picked.exp())
-            target: torch.Tensor | float = 0.0
+            target = 0.0
             if teacher is not None and soft > 0:
                 p = (teacher[part].to(head.dtype) @ head.T).float().softmax(-1)
                 loss = (1 - soft) * loss - soft * (p * log_q).sum(-1)
@@ -82,5 +82,5 @@ def sampled_rows(
     vocabulary of ``size``: no label is ever missing, and rare tokens learn to be rare.
     """
     others = torch.randint(size, (extra,), generator=generator).to(labels.device)
-    rows = torch.cat([common, others, labels]).unique()
+    rows = torch.cat([common, others, labels]).unique()  # type: ignore[no-untyped-call]
     return rows, torch.searchsorted(rows, labels)

@@ -29,7 +29,7 @@ def blocks_attention(
     text first; ``attention_mask`` (B, N, 1 or block, S) is true where a row sees the text.  The
     scores of other blocks, which no block sees, are never computed.
     """
-    batch, blocks, _, text = attention_mask.shape
+    batch, blocks, text = (attention_mask.shape[i] for i in (0, 1, 3))
     kv_heads, size, dim = key.shape[1], module.config.block_size, query.shape[-1]
     groups = query.shape[1] // kv_heads
     # (B, kv, N, groups * block, D): all rows that share keys together
@@ -67,8 +67,9 @@ def drafter_config(
     rotary embedding; ``taps`` default to as many layers as the drafter has."""
     text = verifier.get_text_config()
     taps = default_taps(text.num_hidden_layers, layers) if taps is None else list(taps)
-    if not taps or not all(0 <= tap < text.num_hidden_layers for tap in taps):
-        raise ConfigError(f"taps are layers 0 to {text.num_hidden_layers - 1}, not {taps}")
+    last = text.num_hidden_layers - 1  # its output: engines disagree whether it is normed
+    if not taps or not all(0 <= tap < last for tap in taps):
+        raise ConfigError(f"taps are layers before the last, 0 to {last - 1}, not {taps}")
     if block_size < 2 or layers < 1:
         raise ConfigError("a drafter has at least one layer and blocks of at least 2 positions")
     kind = "full_attention" if sliding_window is None else "sliding_attention"
@@ -89,13 +90,14 @@ def drafter_config(
 
 def new_drafter(config: MuseGlimmerAssistantConfig) -> MuseGlimmerAssistantModel:
     """A drafter with random weights, ready for training."""
-    model = MuseGlimmerAssistantModel(config).float()
+    model: Any = MuseGlimmerAssistantModel(config)
     model.set_attn_implementation(ATTENTION)
-    return model
+    result: MuseGlimmerAssistantModel = model.float()
+    return result
 
 
 @torch.no_grad()
-def copy_layers(drafter: MuseGlimmerAssistantModel, verifier: Any, gain: float = 2.0) -> None:
+def copy_layers(drafter: Any, verifier: Any, gain: float = 2.0) -> None:
     """Start with the verifier's last layers and its final norm instead of random weights.
 
     The projection of the taps starts as the last tap under the norm of the layer after it, so that
@@ -132,9 +134,7 @@ class BlockDrafter(nn.Module):
         self.embedding: torch.Tensor
         self.register_buffer("embedding", embedding, persistent=False)
 
-    def forward(
-        self, ids: torch.Tensor, taps: torch.Tensor, anchors: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, taps: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
         """Hidden states (B, N, block, H) of blocks that start at ``anchors`` (B, N).
 
         ``ids`` (B, S) and ``taps`` (B, S, taps * H) are the text; a block sees what stands

@@ -74,7 +74,7 @@ class Trainee(nn.Module):
         self.register_buffer("head", head, persistent=False)
         self.register_buffer("common", common, persistent=False)
         # no submodule, so that nobody saves the verifier
-        self.reader = Reader(verifier, drafter.config.target_layer_ids)
+        self.reader = Reader(verifier, drafter.config.target_layer_ids or [])
 
     def forward(
         self, ids: torch.Tensor, length: torch.Tensor, anchors: torch.Tensor, seed: torch.Tensor,

@@ -83,7 +83,7 @@ def mask_id(model: DiffusionModel) -> int:
     )  # fmt: skip
     if not ids:
         raise ConfigError(f"{model.name} has no id to spare for a mask: pass mask_token_id")
-    return ids[-1]
+    return int(ids[-1])
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class DrafterTrainer(Trainer):
         self.held_out, self.taps = held_out, taps
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        trainee = self.model
+        trainee: Any = self.accelerator.unwrap_model(self.model)
         with self.accelerator.autocast():
             got = acceptance(trainee, self.held_out, self.taps, 4)
         metrics = {"eval_tokens_per_forward": got.per_forward}
@@ -79,7 +79,10 @@ def trainer(
 
 def resume(run: DrafterTrainer) -> None:
     """Train from the last checkpoint of the folder, or from the start."""
-    last = get_last_checkpoint(run.args.output_dir) if Path(run.args.output_dir).is_dir() else None
+    folder = str(run.args.output_dir)
+    last = None
+    if Path(folder).is_dir():
+        last = get_last_checkpoint(folder)  # type: ignore[no-untyped-call]
     run.train(resume_from_checkpoint=last)
 
 
@@ -98,8 +101,8 @@ def progress(say: Callable[[str], None]) -> TrainerCallback:
     """Hands every log entry of a run to ``say``, as a line."""
 
     class Lines(TrainerCallback):
-        def on_log(self, _: Any, state: Any, __: Any, logs: Any = None, **___: Any) -> None:
-            logs = logs or {}
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            logs = kwargs.get("logs") or {}
             if "loss" in logs:
                 say(f"step {state.global_step}/{state.max_steps} loss {logs['loss']:.4f}")
             if "eval_tokens_per_forward" in logs:
