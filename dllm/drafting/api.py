@@ -28,9 +28,8 @@ from .verifiers.packed import open_verifier
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "stop_strings",
-             "seed")  # fmt: skip
-SESSION = ("rule", "controller", "repetition_penalty", "logits_processor", "max_rows",
-           "exact")  # fmt: skip
+             "seed", "max_rows")  # fmt: skip
+SESSION = ("rule", "controller", "repetition_penalty", "logits_processor", "exact")
 DRAFTING = (
     "search",
     "proxy",
@@ -115,13 +114,11 @@ def speculate(
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
       "retokenize" and "intersect" bridge the difference.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
-      ``stop_strings`` and ``seed`` of `dllm.GenerationConfig`; ``repetition_penalty`` and
-      ``logits_processor`` (transformers' callables), which act on the verifier's logits with the
-      history that each row would have.
+      ``stop_strings``, ``seed`` and ``max_rows`` (texts written at a time) of
+      `dllm.GenerationConfig`; ``repetition_penalty`` and ``logits_processor`` (transformers'
+      callables), which act on the verifier's logits with the history that each row would have.
     - ``chat``: whether strings go through the chat template (default: when there is one);
       ``tokenizer``: of the verifier, if it is not its own.
-    - ``max_rows``: most texts that are written at a time (default 64); when one has finished, the
-      next joins.
     - ``exact`` (default True): in half precision on a CPU, score in a way that does not depend on
       how many tokens and texts are scored at once; docs/drafting.md says what is exact where.
 
@@ -263,14 +260,11 @@ class Session:
         controller: str | LengthController | None = None,
         repetition_penalty: float = 1.0,
         logits_processor: Sequence[LogitsProcessor] = (),
-        max_rows: int = 64,
         exact: bool = True,
     ) -> None:
         register_all()
         if repetition_penalty <= 0:
             raise ConfigError(f"repetition_penalty must be positive, not {repetition_penalty}")
-        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
-            raise ConfigError(f"max_rows must be a number of at least 1, not {max_rows!r}")
         self.model, self.drafter, self.config = model, drafter, config
         self.rule = single(rule or ("keyed" if config.temperature else "greedy"), RULES, AcceptRule)
         if self.rule.name == "greedy" and config.temperature:
@@ -278,7 +272,6 @@ class Session:
         self.controller = single(controller or "rate", CONTROLLERS, LengthController)
         self.repetition_penalty = repetition_penalty
         self.processors = tuple(logits_processor)
-        self.max_rows = max_rows
         if drafter is not None and not drafter.distributions & self.rule.accepts:
             self.rule.check(next(iter(drafter.distributions)), False)
         self.verifier = open_verifier(model, drafter.taps if drafter is not None else (), exact)
@@ -301,7 +294,7 @@ class Session:
             row = seen.get(prompt.tobytes(), 0)
             seen[prompt.tobytes()] = row + 1
             starts.append(partial(start, at, prompt, row))
-        batch = Batch(self.verifier, self.drafter, starts, min(self.max_rows, len(prompts)))
+        batch = Batch(self.verifier, self.drafter, starts, min(self.config.max_rows, len(prompts)))
         for pairs in batch.run():
             for run, tokens in pairs:
                 yield index[id(run)], run, tokens

@@ -178,9 +178,3 @@ def test_two_threads_with_one_verifier(verifier: dllm.DiffusionModel) -> None:
     for thread in threads:
         thread.join()
     assert [outcome.get(i) for i in range(4)] == [expected] * 4
-
-
-@pytest.mark.parametrize("rows", [0, -1, 1.5, True, "many"])
-def test_max_rows_is_a_number(verifier: dllm.DiffusionModel, rows: Any) -> None:
-    with pytest.raises(dllm.ConfigError, match="max_rows must be a number of at least 1"):
-        dllm.speculate(verifier, None, [[1, 2]], max_rows=rows)
