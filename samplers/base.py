@@ -118,7 +118,8 @@ class Trial:
 @dataclass(frozen=True)
 class Decision:
     """What one step did to one row: ``committed`` positions with their ``tokens`` and
-    ``logprobs``, ``remasked`` positions; ``forced``: whether only the progress guarantee
+    ``logprobs``, ``remasked`` positions; ``padded``: positions that became padding behind an end
+    of text and stay in the row; ``forced``: whether only the progress guarantee
     committed; ``trials``: the branches that the next forward feeds; ``explored``: branches that
     were fed in this step beyond the one kept."""
 
@@ -129,6 +130,7 @@ class Decision:
     explored: int = 0
     tokens: IntArray = field(default_factory=lambda: NOTHING)
     logprobs: FloatArray = field(default_factory=lambda: NO_SCORES)
+    padded: IntArray = field(default_factory=lambda: NOTHING)
 
     def after(self, trial: Trial | None, explored: int) -> Decision:
         """The same with the trial that came before it."""
