@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dllm.cache import Plan, Slots
+from dllm.cache.base import Layer
+from dllm.cache.d2 import D2Cache
 from dllm.cache.sliding import DSBCache
 from dllm.canvas import BoolArray, Canvas, IntArray
+from dllm.capabilities import PROBABILITY
 from dllm.samplers import compose
 from dllm.samplers.base import View
 from dllm.samplers.dcd import slide
 from dllm.samplers.dsb import DSB
+from dllm.samplers.priors import CertaintyPrior
+from dllm.samplers.windows import StaticBlocks
 
 Pairs = list[list[tuple[int, int]]]
 Built = tuple[Any, Any, dict[str, Any]]
@@ -135,7 +140,49 @@ def dsb(case: dict[str, Any]) -> Built:
     return [*compose(selector).selectors, window], cache, {}
 
 
-BUILDERS = {"dcd_llada": dcd, "dcd_dream": dcd, "dsb_llada": dsb, "dsb_dream": dsb}
+@dataclass(frozen=True)
+class AllMasks(StaticBlocks):
+    """Blocks whose first step predicts all masks, which is when d2Cache's code looks at them."""
+
+    name = "all_masks"
+
+    def wants(self, canvas: Canvas) -> IntArray | None:
+        return np.flatnonzero(canvas.masked) if canvas.step == 0 else None
+
+
+@dataclass(frozen=True)
+class PriorAsProbability(CertaintyPrior):
+    """A threshold compares what the density has left of the probability."""
+
+    name = "prior_as_probability"
+    offers = CertaintyPrior.offers | {PROBABILITY}
+
+
+@dataclass(frozen=True)
+class WatchedD2(D2Cache):
+    """Remembers which positions reached the first layer."""
+
+    fed: list[list[int]] = field(default_factory=list)
+
+    def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
+        super().after_attention(canvas, slots, layer)
+        if layer.index == 0:
+            self.fed.append(layer.stream.tolist())
+
+
+def d2(case: dict[str, Any]) -> Built:
+    selector = "fixed" if case["threshold"] is None else f"threshold(tau={case['threshold']})"
+    parts = compose(selector).selectors
+    if case["sigma"]:
+        parts += (PriorAsProbability(sigma=case["sigma"]),)
+    cache = WatchedD2(
+        k=case["current_k"], p=case["rollout_p"], sigma=case["cache_sigma"],
+        inflate=case["inflate_w"], official=True,
+    )  # fmt: skip
+    return [*parts, AllMasks(case["block_length"])], cache, {}
+
+
+BUILDERS = {"d2cache_llada": d2, "d2cache_dream": d2, "dcd_llada": dcd, "dcd_dream": dcd, "dsb_llada": dsb, "dsb_dream": dsb}
 
 
 @dataclass(frozen=True)

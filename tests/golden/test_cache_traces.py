@@ -1,4 +1,4 @@
-"""Traces of methods that belong to a cache or to attention: DCD, DSB.
+"""Traces of methods that belong to a cache or to attention: DCD, DSB, d2Cache.
 
 What is compared is what `test_traces` compares; a deviation is a rule over a case, with its reason.
 """
@@ -14,7 +14,7 @@ import pytest
 import dllm
 
 from .conftest import goldens_dir
-from .replay_caches import BUILDERS, DEVIATIONS, left_of_padding
+from .replay_caches import BUILDERS, DEVIATIONS, WatchedD2, left_of_padding
 from .test_traces import _expected, _expected_sizes, _model
 
 
@@ -51,6 +51,9 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     assert outcome == expected
     assert result.sequences.tolist() == case["final"]
     assert computed == sizes
+    if isinstance(cache, WatchedD2):
+        everything = list(range(len(case["final"])))
+        assert cache.fed == [fed or everything for fed in case["extra"]["query_positions"]]
 
 
 def test_every_deviation_is_recorded_somewhere() -> None:
