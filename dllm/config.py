@@ -22,7 +22,8 @@ class GenerationConfig:
     ``cfg_scale`` > 0: classifier-free guidance, two lanes per row.  ``eos_policy``: what a stop id
     does (see `dllm.samplers.eos`).  ``stop_strings`` end the text where they first appear.
     ``seed``: all random choices are a function of it, the prompt's repetition count, position and
-    step.  ``max_batch_tokens``: most token positions fed to the model at once.
+    step.  ``max_rows``: most texts that are decoded at a time (default 32); further ones join as
+    others finish.  ``max_batch_tokens``: most token positions fed to the model at once.
     ``top_candidates``: record that many candidates per prediction.  ``cuda_graphs``: pad cached
     steps to a few sizes and replay each as one CUDA graph; off a GPU the padded steps run as they
     are.  ``compile``: pass the network of such steps
@@ -43,6 +44,7 @@ class GenerationConfig:
     eos_policy: str | None = None
     stop_strings: tuple[str, ...] = ()
     seed: int = 0
+    max_rows: int = 32
     max_batch_tokens: int | None = None
     top_candidates: int = 0
     cuda_graphs: bool = False
@@ -54,7 +56,7 @@ class GenerationConfig:
         if isinstance(self.stop_strings, str):
             object.__setattr__(self, "stop_strings", (self.stop_strings,))
         object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
-        for name in ("max_new_tokens", "steps", "block_length", "max_batch_tokens"):
+        for name in ("max_new_tokens", "steps", "block_length", "max_rows", "max_batch_tokens"):
             self._at_least(name, 1)
         for name in ("min_new_tokens", "top_k", "temperature", "cfg_scale", "top_candidates"):
             self._at_least(name, 0)

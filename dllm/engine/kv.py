@@ -40,6 +40,11 @@ class KVBuffer(Cache):
         """Slots per layer."""
         return self.extents.size
 
+    @property
+    def complete(self) -> bool:
+        """Whether every layer has been written once: the memory is had."""
+        return all(keys is not None for keys in self._keys)
+
     def allocate(self, n: int) -> int | None:
         """The first of ``n`` slots in a row for a new owner; None when there is no room now."""
         base = self.extents.allocate(n)
@@ -111,6 +116,13 @@ class KVBuffer(Cache):
                 at = positions.to(held.device)
                 for other in others:
                     held[:, :, other + at] = held[:, :, base + at]
+
+    @torch.inference_mode()
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy what slots ``source`` (n,) hold to slots ``target`` (n,); they may overlap."""
+        for held in (*self._keys, *self._values):
+            if held is not None:
+                held[:, :, target.to(held.device)] = held[:, :, source.to(held.device)]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions are explicit in every step: nothing is ever appended."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,14 @@ import dllm
 from dllm.cache import Plan, Slots
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
+from dllm.engine import Engine
 from dllm.engine.forward import Forward
-from dllm.engine.loop import Engine
-from dllm.engine.packing import Job, Row
-from dllm.samplers import compose
+from dllm.engine.recipe import Options, Recipe
+from dllm.engine.rows import Job, Row
+from dllm.samplers import Prediction, compose
+from dllm.samplers.base import Scorer
 
+from ..decoding import Decoding
 from ..table import MASK, hashed, table_model
 
 
@@ -29,10 +34,11 @@ def test_shadow_tokens_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -
     canvas.commit(np.array([7, 9]), np.array([20, 21]), np.zeros(2, np.float32))
     targets, shadow = sampler.targets(canvas), sampler.shadow(canvas)
     plan = Plan(np.arange(canvas.length), refresh=True)
-    row = Row(canvas, Slots.empty(canvas.length, 0, 0))
+    recipe = Recipe(sampler, GenerationConfig(suppress_mask=False))
+    options = Options.of(recipe, tiny)
+    row = Row(canvas, recipe, options, Slots.empty(canvas.length, 0, 0), canvas)
     job = Job(row, canvas, plan, targets, shadow=shadow)
-    config = GenerationConfig(suppress_mask=False)
-    ((result, seen),) = Forward(tiny, sampler, config).predict([job])
+    ((result, seen),) = Forward(tiny, dllm.cache.compose("none")).predict([job])  # type: ignore
 
     n, m = canvas.length, len(shadow)
     hidden = torch.zeros(n + m, n + m)
@@ -59,7 +65,7 @@ def test_samplers_that_read_the_clean_argmax_get_it_at_any_temperature() -> None
     for temperature in (0.0, 2.0):
         config = GenerationConfig(max_new_tokens=8, temperature=temperature)
         sampler = compose("threshold(0.3)+r2")
-        engine = Engine(table_model(table), sampler, dllm.cache.compose("none"), config)
+        engine = Decoding(table_model(table), sampler, dllm.cache.compose("none"), config)
         canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=30)
         before, sampled = canvas.tokens.copy(), 0
         for (step,) in engine.run([canvas]):
@@ -82,7 +88,7 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
     table = hashed(4, 2.0)
     config = GenerationConfig(max_new_tokens=8, **filters)
     model = table_model(table, score_source=source)
-    engine = Engine(model, compose("saber"), dllm.cache.compose("none"), config)
+    engine = Decoding(model, compose("saber"), dllm.cache.compose("none"), config)
     canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=30)
     before, seen = canvas.tokens.copy(), 0
     for (step,) in engine.run([canvas]):
@@ -95,3 +101,46 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
         assert np.allclose(asked, wanted, atol=1e-5)
         before, seen = canvas.tokens.copy(), seen + len(at)
     assert seen
+
+
+@dataclass(frozen=True)
+class Mapped(Scorer):
+    """Scores by what a position attends to in the first and last layer."""
+
+    name = "mapped"
+
+    def maps(self, layers: int) -> tuple[int, ...]:
+        return 0, layers - 1
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> Any:
+        assert prediction.attention is not None
+        canvas.state(Seen).maps.append(prediction.attention)
+        return prediction.logprob
+
+
+@dataclass
+class Seen:
+    maps: list[Any] = field(default_factory=list)
+
+
+def test_attention_maps_are_those_of_the_eager_network(tiny: dllm.DiffusionModel) -> None:
+    """Mean over heads of two layers, for the rows that ask, beside one that does not."""
+    assert tiny.facts.mask_token_id is not None
+    recipes = [Recipe(compose([Mapped(), *compose("fixed").selectors])), Recipe(compose("fixed"))]
+    engine, canvases = Engine(tiny, dllm.cache.compose("none")), []
+    for recipe, length in zip(recipes, (5, 9), strict=True):
+        canvas = Canvas.for_prompt(
+            np.arange(4, 10), length, mask_id=tiny.facts.mask_token_id, pad_id=0
+        )
+        engine.admit(canvas, recipe)
+        canvases.append(canvas)
+    tokens = canvases[0].tokens.copy()
+    engine.step()
+    eager = copy.deepcopy(tiny.hf)
+    eager.set_attn_implementation("eager")
+    with torch.inference_mode():
+        weights = eager(torch.from_numpy(tokens)[None], output_attentions=True).attentions
+    expected = (weights[0][0].mean(0) + weights[-1][0].mean(0)) / 2
+    (seen,) = canvases[0].state(Seen).maps
+    np.testing.assert_allclose(seen, expected.numpy(), atol=1e-5)
+    assert not canvases[1].states
