@@ -171,9 +171,11 @@ class Sampler:
             canvas.revisable = True  # end-of-text rules wait for the window to close
             remasked = self.reviser.revise(view, positions)
             canvas.remask(remasked)
+        end = canvas.end
         self.eos.check(canvas, positions, self.stop_ids)
+        padded = np.arange(canvas.end, min(end, canvas.length)) if canvas.end < end else NOTHING
         trials = self._trials(view, chosen)
-        return Decision(positions, remasked, forced, trials, 0, ids, logprobs)
+        return Decision(positions, remasked, forced, trials, 0, ids, logprobs, padded)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
         self.eos.foresee(canvas, prediction, self.stop_ids)
