@@ -69,8 +69,7 @@ class Preparation:
             fixed = {"max_new_tokens", "min_new_tokens", "eos_policy"} & set(given)
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
-            defaults.pop("max_new_tokens", None)
-            given["eos_policy"] = "none"
+            defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
         built = GenerationConfig.build(defaults, given)
         composed = _compose(model, sampler, built, given)
         watch = stop_strings(model, built) if built.stop_strings else None
@@ -117,8 +116,9 @@ class Preparation:
         return requests
 
     def text(
-        self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False
-    ) -> Request:
+        self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False,
+        repetition: int = 0,
+    ) -> Request:  # fmt: skip
         """A request that fills the ``holes`` (L,) bool of ``ids`` (L,), behind a prompt."""
         before = np.zeros(0, np.int64) if prompt is None else encode(self.model, prompt)
         total, limit = len(before) + len(ids), self.model.facts.context_length
@@ -129,8 +129,9 @@ class Preparation:
         tokens = np.concatenate([before, ids])
         masked = np.concatenate([np.zeros(len(before), np.bool_), holes])
         make = partial(
-            Canvas.for_infill, tokens, masked, len(before), **_facts(self.model, self.config)
-        )
+            Canvas.for_infill, tokens, masked, len(before), row=repetition,
+            **_facts(self.model, self.config),
+        )  # fmt: skip
         return Request(0, make, self.recipe, total, int(holes.sum()), traced)
 
     def scheduler(self, requests: Sequence[Request]) -> Scheduler:
