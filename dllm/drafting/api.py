@@ -40,6 +40,7 @@ DRAFTING = (
     "refresh_rounds",
     "end_marker",
     "marker_position",
+    "head",
 )
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
@@ -185,6 +186,8 @@ def load_verifier(verifier: VerifierLike, tokenizer: Any = None) -> DiffusionMod
 
 def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
     """A `Drafter` from whatever `speculate` takes; ``options`` are those of diffusion drafters."""
+    from .dflash.checkpoint import is_block_drafter
+    from .dflash.drafter import make_block_drafter
     from .drafters.composite import FirstOf
     from .drafters.diffusion import DiffusionDrafter
 
@@ -204,6 +207,8 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
         return drafter
     if isinstance(drafter, str) and is_drafter_spec(drafter):
         return single(drafter, DRAFTERS, Drafter)
+    if is_block_drafter(drafter):
+        return make_block_drafter(drafter, options)
     return DiffusionDrafter(load(drafter), **options)
 
 
