@@ -70,8 +70,8 @@ model is loaded.  Networks of less than 50 million parameters stay as stored, an
 are float32: what was recorded of them stays comparable.
 
 Processor time in float32 over bfloat16, one thread of an AMD EPYC with `avx512_bf16`, whole
-generations (prompt 224, 32 new tokens, 4 per step): 9M parameters 2.0x without a cache and 1.5x with
-`dual`, 28M parameters 2.4x and 2.0x.
+generations (prompt 224, 32 new tokens, 4 per step): 9M parameters 2.0x without a cache and 1.5x
+with `dual`, 28M parameters 2.4x and 2.0x.
 
 Accuracy of `nano` in both, 40 held-out prompts of each of its 16 tasks, the same prompts, sampler
 `threshold`:
