@@ -275,7 +275,8 @@ def test_a_body_that_is_too_large(start: Start, tiny: dllm.DiffusionModel) -> No
 VALUES = [None, True, False, 0, -1, 1, 3, 2**31, 2**63, 10**30, 0.5, -0.5, 1e308, "", "x", "\ud800",
           "\x00", "threshold", "threshold(", "a" * 500, [], [[]], {}, [None], ["x"], [1, 2], [0],
           [10**9], {"a": 1}, [{"role": "user", "content": "x"}], [{"role": "user"}],
-          [{"type": "text", "text": "x"}], {"include_usage": True}, "[[1]]", "[[0]]", "[[99999]]"]  # fmt: skip
+          [{"type": "text", "text": "x"}], {"include_usage": True}, "[[1]]",
+          "[[0]]", "[[99999]]"]  # fmt: skip
 
 
 def fuzzed(rng: random.Random) -> tuple[str, bytes]:
