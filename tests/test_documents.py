@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -34,11 +35,16 @@ def executable(document: Path) -> bool:
 
 
 @pytest.fixture
-def _registries(monkeypatch: pytest.MonkeyPatch) -> None:
+def _registries() -> Iterator[None]:
     """What a document registers is gone afterwards."""
+    tables: list[dict[str, Any]] = [CACHES._entries, SAMPLERS._entries, families._FAMILIES]
     for registry in (CACHES, SAMPLERS):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(families, "_FAMILIES", dict(families._FAMILIES))
+        list(registry)  # plug-ins come in now
+    before = [set(table) for table in tables]
+    yield
+    for table, known in zip(tables, before, strict=True):
+        for name in set(table) - known - set(families.OWN):
+            del table[name]
 
 
 @pytest.mark.usefixtures("_registries")
