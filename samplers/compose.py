@@ -110,6 +110,8 @@ def compose(
     finds it) and from what the paper uses for
     the model's ``family``.
     """
+    if isinstance(sampler, list | tuple) and not sampler:
+        raise ConfigError("there is no sampler: name one, e.g. 'threshold'")
     parts, spec = _as_parts(sampler), _spec_of(sampler)
     roles = _complete(parts, family)
     roles = _fill_options(roles, options or {}, spec, given=parts)

@@ -163,7 +163,7 @@ def test_a_trace_is_plain_json(tiny: dllm.DiffusionModel, tmp_path: Path) -> Non
         (PROMPT, {"cache": "dual+prefix"}, ConfigError, "choose one"),
         (PROMPT, {"temprature": 1}, UnknownNameError, "did you mean 'temperature'"),
         (PROMPT, {"max_new_tokens": 0}, ConfigError, "at least 1"),
-        (PROMPT, {"max_new_tokens": 2.5}, ConfigError, "must be a number"),
+        (PROMPT, {"max_new_tokens": 2.5}, ConfigError, "a whole number"),
         (PROMPT, {"temperature": -1}, ConfigError, "at least 0"),
         (PROMPT, {"temperature": float("inf")}, ConfigError, "must be finite"),
         (PROMPT, {"temperature": float("nan")}, ConfigError, "must be finite"),

@@ -90,8 +90,7 @@ class Conversation:
         from ..api import generate, stream
 
         options = self.options
-        given: dict[str, Any] = options.arguments()
-        given |= {"sampler": options.sampler, "cache": options.cache}
+        given: dict[str, Any] = options.arguments() | options.parts()
         if options.watch:
             events = stream(self.model, self.messages, **given)
             return watch(events, self.model, 1, options.delay)[0]

@@ -105,12 +105,14 @@ def run(model: DiffusionModel, prompts: list[str], options: Answers) -> list[Res
     from ..api import generate as api_generate
     from ..api import stream
 
-    given: dict[str, Any] = options.arguments() | {
-        "sampler": options.sampler,
-        "cache": options.cache,
-        "chat": False if options.raw else None,
-        "trace": options.trace is not None,
-    }
+    given: dict[str, Any] = (
+        options.arguments()
+        | options.parts()
+        | {
+            "chat": False if options.raw else None,
+            "trace": options.trace is not None,
+        }
+    )
     if options.watch:
         return watch(stream(model, prompts, **given), model, len(prompts), options.delay)
     bar = interactive() and not options.json

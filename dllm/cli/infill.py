@@ -50,8 +50,8 @@ def infill(
 
     with waiting("filling in"):
         result = api_infill(
-            model, content, sampler=options.sampler, cache=options.cache,
-            trace=options.trace is not None, **options.arguments(),
+            model, content, trace=options.trace is not None, **options.parts(),
+            **options.arguments(),
         )  # fmt: skip
     save_traces([result], files)
     print(as_json(result, model) if options.json else result.text, flush=True)

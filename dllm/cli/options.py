@@ -130,15 +130,15 @@ class Measured(Ways):
 @dataclass(frozen=True, kw_only=True)
 class Decoding(Loaded):
     """One way of decoding.  None leaves the default of the checkpoint or the API; a sampler or a
-    cache that is not given (empty) is that of the preset, or else `SAMPLER` and `CACHE`."""
+    cache that is not given is that of the preset, or else `SAMPLER` and `CACHE`."""
 
     sampler: Annotated[
-        str,
+        str | None,
         option("--sampler", "-s", panel=DECODING, text="See 'dllm samplers', default threshold."),
-    ] = ""
+    ] = None
     cache: Annotated[
-        str, option("--cache", "-c", panel=DECODING, text="See 'dllm caches', default none.")
-    ] = ""
+        str | None, option("--cache", "-c", panel=DECODING, text="See 'dllm caches', default none.")
+    ] = None
     preset: Annotated[
         Path | None, option("--preset", panel=DECODING, text="A file that 'dllm tune' wrote.")
     ] = None
@@ -182,11 +182,11 @@ class Decoding(Loaded):
 
     def __post_init__(self) -> None:
         """A preset is the sampler, the cache, and whatever else was not given."""
-        if self.preset is not None and (self.sampler or self.cache):
+        if self.preset is not None and (self.sampler, self.cache) != (None, None):
             raise ConfigError("a preset says which sampler and cache: drop --preset or them")
         plain: dict[str, Any] = {
-            "sampler": self.sampler or SAMPLER,
-            "cache": self.cache or CACHE,
+            "sampler": SAMPLER if self.sampler is None else self.sampler,
+            "cache": CACHE if self.cache is None else self.cache,
             "arguments": {},
         }
         result = plain if self.preset is None else read_preset(self.preset)
@@ -198,6 +198,16 @@ class Decoding(Loaded):
             "cache": result["cache"],
         }.items():
             object.__setattr__(self, name, value)
+
+    def load(self) -> DiffusionModel:
+        model = super().load()
+        if self.cuda_graphs and model.device.type != "cuda":
+            raise ConfigError(f"--cuda-graphs needs a CUDA GPU, not {model.device}: leave it out")
+        return model
+
+    def parts(self) -> dict[str, Any]:
+        """The sampler and the cache."""
+        return {"sampler": self.sampler, "cache": self.cache}
 
     def arguments(self) -> dict[str, Any]:
         """What was given of the fields of `GenerationConfig`."""
