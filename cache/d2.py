@@ -14,6 +14,13 @@ from .base import SOME, Layer, Plan, Slots, everything, register
 from .refresh import Refreshing
 
 
+@dataclass(slots=True)
+class Confidence:
+    """(N,) the confidence of each position's last prediction, 0 where there was none."""
+
+    of: FloatArray | None = None
+
+
 @register(
     "d2", paper="d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching",
     arxiv="2509.23094",
@@ -60,7 +67,8 @@ class D2Cache(Refreshing):
     def _masks(self, canvas: Canvas, slots: Slots, targets: IntArray) -> IntArray:
         masks = np.flatnonzero(canvas.masked[: canvas.length])
         masks = np.union1d(masks[: self.k], targets)
-        confidence = slots.memory.get("confidence", np.zeros(len(canvas.tokens), np.float32))
+        confidence = slots.state(Confidence).of
+        assert confidence is not None, "the first step computes everything"
         score = confidence[masks] * density(canvas, self.sigma)[masks]
         score[masks == targets[score[np.isin(masks, targets)].argmax()]] = np.inf
         return np.sort(masks[np.argsort(-score, kind="stable")[: self.k]])
@@ -80,8 +88,10 @@ class D2Cache(Refreshing):
     def after_step(
         self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
     ) -> None:
-        empty = np.zeros(len(canvas.tokens), np.float32)
-        slots.memory.setdefault("confidence", empty)[positions] = np.exp(logprob)
+        confidence = slots.state(Confidence)
+        if confidence.of is None:
+            confidence.of = np.zeros(len(canvas.tokens), np.float32)
+        confidence.of[positions] = np.exp(logprob)
 
 
 def rollout(layers: dict[Any, Any], length: int) -> FloatArray:

@@ -13,16 +13,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
+from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FORESIGHT
 from ..errors import ConfigError, UnknownNameError
 from ..spec import FamilyDefaults
 from .base import REGION, Plan, Slots, everything, register
-from .refresh import Refreshing
+from .refresh import Clock, Refreshing
 
 PAPER = "dKV-Cache: The Cache for Diffusion Language Models"
 ARXIV = "2505.15781"
 OFFICIAL = ("llada", "un", "un_right")
+
+
+@dataclass(slots=True)
+class Before:
+    """What was undecided when the previous step began; None before the first."""
+
+    masked: BoolArray | None = None
 
 
 @register("dkv", paper=PAPER, arxiv=ARXIV)
@@ -72,8 +79,9 @@ class DKVDecode(Refreshing):
         if self.prompt:
             return np.flatnonzero(masked)
         # Rules on what was undecided when the previous step began.
-        masked = slots.memory.get("masked", masked)
-        slots.memory["masked"] = canvas.masked.copy()
+        before = slots.state(Before)
+        masked = masked if before.masked is None else before.masked
+        before.masked = canvas.masked.copy()
         busy = np.append(masked[1:], canvas.step == 1)  # row p scores position p + 1
         if self.official == "un_right":
             busy |= masked
@@ -108,7 +116,7 @@ class DKVPD(DKVDecode):
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         compute, start = self.undecided(canvas, slots), first_row(canvas, slots)
-        fresh = "refresh" not in slots.memory
+        fresh = slots.state(Clock).block is None
         if self.due(canvas, slots):
             return everything(canvas) if fresh else Plan(np.arange(start, canvas.length))
         return Plan(compute[compute >= start])

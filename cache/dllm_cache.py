@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +13,16 @@ from ..errors import ConfigError
 from ..spec import FamilyDefaults
 from .base import REGION, Cache, Layer, LayerPlan, Plan, Slots, register
 from .refresh import check_interval
+
+
+@dataclass(slots=True)
+class Phases:
+    """Intervals that have begun, of prompt and response; which of them this step refreshes; the
+    positions whose token has just changed."""
+
+    begun: tuple[float, float] = (-1, -1)
+    due: tuple[bool, bool] = (True, True)
+    changed: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @register(
@@ -58,22 +68,22 @@ class DLLMCache(Cache):
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         assert self.prompt_every and self.response_every, "compose sets open fields"
-        phases = canvas.step // self.prompt_every, canvas.step // self.response_every
-        last = slots.memory.get("phases", (None, None))
-        due = phases[0] != last[0], phases[1] != last[1]
-        slots.memory["phases"], slots.memory["due"] = phases, due
+        phases = slots.state(Phases)
+        begun = canvas.step // self.prompt_every, canvas.step // self.response_every
+        phases.due = begun[0] != phases.begun[0], begun[1] != phases.begun[1]
+        phases.begun = begun
         changed = np.flatnonzero(slots.pending[: canvas.length])
-        slots.memory["changed"] = changed if self.force_pending else changed[:0]
-        return Plan(np.arange(canvas.length), refresh=all(due))
+        phases.changed = changed if self.force_pending else changed[:0]
+        return Plan(np.arange(canvas.length), refresh=all(phases.due))
 
     def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
-        prompt_due, response_due = slots.memory["due"]
+        prompt_due, response_due = slots.state(Phases).due
         if layer.index == 0 or (prompt_due and response_due):
             return None
         start = max(0, canvas.start - slots.shift)
         prompt, response = np.arange(start), np.arange(start, canvas.length)
         if not response_due:
-            changed = slots.memory["changed"]
+            changed = slots.state(Phases).changed
             response = np.union1d(self._moved(layer, response), changed[changed >= start])
         return LayerPlan(np.concatenate([prompt, response]) if prompt_due else response)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,14 @@ from .base import SOME, Layer, LayerPlan, Plan, Slots, everything, register
 from .refresh import Refreshing
 
 NEVER = 2**31
+
+
+@dataclass(slots=True)
+class Watch:
+    """The masks that compete in this step, and the first layer that it refreshes: -1 for all."""
+
+    active: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    start: int = NEVER
 
 
 @register(
@@ -45,33 +53,32 @@ class ElasticCache(Refreshing):
             raise ConfigError(f"beta must be at least 1, not {self.beta}")
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        active = targets[: self.beta]
-        slots.memory["active"] = active
+        watch, active = slots.state(Watch), targets[: self.beta]
+        watch.active, watch.start = active, NEVER
         if self.due(canvas, slots):
-            slots.memory["start"] = -1
+            watch.start = -1
             return everything(canvas)
-        slots.memory["start"] = NEVER
         lanes = slots.layers.values()
         watched = {token for lane in lanes for token, _ in lane.values() if token < canvas.length}
         return Plan(np.union1d(active, np.array(sorted(watched), np.int64)), answers=active)
 
     def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
-        if 0 <= slots.memory["start"] <= layer.index:
+        if 0 <= slots.state(Watch).start <= layer.index:
             return LayerPlan(np.arange(canvas.length))
         return None
 
     def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
-        computed = layer.stream if slots.memory["start"] > layer.index else None
+        computed = layer.stream if slots.state(Watch).start > layer.index else None
         token, before = layer.memory.get(layer.index, (NEVER, None))
         if computed is not None and before is not None and token in computed:
             now = layer.attention(np.array([token]))[0]
             if _cosine(now, before) < self.gamma:
-                slots.memory["start"] = layer.index + 1
+                slots.state(Watch).start = layer.index + 1
         self._watch(canvas, slots, layer, computed)
 
     def _watch(self, canvas: Canvas, slots: Slots, layer: Layer, computed: Any) -> None:
         """Choose the token to watch, and remember its attention if it was computed."""
-        queries = np.maximum(slots.memory["active"] - slots.shift, 0)
+        queries = np.maximum(slots.state(Watch).active - slots.shift, 0)
         mass = layer.attention(queries).sum(0)
         mass[canvas.masked[: canvas.length]] = -1
         token = int(mass.argmax())

@@ -11,6 +11,13 @@ from ..capabilities import BLOCK_CAUSAL
 from .base import REGION, Cache, Plan, Slots, register
 
 
+@dataclass(slots=True)
+class Finished:
+    """Positions left of ``end`` were computed whole after their last decision."""
+
+    end: int = 0
+
+
 @register("block", paper="Fast-dLLM v2: Efficient Block-Diffusion LLM", arxiv="2509.26328")
 @dataclass(frozen=True)
 class ExactBlockCache(Cache):
@@ -28,12 +35,12 @@ class ExactBlockCache(Cache):
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         grid, length = slots.grid, canvas.length
         # What the last step computed whole and decided stays, unless something in it changed.
-        finished = int(slots.memory.get("finished", 0))
+        finished = slots.state(Finished).end
         changed = np.flatnonzero(slots.pending[:finished])
         if changed.size:
             finished = int(changed[0]) // grid * grid
         masked = np.flatnonzero(canvas.masked[:length])
         frontier = int(masked[0]) // grid * grid if masked.size else length
-        slots.memory["finished"] = max(finished, frontier)
+        slots.state(Finished).end = max(finished, frontier)
         end = min((int(targets[-1]) // grid + 1) * grid, length)
         return Plan(np.arange(finished, end), np.arange(end))

@@ -16,6 +16,16 @@ def check_interval(name: str, value: float | None) -> None:
         raise ConfigError(f"{name} must be at least 1, not {value}")
 
 
+@dataclass(slots=True)
+class Clock:
+    """When a row was last refreshed: in which ``block``, at which step or block step (``start``,
+    where counting begins again), with how many masks left.  ``block`` None: never."""
+
+    block: int | None = None
+    start: int = 0
+    masks: int = 0
+
+
 @dataclass(frozen=True)
 class Refreshing(Cache):
     """A cache that recomputes everything in its first step, then every ``refresh_every`` steps
@@ -39,14 +49,14 @@ class Refreshing(Cache):
     def due(self, canvas: Canvas, slots: Slots) -> bool:
         """Whether this step refreshes; remembers when it does."""
         block, step = self._time(canvas)
-        last, start, masks = slots.memory.get("refresh", (None, 0, 0))
-        start = start if block == last else 0
+        clock = slots.state(Clock)
+        start = clock.start if block == clock.block else 0
         elapsed = step - start
         past = elapsed - elapsed % self.refresh_every if self.refresh_every else 0  # whole phases
-        if block != last or past:
+        if block != clock.block or past:
             self.restart(canvas, slots, start + int(past))
             return True
-        commits = masks - int(canvas.masked.sum())
+        commits = clock.masks - int(canvas.masked.sum())
         if self.refresh_after is not None and commits >= self.refresh_after:
             self.restart(canvas, slots, step)
             return True
@@ -56,7 +66,7 @@ class Refreshing(Cache):
         """Count steps from ``start`` (default: this step) and commits from now on."""
         block, step = self._time(canvas)
         start = step if start is None else start
-        slots.memory["refresh"] = block, start, int(canvas.masked.sum())
+        slots.states[Clock] = Clock(block, start, int(canvas.masked.sum()))
 
     def _time(self, canvas: Canvas) -> tuple[int, int]:
         return (canvas.block, canvas.block_step) if self.by_block else (0, canvas.step)

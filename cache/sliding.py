@@ -28,6 +28,13 @@ def _check(**values: int) -> None:
             raise ConfigError(f"{name} must not be negative, not {value}")
 
 
+@dataclass(slots=True)
+class Edge:
+    """Where the window of the previous step began; None before the first."""
+
+    low: int | None = None
+
+
 @register(
     "dsb", paper="DSB: Dynamic Sliding Block Scheduling for Diffusion LLMs", arxiv="2602.05992"
 )
@@ -51,8 +58,9 @@ class DSBCache(Refreshing):
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         low, high = canvas.window
-        moved = low - slots.memory.get("low", low)
-        slots.memory["low"] = low
+        edge = slots.state(Edge)
+        moved = 0 if edge.low is None else low - edge.low
+        edge.low = low
         if self.due(canvas, slots):
             return everything(canvas)
         return Plan(span(canvas, low - max(moved, self.before), high + self.after))

@@ -13,6 +13,13 @@ from .base import BLOCK, Layer, LayerPlan, Plan, Slots, everything, register
 from .refresh import Refreshing
 
 
+@dataclass(slots=True)
+class Stage:
+    """What the present step does: "opened" computes all, "ranking" too and ranks, else "sparse"."""
+
+    name: str = ""
+
+
 @register(
     "sparse",
     paper="Sparse-dLLM: Accelerating Diffusion LLMs with Dynamic Cache Eviction",
@@ -44,21 +51,21 @@ class SparseCache(Refreshing):
             raise ConfigError(f"kernel must be an odd number, not {self.kernel}")
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        due = self.due(canvas, slots)
-        ranking = slots.memory.get("stage") == "opened" and not due
-        slots.memory["stage"] = "opened" if due else "ranking" if ranking else "sparse"
+        due, stage = self.due(canvas, slots), slots.state(Stage)
+        ranking = stage.name == "opened" and not due
+        stage.name = "opened" if due else "ranking" if ranking else "sparse"
         if due or ranking:
             return everything(canvas)
         return Plan(np.arange(*canvas.window))
 
     def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
-        if slots.memory["stage"] != "sparse":
+        if slots.state(Stage).name != "sparse":
             return None
         read = np.union1d(layer.memory[layer.index], layer.stream)
         return LayerPlan(layer.stream, read[read < canvas.length])
 
     def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
-        if slots.memory["stage"] != "ranking":
+        if slots.state(Stage).name != "ranking":
             return
         block = np.arange(*canvas.window)
         outside = np.setdiff1d(np.arange(canvas.length), block, assume_unique=True)

@@ -7,11 +7,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
+from ..canvas import BoolArray, Canvas, IntArray
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
 from .base import Plan, Slots, everything, register
 from .refresh import Refreshing
+
+
+@dataclass(slots=True)
+class Phase:
+    """What a phase began with: ``masked`` (N,) bool and the positions it attends to (``window``),
+    None until its first step; ``near``: what its refresh left over of those far away; ``range``:
+    first, last and kept position of the released form for shifted logits."""
+
+    masked: BoolArray | None = None
+    window: IntArray | None = None
+    near: IntArray | None = None
+    range: tuple[int, int, int] = (0, 0, 0)
 
 
 @register("window_diffusion", paper="Window-Diffusion", arxiv="2601.20332")
@@ -62,19 +74,20 @@ class WindowDiffusion(Refreshing):
         if self.official in ("dream", "dream_sliding"):
             return self._ranges(canvas, slots, masks, due)
         active = masks[: self.active]
-        phase = None if due else slots.memory.get("phase")
-        if phase is None and not due:  # the first step after a refresh
-            window = self._near(canvas, masks) if self.far else slots.memory["near"]
-            phase = slots.memory["phase"] = canvas.masked.copy(), window
-        if phase is None or (not self.official and not np.isin(active[-1], phase[1])):
-            slots.memory.pop("phase", None)
+        phase = slots.state(Phase)
+        if not due and phase.masked is None:  # the first step after a refresh
+            phase.masked = canvas.masked.copy()
+            phase.window = self._near(canvas, masks) if phase.near is None else phase.near
+        masked, window = phase.masked, phase.window
+        if due or (not self.official and not np.isin(active[-1], window)):
+            phase.masked = phase.window = phase.near = None
             if not due:
                 self.restart(canvas, slots)
             if self.far:
                 return everything(canvas)
-            near = slots.memory["near"] = self._near(canvas, masks)
+            phase.near = near = self._near(canvas, masks)
             return Plan(near, near, answers=masks[: self.window])
-        masked, window = phase
+        assert masked is not None and window is not None, "set in the first step after a refresh"
         decided = np.flatnonzero(masked[: canvas.length] & ~canvas.masked[: canvas.length])
         window = window[window < canvas.length]
         return Plan(np.union1d(active, decided), window, answers=active)
@@ -89,10 +102,10 @@ class WindowDiffusion(Refreshing):
         if due:
             assert self.window is not None, "compose sets open fields"
             kept = canvas.length - len(masks[self.window - 1 :])
-            slots.memory["range"] = int(masks[0]), after, kept
+            slots.state(Phase).range = int(masks[0]), after, kept
             span = np.arange(kept)
             return Plan(span, span, answers=masks[: self.active])
-        start, end, kept = slots.memory["range"]
+        start, end, kept = slots.state(Phase).range
         if self.official == "dream_sliding":
             end = after
         return Plan(np.arange(start, end), np.arange(kept), answers=masks[masks < end])

@@ -1,9 +1,10 @@
-"""The key/value buffer: every row's keys and values in logical order, stored after rotation.
+"""The key/value buffer: a pool of slots for the keys and values of all rows.
 
-One dense tensor per layer, (1, kv_heads, slots, head_dim).  Every lane of a row owns as many slots
-as the row has positions, one after the other, so that rows of different lengths lie end to end
-without padding; `dllm.packing.Job.base` says where a lane begins.  A step writes exactly the slots
-it computed, in place.
+One dense tensor per layer, (1, kv_heads, slots, head_dim).  A row owns a range of slots from the
+moment it is admitted until it leaves: per lane one slot per position of its canvas, in the order of
+the text, stored after rotation.  Rows of different lengths lie end to end without padding, and what
+a finished row gives back is handed to the next.  A step writes exactly the slots it computed, in
+place.
 """
 
 from __future__ import annotations
@@ -15,21 +16,52 @@ import torch
 from transformers import Cache
 
 from ..kernels.rotation import rotate_scatter
+from .extents import Extents
 
 
 class KVBuffer(Cache):
     """Room for ``size`` positions in each of ``layers``; tensors appear at the first write.
 
-    Set `slots` (int64, one per packed query) before each forward.
+    Where ``most`` exceeds ``size``, `allocate` makes room by doubling, at the cost of a copy, up to
+    ``most`` positions.  Set `slots` (int64, one per packed query) before each forward.
     """
 
-    def __init__(self, layers: int, size: int) -> None:
+    def __init__(self, layers: int, size: int, most: int | None = None) -> None:
         super().__init__(layers=[])
-        self.size = size
+        self.extents = Extents(size)
+        self.most = size if most is None else max(size, most)
         self.slots: torch.Tensor | None = None
         self._keys: list[torch.Tensor | None] = [None] * layers
         self._values: list[torch.Tensor | None] = [None] * layers
         self._kept: list[torch.Tensor | None] = [None] * layers
+
+    @property
+    def size(self) -> int:
+        """Slots per layer."""
+        return self.extents.size
+
+    def allocate(self, n: int) -> int | None:
+        """The first of ``n`` slots in a row for a new owner; None when there is no room now."""
+        base = self.extents.allocate(n)
+        while base is None and self.size < self.most:
+            self._grow(min(self.most, max(2 * self.size, self.size + n)))
+            base = self.extents.allocate(n)
+        return base
+
+    def free(self, base: int, n: int) -> None:
+        """Give ``n`` slots from ``base`` on back.  What they hold is not cleared."""
+        self.extents.free(base, n)
+
+    @torch.inference_mode()
+    def _grow(self, size: int) -> None:
+        """More slots: every tensor is copied into a larger one.  All new ones are made
+        before any is put in place: running out of memory leaves the buffer as it was."""
+        grown = [
+            [None if x is None else _longer(x, size, dim) for x in held]
+            for held, dim in ((self._keys, 2), (self._values, 2), (self._kept, 0))
+        ]
+        self._keys, self._values, self._kept = grown
+        self.extents.grow(size)
 
     def update(
         self,
@@ -109,3 +141,12 @@ class KVBuffer(Cache):
         """Bytes held in all layers: keys, values, and hidden states where a cache keeps them."""
         held = (t for t in (*self._keys, *self._values, *self._kept) if t is not None)
         return sum(t.numel() * t.element_size() for t in held)
+
+
+def _longer(x: torch.Tensor, size: int, dim: int) -> torch.Tensor:
+    """``x`` at the beginning of zeros with ``size`` entries along ``dim``."""
+    shape = list(x.shape)
+    shape[dim] = size
+    longer = x.new_zeros(shape)
+    longer.narrow(dim, 0, x.shape[dim]).copy_(x)
+    return longer

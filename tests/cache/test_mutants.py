@@ -13,8 +13,8 @@ import pytest
 import dllm
 from dllm import cache as caches
 from dllm.cache import Cache, Plan, Slots
-from dllm.cache.dllm_cache import DLLMCache
-from dllm.cache.refresh import Refreshing
+from dllm.cache.dllm_cache import DLLMCache, Phases
+from dllm.cache.refresh import Clock, Refreshing
 from dllm.cache.sparse import SparseCache
 from dllm.engine import loop as engine
 
@@ -135,7 +135,10 @@ def test_a_refresh_that_is_left_out_is_noticed(monkeypatch: Patch, cache: str) -
     """The identity breaks when a cache refreshes but once."""
 
     def once(self: Refreshing, canvas: Any, slots: Slots) -> bool:
-        return slots.memory.setdefault("first", canvas.step) == canvas.step
+        clock = slots.state(Clock)
+        if clock.block is None:
+            clock.block, clock.start = 0, canvas.step
+        return clock.start == canvas.step
 
     monkeypatch.setattr(Refreshing, "due", once)
     run.cache_clear()
@@ -152,7 +155,8 @@ def trusts_values_alone(patch: Patch) -> None:
 
     def untold(self: DLLMCache, canvas: Any, slots: Slots, targets: Any) -> Plan:
         result: Plan = plan(self, canvas, slots, targets)
-        slots.memory["changed"] = slots.memory["changed"][:0]
+        phases = slots.state(Phases)
+        phases.changed = phases.changed[:0]
         return result
 
     patch.setattr(DLLMCache, "plan", untold)
