@@ -27,16 +27,17 @@ class Confidence:
 )  # fmt: skip
 @dataclass(frozen=True)
 class D2Cache(Refreshing):
-    """Compute the ``k`` masks of highest confidence among decided neighbours, and the decided
-    positions that hold the share ``p`` of the attention that flows to the rest.
+    """Compute the surest masks among decided neighbours, and what the rest attends to most.
 
-    A mask's score is its last confidence times the density of decided positions around it
-    (Gaussian of width ``sigma``); only the sampler's targets and the first ``k`` masks compete.
-    Attention flow is the column mass of the product of all layers' attention (attention rollout),
-    where positions that are not computed pass on only themselves.  Gaps of up to ``inflate``
-    positions between computed ones are filled.  Everything is computed in the first step only.
-    Reconstructed from the paper where the released code, whose confidences are never updated, does
-    something else.  Needs room for the attention of all layers, L x Q x N, in the host's memory.
+    These are ``k`` masks and those decided positions that together receive the share ``p`` of the
+    attention that flows to decided positions.  A mask's score is its last confidence times the
+    density of decided positions around it (Gaussian of width ``sigma``); only the sampler's targets
+    and the first ``k`` masks compete.  Attention flow is the column mass of the product of all
+    layers' attention (attention rollout), where positions that are not computed pass on only
+    themselves.  Gaps of up to ``inflate`` positions between computed ones are filled.  Everything
+    is computed in the first step only.  Reconstructed from the paper where the released code, whose
+    confidences are never updated, does something else.  Needs room for the attention of all layers,
+    L x Q x N, in the host's memory.
     """
 
     offers = SOME - {WHOLE_REGION}

@@ -7,6 +7,7 @@ string (``remasking=random``), ``inf`` is infinity, and a positional name or cal
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -27,6 +28,13 @@ WORDS = {"inf": math.inf, "true": True, "false": False}
 def arguments(cls: Any) -> dict[str, Any]:
     """Argument names of a part class and their defaults."""
     return {field.name: field.default for field in fields(cls)} if is_dataclass(cls) else {}
+
+
+def describe(cls: type[Any]) -> tuple[str, str]:
+    """The first paragraph of a class's docstring as one line, and the rest of it."""
+    text = inspect.cleandoc(cls.__doc__ or "")
+    summary, _, about = text.partition("\n\n")
+    return " ".join(summary.split()), about
 
 
 def fill_open(part: T, family: str, facts: Mapping[str, Any] | None = None) -> T:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import DllmError, PromptError
+from .bundled import ABILITIES, is_bundled, warn_of_unknown_words
 from .options import DECODING, Generation, option, takes
 from .output import complain, interactive, note, waiting
 from .watch import watch
@@ -37,14 +38,21 @@ def chat(*, options: Talking) -> None:
     if model.tokenizer is None or not model.tokenizer.chat_template:
         raise PromptError(f"{model.name} has no chat template: use dllm generate")
     note(f"{model.name}: {HELP}")
+    if is_bundled(model):
+        note(
+            f"{model.name} was trained on single questions, so each is asked alone, without what "
+            f"was said before; it can {ABILITIES}"
+        )
     Conversation(model, options).run()
 
 
 class Conversation:
-    """The messages so far, and the loop that adds to them."""
+    """The messages so far, and the loop that adds to them.  ``single``: questions are asked without
+    the messages before them."""
 
     def __init__(self, model: DiffusionModel, options: Talking) -> None:
         self.model, self.options = model, options
+        self.single = is_bundled(model)
         self.messages: list[dict[str, str]] = []
         self.reset()
 
@@ -69,6 +77,9 @@ class Conversation:
 
     def turn(self, text: str) -> None:
         """One question; when it fails or is stopped, the conversation stays as it was."""
+        warn_of_unknown_words(self.model, [text])
+        if self.single:
+            self.reset()
         self.messages.append({"role": "user", "content": text})
         try:
             result = self.answer()

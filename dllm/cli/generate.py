@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from .bundled import warn_of_unknown_words
 from .inputs import read_prompts
 from .options import DECODING, DRAFTING, OUTPUT, Generation, option, takes
 from .output import as_json, interactive, note, save_traces, trace_files
@@ -92,6 +93,7 @@ def generate(
             raise ConfigError(f"--{name} goes with --verifier: name the model that verifies")
     files = trace_files(options.trace, len(prompts))
     model = options.load()
+    warn_of_unknown_words(model, prompts)
     results = run(model, prompts, options)
     save_traces(results, files)
     for result in results:

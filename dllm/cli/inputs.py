@@ -15,6 +15,13 @@ def read_text(prompt: str | None, file: Path | None) -> str:
 
     One line break at the end of a file or of standard input does not belong to the text.
     """
+    text = _read(prompt, file)
+    if not text.strip():
+        raise PromptError("the prompt is empty: give some text as an argument, a file or on stdin")
+    return text
+
+
+def _read(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and file is not None:
         raise PromptError("a prompt and --file are given: keep one of them")
     source = prompt if file is None else str(file)
@@ -34,8 +41,6 @@ def read_prompts(prompt: str | None, file: Path | None, lines: bool) -> list[str
     if not lines:
         return [text]
     prompts = [line for line in text.split("\n") if line.strip()]
-    if not prompts:
-        raise PromptError("there is no prompt: every line is blank")
     return prompts
 
 

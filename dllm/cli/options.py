@@ -17,6 +17,7 @@ import typer
 
 from ..config import GenerationConfig
 from ..errors import ConfigError
+from . import completion
 from .output import waiting
 from .preset import read_preset
 
@@ -52,8 +53,10 @@ class Loaded:
     """Which model, and where."""
 
     model: Annotated[
-        str, option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).")
-    ] = "nano"
+        str,
+        option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).",
+               autocompletion=completion.models),
+    ] = "nano"  # fmt: skip
     dtype: Annotated[
         str,
         option("--dtype", panel=MODEL, text="auto, float32, bfloat16 or float16, default auto."),
@@ -77,11 +80,14 @@ class Ways(Loaded):
 
     sampler: Annotated[
         list[str] | None,
-        option("--sampler", "-s", panel=DECODING, text="Repeatable; {a,b} for several values."),
-    ] = None
+        option("--sampler", "-s", panel=DECODING, text="Repeatable; {a,b} for several values.",
+               autocompletion=completion.samplers),
+    ] = None  # fmt: skip
     cache: Annotated[
-        list[str] | None, option("--cache", "-c", panel=DECODING, text="Default none; repeatable.")
-    ] = None
+        list[str] | None,
+        option("--cache", "-c", panel=DECODING, text="Default none; repeatable.",
+               autocompletion=completion.caches),
+    ] = None  # fmt: skip
     max_new_tokens: Annotated[
         int | None,
         option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.", min=1),
@@ -134,11 +140,14 @@ class Decoding(Loaded):
 
     sampler: Annotated[
         str | None,
-        option("--sampler", "-s", panel=DECODING, text="See 'dllm samplers', default threshold."),
-    ] = None
+        option("--sampler", "-s", panel=DECODING, text="See 'dllm samplers', default threshold.",
+               autocompletion=completion.samplers),
+    ] = None  # fmt: skip
     cache: Annotated[
-        str | None, option("--cache", "-c", panel=DECODING, text="See 'dllm caches', default none.")
-    ] = None
+        str | None,
+        option("--cache", "-c", panel=DECODING, text="See 'dllm caches', default none.",
+               autocompletion=completion.caches),
+    ] = None  # fmt: skip
     preset: Annotated[
         Path | None, option("--preset", panel=DECODING, text="A file that 'dllm tune' wrote.")
     ] = None

@@ -39,11 +39,14 @@ def interactive() -> bool:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Show ``text`` with a spinner on a terminal, nothing elsewhere."""
+    """Show ``text`` with a spinner on a terminal, nothing elsewhere.
+
+    What is imported for the first time takes seconds, so imports belong inside as well.
+    """
     if not interactive():
         yield
         return
-    with stderr().status(text):
+    with stderr().status(f"{text} ..."):
         yield
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ..errors import ConfigError
 from .options import MEASURING, OUTPUT, Measured, option, takes
-from .output import check_output, note
+from .output import check_output, note, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,11 +55,12 @@ def tune(*, options: Tune) -> None:
 
     Use it: dllm generate PROMPT --preset preset.json
     """
-    from ..eval.curves import samplers_with_curves, settings
-    from ..eval.measure import Setting
-    from ..eval.problems import problems
-    from ..eval.tune import CACHES, Tuning, write_preset
-    from ..eval.tune import tune as search
+    with waiting("loading dllm"):
+        from ..eval.curves import samplers_with_curves, settings
+        from ..eval.measure import Setting
+        from ..eval.problems import problems
+        from ..eval.tune import CACHES, Tuning, write_preset
+        from ..eval.tune import tune as search
 
     check_output(options.output, "the preset ")
     how = Tuning(
