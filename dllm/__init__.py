@@ -19,41 +19,50 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "samplers" / "base.
 
 if TYPE_CHECKING:
     from . import cache, samplers
-    from .api import generate, infill, stream
-    from .call import Event
+    from .api import as_completed, generate, infill, stream
     from .config import GenerationConfig
     from .drafting import DiffusionDrafter, SpeculativeResult, speculate
     from .errors import (
+        CancelledError,
         CheckpointError,
         ConfigError,
+        DeadlineError,
         DllmError,
+        NumericError,
         OutOfMemoryError,
         PromptError,
+        QueueFullError,
         UnknownNameError,
     )
+    from .events import Event
     from .likelihood.api import score
     from .likelihood.scoring import Score
     from .models import DiffusionModel, load
     from .result import Result
+    from .session import Handle, Session, StepReport
     from .trace import Trace
 
 __version__ = "0.1.0"
 
 # Imported on first use: `import dllm` stays cheap and `dllm --help` needs no torch.
 _WHERE = {
-    "Event": "call", "generate": "api", "infill": "api", "stream": "api",
+    "Event": "events", "generate": "api", "as_completed": "api", "infill": "api", "stream": "api",
     "GenerationConfig": "config", "DiffusionModel": "models", "load": "models",
     "Result": "result", "Trace": "trace", "CheckpointError": "errors", "ConfigError": "errors",
     "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",
-    "UnknownNameError": "errors", "Score": "likelihood", "score": "likelihood",
+    "UnknownNameError": "errors", "CancelledError": "errors", "DeadlineError": "errors",
+    "NumericError": "errors", "QueueFullError": "errors", "Score": "likelihood",
+    "score": "likelihood", "Handle": "session", "Session": "session", "StepReport": "session",
     "speculate": "drafting", "SpeculativeResult": "drafting", "DiffusionDrafter": "drafting",
 }  # fmt: skip
 
 __all__ = [
-    "CheckpointError", "ConfigError", "DiffusionDrafter", "DiffusionModel", "DllmError", "Event",
-    "GenerationConfig", "OutOfMemoryError", "PromptError", "Result", "Score", "SpeculativeResult",
-    "Trace", "UnknownNameError", "cache", "generate", "infill", "load", "samplers", "score",
-    "speculate", "stream",
+    "CancelledError", "CheckpointError", "ConfigError", "DeadlineError", "DiffusionDrafter",
+    "DiffusionModel", "DllmError", "Event", "GenerationConfig", "Handle", "NumericError",
+    "OutOfMemoryError", "PromptError", "QueueFullError", "Result", "Score", "Session",
+    "SpeculativeResult", "StepReport",
+    "Trace", "UnknownNameError", "as_completed", "cache", "generate", "infill", "load", "samplers",
+    "score", "speculate", "stream",
 ]  # fmt: skip
 
 

@@ -1,34 +1,28 @@
-"""What users call: generate, stream, infill."""
+"""What users call: generate, stream, as_completed, infill."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 import torch
 
-from . import cache as caches
-from . import samplers
 from .cache.base import CacheLike
-from .call import Call, Event, stop_strings
-from .canvas import Canvas, IntArray
 from .config import GenerationConfig
-from .engine.loop import Engine, Step
-from .errors import ConfigError, PromptError
-from .kernels.noise import uniform
-from .models import DiffusionModel, load
-from .prompts import encode, encode_continuation, encode_text, is_batch
+from .engine import Step
+from .errors import ConfigError
+from .events import Event, Reader, events
+from .models import load
+from .preparation import Preparation
+from .prompts import encode_holes, is_batch
 from .result import Result
-from .samplers import Sampler
 from .samplers.compose import SamplerLike
-
-DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
-HOLE = re.compile(r"\[\[(\d+)\]\]")
+from .scheduler import Request, Scheduler
 
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
+Messages = Sequence[dict[str, Any]]
 
 
 class Streamer(Protocol):
@@ -39,6 +33,14 @@ class Streamer(Protocol):
     def end(self) -> None: ...
 
 
+@overload
+def generate(model: ModelLike, prompt: str, *, n: Literal[1] = 1, **rest: Any) -> Result: ...
+@overload
+def generate(
+    model: ModelLike, prompt: Sequence[str], *, n: Literal[1] = 1, **rest: Any
+) -> list[Result]: ...
+@overload
+def generate(model: ModelLike, prompt: Any, **rest: Any) -> Any: ...
 def generate(
     model: ModelLike,
     prompt: Any,
@@ -46,39 +48,62 @@ def generate(
     sampler: SamplerLike = "threshold",
     cache: CacheLike = "none",
     chat: bool | None = None,
+    n: int = 1,
     trace: bool = False,
     progress: bool = False,
     streamer: Streamer | None = None,
     repetitions: Sequence[int] | None = None,
+    config: GenerationConfig | None = None,
     **arguments: Any,
 ) -> Any:
     """Write an answer to ``prompt``, or to each of several prompts.
 
     ``model``: what `dllm.load` returns, or anything it takes.  ``prompt``: a string, chat messages
     (``[{"role": "user", "content": ...}]``) or token ids; a list of these is a batch, whose rows
-    may differ in length and come out as if each had run alone.  ``sampler``, ``cache``: names such
-    as ``"threshold(tau=0.8)"`` and ``"dual"``, or objects; see `dllm.samplers.available` and
+    may differ in length and come out as if each had run alone.  At most ``max_rows`` of them are
+    decoded at a time; when one is finished, the next joins.  ``sampler``, ``cache``: names such as
+    ``"threshold(tau=0.8)"`` and ``"dual"``, or objects; see `dllm.samplers.available` and
     `dllm.cache.available`.  ``chat``: whether a string goes through the chat template (default:
-    when there is one).  ``trace`` keeps every step in ``result.trace``; ``progress`` shows a bar
-    on stderr; ``streamer`` (one prompt only) receives text as it is decided.  ``repetitions``: per
-    prompt how many times it was answered before, so that a new answer draws new noise; by default
-    equal prompts of a batch are counted, from 0.  ``arguments``: see `dllm.GenerationConfig`.
+    when there is one).  ``n``: answers per prompt, each with noise of its own.  ``trace`` keeps
+    every step in ``result.trace``; ``progress`` shows a bar on stderr; ``streamer`` (one prompt
+    only) receives text as it is decided.  ``repetitions``: per prompt how many times it was
+    answered before, so that a new answer draws new noise; by default equal prompts of a batch are
+    counted, from 0.  ``config``: a `dllm.GenerationConfig` in place of the checkpoint's defaults;
+    ``arguments``: single fields of it.
 
-    Returns a `Result`, or a list of them for a list of prompts.  Raises `dllm.DllmError` with one
-    sentence that says what to do.
+    Returns a `Result`, or a list of them for a list of prompts; with ``n`` > 1 a list of ``n`` in
+    place of each.  Raises `dllm.DllmError` with one sentence that says what to do.
     """
     loaded = load(model)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
-    if streamer is not None and len(prompts) > 1:
-        raise ConfigError("a streamer follows one prompt: pass prompts one by one")
-    call = _prepare(loaded, prompts, chat, sampler, cache, trace, arguments, repetitions)
-    for steps in _with_progress(call, progress):
-        if streamer is not None:
-            _feed(streamer, steps[0])
-    if streamer is not None:
-        streamer.end()
-    results = [call.result(i) for i in range(len(prompts))]
-    return results if is_batch(prompt) else results[0]
+    if streamer is not None and len(prompts) * n > 1:
+        raise ConfigError("a streamer follows one answer: pass prompts one by one")
+    how = Preparation.of(loaded, sampler, cache, config, arguments)
+    scheduler = how.scheduler(how.prompts(prompts, chat, repetitions, n, trace))
+    results = _completed(scheduler, how, progress, streamer)
+    grouped = [results[i : i + n] for i in range(0, len(results), n)] if n > 1 else results
+    return grouped if is_batch(prompt) else grouped[0]
+
+
+def as_completed(
+    model: ModelLike,
+    prompts: Sequence[Any],
+    *,
+    sampler: SamplerLike = "threshold",
+    cache: CacheLike = "none",
+    chat: bool | None = None,
+    trace: bool = False,
+    repetitions: Sequence[int] | None = None,
+    config: GenerationConfig | None = None,
+    **arguments: Any,
+) -> Iterator[tuple[int, Result]]:
+    """Like `generate` for many prompts: yields (index of the prompt, result) as each is finished.
+
+    The iterator may be closed early: what still ran is dropped.
+    """
+    loaded = load(model)
+    how = Preparation.of(loaded, sampler, cache, config, arguments)
+    return _each(how.scheduler(how.prompts(list(prompts), chat, repetitions, 1, trace)))
 
 
 def stream(
@@ -89,12 +114,15 @@ def stream(
     cache: CacheLike = "none",
     chat: bool | None = None,
     trace: bool = False,
+    config: GenerationConfig | None = None,
     **arguments: Any,
 ) -> Iterator[Event]:
-    """Like `generate`, step by step: yields an `Event` per row and step."""
+    """Like `generate`, step by step: yields an `Event` per row and step; the last one of a row
+    carries its result."""
     loaded = load(model)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
-    return _prepare(loaded, prompts, chat, sampler, cache, trace, arguments).events()
+    how = Preparation.of(loaded, sampler, cache, config, arguments)
+    return _events(how.scheduler(how.prompts(prompts, chat, None, 1, trace)))
 
 
 def infill(
@@ -105,6 +133,7 @@ def infill(
     sampler: SamplerLike = "threshold",
     cache: CacheLike = "none",
     trace: bool = False,
+    config: GenerationConfig | None = None,
     **arguments: Any,
 ) -> Result:
     """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
@@ -116,218 +145,108 @@ def infill(
     ids.
     """
     loaded = load(model)
-    fixed = {"max_new_tokens", "min_new_tokens", "eos_policy"} & set(arguments)
-    if fixed:
-        raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
-    before = np.zeros(0, np.int64) if prompt is None else encode(loaded, prompt)
-    ids, holes = _holes(loaded, text)
-    count = int(holes.sum())
-    if len(before) + len(ids) > loaded.facts.context_length:
-        raise PromptError(
-            f"{len(before) + len(ids)} tokens exceed the context of "
-            f"{loaded.facts.context_length}: shorten the text or its holes"
-        )
-    defaults = {k: v for k, v in loaded.generation_defaults.items() if k != "max_new_tokens"}
-    own = {"max_new_tokens": count, "eos_policy": "none"}
-    config = GenerationConfig.build(defaults, {**arguments, **own})
-    canvas = Canvas.for_infill(
-        np.concatenate([before, ids]), np.concatenate([before < 0, holes]), len(before),
-        **_canvas_facts(loaded, config),
-    )  # fmt: skip
-    composed = _compose(loaded, sampler, config, arguments)
-    call = _call(loaded, composed, cache, config, ban_stops=True)
-    call.start([canvas], trace)
-    for _ in call.run():
-        pass
-    return call.result(0)
+    how = Preparation.of(loaded, sampler, cache, config, arguments, holes=True)
+    return _completed(how.scheduler([how.text(*encode_holes(loaded, text), prompt, trace)]), how)[0]
 
 
-def _prepare(
-    model: DiffusionModel,
-    prompts: list[Any],
-    chat: bool | None,
-    sampler: SamplerLike,
-    cache: CacheLike,
-    trace: bool,
-    arguments: dict[str, Any],
-    repetitions: Sequence[int] | None = None,
-) -> Call:
-    """Everything that can be wrong is found here, before the first step: names first."""
-    config = GenerationConfig.build(model.generation_defaults, arguments)
-    call = _call(model, _compose(model, sampler, config, arguments), cache, config)
-    call.start(_canvases(model, prompts, chat, config, repetitions), trace)
-    return call
+def _completed(
+    scheduler: Scheduler, how: Preparation, progress: bool = False,
+    streamer: Streamer | None = None,
+) -> list[Result]:  # fmt: skip
+    """All results, in the order of the requests; the first error is raised."""
+    requests = list(scheduler.waiting)
+    bar = _Bar(how, requests) if progress else nullcontext()
+    with closing(scheduler), bar as shown:
+        while scheduler.busy:
+            for request, step in scheduler.advance():
+                if request.error is not None:
+                    raise request.error
+                if streamer is not None and step is not None:
+                    _feed(streamer, step, request)
+            if shown is not None:
+                shown.update()
+    if streamer is not None:
+        streamer.end()
+    return [request.result for request in requests if request.result is not None]
 
 
-def _compose(
-    model: DiffusionModel,
-    sampler: SamplerLike,
-    config: GenerationConfig,
-    given: Mapping[str, Any],
-) -> Sampler:
-    """The sampler for this model.  What the call gives must be of use to some part; what the
-    checkpoint recommends need not."""
-    options = {key: value for key, value in config.sampler_options.items() if key in given}
-    facts = {**config.sampler_options, "delimiters": model.delimiters}
-    return samplers.compose(
-        sampler, options=options, stop_ids=model.facts.stop_token_ids,
-        family=model.family.name, facts=facts,
-    )  # fmt: skip
+def _each(scheduler: Scheduler) -> Iterator[tuple[int, Result]]:
+    with closing(scheduler):
+        while scheduler.busy:
+            for request, _ in scheduler.advance():
+                if request.error is not None:
+                    raise request.error
+                if request.result is not None:
+                    yield request.index, request.result
 
 
-def _call(
-    model: DiffusionModel,
-    sampler: Sampler,
-    cache: CacheLike,
-    config: GenerationConfig,
-    ban_stops: bool = False,
-) -> Call:
-    watch = stop_strings(model, config) if config.stop_strings else None
-    engine = Engine(
-        model, sampler, caches.compose(cache, model.family.name), config, watch, ban_stops
-    )
-    return Call(model, config, engine)
+def _events(scheduler: Scheduler) -> Iterator[Event]:
+    readers: dict[int, Reader] = {}
+    with closing(scheduler):
+        while scheduler.busy:
+            progress = scheduler.advance()
+            for request, _ in progress:
+                if request.error is not None:
+                    raise request.error
+            for request, event in events(progress, scheduler.model.facts.stop_token_ids):
+                reader = readers.get(request.index)
+                if reader is None:
+                    reader = readers[request.index] = Reader(scheduler.model, request.recipe)
+                if event.result is not None:
+                    del readers[request.index]
+                yield reader.read(event)
 
 
-def _canvases(
-    model: DiffusionModel,
-    prompts: list[Any],
-    chat: bool | None,
-    config: GenerationConfig,
-    repetitions: Sequence[int] | None,
-) -> list[Canvas]:
-    """One canvas per prompt, with noise of its own for each repetition of one."""
-    if not prompts:
-        raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
-    encoded = [encode(model, prompt, chat) for prompt in prompts]
-    if repetitions is None:
-        repetitions = occurrences([ids.tobytes() for ids in encoded])
-    if len(repetitions) != len(prompts):
-        raise ConfigError(
-            f"{len(prompts)} prompts have as many repetitions, not {len(repetitions)}"
-        )
-    canvases, facts = [], _canvas_facts(model, config)
-    for ids, row in zip(encoded, repetitions, strict=True):
-        length = _canvas_length(model, len(ids), config)
-        canvas = Canvas.for_prompt(ids, length, row=row, **facts)
-        for offset, wanted in config.constraints.items():
-            _constrain(model, canvas, offset, wanted)
-        canvases.append(canvas)
-    return canvases
+class _Bar:
+    """A bar of decided tokens and finished texts on stderr."""
+
+    def __init__(self, how: Preparation, requests: list[Request]) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total} tokens",
+                   TextColumn("{task.fields[rows]}"), TextColumn("{task.fields[rate]}"),
+                   TimeRemainingColumn())  # fmt: skip
+        self.requests = requests
+        self.progress = Progress(*columns, console=Console(stderr=True))
+        total = sum(request.size for request in requests)
+        self.task = self.progress.add_task(how.sampler.spec, total=total, rows="", rate="")
+
+    def __enter__(self) -> _Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.progress.stop()
+
+    def update(self) -> None:
+        """Look at every row."""
+        decided = forwards = done = 0
+        for request in self.requests:
+            done += request.result is not None
+            if request.result is not None:
+                decided, forwards = decided + request.size, forwards + request.result.nfe
+            elif request.canvas is not None:
+                decided += request.size - int(request.canvas.masked.sum())
+                forwards += request.canvas.nfe
+        rate = f"{decided / max(1, forwards):.2f} tokens per forward"
+        rows = f"{done}/{len(self.requests)} texts" if len(self.requests) > 1 else ""
+        self.progress.update(self.task, completed=decided, rate=rate, rows=rows)
 
 
-def occurrences(items: Sequence[Hashable]) -> list[int]:
-    """For each item how often it stands before."""
-    seen: Counter[Hashable] = Counter()
-    result = []
-    for item in items:
-        result.append(seen[item])
-        seen[item] += 1
-    return result
-
-
-def _constrain(model: DiffusionModel, canvas: Canvas, offset: int, wanted: int | str) -> None:
-    """Fix the answer's tokens from ``offset`` on."""
-    if isinstance(wanted, int):
-        ids = [wanted]
-    elif model.tokenizer is None:
-        raise PromptError(f"{model.name} came without a tokenizer: constrain to token ids")
-    else:
-        ids = encode_continuation(model.tokenizer, wanted)
-    if canvas.start + offset + len(ids) > canvas.end:
-        raise ConfigError(
-            f"the constraint {wanted!r} at offset {offset} does not fit an answer of "
-            f"{canvas.end - canvas.start} tokens: raise max_new_tokens"
-        )
-    if not all(0 <= token < model.facts.vocab_size for token in ids):
-        raise ConfigError(
-            f"the constraint {wanted!r} is no id of the vocabulary of {model.facts.vocab_size}"
-        )
-    canvas.give(canvas.start + offset, np.asarray(ids, np.int64))
-
-
-def _canvas_facts(model: DiffusionModel, config: GenerationConfig) -> dict[str, Any]:
-    facts = model.facts
-    mask = -1 if facts.mask_token_id is None else facts.mask_token_id
-    pad = facts.pad_token_id if facts.pad_token_id is not None else facts.eos_token_id
-    return {
-        "mask_id": mask,
-        "pad_id": mask if pad is None else pad,
-        "noise": lambda stream, step, at: uniform(config.seed, stream, at, step, 0),
-    }
-
-
-def _canvas_length(model: DiffusionModel, prompt: int, config: GenerationConfig) -> int:
-    """How many positions to write after ``prompt`` tokens, within the context."""
-    limit, wanted = model.facts.context_length, config.max_new_tokens
-    if prompt >= limit:
-        raise PromptError(
-            f"the prompt has {prompt} tokens, the context {limit}: shorten it by at least "
-            f"{prompt - limit + 1}"
-        )
-    if wanted is None:
-        return max(config.min_new_tokens, min(DEFAULT_LENGTH, limit - prompt))
-    if prompt + wanted > limit:
-        raise PromptError(
-            f"{prompt} prompt tokens and {wanted} new ones exceed the context of {limit}: "
-            f"shorten the prompt or pass max_new_tokens={limit - prompt}"
-        )
-    return wanted
-
-
-def _holes(model: DiffusionModel, text: str | Sequence[int]) -> tuple[IntArray, Any]:
-    """Ids with anything at the holes, and where the holes are."""
-    if isinstance(text, str):
-        if model.tokenizer is None:
-            raise PromptError(f"{model.name} came without a tokenizer: pass ids with -1 for holes")
-        ids: list[int] = []
-        for i, piece in enumerate(HOLE.split(text)):
-            if i % 2:
-                ids += [-1] * int(piece)
-            elif piece:
-                encode_piece = encode_continuation if ids else encode_text
-                ids += encode_piece(model.tokenizer, piece)
-    else:
-        ids = [int(i) for i in text]
-    array = np.asarray(ids, np.int64)
-    if not (array == -1).any():
-        raise PromptError("there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids")
-    return np.maximum(array, 0), array == -1
-
-
-def _with_progress(call: Call, show: bool) -> Iterator[list[Step]]:
-    """The steps, with a bar of decided positions on stderr when asked for."""
-    if not show:
-        yield from call.run()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    total = sum(int(canvas.masked.sum()) for canvas in call.canvases)
-    columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total} tokens",
-               TextColumn("{task.fields[rate]}"), TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(call.engine.sampler.spec, total=total, rate="")
-        for steps in call.run():
-            left = sum(int(canvas.masked.sum()) for canvas in call.canvases)
-            rate = (total - left) / max(1, sum(canvas.nfe for canvas in call.canvases))
-            bar.update(task, completed=total - left, rate=f"{rate:.2f} tokens per forward")
-            yield steps
-
-
-def _feed(streamer: Streamer, step: Step) -> None:
+def _feed(streamer: Streamer, step: Step, request: Request) -> None:
     """Hand a streamer what became final, then the rest of the window as a draft."""
     canvas, p = step.canvas, step.prediction
-    told: int = canvas.memory.setdefault("streamed", 0)
-    if not told:
+    shown = request.frontier
+    if shown < 0:
         streamer.put(torch.from_numpy(canvas.tokens[: canvas.prompt_length]))
-        told = canvas.start
+        shown = canvas.start
     end = canvas.end if canvas.stop_position is None else canvas.stop_position + 1
-    undecided = canvas.masked[told:end]
-    frontier = told + int(undecided.argmax()) if undecided.any() else end
-    if frontier > told:
-        streamer.put(torch.from_numpy(canvas.tokens[told:frontier]))
-    canvas.memory["streamed"] = frontier
+    undecided = canvas.masked[shown:end]
+    frontier = shown + int(undecided.argmax()) if undecided.any() else end
+    if frontier > shown:
+        streamer.put(torch.from_numpy(canvas.tokens[shown:frontier]))
+    request.frontier = frontier
     if not canvas.finished:
         draft = canvas.tokens.copy()
         draft[p.positions] = np.where(canvas.masked[p.positions], p.token, draft[p.positions])

@@ -163,6 +163,11 @@ class Canvas:
     def finish(self, reason: str) -> None:
         self.finish_reason = reason
 
+    def become(self, other: Canvas) -> None:
+        """Take over everything of ``other``, which must not be used any more."""
+        for name in Canvas.__slots__:
+            setattr(self, name, getattr(other, name))
+
     def fork(self) -> Canvas:
         """An independent copy, e.g. a branch of an exploration."""
         twin = copy.copy(self)

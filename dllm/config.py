@@ -34,6 +34,7 @@ NUMBERS = {
     "top_k": Range(0, MOST),
     "cfg_scale": Range(0, HOTTEST, whole=False),
     "seed": Range(0, SEEDS - 1),
+    "max_rows": Range(1, MOST),
     "max_batch_tokens": Range(1, MOST, optional=True),
     "top_candidates": Range(0, MOST),
 }
@@ -47,6 +48,7 @@ ELSEWHERE = {
     **dict.fromkeys(("num_steps", "num_inference_steps", "diffusion_steps"), "steps"),
     **dict.fromkeys(("block_size", "blocks"), "block_length"),
     **dict.fromkeys(("guidance_scale", "cfg"), "cfg_scale"),
+    **dict.fromkeys(("batch_size", "max_num_seqs"), "max_rows"),
     **dict.fromkeys(("logprobs", "top_logprobs", "n_probs"), "top_candidates"),
     "do_sample": "temperature: 0 is greedy, anything above samples",
     **dict.fromkeys(("stop_token_ids", "eos_token_id", "mask_token_id", "pad_token_id"),
@@ -76,6 +78,7 @@ class GenerationArguments(TypedDict, total=False):
     eos_policy: str | None
     stop_strings: str | Iterable[str]
     seed: int
+    max_rows: int
     max_batch_tokens: int | None
     top_candidates: int
     cuda_graphs: bool
@@ -96,7 +99,8 @@ class GenerationConfig:
     ``cfg_scale`` > 0: classifier-free guidance, two lanes per row.  ``eos_policy``: what a stop id
     does (see `dllm.samplers.eos`).  ``stop_strings`` end the text where they first appear.
     ``seed``: all random choices are a function of it, the prompt's repetition count, position and
-    step.  ``max_batch_tokens``: most token positions fed to the model at once.
+    step.  ``max_rows``: most texts that are decoded at a time (default 32); further ones join as
+    others finish.  ``max_batch_tokens``: most token positions fed to the model at once.
     ``top_candidates``: record that many candidates per prediction.  ``cuda_graphs``: pad cached
     steps to a few sizes and replay each as one CUDA graph; off a GPU the padded steps run as they
     are.  ``compile``: pass the network of such steps
@@ -117,6 +121,7 @@ class GenerationConfig:
     eos_policy: str | None = None
     stop_strings: tuple[str, ...] = ()
     seed: int = 0
+    max_rows: int = 32
     max_batch_tokens: int | None = None
     top_candidates: int = 0
     cuda_graphs: bool = False

@@ -39,6 +39,22 @@ class CheckpointError(DllmError, RuntimeError):
     """A checkpoint that cannot be loaded safely and completely."""
 
 
+class NumericError(DllmError, RuntimeError):
+    """Probabilities that are not finite: broken weights, or a dtype too narrow for them."""
+
+
+class QueueFullError(DllmError, RuntimeError):
+    """As many requests wait as may wait: try again later."""
+
+
+class CancelledError(DllmError, RuntimeError):
+    """The request was cancelled before it had a result."""
+
+
+class DeadlineError(DllmError, TimeoutError):
+    """The request was not answered by its deadline."""
+
+
 class OutOfMemoryError(DllmError, RuntimeError):
     """The device ran out of memory during a step; the model stays usable."""
 

@@ -1,9 +1,13 @@
-"""What a generation returns."""
+"""What a generation returns.  Plain data: needs no torch."""
 
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
 
 from .canvas import FloatArray, IntArray
 from .trace import Trace
@@ -13,13 +17,16 @@ from .trace import Trace
 class Result:
     """One generated text.
 
-    ``tokens``: generated ids up to and including the first stop id, prompt excluded.
-    ``sequences``: the whole canvas, prompt and padding included.  ``nfe``: forwards this row took
-    part in; ``computed``: token positions fed to the model for it.  ``order``: the step that
-    decided each of ``tokens``; ``logprobs``: their log-probabilities then.  ``finish_reason``:
-    "stop" (a stop id or string) or "length".  ``seconds`` and ``peak_memory`` (bytes; of the
-    device, or of the process on CPU) are those of the whole call, as are ``cache_bytes``: what
-    the cache holds in keys, values and hidden states.
+    ``tokens``: ids up to and including the first stop id, prompt excluded; of a text with holes
+    all of its ids.  ``sequences``: the whole canvas, prompt and padding included.  ``nfe``:
+    forwards this row took part in; ``computed``: token positions fed to the model for it.
+    ``order``: the step that decided each of ``tokens``, -1 for what was given; ``logprobs``: their
+    log-probabilities then.  ``finish_reason``: "stop" (a stop id or string) or "length".
+    ``seconds``: time of the steps from the row's admission to its end, which it may have shared
+    with other rows; ``queue_seconds``: time it waited before that.  ``restarts``: how often the
+    row gave its memory back and began anew, in forwards that are not counted here.
+    ``peak_memory`` (bytes; of the device, or of the process on CPU) and ``cache_bytes`` (what is
+    held in keys, values and hidden states) are those of all rows together.
     """
 
     text: str
@@ -39,25 +46,50 @@ class Result:
     seed: int
     trace: Trace | None = field(default=None, repr=False)
     cache_bytes: int = 0
+    queue_seconds: float = 0.0
+    restarts: int = 0
+
+    @property
+    def decided(self) -> int:
+        """How many of ``tokens`` the model decided; the others were given."""
+        return sum(step >= 0 for step in self.order)
 
     @property
     def tokens_per_forward(self) -> float:
-        """Generated tokens per forward of this row."""
-        return len(self.tokens) / max(1, self.nfe)
+        """Decided tokens per forward of this row."""
+        return self.decided / max(1, self.nfe)
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens over the seconds of the whole call (shared by its rows)."""
-        return len(self.tokens) / self.seconds if self.seconds else 0.0
+        """Decided tokens of this row per second of its own ``seconds``."""
+        return self.decided / self.seconds if self.seconds else 0.0
 
     def footer(self) -> str:
         """One line of figures."""
         return (
-            f"{len(self.tokens)} tokens · {self.nfe} forwards · "
+            f"{counted(self.decided, 'token')} · {counted(self.nfe, 'forward')} · "
             f"{self.tokens_per_forward:.2f} tokens per forward · "
             f"{self.computed} positions computed · {self.seconds:.2f} s · "
             f"peak {self.peak_memory / 2**20:.0f} MB · {self.finish_reason}"
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: arrays as lists, the trace as a dictionary."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["sequences"], data["logprobs"] = self.sequences.tolist(), self.logprobs.tolist()
+        data["trace"] = None if self.trace is None else self.trace.to_dict()
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Result:
+        """The result that `to_dict` wrote."""
+        known = {f.name for f in fields(cls)}
+        values = {name: value for name, value in data.items() if name in known}
+        values["sequences"] = np.asarray(values["sequences"], np.int64)
+        values["logprobs"] = np.asarray(values["logprobs"], np.float32)
+        if values.get("trace") is not None:
+            values["trace"] = Trace.from_dict(values["trace"])
+        return cls(**values)
 
     def __str__(self) -> str:
         return self.text
@@ -67,3 +99,8 @@ class Result:
             f"<pre style='white-space:pre-wrap'>{html.escape(self.text)}</pre>"
             f"<small>{html.escape(self.footer())}</small>"
         )
+
+
+def counted(n: int, noun: str) -> str:
+    """``n`` and a noun in its number: "1 forward", "2 forwards"."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

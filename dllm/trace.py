@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .canvas import Canvas
-from .engine.loop import Step
+
+if TYPE_CHECKING:
+    from .engine import Step
 
 FORMAT = 1
 
@@ -101,8 +104,20 @@ class Trace:
                 ids |= {t for _, result in step.candidates for t, _ in result}
             self.pieces = {i: decode([i]) for i in sorted(ids)}
 
+    def to_dict(self) -> dict[str, Any]:
+        """The trace as plain data."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trace:
+        """The trace that `to_dict` or `to_json` wrote."""
+        values = {name: value for name, value in data.items() if name != "format"}
+        values["steps"] = [TraceStep(**step) for step in values["steps"]]
+        values["pieces"] = {int(token): piece for token, piece in values["pieces"].items()}
+        return cls(**values)
+
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, **asdict(self)})
+        return json.dumps(self.to_dict())
 
     def save(self, path: str | Path) -> None:
         """Write the trace as JSON."""

@@ -24,12 +24,13 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from ..api import generate, occurrences
+from ..api import generate
 from ..cache import compose as compose_cache
 from ..config import GenerationConfig
 from ..errors import ConfigError, UnknownNameError
 from ..likelihood.scoring import Request, Score, Scoring, score_requests
 from ..models import load
+from ..preparation import occurrences
 from ..prompts import chat_openings, encode_chat, encode_text
 from ..samplers import compose as compose_sampler
 from .ranks import Ranks

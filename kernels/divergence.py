@@ -24,19 +24,19 @@ def divergence(
     positions: npt.NDArray[np.int64],
     logprobs: torch.Tensor,
     previous: tuple[npt.NDArray[np.int64], torch.Tensor] | None,
-) -> npt.NDArray[np.float32]:
-    """(n,) float32 Kullback-Leibler divergence KL(now || before) in nats.
+) -> torch.Tensor:
+    """(n,) float32, on the device of ``logprobs``: Kullback-Leibler divergence KL(now || before) in nats.
 
     ``logprobs`` (n, V) at ``positions``; ``previous``: the same of the step before.  Infinite
     where there is nothing to compare with.
     """
-    result = np.full(len(positions), np.inf, np.float32)
+    result = logprobs.new_full((len(positions),), torch.inf)
     if previous is not None and len(positions):
         known, before = previous
         both, here, there = np.intersect1d(positions, known, return_indices=True)
         if both.size:
-            now = logprobs[torch.from_numpy(here).to(logprobs.device)]
+            at = torch.from_numpy(here).to(logprobs.device)
+            now = logprobs[at]
             then = before[torch.from_numpy(there).to(before.device)]
-            moved = torch.where(now > -torch.inf, now.exp() * (now - then), 0.0).sum(-1)
-            result[here] = moved.cpu().numpy()
+            result[at] = torch.where(now > -torch.inf, now.exp() * (now - then), 0.0).sum(-1)
     return result

@@ -42,7 +42,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "torch", "transformers"},
     ),
     "trace": ({"canvas", "engine"}, set()),
-    "result": ({"canvas", "trace"}, set()),
+    "result": ({"canvas", "trace"}, {"numpy"}),
+    "text": (set(), set()),
     "prompts": ({"errors", "canvas", "models"}, {"numpy", "torch", "transformers", "jinja2"}),
     "eval.tasks": (set(), set()),  # training needs it: it stands on its own
 }

@@ -176,6 +176,9 @@ class Decoding(Loaded):
     seed: Annotated[
         int | None, option("--seed", panel=DECODING, text="Of all noise, default 0.")
     ] = None
+    max_rows: Annotated[
+        int | None, option("--max-rows", panel=DECODING, text="Most prompts decoded at a time.")
+    ] = None
     max_batch_tokens: Annotated[
         int | None,
         option("--max-batch-tokens", panel=DECODING, text="Most positions fed at once."),

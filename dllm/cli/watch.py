@@ -23,7 +23,7 @@ from .output import interactive, stderr
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..call import Event
+    from ..events import Event
     from ..models import DiffusionModel
     from ..result import Result
 

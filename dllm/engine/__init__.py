@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from .loop import Engine, Step, check_pair
+from .loop import Engine
+from .recipe import Recipe, check_pair
+from .rows import Row, Step
 
-__all__ = ["Engine", "Step", "check_pair"]
+__all__ = ["Engine", "Recipe", "Row", "Step", "check_pair"]

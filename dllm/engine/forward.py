@@ -6,6 +6,8 @@ It knows nothing of how positions are chosen.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,17 @@ import torch
 
 from ..cache import Cache
 from ..canvas import FloatArray, IntArray
-from ..config import GenerationConfig
-from ..errors import ConfigError, OutOfMemoryError
+from ..errors import NumericError
 from ..kernels.divergence import divergence, log_probabilities
-from ..kernels.statistics import TokenStatistics, logprobs_of, token_statistics
+from ..kernels.statistics import TokenStatistics, logprobs_of, to_host, token_statistics
 from ..models import DiffusionModel
-from ..samplers import Prediction, Sampler
+from ..samplers import Prediction
 from .graphs import Static
 from .kv import KVBuffer
 from .layers import LayerHook
-from .packing import Job, Packed, noise_keys, pack
+from .packing import Packed, noise_keys, pack
+from .recipe import Options
+from .rows import Job
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its shadow positions
 
@@ -30,103 +33,79 @@ Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its
 class Forward:
     """One forward for all jobs of a step, and the statistics of the positions they ask for.
 
-    ``ban_stops`` keeps stop ids from being proposed at all, e.g. when filling holes in a text.
+    Jobs may come from rows with different recipes: the backbone sees them all at once, the head
+    and the statistics run once per group of equal `Options`, and what the host needs to know
+    travels in one copy.
     """
 
     def __init__(
-        self,
-        model: DiffusionModel,
-        sampler: Sampler,
-        config: GenerationConfig,
-        ban_stops: bool = False,
+        self, model: DiffusionModel, cache: Cache, graphs: bool = False, compile: bool = False
     ) -> None:
-        self.model, self.sampler, self.config = model, sampler, config
-        self.lanes = 2 if config.cfg_scale > 0 else 1
+        self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
         self.grid = model.facts.block_length  # of the attention; None: bidirectional
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.count = 0
+        self.seconds = 0.0  # of all forwards with their statistics
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self.static: Static | None = None
+        self._static, self._compile = graphs or compile, compile
         self._tempered = model.facts.score_source == "tempered"
-        self._compares = "kl" in sampler.statistics
-        # At temperature 0 the proposal itself is the likeliest token.
-        clean_top = int("top_token" in sampler.statistics and config.temperature > 0)
-        self._top = max(config.top_candidates, clean_top)
-        self._banned, self._conditional_bans = self._bans(ban_stops)
         # An attention mask that is 4-D already: transformers then builds none of its own.
         self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
 
-    def _bans(self, ban_stops: bool) -> tuple[tuple[int, ...], int]:
-        """Ids that may not be proposed; the last ``n`` of them only where the text is too short."""
-        facts = self.model.facts
-        if facts.mask_token_id is None:
-            raise ConfigError(
-                f"{self.model.name} is autoregressive: it cannot fill in masks; "
-                "load a diffusion model, or use it as a verifier"
-            )
-        always = {facts.mask_token_id} if self.config.suppress_mask else set()
-        early = set(self.sampler.stop_ids)
-        if self.sampler.eos.suppress and facts.eos_token_id is not None:
-            always.add(facts.eos_token_id)
-        if ban_stops:
-            always |= early
-        early = early - always if self.config.min_new_tokens else set()
-        return (*sorted(always), *sorted(early)), len(early)
-
-    def allot(self, cache: Cache, lanes: int, size: int) -> None:
-        """Make room for the keys and values of ``lanes`` lanes with ``size`` positions in all."""
+    def allot(self, size: int, most: int | None = None) -> None:
+        """Make room for the keys and values of ``size`` positions, ``most`` when it has to grow.
+        What was held before is given back."""
         layers = self.model.hf.config.num_hidden_layers
-        static = self.config.cuda_graphs or self.config.compile
-        self.buffer = KVBuffer(layers, size + static)
-        if cache.layerwise:
-            self.hook = LayerHook(self.backbone, cache, self.buffer, self.grid)
-        elif static:
-            self.static = Static(self.backbone, self.buffer, lanes, self.config.compile)
+        scratch = int(self._static)
+        most = None if most is None else most + scratch
+        self.buffer = KVBuffer(layers, size + scratch, most)
+        if self.cache.layerwise:
+            self.hook = LayerHook(self.backbone, self.cache, self.buffer, self.grid)
+        elif self._static:
+            slot = self.buffer.allocate(1)
+            assert slot is not None
+            self.static = Static(self.backbone, self.buffer, slot, self._compile)
 
     def release(self) -> None:
         """Give the memory of keys and values back."""
-        self.buffer = self.static = None
+        self.buffer = self.hook = self.static = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def logits(self, job: Job) -> torch.Tensor:
         """Raw logits (n, V) at the targets of one job."""
         with torch.inference_mode():
-            scored: torch.Tensor = self.head(self._hidden([job]))
+            scored: torch.Tensor = self.head(self.hidden([job]))
         return scored
 
-    def predict(self, jobs: list[Job]) -> list[Predictions]:
-        """One forward; the numbers every job asked for."""
+    def predict(self, jobs: list[Job]) -> list[Predictions | NumericError]:
+        """One forward; the numbers every job asked for, or why it has none."""
         self.count += 1
+        began = time.perf_counter()
         try:
             with torch.inference_mode():
-                hidden = self._hidden(jobs)
-                result = self._statistics(jobs, hidden)
-                return self._share(jobs, hidden, result, result.numpy())
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            self.release()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            size = sum(job.size for job in jobs)
-            raise OutOfMemoryError(
-                f"out of memory on a step of {size} token positions; "
-                f"pass max_batch_tokens={max(1, size // 2)} or fewer prompts"
-            ) from error
+                return self._share(jobs, self.hidden(jobs))
+        finally:
+            self.seconds += time.perf_counter() - began
 
-    def _hidden(self, jobs: list[Job]) -> torch.Tensor:
+    def hidden(self, jobs: list[Job]) -> torch.Tensor:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
         packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.grid)
-        hidden = self._backbone(jobs, packed)
-        if self.lanes == 1:
-            return hidden[packed.scored[0]]
+        hidden = self._backbone(packed)
+        scored = hidden[packed.scored]
+        if packed.guided is None:
+            return scored
         # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
-        given, hidden_prompt = hidden[packed.scored[0]].float(), hidden[packed.scored[1]].float()
-        mixed = hidden_prompt + (self.config.cfg_scale + 1) * (given - hidden_prompt)
-        return mixed.to(hidden.dtype)
+        which, second, scale = packed.guided
+        given, hidden_prompt = scored[which].float(), hidden[second].float()
+        mixed = hidden_prompt + (scale + 1) * (given - hidden_prompt)
+        scored[which] = mixed.to(hidden.dtype)
+        return scored
 
-    def _backbone(self, jobs: list[Job], packed: Packed) -> torch.Tensor:
+    def _backbone(self, packed: Packed) -> torch.Tensor:
         """Final hidden states of a step, (Q, D)."""
         if self.static is not None:
             result = self.static.hidden(packed)
@@ -146,101 +125,147 @@ class Forward:
         if self.hook is None:
             hidden = self.backbone(**inputs).last_hidden_state[0]
         else:
-            with self.hook.attached(jobs, packed):
-                hidden = self.backbone(**inputs, watch=self.hook.watch).last_hidden_state[0]
+            hidden = self.hook.run(packed, inputs)
         return hidden
 
-    def _banned_rows(self, jobs: list[Job], count: int) -> torch.Tensor | None:
+    def _share(self, jobs: list[Job], hidden: torch.Tensor) -> list[Predictions | NumericError]:
+        """Statistics of every group of equal options, each job's part of them, on the host."""
+        ends = np.cumsum([len(job.asked) for job in jobs])
+        rows = [np.arange(end - len(job.asked), end) for job, end in zip(jobs, ends, strict=True)]
+        groups: dict[Options, list[int]] = {}
+        for i, job in enumerate(jobs):
+            groups.setdefault(job.row.options, []).append(i)
+        device: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
+        for options, members in groups.items():
+            here = hidden
+            if len(groups) > 1:
+                index = np.concatenate([rows[i] for i in members])
+                here = hidden[torch.from_numpy(index).to(hidden.device)]
+            self._group([jobs[i] for i in members], [device[i] for i in members], options, here)
+        names = [(i, name) for i, numbers in enumerate(device) for name in numbers]
+        arrays = to_host([device[i][name] for i, name in names])
+        host: list[dict[str, Any]] = [{} for _ in jobs]
+        for (i, name), array in zip(names, arrays, strict=True):
+            host[i][name] = array
+        return [_predictions(job, numbers) for job, numbers in zip(jobs, host, strict=True)]
+
+    def _group(
+        self, jobs: list[Job], numbers: list[dict[str, torch.Tensor]], options: Options,
+        hidden: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """The statistics of jobs with equal options, cut into each job's ``numbers``; what a part
+        asks for is named ``asked.<part>``, the probabilities of shadowed tokens "stands"."""
+        rows = self._banned_rows(jobs, options, len(hidden))
+        result = self._statistics(jobs, options, hidden, rows)
+        asks = [job.row.recipe.sampler.asks(job.canvas, job.targets) for job in jobs]
+        clean = result
+        if any(asks) or any(job.shadow.size for job in jobs):
+            clean = self._clean(options, hidden, result, rows)
+        at = 0
+        for job, own, wanted in zip(jobs, numbers, asks, strict=True):
+            everything = slice(at, at + len(job.asked))
+            here = slice(at, at + len(job.targets))
+            at = everything.stop
+            own |= {name: column[everything] for name, column in result.columns()}
+            if "kl" in options.needs:
+                job.logprobs = log_probabilities(hidden[here], self.head, options.banned)
+                own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
+            for name, ids in wanted.items():
+                own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids)
+            if job.shadow.size:
+                standing = job.canvas.tokens[job.shadow][:, None]
+                own["stands"] = self._logprobs(hidden, clean, slice(here.stop, at), standing)
+
+    def _banned_rows(self, jobs: list[Job], options: Options, count: int) -> torch.Tensor | None:
         """Which of the banned ids are so in each row, (R, n) bool; None: all of them."""
-        if not self._conditional_bans:
+        if not options.conditional:
             return None
-        short = [j.asked < j.canvas.start + self.config.min_new_tokens for j in jobs]
-        rows = np.ones((count, len(self._banned)), np.bool_)
-        rows[:, -self._conditional_bans :] = np.concatenate(short)[:, None]
+        short = [j.asked < j.canvas.start + j.row.recipe.config.min_new_tokens for j in jobs]
+        rows = np.ones((count, len(options.banned)), np.bool_)
+        rows[:, -options.conditional :] = np.concatenate(short)[:, None]
         return torch.from_numpy(rows).to(self.device)
 
-    def _statistics(self, jobs: list[Job], hidden: torch.Tensor) -> TokenStatistics:
-        config = self.config
-        keys = None
-        if config.temperature:
-            keys = noise_keys(jobs, config.seed).to(hidden.device)
+    def _statistics(
+        self, jobs: list[Job], options: Options, hidden: torch.Tensor, rows: torch.Tensor | None
+    ) -> TokenStatistics:
         return token_statistics(
             hidden,
             self.head,
-            banned=self._banned,
-            banned_rows=self._banned_rows(jobs, len(hidden)),
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
+            banned=options.banned,
+            banned_rows=rows,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
             tempered=self._tempered,
-            noise_keys=keys,
-            top=self._top,
-            needs=self.sampler.statistics,
+            noise_keys=noise_keys(jobs).to(hidden.device) if options.temperature else None,
+            top=options.top,
+            needs=options.needs,
         )
 
     def _clean(
-        self, jobs: list[Job], hidden: torch.Tensor, result: TokenStatistics
-    ) -> TokenStatistics:
-        """Tokens with log-probabilities of the clean distribution: ``found`` unless it describes
+        self, options: Options, hidden: torch.Tensor, result: TokenStatistics,
+        rows: torch.Tensor | None,
+    ) -> TokenStatistics:  # fmt: skip
+        """Tokens with log-probabilities of the clean distribution: ``result`` unless it describes
         what temperature and filters leave."""
-        config = self.config
-        if not self._tempered or not (config.temperature or config.top_p < 1 or config.top_k):
+        filtered = options.temperature or options.top_p < 1 or options.top_k
+        if not self._tempered or not filtered:
             return result
-        rows = self._banned_rows(jobs, len(hidden))
-        return token_statistics(hidden, self.head, banned=self._banned, banned_rows=rows, needs=())
-
-    def _share(
-        self, jobs: list[Job], hidden: torch.Tensor, raw: TokenStatistics, result: TokenStatistics
-    ) -> list[Predictions]:
-        """Each job's part of the statistics, on the device ``raw`` and on the host ``found``."""
-        shares: list[Predictions] = []
-        at = 0
-        asks = [self.sampler.asks(job.canvas, job.targets) for job in jobs]
-        if any(asks) or any(job.shadow.size for job in jobs):
-            raw = self._clean(jobs, hidden, raw)
-        for job, wanted in zip(jobs, asks, strict=True):
-            here = slice(at, at + len(job.targets))
-            at = here.stop + len(job.shadow)
-            kl = None
-            if self._compares:
-                job.logprobs = log_probabilities(hidden[here], self.head, self._banned)
-                kl = divergence(job.targets, job.logprobs, job.row.previous)
-            asked = {name: self._logprobs(hidden, raw, here, ids) for name, ids in wanted.items()}
-            shadow = None
-            if job.shadow.size:
-                there = slice(here.stop, at)
-                standing = job.canvas.tokens[job.shadow][:, None]
-                stands = {"stands": self._logprobs(hidden, raw, there, standing)}
-                shadow = _prediction(job.shadow, result, there, None, stands)
-            shares.append((_prediction(job.targets, result, here, kl, asked), shadow))
-        return shares
+        return token_statistics(
+            hidden, self.head, banned=options.banned, banned_rows=rows, needs=()
+        )
 
     def _logprobs(
-        self, hidden: torch.Tensor, raw: TokenStatistics, here: slice, ids: IntArray
-    ) -> FloatArray:
-        """(n, m) clean log-probabilities of ``ids``, beside the clean statistics ``raw``."""
+        self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: IntArray
+    ) -> torch.Tensor:
+        """(n, m) clean log-probabilities of ``ids``, beside the clean statistics."""
         wanted = torch.from_numpy(ids).to(hidden.device)
-        return logprobs_of(
-            hidden[here], self.head, wanted, raw.token[here], raw.logprob[here]
-        ).cpu().numpy()  # fmt: skip
+        return logprobs_of(hidden[here], self.head, wanted, clean.token[here], clean.logprob[here])
+
+
+def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
+    """What a job's numbers say, unless they are not finite."""
+    if not np.isfinite(numbers["logprob"]).all():
+        where = int(job.asked[~np.isfinite(numbers["logprob"])][0])
+        return NumericError(
+            f"the probabilities at position {where} are not finite: the weights hold NaN or "
+            "infinite values, or overflow in this dtype; `dllm doctor` checks them, "
+            "dtype='float32' may help"
+        )
+    count = len(job.targets)
+    asked: dict[str, FloatArray] = {
+        name.removeprefix("asked."): array
+        for name, array in numbers.items()
+        if name.startswith("asked.")
+    }
+    prediction = _prediction(job.targets, numbers, slice(count), numbers.get("kl"), asked)
+    if not job.shadow.size:
+        return prediction, None
+    stands = {"stands": numbers["stands"]}
+    return prediction, _prediction(job.shadow, numbers, slice(count, None), None, stands)
 
 
 def _prediction(
-    positions: IntArray, result: TokenStatistics, here: slice, kl: FloatArray | None,
+    positions: IntArray, numbers: Mapping[str, Any], here: slice, kl: FloatArray | None,
     asked: dict[str, FloatArray],
 ) -> Prediction:  # fmt: skip
-    def cut(array: Any) -> Any:
-        return None if array is None else array[here]
+    def cut(name: str) -> Any:
+        return numbers[name][here] if name in numbers else None
 
     return Prediction(
-        positions, result.token[here], result.logprob[here], cut(result.margin), cut(result.gap),
-        cut(result.entropy), cut(result.max_logprob), kl, cut(result.top_token),
-        cut(result.top_logprob), asked,
+        positions, cut("token"), cut("logprob"), cut("margin"), cut("gap"), cut("entropy"),
+        cut("max_logprob"), kl, cut("top_token"), cut("top_logprob"), asked,
     )  # fmt: skip
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, torch.OutOfMemoryError):
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
     return "not enough memory" in text or "can't allocate memory" in text
+
+
+def step_size(jobs: Sequence[Job]) -> int:
+    """Token positions that a forward of the jobs feeds."""
+    return sum(job.size for job in jobs)

@@ -5,8 +5,9 @@ Padded to one of a few sizes (`BUCKETS`), a step has the same shapes and address
 is captured once per size and then replayed.  Padding changes nothing for the real rows: padded
 queries write their keys to a slot nobody reads, and attend to that slot alone.
 
-Attention of a static step is one masked call over the whole buffer, so that what a step reads is
-data and not shape; with many rows that would be wasteful, and such steps run as they are.
+Attention of a static step is one masked call over the beginning of the buffer, up to the last slot
+it reads and rounded up to a power of two, so that what a step reads is data and not shape.  With
+many rows, or one far behind in a pool, that would be wasteful, and such steps run as they are.
 
 The capture has been written for CUDA and has not been run on a GPU yet; padding is tested on CPU,
 where `Static` runs the padded step eagerly.
@@ -28,7 +29,7 @@ from .kv import KVBuffer
 from .packing import Packed
 
 BUCKETS = (16, 32, 64, 128, 256)  # padded numbers of queries; larger steps are busy enough as is
-MOST_LANES = 4  # in the buffer: masked attention of every query over all of them
+MOST_KEYS = 4  # times as many keys as the longest lane reads: what is masked costs as well
 
 
 def bucket(count: int) -> int | None:
@@ -41,8 +42,9 @@ def bucket(count: int) -> int | None:
 class Step:
     """Inputs of one size, at fixed addresses, and what replays it.
 
-    ``ids``, ``positions`` (1, Q), ``slots`` (Q,) int64; ``mask`` (Q, S) is added to the scores: 0
-    for what a query reads of the buffer, else -inf; ``hidden`` (Q, D) is where the result appears.
+    ``ids``, ``positions`` (1, Q), ``slots`` (Q,) int64; ``mask`` (Q, K) is added to the scores: 0
+    for what a query reads of the first K slots, else -inf; ``hidden`` (Q, D) is where the result
+    appears.
     """
 
     ids: torch.Tensor
@@ -95,15 +97,15 @@ def _allow(mask: torch.Tensor, segment: Segment) -> None:
 
 
 class Static:
-    """Runs the cached steps of one call of the engine with static shapes.
+    """Runs the cached steps of one engine with static shapes.
 
-    The last slot of ``buffer`` belongs to none of the ``lanes``: it takes what padding writes.
-    ``compile`` passes the network through `torch.compile` first.  Raises `ConfigError` for flash
-    attention, which takes no mask.
+    ``scratch`` is a slot of ``buffer`` that no row owns: it takes what padding writes.  ``compile``
+    passes the network through `torch.compile` first.  Raises `ConfigError` for flash attention,
+    which takes no mask.
     """
 
     def __init__(
-        self, backbone: nn.Module, buffer: KVBuffer, lanes: int, compile: bool = False
+        self, backbone: nn.Module, buffer: KVBuffer, scratch: int, compile: bool = False
     ) -> None:
         used = str(getattr(backbone.config, "_attn_implementation", ""))
         if "flash" in used:
@@ -113,8 +115,9 @@ class Static:
             )
         weight = next(backbone.parameters())
         self.dtype, self.device = weight.dtype, weight.device
-        self.buffer, self.lanes = buffer, lanes
-        self.steps: dict[int, Step] = {}
+        self.buffer, self.scratch = buffer, scratch
+        self.steps: dict[tuple[int, int], Step] = {}
+        self._size = buffer.size
         self.captures = self.device.type == "cuda"
         self._forward: Callable[..., Any] = (
             torch.compile(backbone, dynamic=False) if compile else backbone
@@ -128,13 +131,15 @@ class Static:
         They stay valid until the next call.
         """
         count = packed.ids.shape[1]
-        size = bucket(count)
-        if size is None or packed.slots is None or self.lanes > MOST_LANES:
+        size, keys = bucket(count), self._keys(packed)
+        if size is None or keys is None or packed.slots is None:
             return None
-        step = self.steps.get(size)
+        if self._size != self.buffer.size:  # the pool has grown: other addresses
+            self.steps, self._size = {}, self.buffer.size
+        step = self.steps.get((size, keys))
         if step is None:
-            step = self.steps[size] = Step.empty(size, self.buffer.size, self.device, self.dtype)
-        step.fill(packed, self.buffer.size - 1)
+            step = self.steps[size, keys] = Step.empty(size, keys, self.device, self.dtype)
+        step.fill(packed, self.scratch)
         self.buffer.slots = step.slots
         if not self.captures:
             return self._run(step)[:count]
@@ -144,8 +149,21 @@ class Static:
         assert step.hidden is not None
         return step.hidden[:count]
 
+    def _keys(self, packed: Packed) -> int | None:
+        """How many slots a static step attends, None where most of them would be in vain."""
+        ends, longest = [self.scratch + 1], 0
+        for segment in packed.segments:
+            if isinstance(segment.keys, slice):
+                first, last = segment.keys.start, segment.keys.stop
+            else:
+                first, last = 0, int(segment.keys[-1]) + 1
+            longest = max(longest, last - first)
+            ends.append(last + (segment.rows - 1) * segment.key_stride)
+        keys: int = min(1 << (max(ends) - 1).bit_length(), self.buffer.size)
+        return keys if keys <= MOST_KEYS * longest else None
+
     def _run(self, step: Step) -> torch.Tensor:
-        everything = Segment(slice(0, len(step.mask)), slice(0, self.buffer.size), mask=step.mask)
+        everything = Segment(slice(0, len(step.mask)), slice(0, step.mask.shape[1]), mask=step.mask)
         hidden: torch.Tensor = self._forward(
             input_ids=step.ids,
             position_ids=step.positions,

@@ -40,6 +40,11 @@ class KVBuffer(Cache):
         """Slots per layer."""
         return self.extents.size
 
+    @property
+    def complete(self) -> bool:
+        """Whether every layer has been written once: the memory is had."""
+        return all(keys is not None for keys in self._keys)
+
     def allocate(self, n: int) -> int | None:
         """The first of ``n`` slots in a row for a new owner; None when there is no room now."""
         base = self.extents.allocate(n)

@@ -4,15 +4,16 @@ Such a cache may, before each decoder layer, narrow the positions that the layer
 others take what the layer added to them last time), widen them (the others' inputs are those of
 their last time) or choose what they read; and it may look at the layer's attention.  It sees
 NumPy only, through `View`; the tensors stay here.  The decoder layers themselves are those of
-transformers: for the time of one forward their arguments and results pass through this hook.
+transformers.  The hook runs a copy of the backbone, of the module object and not of its weights,
+whose list of layers is its own: each entry passes arguments and results through the hook.  The
+shared model is never touched, so that several engines may run on it at once, in any threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -23,9 +24,8 @@ from ..cache import Cache
 from ..cache.base import LayerPlan
 from ..canvas import FloatArray, IntArray
 from .kv import KVBuffer
-from .packing import Job, Packed, group, segments_of, tensor
-
-Forward = Callable[..., Tensor]
+from .packing import Packed, group, segments_of, tensor
+from .rows import Job
 
 
 @dataclass(slots=True, eq=False)
@@ -47,14 +47,45 @@ class Piece:
         return positions + self.base
 
 
+class Hooked(nn.Module):
+    """A decoder layer whose calls go through ``run``; what else is asked of it, the layer answers.
+    The layer is not registered as a submodule: its weights belong to the shared model."""
+
+    def __init__(self, layer: nn.Module, run: Callable[..., Tensor], index: int) -> None:
+        super().__init__()
+        self.__dict__["_hooked"] = layer
+        self._run, self._index = run, index
+
+    def forward(self, hidden: Tensor, **kwargs: Any) -> Tensor:
+        return self._run(self._index, self._hooked, hidden, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_hooked"], name)
+
+
+def hooked(backbone: nn.Module, run: Callable[..., Tensor]) -> nn.Module:
+    """``backbone`` with its own list of layers, each of which goes through ``run``."""
+    twin = copy.copy(backbone)
+    twin.__dict__ = dict(backbone.__dict__)
+    twin.__dict__.pop("forward", None)  # somebody else's wrapper, bound to the original
+    twin._modules = dict(backbone._modules)
+    layers = cast(Sequence[nn.Module], backbone.layers)
+    twin._modules["layers"] = nn.ModuleList(Hooked(x, run, i) for i, x in enumerate(layers))
+    return twin
+
+
 class LayerHook:
-    """Lets ``cache`` decide at every layer of ``backbone``; used by the engine per forward."""
+    """Lets ``cache`` decide at every layer of ``backbone``, in the forwards of one engine."""
 
     def __init__(
         self, backbone: nn.Module, cache: Cache, buffer: KVBuffer, grid: int | None = None
     ) -> None:
         self.backbone, self.cache, self.buffer, self.grid = backbone, cache, buffer, grid
         self.layers: Sequence[nn.Module] = getattr(backbone, "layers", ())
+        self._hooked = hooked(backbone, self._run) if self.layers else backbone
         self.pieces: list[Piece] = []
         self.index = 0
         self.inputs: Tensor  # (1, Q, D), hidden states of the streams
@@ -62,22 +93,19 @@ class LayerHook:
         self.queries: Tensor
         self.keys: Tensor
 
-    @contextmanager
-    def attached(self, jobs: Sequence[Job], packed: Packed) -> Iterator[None]:
-        """Hook the layers for one forward over ``packed``."""
+    def run(self, packed: Packed, inputs: Mapping[str, Any]) -> Tensor:
+        """One forward over ``packed``: final hidden states (Q, D)."""
         self.packed = packed
         self.pieces = [
-            Piece(job, job.base(lane),
-                  job.row.slots.layers.setdefault(lane, {}), job.plan.compute)
-            for lane in range(jobs[0].lanes) for job in jobs
-        ]  # fmt: skip
-        with ExitStack() as stack:
-            for i, layer in enumerate(self.layers):
-                stack.enter_context(_wrapped(layer, partial(self._run, i, layer)))
-            yield
-        for job in jobs if self.layers else ():
-            rows = sum(piece.rows for piece in self.pieces if piece.job is job)
-            job.work = round(rows / len(self.layers))
+            Piece(job, job.base(lane), job.row.slots.layers.setdefault(lane, {}), job.plan.compute)
+            for job, lane in packed.lanes
+        ]
+        hidden: Tensor = self._hooked(**inputs, watch=self.watch).last_hidden_state[0]
+        for job, lane in packed.lanes if self.layers else ():
+            if lane == 0:
+                rows = sum(piece.rows for piece in self.pieces if piece.job is job)
+                job.work = round(rows / len(self.layers))
+        return hidden
 
     def watch(self, queries: Tensor, keys: Tensor) -> None:
         """Called by the attention of the present layer with (1, H, C, dh) and (1, Hkv, S, dh)."""
@@ -86,8 +114,7 @@ class LayerHook:
             row = piece.job.row
             self.cache.after_attention(row.canvas, row.slots, View(self, piece))
 
-    def _run(self, index: int, module: nn.Module, forward: Forward, hidden: Tensor,
-             **kwargs: Any) -> Tensor:  # fmt: skip
+    def _run(self, index: int, module: nn.Module, hidden: Tensor, **kwargs: Any) -> Tensor:
         """One layer: ask the cache, compute what it says, put the rows back among the others."""
         self.index, self.module, self.inputs = index, module, hidden
         streams = [piece.stream for piece in self.pieces]
@@ -95,12 +122,12 @@ class LayerHook:
             self.buffer.keep(index, self._slots(streams), hidden[0])
         if not self._ask():
             self.buffer.slots = self.packed.slots
-            output = forward(hidden, **kwargs)
+            output = module(hidden, **kwargs)
             if self.cache.keeps == "change":
                 self.buffer.keep(index, self._slots(streams), (output - hidden)[0])
             return output
         self._widen()
-        output = self._partial(forward, kwargs)
+        output = self._partial(module, kwargs)
         return self._as_packed(output) if index == len(self.layers) - 1 else output
 
     def _ask(self) -> bool:
@@ -114,7 +141,7 @@ class LayerHook:
             piece.rows += len(piece.now.compute)
         return asked
 
-    def _partial(self, forward: Forward, kwargs: dict[str, Any]) -> Tensor:
+    def _partial(self, module: nn.Module, kwargs: dict[str, Any]) -> Tensor:
         """The streams after a layer that computes some of their rows."""
         computes = [piece.now.compute for piece in self.pieces]
         changes, output = self.cache.keeps == "change", self.inputs.clone()
@@ -135,7 +162,7 @@ class LayerHook:
             "position_embeddings": rotary(hidden, position_ids=positions),
             "segments": group(list(self._segments())),
         }
-        computed = forward(hidden, **kwargs)
+        computed = module(hidden, **kwargs)
         output[:, rows] = computed
         if changes:
             self.buffer.keep(self.index, self.buffer.slots, (computed - hidden)[0])
@@ -240,19 +267,6 @@ class View:
 
     def _indices(self, indices: IntArray) -> Tensor:
         return tensor(indices, self._hook.inputs.device)
-
-
-@contextmanager
-def _wrapped(module: nn.Module, run: Callable[..., Tensor]) -> Iterator[None]:
-    """``module`` with its forward passed through ``run``."""
-    own = module.__dict__.get("forward")
-    module.forward = partial(run, module.forward)
-    try:
-        yield
-    finally:
-        del module.forward
-        if own is not None:  # somebody else's wrapper, e.g. accelerate's
-            module.forward = own
 
 
 def _numpy(x: Tensor) -> FloatArray:

@@ -3,147 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 
-from ..cache import Plan, Slots
-from ..canvas import PROPOSAL, PURPOSES, Canvas, IntArray
+from ..canvas import PROPOSAL, PURPOSES, IntArray
 from ..models.attention import Segment
-from ..samplers import NOTHING, Trial
-
-
-@dataclass(slots=True)
-class Row:
-    """A canvas in the engine: the freshness of its slots, the first of them in the buffer, the
-    branches its next forward feeds, and what is kept of its last distributions.
-
-    A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
-    their own, which hold the same keys and values between steps.
-    """
-
-    canvas: Canvas
-    slots: Slots
-    base: int = 0
-    trials: tuple[Trial, ...] = ()
-    previous: tuple[IntArray, torch.Tensor] | None = None
-
-    def lane(self, number: int) -> int:
-        """The first slot of one of its lanes in the buffer."""
-        return self.base + number * len(self.slots.age)
-
-    def branches(self) -> list[Canvas]:
-        """The canvases to feed: the row itself, or a copy per trial."""
-        if not self.trials:
-            return [self.canvas]
-        result = []
-        for trial in self.trials:
-            branch = self.canvas.fork()
-            branch.commit(trial.positions, trial.tokens, trial.logprobs)
-            result.append(branch)
-        return result
-
-
-@dataclass(slots=True)
-class Job:
-    """What one branch of one row wants of this step.  ``lane``: the first of the row's lanes that
-    hold its keys and values.  ``shadow``: positions that are fed once more, as [MASK] tokens that
-    see every token but the one at their own position."""
-
-    row: Row
-    canvas: Canvas
-    plan: Plan
-    targets: IntArray
-    lane: int = 0
-    lanes: int = 1
-    shadow: IntArray = field(default_factory=lambda: NOTHING)
-    logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
-    work: int | None = None  # positions computed per layer on average, where layers differ
-
-    @property
-    def size(self) -> int:
-        """Token positions it feeds to the model."""
-        return len(self.plan.compute) * self.lanes + len(self.shadow)
-
-    @property
-    def cost(self) -> int:
-        """Token positions that the model computed for it."""
-        return self.size if self.work is None else self.work
-
-    @property
-    def asked(self) -> IntArray:
-        """Positions of the hidden rows that meet the head."""
-        return np.concatenate([self.targets, self.shadow]) if self.shadow.size else self.targets
-
-    def lane_tokens(self, lane: int) -> IntArray:
-        """Token ids of a lane, (N,)."""
-        canvas = self.canvas
-        return canvas.tokens if lane == 0 else np.where(canvas.given, canvas.mask_id, canvas.tokens)
-
-    def base(self, lane: int) -> int:
-        """The first slot of one of its lanes in the buffer."""
-        return self.row.lane(self.lane + lane)
+from .rows import Job
 
 
 @dataclass(slots=True)
 class Packed:
-    """A packed forward.  ``ids``, ``positions`` (1, Q) int64; ``slots`` (Q,) int64 or None;
-    ``scored`` (lanes, R) int64 indexes the packed rows that meet the head."""
+    """A packed forward.  ``lanes``: the lanes of all jobs in packed order; ``ids``, ``positions``
+    (1, Q) int64; ``slots`` (Q,) int64 or None; ``scored`` (R,) int64 indexes the packed rows that
+    meet the head, job by job; ``guided``, where some rows are: which of these (n,), the packed
+    rows of their second lanes (n,), int64 both, and how strongly (n, 1) float32."""
 
+    lanes: list[tuple[Job, int]]
     ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor | None
     segments: list[Segment]
     scored: torch.Tensor
+    guided: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
 
 def pack(
     jobs: Sequence[Job], shift: int, stored: bool, device: torch.device,
     grid: int | None = None,
 ) -> Packed:  # fmt: skip
-    """Lay the jobs' computed positions end to end.
+    """Lay the jobs' computed positions end to end, all first lanes before the second ones.
 
     ``shift``: target t is scored by row t - shift.  ``stored``: keys are read from the buffer and
     not from this forward.  ``grid``: block length of block-causal attention.
     """
-    lanes = jobs[0].lanes
+    order = [(job, lane) for lane in (0, 1) for job in jobs if lane < job.lanes]
     ids: list[IntArray] = []
     positions: list[IntArray] = []
     slots: list[IntArray] = []
     segments: list[Segment] = []
-    scored: list[list[IntArray]] = [[] for _ in range(lanes)]
+    scored: tuple[list[IntArray], list[IntArray]] = [], []
     at = 0
-    for lane in range(lanes):
-        for job in jobs:
-            compute = job.plan.compute
-            queries = slice(at, at + len(compute))
-            ids.append(job.lane_tokens(lane)[compute])
-            positions.append(compute)
-            if stored:
-                base = job.base(lane)
-                slots.append(compute + base)
-                segments += segments_of(
-                    compute, job.plan.read, at, base, job.canvas.length, device, grid
-                )
-            else:
-                segments += segments_of(compute, None, at, at, len(compute), device, grid)
-            scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
-            at += len(compute)
-            if job.shadow.size:
-                ids.append(np.full(len(job.shadow), job.canvas.mask_id))
-                positions.append(job.shadow)
-                segments.append(_shadow(queries, job.shadow, device, grid))
-                scored[lane].append(at + np.arange(len(job.shadow)))
-                at += len(job.shadow)
+    for job, lane in order:
+        compute = job.plan.compute
+        queries = slice(at, at + len(compute))
+        ids.append(job.lane_tokens(lane)[compute])
+        positions.append(compute)
+        if stored:
+            base = job.base(lane)
+            slots.append(compute + base)
+            segments += segments_of(
+                compute, job.plan.read, at, base, job.canvas.length, device, grid
+            )
+        else:
+            segments += segments_of(compute, None, at, at, len(compute), device, grid)
+        scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
+        at += len(compute)
+        if job.shadow.size:
+            ids.append(np.full(len(job.shadow), job.canvas.mask_id))
+            positions.append(job.shadow)
+            segments.append(_shadow(queries, job.shadow, device, grid))
+            scored[lane].append(at + np.arange(len(job.shadow)))
+            at += len(job.shadow)
     return Packed(
+        order,
         tensor(_join(ids), device)[None],
         tensor(_join(positions), device)[None],
         tensor(_join(slots), device) if slots else None,
         group(segments),
-        tensor(np.stack([_join(part) for part in scored]), device),
+        tensor(_join(scored[0]), device),
+        _guided(jobs, scored[1], device) if scored[1] else None,
     )
+
+
+def _guided(
+    jobs: Sequence[Job], second: list[IntArray], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`Packed.guided`: a guided job has targets only, no shadow."""
+    at, which, scales = 0, [], []
+    for job in jobs:
+        count = len(job.asked)
+        if job.lanes > 1:
+            which.append(np.arange(at, at + count))
+            scales.append(np.full(count, job.row.recipe.config.cfg_scale))
+        at += count
+    scale = torch.from_numpy(_join(scales)).float().to(device)
+    return tensor(_join(which), device), tensor(_join(second), device), scale[:, None]
 
 
 def _shadow(row: slice, shadow: IntArray, device: torch.device, grid: int | None) -> Segment:
@@ -240,13 +187,13 @@ def _append(last: Segment, new: Segment) -> Segment | None:
     return Segment(slice(last.queries.start, new.queries.stop), last.keys, last.rows + 1, stride)
 
 
-def noise_keys(jobs: Sequence[Job], seed: int) -> torch.Tensor:
+def noise_keys(jobs: Sequence[Job]) -> torch.Tensor:
     """(R, 4) int64: seed, stream, position, step of every scored row, for keyed proposals."""
     parts = []
     for job in jobs:
         canvas = job.canvas
         keys = np.empty((len(job.asked), 4), np.int64)
-        keys[:, 0] = seed
+        keys[:, 0] = job.row.recipe.config.seed
         keys[:, 1] = canvas.row * PURPOSES + PROPOSAL
         keys[:, 2] = job.asked
         keys[:, 3] = canvas.step

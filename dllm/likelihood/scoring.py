@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,17 @@ import torch
 
 from .. import cache as caches
 from .. import samplers
+from ..cache import Slots
+from ..cache.base import everything
 from ..canvas import Canvas, FloatArray, IntArray
 from ..config import GenerationConfig
-from ..engine.loop import Engine
-from ..engine.packing import group as fold
+from ..engine import Engine, Recipe
+from ..engine.forward import Forward
+from ..engine.recipe import Options
+from ..engine.rows import Job, Row
 from ..errors import ConfigError, PromptError
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel
-from ..models.attention import Segment
 from .estimators import ENDS_WITH_EOS, Draws, Weights, estimator
 
 ROUND = 16  # samples between two looks at who leads
@@ -201,56 +204,56 @@ def _clear(runs: list[_Running], normalised: bool) -> bool:
 
 def _logprobs(model: DiffusionModel, rows: list[_Row], how: Scoring) -> Iterator[FloatArray]:
     """Log-probabilities of every row's wanted tokens, in order."""
-    lanes = 2 if how.cfg_scale else 1
+    forward, recipe = Forward(model, caches.compose("none")), _recipe(how)
     chunk: list[_Row] = []
     size = 0
     for row in rows:
-        length = (len(row.request.prompt) + len(row.request.continuation)) * lanes
+        length = (len(row.request.prompt) + len(row.request.continuation)) * recipe.lanes
         if chunk and size + length > how.max_batch_tokens:
-            yield from _forward(model, chunk, how.cfg_scale)
+            yield from _forward(forward, recipe, chunk)
             chunk, size = [], 0
         chunk.append(row)
         size += length
     if chunk:
-        yield from _forward(model, chunk, how.cfg_scale)
+        yield from _forward(forward, recipe, chunk)
 
 
-def _forward(model: DiffusionModel, rows: list[_Row], cfg_scale: float) -> Iterator[FloatArray]:
-    """One packed forward."""
-    mask = model.facts.mask_token_id
-    assert mask is not None
-    ids, positions, segments, scored, at = [], [], [], [], 0
-    for lane in range(2 if cfg_scale else 1):
-        for row in rows:
-            prompt = row.request.prompt if not lane else np.full(len(row.request.prompt), mask)
-            text = np.where(row.masked, mask, row.request.continuation)
-            length = len(prompt) + len(text)
-            ids.append(np.concatenate([prompt, text]))
-            positions.append(np.arange(length))
-            segments.append(Segment(slice(at, at + length), slice(at, at + length)))
-            where = np.maximum(row.wanted + len(prompt) - model.facts.logit_shift, 0)
-            scored.append(where + at)
-            at += length
-
-    def tensor(parts: list[IntArray]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(model.device)
-
+def _forward(forward: Forward, recipe: Recipe, rows: list[_Row]) -> Iterator[FloatArray]:
+    """One packed forward of the engine, guidance included."""
+    jobs = [_job(forward.model, recipe, row) for row in rows]
+    wanted = np.concatenate([row.request.continuation[row.wanted] for row in rows])
     with torch.inference_mode():
-        hidden = model.backbone(
-            input_ids=tensor(ids)[None], position_ids=tensor(positions)[None],
-            attention_mask=torch.empty(1, 1, 1, 1, device=model.device), use_cache=False,
-            segments=fold(segments),
-        ).last_hidden_state[0][tensor(scored)]  # fmt: skip
-        if cfg_scale:  # the head is affine: mixing hidden states mixes the logits
-            given, without = hidden.float().chunk(2)
-            hidden = (without + (cfg_scale + 1) * (given - without)).to(hidden.dtype)
-        select = tensor([row.request.continuation[row.wanted] for row in rows])
-        result = token_statistics(hidden, model.head, select=select, needs=()).numpy()
+        select = torch.from_numpy(wanted).to(forward.device)
+        hidden = forward.hidden(jobs)
+        result = token_statistics(hidden, forward.head, select=select, needs=()).numpy()
     assert result.select_logprob is not None
     at = 0
     for row in rows:
         yield result.select_logprob[at : at + len(row.wanted)]
         at += len(row.wanted)
+
+
+def _job(model: DiffusionModel, recipe: Recipe, row: _Row) -> Job:
+    """A canvas on which the unmasked part of the continuation is decided; all of it is computed."""
+    prompt, text = row.request.prompt, row.request.continuation
+    canvas = _canvas(model, row.request)
+    canvas.masked[len(prompt) :] = row.masked
+    canvas.tokens[len(prompt) :] = np.where(row.masked, canvas.mask_id, text)
+    slots = Slots.empty(len(canvas.tokens))
+    held = Row(canvas, recipe, Options.of(recipe, model), slots, canvas)
+    return Job(held, canvas, everything(canvas), row.wanted + len(prompt))
+
+
+def _canvas(model: DiffusionModel, request: Request) -> Canvas:
+    mask = model.facts.mask_token_id
+    assert mask is not None
+    return Canvas.for_prompt(request.prompt, len(request.continuation), mask_id=mask, pad_id=mask)
+
+
+def _recipe(how: Scoring) -> Recipe:
+    """One most confident token per step, where something is decoded at all."""
+    sampler = samplers.compose("llada+whole", options={"eos_policy": "none"})
+    return Recipe(sampler, GenerationConfig(cfg_scale=how.cfg_scale, suppress_mask=False))
 
 
 def _autoregressive(model: DiffusionModel, request: Request) -> Score:
@@ -272,16 +275,7 @@ def _autoregressive(model: DiffusionModel, request: Request) -> Score:
 def _greedy(model: DiffusionModel, requests: Sequence[Request], how: Scoring) -> list[bool]:
     """Whether one most confident token per step writes the continuation; gives up at the first
     that differs."""
-    sampler = samplers.compose("llada+whole", options={"eos_policy": "none"})
-    config = GenerationConfig(
-        cfg_scale=how.cfg_scale, suppress_mask=False, max_batch_tokens=how.max_batch_tokens
-    )
-    mask = model.facts.mask_token_id
-    assert mask is not None
-    canvases = [
-        Canvas.for_prompt(r.prompt, len(r.continuation), mask_id=mask, pad_id=mask)
-        for r in requests
-    ]
+    canvases = [_canvas(model, request) for request in requests]
     wanted = {id(c): r.continuation for c, r in zip(canvases, requests, strict=True)}
 
     def differs(canvas: Canvas) -> bool:
@@ -293,6 +287,8 @@ def _greedy(model: DiffusionModel, requests: Sequence[Request], how: Scoring) ->
         if differs(canvas):
             canvas.finish("differs")
 
-    for _ in Engine(model, sampler, caches.compose("none"), config, check).run(canvases):
+    recipe = replace(_recipe(how), after_step=check)
+    engine = Engine(model, caches.compose("none"), max_batch_tokens=how.max_batch_tokens)
+    for _ in engine.run(canvases, recipe):
         pass
     return [not canvas.masked.any() and not differs(canvas) for canvas in canvases]

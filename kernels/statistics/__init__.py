@@ -26,7 +26,7 @@ from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
 from .heads import Head, Share, split_linear
-from .result import COLDEST, OPTIONAL, Options, TokenStatistics, check
+from .result import COLDEST, OPTIONAL, Options, TokenStatistics, check, to_host
 
 __all__ = [
     "Head",
@@ -34,6 +34,7 @@ __all__ = [
     "TokenStatistics",
     "logits_statistics",
     "logprobs_of",
+    "to_host",
     "token_statistics",
 ]
 

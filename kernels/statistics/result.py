@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -49,11 +49,15 @@ class TokenStatistics:
 
     def numpy(self) -> TokenStatistics:
         """The same with NumPy arrays: views for CPU tensors, one copy for another device."""
-        result = {f: t for f in FIELDS if (t := getattr(self, f)) is not None}
-        if self.token.device.type != "cpu":
-            shapes = [(t.shape, t.dtype) for t in result.values()]
-            result = dict(zip(result, unpack(pack(result.values()).cpu(), shapes), strict=True))
-        return TokenStatistics(**{name: tensor.numpy() for name, tensor in result.items()})
+        names, tensors = zip(*self.columns(), strict=True)
+        return TokenStatistics(**dict(zip(names, to_host(tensors), strict=True)))
+
+    def columns(self) -> Iterator[tuple[str, Array]]:
+        """The fields that were computed, by name."""
+        for name in FIELDS:
+            column = getattr(self, name)
+            if column is not None:
+                yield name, column
 
 
 FIELDS = tuple(f.name for f in fields(TokenStatistics))
@@ -82,6 +86,14 @@ def mended(
     return TokenStatistics(
         **{f: a.index_copy(0, which, b) for f, (a, b) in columns.items() if a is not None}
     )
+
+
+def to_host(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Tensors of one device as NumPy arrays: views on the CPU, else one copy for all of them."""
+    if tensors and tensors[0].device.type != "cpu":
+        shapes = [(t.shape, t.dtype) for t in tensors]
+        tensors = unpack(pack(tensors).cpu(), shapes)
+    return [tensor.numpy() for tensor in tensors]
 
 
 def pack(tensors: Any) -> torch.Tensor:

@@ -16,7 +16,9 @@ import dllm
 from dllm.cache import Plan, Slots
 from dllm.canvas import Canvas
 from dllm.engine.layers import View
-from dllm.engine.packing import Job, Row, pack
+from dllm.engine.packing import pack
+from dllm.engine.recipe import Options, Recipe
+from dllm.engine.rows import Job, Row
 
 MASK, GRID = 63, 4
 SHAPE: dict[str, Any] = {
@@ -173,7 +175,9 @@ def test_layerwise_caches_have_their_exact_settings_here_too(
 
 def test_shadows_see_no_later_block() -> None:
     canvas = Canvas.for_prompt(np.arange(4), 8, mask_id=MASK, pad_id=60)
-    row, plan = Row(canvas, Slots.empty(12, 0, GRID)), Plan(np.arange(12), refresh=True)
+    recipe, plan = Recipe(dllm.samplers.compose("wino")), Plan(np.arange(12), refresh=True)
+    options = Options((), 0, 0.0, 1.0, 0, 0, frozenset())
+    row = Row(canvas, recipe, options, Slots.empty(12, 0, GRID), canvas)
     shadow = np.array([5, 9])
     job = Job(row, canvas, plan, canvas.masks(), shadow=shadow)
     packed = pack([job], 0, False, torch.device("cpu"), GRID)

@@ -12,13 +12,15 @@ from dllm import cache as caches
 from dllm.cache import Plan
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
+from dllm.engine import Row, turn
 from dllm.engine.kv import KVBuffer
-from dllm.engine.loop import Engine
-from dllm.engine.packing import Job, Row, pack
+from dllm.engine.packing import pack
+from dllm.engine.rows import Job
 from dllm.samplers import compose
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks
 
+from ..decoding import Decoding
 from ..settings import EXACT, SMALL
 from .test_every_pair import MODELS, load
 from .test_protocol import Some, TakeBack, noise
@@ -27,14 +29,14 @@ STORING = [spec for name, spec in SMALL.items() if name not in ("none", "block")
 LENGTH = 24
 
 
-def start(name: str, spec: str) -> tuple[Engine, Row]:
+def start(name: str, spec: str) -> tuple[Decoding, Row]:
     """A row under random commits, which are sometimes taken back."""
     model, cache = load(name), caches.compose(spec)
     parts = [StaticBlocks(5), Random(), Some(3)]
     if "greedy" not in spec:
         parts.append(TakeBack(3))
     sampler = compose(parts, options={"eos_policy": "none"})
-    engine = Engine(model, sampler, cache, GenerationConfig())
+    engine = Decoding(model, sampler, cache, GenerationConfig())
     assert model.facts.mask_token_id is not None
     canvas = Canvas.for_prompt(
         np.arange(7), LENGTH - 7, mask_id=model.facts.mask_token_id, pad_id=0, noise=noise
@@ -84,26 +86,31 @@ def test_after_a_remask_keys_and_values_are_those_of_a_fresh_run(name: str, spec
 
 
 @pytest.mark.parametrize("spec", [s for s in PLANNED if not caches.compose(s).layerwise])
-def test_all_that_is_computed_is_written_before_it_is_read(spec: str) -> None:
+def test_all_that_is_computed_is_written_before_it_is_read(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What its slots held before makes no difference."""
 
-    def outcome(poison: bool) -> Any:
+    def outcome(poison: bool, patch: pytest.MonkeyPatch) -> Any:
         engine, row = start("llada-tiny", spec)
-        plan = engine._plan
+        plan = turn.plan_row
 
-        def poisoned(row: Row, targets: Any) -> Any:
-            result = plan(row, targets)
+        def poisoned(row: Row, cache: Any, targets: Any) -> Any:
+            result = plan(row, cache, targets)
             with torch.inference_mode():
                 for x in held(engine.forward.buffer) if poison else ():
                     x[:, result[0].compute] = torch.nan
             return result
 
-        engine._plan = poisoned  # type: ignore[method-assign]
+        patch.setattr(turn, "plan_row", poisoned)
         logprobs = [step.prediction.logprob for (step,) in engine.resume([row])]
         assert not any(x.isnan().any() for x in held(engine.forward.buffer))
         return row.canvas.tokens.tolist(), np.concatenate(logprobs).tolist()
 
-    assert outcome(True) == outcome(False)
+    with monkeypatch.context() as patch:
+        poisoned = outcome(True, patch)
+    with monkeypatch.context() as patch:
+        assert poisoned == outcome(False, patch)
 
 
 def test_the_order_of_what_is_computed_and_read_does_not_matter() -> None:
@@ -119,7 +126,7 @@ def test_the_order_of_what_is_computed_and_read_does_not_matter() -> None:
         packed.ids, packed.positions = packed.ids[:, order], packed.positions[:, order]
         packed.slots = packed.slots[order]
         with torch.inference_mode():
-            return engine.forward._backbone([job], packed)[np.argsort(order)]
+            return engine.forward._backbone(packed)[np.argsort(order)]
 
     expected = hidden(np.arange(5), read)
     shuffled = hidden(np.array([3, 0, 4, 2, 1]), np.random.default_rng(1).permutation(read))
@@ -141,7 +148,7 @@ def test_bytes_are_those_of_the_table(name: str, spec: str) -> None:
     slot = 2 * config.num_key_value_heads * head + (engine.cache.keeps is not None) * (
         config.hidden_size
     )
-    assert engine.cache_bytes == 4 * config.num_hidden_layers * LENGTH * slot
+    assert engine.engine.cache_bytes == 4 * config.num_hidden_layers * LENGTH * slot
 
 
 @pytest.mark.parametrize("spec", EXACT)
@@ -152,7 +159,7 @@ def test_exact_settings_give_the_logits_of_no_cache(name: str, spec: str) -> Non
     for _ in range(3):
         next(steps)
     _, alone = start(name, "none")
-    other = Engine(load(name), engine.sampler, caches.compose("none"), GenerationConfig())
+    other = Decoding(load(name), engine.sampler, caches.compose("none"), GenerationConfig())
     alone.canvas = row.canvas
     expected = other.logits(alone)
     torch.testing.assert_close(engine.logits(row), expected, rtol=1e-5, atol=1e-5)

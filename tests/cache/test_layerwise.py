@@ -11,11 +11,11 @@ from dllm import cache as caches
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
 from dllm.engine.layers import LayerHook
-from dllm.engine.loop import Engine
 from dllm.samplers import compose
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks
 
+from ..decoding import Decoding
 from .test_every_pair import MODELS, load
 from .test_protocol import Some, TakeBack, noise
 
@@ -45,7 +45,7 @@ def layer_promises(monkeypatch: pytest.MonkeyPatch, name: str, spec: str, seed: 
     model = load(name)
     parts = [StaticBlocks(5), Random(), Some(seed), TakeBack(seed)]
     sampler = compose(parts, options={"eos_policy": "none"})
-    engine = Engine(model, sampler, caches.compose(spec), GenerationConfig())
+    engine = Decoding(model, sampler, caches.compose(spec), GenerationConfig())
     facts = model.facts
     assert facts.mask_token_id is not None and facts.eos_token_id is not None
     rows = [

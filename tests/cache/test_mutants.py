@@ -16,7 +16,7 @@ from dllm.cache import Cache, Plan, Slots
 from dllm.cache.dllm_cache import DLLMCache, Phases
 from dllm.cache.refresh import Clock, Refreshing
 from dllm.cache.sparse import SparseCache
-from dllm.engine import loop as engine
+from dllm.engine import turn as engine
 
 from ..settings import EXACT, SMALL
 from .test_every_pair import run

@@ -15,12 +15,12 @@ from dllm import cache as caches
 from dllm.canvas import BoolArray, Canvas, IntArray
 from dllm.capabilities import FORESIGHT, PROBABILITY, WINDOW_LOGITS
 from dllm.config import GenerationConfig
-from dllm.engine.loop import Engine
 from dllm.samplers import compose
 from dllm.samplers.base import Reviser, Selector, View, Window
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks, WholeRegion
 
+from ..decoding import Decoding
 from ..settings import SMALL
 from ..table import EOS, MASK, hashed, table_model
 
@@ -115,7 +115,7 @@ def promises(
         parts.append(TakeBack(seed))
     sampler = compose(parts, options={"eos_policy": "none"})
     grid = {"block_length": 4} if spec == "block" else {}
-    engine = Engine(table_model(hashed(seed), logit_shift=shift, **grid), sampler, cache,
+    engine = Decoding(table_model(hashed(seed), logit_shift=shift, **grid), sampler, cache,
                     GenerationConfig())  # fmt: skip
     rows = [
         Canvas.for_prompt(np.arange(n) % 20, masks, mask_id=MASK, pad_id=EOS, noise=noise)
@@ -149,8 +149,8 @@ def promises(
 def test_needs_and_offers_are_one_mechanism() -> None:
     model = table_model(hashed(0))
 
-    def engine(sampler: Any, cache: str) -> Engine:
-        return Engine(model, compose(sampler), caches.compose(cache), GenerationConfig())
+    def engine(sampler: Any, cache: str) -> Decoding:
+        return Decoding(model, compose(sampler), caches.compose(cache), GenerationConfig())
 
     with pytest.raises(dllm.ConfigError, match=r"dkv_greedy needs commits .*'threshold' does not"):
         engine("threshold", "dkv_greedy")
@@ -176,9 +176,9 @@ def test_needs_and_offers_are_one_mechanism() -> None:
     ("saber+blocks", "dual", "decided positions"),
 ])  # fmt: skip
 def test_pairs_that_would_go_wrong_are_refused(sampler: str, cache: str, need: str) -> None:
-    def engine(cache: str) -> Engine:
+    def engine(cache: str) -> Decoding:
         how = caches.compose(cache)
-        return Engine(table_model(hashed(0)), compose(sampler), how, GenerationConfig())
+        return Decoding(table_model(hashed(0)), compose(sampler), how, GenerationConfig())
 
     with pytest.raises(dllm.ConfigError, match=f"needs .*{need}.* which cache='{cache}' does not"):
         engine(cache)
@@ -206,7 +206,7 @@ def test_infinite_intervals_never_end(spec: str) -> None:
     cache = caches.compose(spec, "dream")
     sampler = compose([StaticBlocks(4), Random(), Some(1)], options={"eos_policy": "none"})
     row = Canvas.for_prompt(np.arange(4), 30, mask_id=MASK, pad_id=EOS, noise=noise)
-    engine = Engine(table_model(hashed(1)), sampler, cache, GenerationConfig())
+    engine = Decoding(table_model(hashed(1)), sampler, cache, GenerationConfig())
     plans = [step.plan for steps in engine.run([row]) for step in steps]
     assert [plan.refresh for plan in plans] == [True] + [False] * (len(plans) - 1)
     assert len(plans) > 9
@@ -220,7 +220,7 @@ def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
                           options={"eos_policy": "first_commit"})  # fmt: skip
         model = table_model(lambda ids, at: np.eye(32)[np.where(at == 20, EOS, 5)] * 9.0, **grid)
         rows = [Canvas.for_prompt(np.arange(4), 30, mask_id=MASK, pad_id=EOS, noise=noise)]
-        for steps in Engine(model, sampler, caches.compose(spec), GenerationConfig()).run(rows):
+        for steps in Decoding(model, sampler, caches.compose(spec), GenerationConfig()).run(rows):
             assert all(step.plan.compute[-1] < 34 for step in steps)
         assert rows[0].length == 21
         assert rows[0].finish_reason == "stop"

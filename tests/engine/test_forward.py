@@ -13,10 +13,11 @@ from dllm.cache import Plan, Slots
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
 from dllm.engine.forward import Forward
-from dllm.engine.loop import Engine
-from dllm.engine.packing import Job, Row
+from dllm.engine.recipe import Options, Recipe
+from dllm.engine.rows import Job, Row
 from dllm.samplers import compose
 
+from ..decoding import Decoding
 from ..table import MASK, hashed, table_model
 
 
@@ -29,10 +30,11 @@ def test_shadow_tokens_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -
     canvas.commit(np.array([7, 9]), np.array([20, 21]), np.zeros(2, np.float32))
     targets, shadow = sampler.targets(canvas), sampler.shadow(canvas)
     plan = Plan(np.arange(canvas.length), refresh=True)
-    row = Row(canvas, Slots.empty(canvas.length, 0, 0))
+    recipe = Recipe(sampler, GenerationConfig(suppress_mask=False))
+    options = Options.of(recipe, tiny)
+    row = Row(canvas, recipe, options, Slots.empty(canvas.length, 0, 0), canvas)
     job = Job(row, canvas, plan, targets, shadow=shadow)
-    config = GenerationConfig(suppress_mask=False)
-    ((result, seen),) = Forward(tiny, sampler, config).predict([job])
+    ((result, seen),) = Forward(tiny, dllm.cache.compose("none")).predict([job])  # type: ignore
 
     n, m = canvas.length, len(shadow)
     hidden = torch.zeros(n + m, n + m)
@@ -59,7 +61,7 @@ def test_samplers_that_read_the_clean_argmax_get_it_at_any_temperature() -> None
     for temperature in (0.0, 2.0):
         config = GenerationConfig(max_new_tokens=8, temperature=temperature)
         sampler = compose("threshold(0.3)+r2")
-        engine = Engine(table_model(table), sampler, dllm.cache.compose("none"), config)
+        engine = Decoding(table_model(table), sampler, dllm.cache.compose("none"), config)
         canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=30)
         before, sampled = canvas.tokens.copy(), 0
         for (step,) in engine.run([canvas]):
@@ -82,7 +84,7 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
     table = hashed(4, 2.0)
     config = GenerationConfig(max_new_tokens=8, **filters)
     model = table_model(table, score_source=source)
-    engine = Engine(model, compose("saber"), dllm.cache.compose("none"), config)
+    engine = Decoding(model, compose("saber"), dllm.cache.compose("none"), config)
     canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=30)
     before, seen = canvas.tokens.copy(), 0
     for (step,) in engine.run([canvas]):

@@ -33,7 +33,8 @@ def test_the_mask_says_what_segments_read() -> None:
     ]
     numbers = torch.arange(6)
     for _ in range(2):  # what an earlier step left must not stay
-        step.fill(Packed(numbers[None] + 5, numbers[None], numbers + 20, segments, numbers), 40)
+        packed = Packed([], numbers[None] + 5, numbers[None], numbers + 20, segments, numbers)
+        step.fill(packed, 40)
     wanted = np.full((16, 50), -np.inf)
     wanted[0:2, 2:7] = wanted[2:4, 12:17] = 0
     wanted[4, [1, 30]] = wanted[5, 4] = wanted[6:, 40] = 0
@@ -73,7 +74,7 @@ def test_static_steps_are_used(tiny: dllm.DiffusionModel, monkeypatch: pytest.Mo
     assert 16 in seen
     seen.clear()
     dllm.generate(tiny, [PROMPT], **chosen)
-    dllm.generate(tiny, ["x"] * (graphs.MOST_LANES + 1), cuda_graphs=True, **chosen)
+    dllm.generate(tiny, ["x"] * (2 * graphs.MOST_KEYS), cuda_graphs=True, **chosen)
     assert not seen
 
 
@@ -82,10 +83,11 @@ def test_what_padding_leaves_behind_is_not_read(tiny: dllm.DiffusionModel) -> No
     layers, result = tiny.hf.config.num_hidden_layers, []
     ids = torch.arange(5, 10)
     for garbage in (0.0, 1e4):
-        buffer = KVBuffer(layers, 21)
-        static = Static(tiny.backbone, buffer, lanes=1)
+        buffer = KVBuffer(layers, 11)
+        static = Static(tiny.backbone, buffer, scratch=10)
         segments = [Segment(slice(0, 5), slice(0, 5))]
-        packed = Packed(ids[None], torch.arange(5)[None], torch.arange(5), segments, ids)
+        slots = torch.arange(5)
+        packed = Packed([], ids[None], slots[None], slots, segments, ids)
         with torch.inference_mode():
             static.hidden(packed)
             for held in (*buffer._keys, *buffer._values):

@@ -16,13 +16,13 @@ import dllm
 from dllm import cache as caches
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
-from dllm.engine.loop import Engine
 from dllm.errors import ConfigError
 from dllm.eval.tasks import TASKS
 from dllm.kernels.noise import uniform
 from dllm.samplers import SAMPLERS, compose
 from dllm.trace import TraceStep
 
+from ..decoding import Decoding
 from ..table import EOS, MASK, hashed, table_model
 
 WINDOWS = ["blocks(4)", "whole", "adablock(4, delimiters=(3, 7))", "dcd(s_init=4)", "dsb(4)",
@@ -49,7 +49,7 @@ FORBIDDEN = [
 def decode(spec: str, cache: str = "none", seed: int = 3) -> Canvas:
     sampler = compose(spec, stop_ids=(EOS,))
     config = GenerationConfig(max_new_tokens=10)
-    engine = Engine(table_model(hashed(seed, 2.0)), sampler, caches.compose(cache), config)
+    engine = Decoding(table_model(hashed(seed, 2.0)), sampler, caches.compose(cache), config)
     canvas = Canvas.for_prompt(
         np.array([1, 2, 3]), 10, mask_id=MASK, pad_id=EOS,
         noise=lambda stream, step, at: uniform(5, stream, at, step, 0),
@@ -204,7 +204,7 @@ def test_a_step_keeps_the_budget_of_its_rule(seed: int) -> None:
 
 def test_a_step_keeps_the_budget_of_its_entropies() -> None:
     sampler, most = compose("eb(gamma=0.5)"), 0
-    engine = Engine(table_model(hashed(2)), sampler, caches.compose("none"), GenerationConfig())
+    engine = Decoding(table_model(hashed(2)), sampler, caches.compose("none"), GenerationConfig())
     canvas = Canvas.for_prompt(np.array([1, 2, 3]), 24, mask_id=MASK, pad_id=EOS)
     for (step,) in engine.run([canvas]):
         entropy = step.prediction.at(np.sort(step.decision.committed)).entropy

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from dllm import cache as caches
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
-from dllm.engine.loop import Engine
 from dllm.errors import ConfigError
 from dllm.kernels.noise import uniform
 from dllm.samplers import compose
 from dllm.samplers.eos import CHECKS
 
+from ..decoding import Decoding
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
 
 SPECS = [
@@ -61,7 +61,7 @@ def test_decoding_is_orderly(
     config = GenerationConfig(max_new_tokens=masks, temperature=temperature, seed=seed)
     try:
         sampler = compose(spec, options={"eos_policy": policy}, stop_ids=(EOS,))
-        engine = Engine(model, sampler, caches.compose(cache), config)
+        engine = Decoding(model, sampler, caches.compose(cache), config)
     except ConfigError as error:
         assert " needs " in str(error)
         reject()
@@ -105,7 +105,7 @@ def test_searching_and_revising_end_in_time(
     config = GenerationConfig(max_new_tokens=masks)
     model = table_model(hashed(seed, sharpness))
     canvas = canvas_of([1, 2, 3], masks)
-    for (step,) in Engine(model, sampler, caches.compose("none"), config).run([canvas]):
+    for (step,) in Decoding(model, sampler, caches.compose("none"), config).run([canvas]):
         assert (step.decision.remasked >= 3).all()
         assert canvas.nfe <= masks + spec.startswith("ete")
     assert canvas.finished and not canvas.masked.any()
@@ -121,7 +121,7 @@ def test_the_mask_is_never_proposed() -> None:
         rows[:, MASK] = 50.0
         return rows
 
-    engine = Engine(table_model(table), compose("threshold(0.5)"), caches.compose("none"),
+    engine = Decoding(table_model(table), compose("threshold(0.5)"), caches.compose("none"),
                     GenerationConfig(max_new_tokens=6))  # fmt: skip
     canvas = canvas_of([1, 2], 6)
     assert len(list(engine.run([canvas]))) == 1
@@ -130,7 +130,7 @@ def test_the_mask_is_never_proposed() -> None:
 
 def test_a_mask_id_in_the_prompt_is_text() -> None:
     """G2: what is undecided is known by a boolean, not by the id."""
-    engine = Engine(table_model(hashed(1)), compose("llada"), caches.compose("none"),
+    engine = Decoding(table_model(hashed(1)), compose("llada"), caches.compose("none"),
                     GenerationConfig(max_new_tokens=3))  # fmt: skip
     canvas = canvas_of([MASK, 3, MASK], 3)
     list(engine.run([canvas]))
@@ -144,7 +144,7 @@ def test_short_texts_are_kept_from_stopping() -> None:
 
     sampler = compose("threshold(inf)", stop_ids=(EOS,))
     config = GenerationConfig(max_new_tokens=8, min_new_tokens=3)
-    engine = Engine(table_model(table), sampler, caches.compose("none"), config)
+    engine = Decoding(table_model(table), sampler, caches.compose("none"), config)
     canvas = canvas_of([1], 8)
     list(engine.run([canvas]))
     assert EOS not in canvas.tokens[1:4]

@@ -120,7 +120,7 @@ def test_divergence(data: st.DataObject, size: int, seed: int) -> None:
     here, there = (data.draw(subset).astype(np.int64) for _ in range(2))
     now, before = distributions(len(here)), distributions(len(there))
     for previous in (None, (there, before), (here, now)):
-        got = divergence(here, now, previous)
+        got = divergence(here, now, previous).numpy()
         assert got.dtype == np.float32 and got.shape == here.shape
         np.testing.assert_allclose(got, by_definition(here, now, previous), rtol=1e-4, atol=1e-4)
 

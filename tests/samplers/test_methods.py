@@ -10,12 +10,12 @@ import pytest
 from dllm.cache import compose as compose_cache
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
-from dllm.engine.loop import Engine
 from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, Sampler, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.prophet import Prophet
 
+from ..decoding import Decoding
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
 from .test_vectors import canvas_of, committed, predict
 
@@ -234,7 +234,7 @@ def test_klass_waits_until_distributions_rest() -> None:
 def run(spec: str, table: Any, masks: int = 16, cache: str = "none", **how: Any) -> Canvas:
     sampler = compose(spec, options=how, stop_ids=(EOS,))
     config = GenerationConfig(max_new_tokens=masks)
-    engine = Engine(table_model(table), sampler, compose_cache(cache), config)
+    engine = Decoding(table_model(table), sampler, compose_cache(cache), config)
     canvas = Canvas.for_prompt(
         np.array([1, 2, 3]), masks, mask_id=MASK, pad_id=EOS,
         noise=lambda stream, step, at: uniform(0, stream, at, step, 0),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,7 @@ from ... import samplers
 from ...cache.base import Cache, Plan, Slots, everything
 from ...canvas import Canvas, IntArray
 from ...config import GenerationConfig
-from ...engine.loop import Engine
-from ...engine.packing import Row
+from ...engine import Engine, Recipe
 from ...errors import ConfigError, UnknownNameError
 from ...models import load
 from ..base import (
@@ -45,6 +43,13 @@ WINDOW = 32  # masks that a drafter sees at least, unless told otherwise
 MARKER_POSITIONS = ("after_masks", "before_masks")
 
 
+@dataclass(slots=True)
+class Refresh:
+    """What `Reuse` remembers: whether the next step recomputes everything."""
+
+    due: bool = False
+
+
 @dataclass(frozen=True)
 class Reuse(Cache):
     """Keeps the keys and values of the committed text from round to round.
@@ -56,7 +61,9 @@ class Reuse(Cache):
     name = "reuse"
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        if slots.memory.pop("refresh", False):
+        refresh = slots.state(Refresh)
+        if refresh.due:
+            refresh.due = False
             return everything(canvas)
         live = slice(0, canvas.length)
         stale = (slots.age[live] < 0) | slots.pending[live] | canvas.masked[live]
@@ -180,11 +187,13 @@ class DiffusionDrafting(Drafting):
                 f"cache {cache.name!r} decides at every layer, which drafting has no use for; "
                 "use 'reuse' or 'none'"
             )
-        self.engine = Engine(model, sampler, cache, GenerationConfig())
         window = part.window or WINDOW
         longest = min(self.request.limit + window + self.marker, facts.context_length)
         canvas = Canvas.for_prompt(np.zeros(0, np.int64), longest, **self.canvas_facts)
-        (self.row,) = self.engine.open([canvas])
+        self.engine = Engine(model, cache, slots=longest)
+        row = self.engine.admit(canvas, Recipe(sampler, GenerationConfig()), held=True)
+        assert row is not None, "the engine is as large as its only row"
+        self.row = row
         self.banned = (facts.mask_token_id, *part.banned)
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
@@ -204,14 +213,16 @@ class DiffusionDrafting(Drafting):
     def marginals(self, prefix: IntArray, length: int = 0) -> Marginals | None:
         """Distributions of the positions after ``prefix``, for a draft of ``length`` tokens; None
         when the context has no room for one."""
-        room = len(self.row.slots.age) - len(prefix) - self.marker
+        room = self.row.capacity - len(prefix) - self.marker
         window = min(self.part.window or max(WINDOW, length), room)
         if window < 1:
             return None
         self._lay_out(self._own(prefix), window)
         self.rounds += 1
-        for _ in islice(self.engine.resume([self.row]), self.part.steps - 1):
-            pass
+        for _ in range(self.part.steps - 1):
+            self.engine.step([self.row])
+            if self.row.error is not None:
+                raise self.row.error
         canvas = self.row.canvas
         canvas.window = (self.first, self.first + window)
         here = np.arange(*canvas.window)
@@ -243,17 +254,13 @@ class DiffusionDrafting(Drafting):
             canvas.tokens[-1] = marker
             canvas.masked[-1], canvas.given[-1] = False, True
             canvas.end -= 1
-        self.row = row = Row(canvas, self.row.slots)
-        common = min(len(self.fed), len(prefix))
+        common = min(len(self.fed), len(prefix)) if self.reuse else 0
         different = np.flatnonzero(self.fed[:common] != prefix[:common])
-        row.slots.age[int(different[0]) if different.size else common :] = -1
-        row.slots.pending[:] = False
-        if not self.reuse:
-            row.slots.age[:] = -1
-            row.slots.memory.clear()
+        kept = int(different[0]) if different.size else common
+        self.engine.replace(self.row, canvas, kept)
         self.since_refresh += 1
         if self.reuse and (self.rounds == 0 or self._refresh_due()):
-            row.slots.memory["refresh"] = True
+            self.row.slots.state(Refresh).due = True
             self.since_refresh, self.reference = 0, None
         self.fed = prefix.copy()
 
@@ -291,4 +298,4 @@ class DiffusionDrafting(Drafting):
         self.learnt = len(prefix)
 
     def close(self) -> None:
-        self.engine.forward.release()  # keys and values of a finished sequence
+        self.engine.close()  # keys and values of a finished sequence

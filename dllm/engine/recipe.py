@@ -1,0 +1,120 @@
+"""How one row is decoded: what belongs to a request and not to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..cache import Cache
+from ..canvas import Canvas
+from ..capabilities import (
+    BLOCK_CAUSAL,
+    FIXED_WINDOW,
+    SHADOW,
+    SLIDING_BRANCHES,
+    UNSHIFTED,
+)
+from ..config import GenerationConfig
+from ..errors import ConfigError
+from ..models import DiffusionModel
+from ..samplers import Sampler
+from ..samplers.compose import check_needs
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How one row is decoded.  Rows with different recipes share forwards.
+
+    ``config``: temperature, filters, seed, guidance and what else `GenerationConfig` says about a
+    text; what it says about the engine (``max_rows``, ``max_batch_tokens``, ``cuda_graphs``,
+    ``compile``) is not read here.  ``ban_stops`` keeps stop ids from being proposed at all, e.g.
+    when filling holes in a text.  ``after_step`` is called with the row's canvas after each of its
+    steps and may finish it.
+    """
+
+    sampler: Sampler
+    config: GenerationConfig = field(default_factory=GenerationConfig)
+    ban_stops: bool = False
+    after_step: Callable[[Canvas], None] | None = None
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a branch: with guidance the row as it is, and with its given text masked."""
+        return 2 if self.config.cfg_scale > 0 else 1
+
+    @property
+    def width(self) -> int:
+        """Branches that a step may feed."""
+        return 1 if self.sampler.explorer is None else self.sampler.explorer.width
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
+    one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only where the
+    text is too short."""
+
+    banned: tuple[int, ...]
+    conditional: int
+    temperature: float
+    top_p: float
+    top_k: int
+    top: int
+    needs: frozenset[str]
+
+    @classmethod
+    def of(cls, recipe: Recipe, model: DiffusionModel) -> Options:
+        sampler, config = recipe.sampler, recipe.config
+        # At temperature 0 the proposal itself is the likeliest token.
+        clean_top = int("top_token" in sampler.statistics and config.temperature > 0)
+        return cls(
+            *_bans(recipe, model), config.temperature, config.top_p, config.top_k,
+            max(config.top_candidates, clean_top), sampler.statistics,
+        )  # fmt: skip
+
+
+def _bans(recipe: Recipe, model: DiffusionModel) -> tuple[tuple[int, ...], int]:
+    sampler, config, facts = recipe.sampler, recipe.config, model.facts
+    if facts.mask_token_id is None:
+        raise ConfigError(
+            f"{model.name} is autoregressive: it cannot fill in masks; "
+            "load a diffusion model, or use it as a verifier"
+        )
+    always = {facts.mask_token_id} if config.suppress_mask else set()
+    early = set(sampler.stop_ids)
+    if sampler.eos.suppress and facts.eos_token_id is not None:
+        always.add(facts.eos_token_id)
+    if recipe.ban_stops:
+        always |= early
+    early = early - always if config.min_new_tokens else set()
+    return (*sorted(always), *sorted(early)), len(early)
+
+
+def check_pair(sampler: Sampler, cache: Cache) -> None:
+    """Raise `ConfigError` where sampler and cache do not go together."""
+    offered = cache.offers
+    if not cache.stores or FIXED_WINDOW in sampler.window.offers:
+        offered |= {SLIDING_BRANCHES}
+    check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", offered)
+    check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
+
+
+def check_recipe(recipe: Recipe, cache: Cache, model: DiffusionModel) -> None:
+    """Refuse parts that cannot work with the cache, the model or the request."""
+    sampler, config = recipe.sampler, recipe.config
+    check_pair(sampler, cache)
+    if config.temperature > 0:
+        name = f"temperature={config.temperature}"
+        check_needs(sampler.parts, "a temperature", name, frozenset())
+    offered = frozenset({UNSHIFTED} if model.facts.logit_shift == 0 else ())
+    if model.facts.block_length:
+        offered |= {BLOCK_CAUSAL}
+    check_needs([*sampler.parts, cache], "a model", model.name, offered)
+    shadows = sampler.reviser is not None and SHADOW in sampler.reviser.needs
+    if shadows and config.cfg_scale > 0:
+        raise ConfigError(f"{sampler.reviser} cannot be guided: use cfg_scale=0")
+    implementation = getattr(model.hf.config, "_attn_implementation", "") or ""
+    if shadows and "flash" in implementation:
+        raise ConfigError(
+            f"{sampler.reviser} needs attention masks: load with attn_implementation='sdpa'"
+        )

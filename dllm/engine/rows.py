@@ -1,0 +1,144 @@
+"""A row in the engine, and what it feeds in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ..cache import Plan, Slots
+from ..canvas import Canvas, IntArray
+from ..samplers import NOTHING, Decision, Prediction, Trial
+from .recipe import Options, Recipe
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A canvas in the engine: how it is decoded, the freshness of its slots, where they lie, the
+    branches its next forward feeds, and what is kept of its last distributions.
+
+    A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
+    their own, which hold the same keys and values between steps.  Each lane owns ``capacity``
+    slots, one after the other from ``base`` on.  ``jobs`` is the planned step that has not run
+    yet.  ``fresh`` is the canvas as it was admitted: a row that had to give its memory back
+    starts again from it (``restarts`` times so far).  ``alone``: its next step shares its forward
+    with no other row, because one failed.  ``held``: stays in the engine when it is finished.
+    ``seconds``: time of the steps between its admission and its end.
+    """
+
+    canvas: Canvas
+    recipe: Recipe
+    options: Options
+    slots: Slots
+    fresh: Canvas
+    base: int | None = None
+    capacity: int = 0
+    number: int = 0
+    trials: tuple[Trial, ...] = ()
+    previous: tuple[IntArray, torch.Tensor] | None = None
+    jobs: list[Job] = field(default_factory=list)
+    restarts: int = 0
+    alone: bool = False
+    held: bool = False
+    seconds: float = 0.0
+    error: BaseException | None = None
+
+    @property
+    def lanes(self) -> int:
+        """Lanes it owns slots for."""
+        return self.recipe.lanes * self.recipe.width
+
+    @property
+    def size(self) -> int:
+        """Slots it owns, or needs."""
+        return self.lanes * self.capacity
+
+    @property
+    def cost(self) -> int:
+        """Token positions that its planned step feeds to the model."""
+        return sum(job.size for job in self.jobs)
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether its planned step computes its whole text."""
+        return bool(self.jobs) and self.jobs[0].plan.refresh
+
+    def lane(self, number: int) -> int:
+        """The first slot of one of its lanes in the buffer."""
+        return (self.base or 0) + number * self.capacity
+
+    def forks(self) -> list[Canvas]:
+        """The canvases to feed: the row itself, or a copy per trial."""
+        if not self.trials:
+            return [self.canvas]
+        forks = []
+        for trial in self.trials:
+            fork = self.canvas.fork()
+            fork.commit(trial.positions, trial.tokens, trial.logprobs)
+            forks.append(fork)
+        return forks
+
+    def restart(self) -> None:
+        """Forget everything since the admission."""
+        self.canvas.become(self.fresh.fork())
+        self.slots = Slots.empty(self.capacity, self.slots.shift, self.slots.grid)
+        self.trials, self.previous, self.jobs = (), None, []
+        self.restarts += 1
+
+
+@dataclass(slots=True)
+class Job:
+    """What one branch of one row wants of this step.  ``lane``: the first of the row's lanes that
+    hold its keys and values.  ``shadow``: positions that are fed once more, as [MASK] tokens that
+    see every token but the one at their own position."""
+
+    row: Row
+    canvas: Canvas
+    plan: Plan
+    targets: IntArray
+    lane: int = 0
+    shadow: IntArray = field(default_factory=lambda: NOTHING)
+    logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
+    work: int | None = None  # positions computed per layer on average, where layers differ
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of this branch: two where the row is guided."""
+        return self.row.recipe.lanes
+
+    @property
+    def size(self) -> int:
+        """Token positions it feeds to the model."""
+        return len(self.plan.compute) * self.lanes + len(self.shadow)
+
+    @property
+    def cost(self) -> int:
+        """Token positions that the model computed for it."""
+        return self.size if self.work is None else self.work
+
+    @property
+    def asked(self) -> IntArray:
+        """Positions of the hidden rows that meet the head."""
+        return np.concatenate([self.targets, self.shadow]) if self.shadow.size else self.targets
+
+    def lane_tokens(self, lane: int) -> IntArray:
+        """Token ids of a lane, (N,)."""
+        canvas = self.canvas
+        return canvas.tokens if lane == 0 else np.where(canvas.given, canvas.mask_id, canvas.tokens)
+
+    def base(self, lane: int) -> int:
+        """The first slot of one of its lanes in the buffer."""
+        return self.row.lane(self.lane + lane)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step did to one row; ``positions`` were computed for it."""
+
+    row: Row
+    canvas: Canvas
+    plan: Plan
+    prediction: Prediction
+    decision: Decision
+    positions: int = 0

@@ -1,0 +1,141 @@
+"""One step of one row, on the host: what it feeds, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..cache import Cache, Plan
+from ..cache.base import check, close
+from ..canvas import Canvas, IntArray
+from ..capabilities import FORESIGHT
+from ..errors import ConfigError, NumericError
+from ..samplers import NOTHING, Decision, Prediction, Trial
+from .forward import Predictions
+from .kv import KVBuffer
+from .rows import Job, Row, Step
+
+MOST_IDLE_STEPS = 1_000_000  # a schedule that grants nothing for longer is broken
+
+
+def jobs_of(row: Row, cache: Cache) -> list[Job]:
+    """What the row feeds in its next step: itself, or its branches.  Moves its window; asked once
+    per step."""
+    canvas, sampler = row.canvas, row.recipe.sampler
+    for _ in range(MOST_IDLE_STEPS):
+        if sampler.prepare(canvas):
+            break
+        canvas.step += 1
+        canvas.block_step += 1
+    else:
+        raise ConfigError(f"sampler {sampler.spec!r} never decides anything")
+    foresight = FORESIGHT in cache.needs
+    targets = sampler.foreseen(canvas) if foresight else sampler.targets(canvas)
+    plan, targets = plan_row(row, cache, targets)
+    shadow = sampler.shadow(canvas)
+    return [
+        Job(
+            row, fork, plan, targets if fork is canvas else sampler.targets(fork),
+            i * row.recipe.lanes, shadow,
+        )
+        for i, fork in enumerate(_forks(row, cache))
+    ]  # fmt: skip
+
+
+def _forks(row: Row, cache: Cache) -> list[Canvas]:
+    """The canvases to feed.  Each has a window of its own, which slides by its trial; where keys
+    and values are kept, all have the row's, because only that is computed."""
+    forks = row.forks()
+    if not cache.stores:
+        for fork in forks:
+            if fork is not row.canvas and fork.masks().size:
+                row.recipe.sampler.prepare(fork)
+    return forks
+
+
+def plan_row(row: Row, cache: Cache, targets: IntArray) -> tuple[Plan, IntArray]:
+    """What the row computes and reads, and those of the targets that the cache serves."""
+    canvas, slots = row.canvas, row.slots
+    plan = cache.plan(canvas, slots, targets)
+    if plan.answers is not None:
+        served = np.intersect1d(targets, plan.answers, assume_unique=True)
+        targets = served if served.size else targets
+    pending = slots.waiting(canvas.length) if cache.prompt else targets[:0]
+    plan = close(plan, targets, slots, pending)
+    if cache.stores:
+        check(plan, canvas, slots)
+    return plan, targets
+
+
+def settle(
+    row: Row, answers: list[Predictions | NumericError], cache: Cache, buffer: KVBuffer | None
+) -> Step:
+    """What the row makes of its predictions, one pair per job; raises what stands in their
+    place."""
+    predictions: list[Predictions] = []
+    for answer in answers:
+        if isinstance(answer, NumericError):
+            raise answer
+        predictions.append(answer)
+    jobs, canvas, slots, sampler = row.jobs, row.canvas, row.slots, row.recipe.sampler
+    plan, kept = jobs[0].plan, 0
+    if len(jobs) > 1:
+        kept = _choose(row, [prediction for prediction, _ in predictions])
+    gained = _keep(row, kept, buffer)
+    slots.computed(plan.compute, canvas.step)
+    prediction, shadow = predictions[kept]
+    cache.after_step(canvas, slots, prediction.positions, prediction.logprob)
+    decision = Decision(NOTHING, NOTHING)
+    if not canvas.finished:
+        decision = sampler.decide(canvas, prediction, shadow)
+    slots.changed(decision.committed)
+    slots.changed(decision.remasked)
+    row.trials, row.jobs = decision.trials, []
+    if gained is not None or len(jobs) > 1:
+        decision = decision.after(gained, explored=len(jobs) - 1)
+    positions = sum(job.cost for job in jobs)
+    canvas.nfe += 1
+    canvas.computed += positions
+    canvas.step += 1
+    canvas.block_step += 1
+    if row.recipe.after_step is not None and not canvas.finished:
+        row.recipe.after_step(canvas)
+    complete(canvas)
+    return Step(row, canvas, plan, prediction, decision, positions)
+
+
+def _choose(row: Row, predictions: list[Prediction]) -> int:
+    """The branch that the explorer keeps."""
+    explorer = row.recipe.sampler.explorer
+    assert explorer is not None
+    forks = [job.canvas for job in row.jobs]
+    windows = [p.of_window(fork) for p, fork in zip(predictions, forks, strict=True)]
+    return explorer.choose(row.recipe.sampler.inner.decide, forks, windows)
+
+
+def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
+    """Make a branch the row: its trial, its window, its keys and values, its last
+    distributions."""
+    job, canvas = row.jobs[kept], row.canvas
+    fork, trial = job.canvas, row.trials[kept] if row.trials else None
+    if trial is not None:
+        canvas.window = fork.window
+        canvas.memory, canvas.states = fork.memory, fork.states
+        canvas.block, canvas.block_step = fork.block, fork.block_step
+        row.recipe.sampler.adopt(canvas, trial)
+    width = row.recipe.width
+    if buffer is not None and width > 1:
+        others = [i * job.lanes for i in range(width) if i * job.lanes != job.lane]
+        for lane in range(job.lanes):
+            to = [row.lane(other + lane) for other in others]
+            buffer.copy(job.base(lane), to, torch.from_numpy(job.plan.compute))
+    if job.logprobs is not None:
+        row.previous = job.targets, job.logprobs
+    return trial
+
+
+def complete(canvas: Canvas) -> bool:
+    """Finish the row if nothing is left to decide; whether it is finished."""
+    if not canvas.finished and not canvas.masked[canvas.start : canvas.end].any():
+        canvas.finish("length" if canvas.stop_position is None else "stop")
+    return canvas.finished

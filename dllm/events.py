@@ -1,0 +1,146 @@
+"""What happened to a text in one step, as its readers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from .canvas import Canvas, IntArray
+from .engine import Recipe, Step
+from .models import DiffusionModel
+from .result import Result
+from .samplers.eos import stops
+from .scheduler import Progress, Request
+from .text import GrowingText
+
+MASK = "░"  # an undecided position for which nothing is proposed, in `Event.draft`
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of one row, as it happens.
+
+    ``committed`` and ``drafts`` map positions to token ids: decided in this step, proposed but
+    still open; ``remasked`` positions were taken back.  ``window``: [low, high), where the step
+    might commit.  ``text``: what has become final since the last event of the row: it is never
+    taken back, and all pieces together are ``result.text``.  ``canvas`` is the live row (read
+    only).  ``result`` is set on the row's last event.
+    """
+
+    row: int
+    step: int
+    committed: dict[int, int]
+    drafts: dict[int, int]
+    remasked: list[int]
+    canvas: Canvas
+    result: Result | None = None
+    text: str = ""
+    window: tuple[int, int] = (0, 0)
+    final: list[int] = field(default_factory=list, repr=False)  # ids behind ``text``
+    tail: list[int] = field(default_factory=list, repr=False)  # ids behind ``draft``, -1: a mask
+    decode: Callable[[Sequence[int]], str] | None = field(default=None, repr=False)
+
+    @cached_property
+    def draft(self) -> str:
+        """The text behind what is final, as far as the window reaches: what is decided or proposed
+        there, with a ░ for each position that is neither."""
+        if self.decode is None:
+            return ""
+        text, run = "", list[int]()
+        for token in [*self.tail, -1]:
+            if token >= 0:
+                run.append(token)
+                continue
+            text += (self.decode(run) if run else "") + MASK
+            run = []
+        return text[: -len(MASK)]
+
+    def merged(self, newer: Event) -> Event:
+        """This event and the one after it as one: nothing that was committed is lost."""
+        committed = {i: t for i, t in self.committed.items() if i not in newer.remasked}
+        return replace(
+            newer,
+            committed=committed | newer.committed,
+            remasked=[i for i in {*self.remasked, *newer.remasked} if i not in newer.committed],
+            final=self.final + newer.final,
+        )
+
+
+class Reader:
+    """Adds the text to the events of one request, in their order."""
+
+    def __init__(self, model: DiffusionModel, recipe: Recipe) -> None:
+        tokenizer = model.tokenizer
+        self.decode = None if tokenizer is None else _decoder(model)
+        stop_strings = recipe.config.stop_strings
+        self._text = None if self.decode is None else GrowingText(self.decode, stop_strings)
+
+    def read(self, event: Event) -> Event:
+        if self._text is None or self.decode is None:
+            return event
+        text = self._text.feed(event.final)
+        if event.result is not None:
+            text += self._text.end(event.result.text)
+        return replace(event, text=text, decode=self.decode)
+
+
+def _decoder(model: DiffusionModel) -> Callable[[Sequence[int]], str]:
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def events(progress: Progress, stop_ids: tuple[int, ...]) -> Iterator[tuple[Request, Event]]:
+    """An event, still without its text, per request that a step did something to.  Requests that
+    failed have none."""
+    for request, step in progress:
+        if request.canvas is not None and request.error is None:
+            yield request, _event(request, request.canvas, step, stop_ids)
+
+
+def _event(request: Request, canvas: Canvas, step: Step | None, stop_ids: tuple[int, ...]) -> Event:
+    proposals: dict[int, int] = {}
+    committed: dict[int, int] = {}
+    remasked: list[int] = []
+    if step is not None:
+        p, d = step.prediction, step.decision
+        proposals = dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))
+        remasked = d.remasked.tolist()
+        committed = dict(zip(d.committed.tolist(), d.tokens.tolist(), strict=True))
+    drafts = {i: t for i, t in proposals.items() if canvas.masked[i]}
+    first = canvas.prompt_length if request.frontier < 0 else request.frontier
+    frontier = max(first, final_end(canvas, request.recipe, stop_ids))
+    request.frontier = frontier
+    high = min(max(canvas.window[1], frontier), canvas.length)
+    tail = [
+        drafts.get(i, -1) if masked else token
+        for i, token, masked in zip(
+            range(frontier, high), canvas.tokens[frontier:high].tolist(),
+            canvas.masked[frontier:high].tolist(), strict=True,
+        )
+    ]  # fmt: skip
+    return Event(
+        row=request.index,
+        step=max(0, canvas.step - 1),
+        committed={i: t for i, t in committed.items() if i not in remasked},
+        drafts=drafts,
+        remasked=remasked,
+        canvas=canvas,
+        result=request.result,
+        window=canvas.window,
+        final=canvas.tokens[first:frontier].tolist(),
+        tail=[] if request.result is not None else tail,
+    )
+
+
+def final_end(canvas: Canvas, recipe: Recipe, stop_ids: tuple[int, ...]) -> int:
+    """One past the last position whose text can never change: what is decided from the beginning
+    on without a gap, and, where a reviser takes decisions back, lies before the window."""
+    low, end = canvas.prompt_length, canvas.length
+    undecided: IntArray = canvas.masked[low:end].nonzero()[0]
+    frontier = low + int(undecided[0]) if undecided.size else end
+    if recipe.sampler.reviser is not None and not canvas.finished:
+        frontier = min(frontier, max(low, canvas.window[0]))
+    where = stops(canvas, low, frontier, stop_ids)
+    return int(where[0]) + 1 if where.size else frontier

@@ -1,0 +1,247 @@
+"""Requests in, results out: who is admitted, whose step runs now, what has become of each.
+
+A request waits until the engine has room for its row, takes part in every step from then on, and
+leaves when its text is finished, when it is cancelled or when it fails.  First come, first served:
+how long a row will take cannot be known when it is admitted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .canvas import Canvas, IntArray
+from .engine import Engine, Recipe, Row, Step
+from .errors import CancelledError, DeadlineError
+from .memory import PeakMemory
+from .models import DiffusionModel
+from .result import Result
+from .samplers.eos import stops
+from .trace import Trace
+
+
+@dataclass(eq=False)
+class Request:
+    """One text to be written.
+
+    ``make`` builds its canvas, of ``positions`` positions, when it is admitted; ``size`` of them
+    are to be decided.  ``deadline``: seconds since `submitted` after which it fails with
+    `DeadlineError`.  When it is done, either ``result`` or ``error`` is set.
+    ``frontier``: how far its final text has been reported.
+    """
+
+    index: int
+    make: Callable[[], Canvas]
+    recipe: Recipe
+    positions: int
+    size: int
+    traced: bool = False
+    deadline: float | None = None
+    submitted: float = field(default_factory=time.perf_counter)
+    queue_seconds: float | None = None
+    canvas: Canvas | None = None
+    row: Row | None = None
+    trace: Trace | None = None
+    result: Result | None = None
+    error: BaseException | None = None
+    frontier: int = -1
+
+    @property
+    def done(self) -> bool:
+        return self.result is not None or self.error is not None
+
+
+Progress = list[tuple[Request, Step | None]]  # None: finished without a step of its own
+
+
+class Scheduler:
+    """Decodes requests with one engine.  Not thread-safe: one thread drives it.
+
+    ``full_step_tokens``: most token positions that steps which compute a whole text may take per
+    forward beside those that do not (Sangam's deficit budget, arXiv 2607.04206); None: no bound.
+    """
+
+    def __init__(
+        self, model: DiffusionModel, engine: Engine, full_step_tokens: int | None = None
+    ) -> None:
+        self.model, self.engine = model, engine
+        self.waiting: deque[Request] = deque()
+        self.running: dict[Row, Request] = {}
+        self.budget = None if full_step_tokens is None else DeficitBudget(full_step_tokens)
+        self.memory = PeakMemory(model.device)
+        self.forward_seconds = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits or runs."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def cancel(self, request: Request, error: BaseException | None = None) -> None:
+        """Let a request go: its slots are free at once."""
+        if request.done:
+            return
+        if request.row is not None:
+            self.engine.drop(request.row)
+            self.running.pop(request.row, None)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.error = error or CancelledError("the request was cancelled")
+        request.canvas = None
+
+    def close(self) -> None:
+        """Cancel everybody and give the engine's memory back."""
+        for request in [*self.waiting, *self.running.values()]:
+            self.cancel(request)
+        self.engine.close()
+
+    def advance(self) -> Progress:
+        """Admit, step, and say what happened to whom."""
+        progress: Progress = [(request, None) for request in self._expire()]
+        progress += [(request, None) for request in self._admit()]
+        if not self.running:
+            return progress
+        for step in self.engine.step(self._chosen()):
+            request = self.running[step.row]
+            if request.trace is not None:
+                request.trace.add(step)
+            if step.canvas.finished:
+                self._finish(request)
+            progress.append((request, step))
+        for row, request in list(self.running.items()):
+            if row.error is not None:
+                self.running.pop(row)
+                request.error = row.error
+                progress.append((request, None))
+        return progress
+
+    def _expire(self) -> list[Request]:
+        """Requests whose deadline has passed."""
+        now, late = time.perf_counter(), []
+        for request in [*self.waiting, *self.running.values()]:
+            if request.deadline is not None and now - request.submitted > request.deadline:
+                error = DeadlineError(f"not answered within {request.deadline:g} s")
+                self.cancel(request, error)
+                late.append(request)
+        return late
+
+    def _admit(self) -> list[Request]:
+        """Let requests in as long as there is room; those that are done already."""
+        done = []
+        while self.waiting:
+            request = self.waiting[0]
+            try:
+                canvas = request.canvas = request.canvas or request.make()
+                trace = self._trace(request, canvas) if request.traced else None
+                row = self.engine.admit(canvas, request.recipe)
+            except Exception as error:
+                self.waiting.popleft()
+                request.error = error
+                done.append(request)
+                continue
+            if row is None:
+                return done
+            self.waiting.popleft()
+            request.row, request.trace = row, trace
+            request.queue_seconds = time.perf_counter() - request.submitted
+            self.running[row] = request
+            if canvas.finished:
+                self._finish(request)
+                done.append(request)
+        return done
+
+    def _trace(self, request: Request, canvas: Canvas) -> Trace:
+        names = request.recipe.sampler.spec, self.engine.cache.name, self.model.name
+        return Trace.start(canvas, *names)
+
+    def _chosen(self) -> list[Row]:
+        """The rows whose step runs now."""
+        rows = list(self.running)
+        if self.budget is None:
+            return rows
+        planned = self.engine.plan(rows)
+        full = sorted((row for row in planned if row.refreshes), key=lambda row: row.number)
+        partial = [row for row in planned if not row.refreshes]
+        count = self.budget.take([row.cost for row in partial], [row.cost for row in full])
+        return partial + full[:count]
+
+    def _finish(self, request: Request) -> None:
+        """Turn a finished canvas into a result."""
+        assert request.row is not None and request.canvas is not None
+        self.running.pop(request.row, None)
+        request.result = self._result(request, request.row, request.canvas)
+
+    def _result(self, request: Request, row: Row, canvas: Canvas) -> Result:
+        tokenizer, recipe = self.model.tokenizer, request.recipe
+        if request.trace is not None:
+            request.trace.close(canvas, tokenizer.decode if tokenizer else None)
+        tokens, reason = answer(canvas, self.model.facts.stop_token_ids)
+        here = slice(canvas.prompt_length, canvas.prompt_length + len(tokens))
+        return Result(
+            text=text_of(self.model, tokens, recipe.config.stop_strings),
+            tokens=tokens.tolist(),
+            sequences=canvas.tokens.copy(),
+            prompt_length=canvas.prompt_length,
+            nfe=canvas.nfe,
+            computed=canvas.computed,
+            forced=canvas.forced,
+            order=canvas.commit_step[here].tolist(),
+            logprobs=canvas.logprob[here].copy(),
+            finish_reason=reason,
+            seconds=row.seconds,
+            peak_memory=self.memory.peak(),
+            sampler=recipe.sampler.spec,
+            cache=self.engine.cache.name,
+            seed=recipe.config.seed,
+            trace=request.trace,
+            cache_bytes=self.engine.cache_bytes,
+            queue_seconds=request.queue_seconds or 0.0,
+            restarts=row.restarts,
+        )
+
+
+@dataclass
+class DeficitBudget:
+    """How many steps that compute a whole text go into a forward of about ``tokens`` positions.
+
+    What a forward leaves of its budget is saved for the whole texts that still wait; they go in
+    the order of their arrival, none overtakes another.  One that exceeds the budget goes alone.
+    """
+
+    tokens: int
+    saved: int = 0
+
+    def take(self, partial: Sequence[int], full: Sequence[int]) -> int:
+        """How many of the ``full`` costs, in order, go beside all ``partial`` ones."""
+        budget = max(0, self.tokens - sum(partial)) + self.saved
+        count = spent = 0
+        while count < len(full) and spent + full[count] <= budget:
+            spent += full[count]
+            count += 1
+        if not count and full and not partial:
+            count, spent = 1, full[0]
+        self.saved = max(0, budget - spent) if count < len(full) else 0
+        return count
+
+
+def answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
+    """Ids of the answer, and why they end.  A text with holes is its own answer, all of it."""
+    end = canvas.end if canvas.end == canvas.length else canvas.length
+    tokens = canvas.tokens[canvas.prompt_length : end]
+    where = stops(canvas, canvas.prompt_length, end, stop_ids)
+    if where.size:
+        return canvas.tokens[canvas.prompt_length : int(where[0]) + 1], "stop"
+    return tokens, canvas.finish_reason or "length"
+
+
+def text_of(model: DiffusionModel, tokens: IntArray, stop_strings: tuple[str, ...]) -> str:
+    """The answer as text, cut where the first stop string begins."""
+    if model.tokenizer is None:
+        return ""
+    text = str(model.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+    starts = [text.index(stop) for stop in stop_strings if stop in text]
+    return text[: min(starts)] if starts else text

@@ -1,0 +1,448 @@
+"""Continuous batching inside a program: submit prompts at any time, from any thread or task.
+
+One thread drives the engine.  Requests join it as soon as there is room and leave when they are
+finished, cancelled or late; who else is there makes no difference to what a request gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from . import cache as caches
+from .cache.base import CacheLike
+from .config import GenerationConfig
+from .engine import Engine
+from .errors import CancelledError, ConfigError, QueueFullError
+from .events import Event, Reader, events
+from .models import load
+from .preparation import Preparation
+from .prompts import encode_holes
+from .result import Result
+from .samplers.compose import SamplerLike
+from .scheduler import Progress, Request, Scheduler
+
+IDLE_SECONDS = 0.2  # between two looks at deadlines while nothing runs
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of the engine, for whoever watches.  ``seconds`` of the whole step and of its
+    forwards with the statistics; ``positions`` fed to the model, ``committed`` and ``remasked``
+    positions of all ``rows``; ``running`` and ``waiting`` requests after it."""
+
+    seconds: float
+    forward_seconds: float
+    rows: int
+    positions: int
+    committed: int
+    remasked: int
+    running: int
+    waiting: int
+
+
+class Handle:
+    """A request that was submitted: iterate for its events, or wait for its result.
+
+    Events can be read by one reader, in a thread (``for``) or a task (``async for``).  A reader
+    that lags behind by more than ``max_events`` gets several steps merged into one event; nothing
+    that was committed is lost, and the engine never waits.
+    """
+
+    def __init__(self, session: Session, request: Request, max_events: int) -> None:
+        self._session, self._request = session, request
+        self._reader = Reader(session.model, request.recipe)
+        self._events: deque[Event] = deque()
+        self._most = max_events
+        self._changed = threading.Condition()
+        self._wakers: list[Callable[[], None]] = []
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "done" if self.done else "waiting" if self.queue_seconds is None else "running"
+        return f"<request {self.id}: {state}>"
+
+    @property
+    def id(self) -> int:
+        """Number of the request in its session."""
+        return self._request.index
+
+    @property
+    def done(self) -> bool:
+        """Whether there is a result, or an error in its place."""
+        return self._closed
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """Seconds from submission to admission; None before."""
+        return self._request.queue_seconds
+
+    def cancel(self) -> None:
+        """Give the request up: its row and slots are free before the next step."""
+        self._session._cancel(self)
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the result.  Raises what went wrong with this request, and `TimeoutError` when
+        there is neither after ``timeout`` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._closed, timeout):
+                raise TimeoutError(f"request {self.id} has no result after {timeout:g} s")
+        return self._outcome()
+
+    def __iter__(self) -> Iterator[Event]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._events) or self._closed)
+                event = self._events.popleft() if self._events else None
+            if event is None:
+                self._raise()
+                return
+            yield self._reader.read(event)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while True:
+            await self._news(lambda: bool(self._events) or self._closed)
+            with self._changed:
+                event = self._events.popleft() if self._events else None
+            if event is None:
+                self._raise()
+                return
+            yield self._reader.read(event)
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        return self._answer().__await__()
+
+    async def _answer(self) -> Result:
+        await self._news(lambda: self._closed)
+        return self._outcome()
+
+    async def _news(self, ready: Callable[[], bool]) -> None:
+        """Wait, without holding up the event loop, until ``ready``."""
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(woken.set)
+
+        with self._changed:
+            if ready():
+                return
+            self._wakers.append(wake)
+        try:
+            while True:
+                await woken.wait()
+                woken.clear()
+                with self._changed:
+                    if ready():
+                        return
+        finally:
+            with self._changed:
+                self._wakers.remove(wake)
+
+    def _put(self, event: Event) -> None:
+        with self._changed:
+            if len(self._events) >= self._most:
+                event = self._events.pop().merged(event)
+            self._events.append(event)
+            self._notify()
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        for wake in self._wakers:
+            wake()
+
+    def _outcome(self) -> Result:
+        self._raise()
+        assert self._request.result is not None
+        return self._request.result
+
+    def _raise(self) -> None:
+        if self._request.error is not None:
+            raise self._request.error
+
+
+class Session:
+    """An engine with a thread of its own, to which requests are submitted.
+
+    >>> with dllm.Session("nano", cache="dual") as session:
+    ...     handles = [session.submit(f"What is {n} + 5?") for n in range(10, 40)]
+    ...     texts = [handle.result().text for handle in handles]
+
+    ``model``, ``cache``, ``sampler``: as for `dllm.generate`; ``sampler`` is the default of
+    `submit`.  ``max_rows``: most requests that are decoded at a time.  ``max_waiting``: most that
+    wait beside them (None: any number); one more raises `QueueFullError`.  ``max_positions``: most
+    positions whose keys and values are held (default: ``max_rows`` times the context of the
+    model); memory is taken as it is needed.  ``max_batch_tokens``: most token positions of one
+    forward.  ``full_step_tokens``: most token positions per forward of steps that compute a whole
+    text, so that these do not hold up the others (None: no bound).  ``cuda_graphs``, ``compile``:
+    see `dllm.GenerationConfig`.  ``observe`` is called with a `StepReport` after every step, in
+    the engine's thread.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        cache: CacheLike = "none",
+        sampler: SamplerLike = "threshold",
+        max_rows: int = 16,
+        max_waiting: int | None = None,
+        max_positions: int | None = None,
+        max_batch_tokens: int | None = None,
+        full_step_tokens: int | None = None,
+        cuda_graphs: bool = False,
+        compile: bool = False,
+        observe: Callable[[StepReport], None] | None = None,
+    ) -> None:
+        self.model = load(model)
+        self.cache = caches.compose(cache, self.model.family.name)
+        self.sampler, self.max_waiting, self.observe = sampler, max_waiting, observe
+        for name in ("max_rows", "max_waiting", "max_positions", "max_batch_tokens",
+                     "full_step_tokens"):  # fmt: skip
+            value, least = locals()[name], 0 if name == "max_waiting" else 1
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)
+                                      or value < least):  # fmt: skip
+                raise ConfigError(f"{name} must be a whole number of at least {least}, not {value}")
+        most = max_positions or max_rows * self.model.facts.context_length
+        engine = Engine(
+            self.model, self.cache, most=most, max_rows=max_rows,
+            max_batch_tokens=max_batch_tokens, cuda_graphs=cuda_graphs, compile=compile,
+        )  # fmt: skip
+        self._scheduler = Scheduler(self.model, engine, full_step_tokens)
+        self._handles: dict[Request, Handle] = {}
+        self._inbox: deque[tuple[str, Handle]] = deque()  # what other threads want of the engine's
+        self._wake = threading.Condition()
+        self._numbers = itertools.count()
+        self._failure: BaseException | None = None
+        self._forward_seconds = 0.0
+        self._state = "open"  # then "draining", "closed"
+        self._thread = threading.Thread(target=self._drive, name="dllm session", daemon=True)
+        self._thread.start()
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Any,
+        *,
+        sampler: SamplerLike | None = None,
+        chat: bool | None = None,
+        trace: bool = False,
+        repetition: int = 0,
+        deadline: float | None = None,
+        max_events: int = 64,
+        config: GenerationConfig | None = None,
+        **arguments: Any,
+    ) -> Handle:
+        """Ask for an answer to one prompt; returns at once.
+
+        ``prompt``, ``sampler``, ``chat``, ``trace``, ``config``, ``arguments``: as for
+        `dllm.generate`.  ``repetition``: how many times the prompt was answered before, for new
+        noise.  ``deadline``: seconds from now after which the request fails with `DeadlineError`.
+        ``max_events``: see `Handle`.  Raises what is wrong with the request, and `QueueFullError`.
+        """
+        how = self._prepare(sampler, config, arguments)
+        (request,) = how.prompts([prompt], chat, [repetition], 1, trace)
+        return self._enqueue(request, deadline, max_events)
+
+    def infill(
+        self,
+        text: Any,
+        *,
+        prompt: Any = None,
+        sampler: SamplerLike | None = None,
+        trace: bool = False,
+        deadline: float | None = None,
+        max_events: int = 64,
+        config: GenerationConfig | None = None,
+        **arguments: Any,
+    ) -> Handle:
+        """Ask for the holes of a text to be filled, see `dllm.infill`; returns at once."""
+        how = self._prepare(sampler, config, arguments, holes=True)
+        ids, holes = encode_holes(self.model, text)
+        return self._enqueue(how.text(ids, holes, prompt, trace), deadline, max_events)
+
+    def _prepare(
+        self, sampler: SamplerLike | None, config: GenerationConfig | None,
+        arguments: dict[str, Any], holes: bool = False,
+    ) -> Preparation:  # fmt: skip
+        mine = ("max_rows", "max_batch_tokens", "cuda_graphs", "compile")
+        for name in mine:
+            if name in arguments:
+                raise ConfigError(f"{name} belongs to the session, not to a request: pass it there")
+        chosen = self.sampler if sampler is None else sampler
+        return Preparation.of(self.model, chosen, self.cache, config, arguments, holes)
+
+    def _enqueue(self, request: Request, deadline: float | None, max_events: int) -> Handle:
+        if max_events < 1:
+            raise ConfigError(f"max_events must be at least 1, not {max_events}")
+        self._scheduler.engine.must_fit(request.recipe, request.positions)
+        with self._wake:
+            if self._state != "open":
+                raise ConfigError("the session is closed: open another one")
+            waiting = self.waiting
+            if self.max_waiting is not None and waiting >= self.max_waiting + self._room():
+                raise QueueFullError(
+                    f"{waiting} requests wait already (max_waiting={self.max_waiting}): "
+                    "try again later"
+                )
+            request.index, request.deadline = next(self._numbers), deadline
+            request.submitted = time.perf_counter()
+            handle = Handle(self, request, max_events)
+            self._inbox.append(("submit", handle))
+            self._wake.notify()
+        return handle
+
+    def _room(self) -> int:
+        """Requests that the engine could take at once."""
+        most = self._scheduler.engine.max_rows or 0
+        return max(0, most - len(self._scheduler.running))
+
+    def _cancel(self, handle: Handle) -> None:
+        with self._wake:
+            if not handle.done and self._state != "closed":
+                self._inbox.append(("cancel", handle))
+                self._wake.notify()
+
+    # -- what goes on ---------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Requests that are being decoded."""
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that were submitted and not admitted yet."""
+        submitted = sum(what == "submit" for what, _ in list(self._inbox))
+        return len(self._scheduler.waiting) + submitted
+
+    @property
+    def positions_used(self) -> int:
+        """Positions of the pool of keys and values that requests own."""
+        return self._scheduler.engine.used
+
+    @property
+    def positions(self) -> int:
+        """Positions that the pool may hold; 0 for a cache that stores nothing."""
+        return (self._scheduler.engine.positions or 0) if self.cache.stores else 0
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """End the session: no more requests are taken.  What runs or waits is finished first, or
+        cancelled, if ``drain`` is False or ``timeout`` seconds have passed."""
+        with self._wake:
+            if self._state == "open":
+                self._state = "draining"
+            if not drain:
+                self._state = "closed"
+            self._wake.notify()
+        if self._thread is threading.current_thread():
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            with self._wake:
+                self._state = "closed"
+                self._wake.notify()
+            self._thread.join()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(drain=kind is None)
+
+    # -- the engine's thread --------------------------------------------------------------------
+
+    def _drive(self) -> None:
+        try:
+            while self._listen():
+                began = time.perf_counter()
+                progress = self._scheduler.advance()
+                self._publish(progress)
+                self._report(progress, time.perf_counter() - began)
+        except BaseException as error:  # not one request's: nobody may wait for ever
+            self._failure = error
+        finally:
+            self._end()
+
+    def _listen(self) -> bool:
+        """Take what other threads want, waiting for it while there is nothing to do; False when
+        the session is over."""
+        with self._wake:
+            while True:
+                while self._inbox:
+                    what, handle = self._inbox.popleft()
+                    if what == "submit":
+                        self._handles[handle._request] = handle
+                        self._scheduler.add(handle._request)
+                    elif not handle.done:
+                        self._scheduler.cancel(handle._request)
+                        self._let_go(handle._request)
+                if self._state == "closed":
+                    return False
+                if self._scheduler.busy:
+                    return True
+                if self._state == "draining":
+                    return False
+                self._wake.wait(IDLE_SECONDS)
+
+    def _publish(self, progress: Progress) -> None:
+        """Tell every handle what happened to its request."""
+        for request, event in events(progress, self.model.facts.stop_token_ids):
+            self._handles[request]._put(event)
+        for request, _ in progress:
+            if request.done:
+                self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        handle = self._handles.pop(request, None)
+        if handle is not None:
+            request.row = request.canvas = None
+            handle._close()
+
+    def _report(self, progress: Progress, seconds: float) -> None:
+        steps = [step for _, step in progress if step is not None]
+        if self.observe is None or not steps:
+            return
+        forward, before = self._scheduler.engine.forward, self._forward_seconds
+        self._forward_seconds = forward.seconds
+        self.observe(
+            StepReport(
+                seconds=seconds,
+                forward_seconds=forward.seconds - before,
+                rows=len(steps),
+                positions=sum(step.positions for step in steps),
+                committed=sum(len(step.decision.committed) for step in steps),
+                remasked=sum(len(step.decision.remasked) for step in steps),
+                running=self.running,
+                waiting=self.waiting,
+            )
+        )
+
+    def _end(self) -> None:
+        """Nothing is left behind: no row, no slot, nobody who waits for ever."""
+        with self._wake:
+            self._state = "closed"
+            left = [handle for what, handle in self._inbox if what == "submit"]
+            self._inbox.clear()
+        if self._failure is not None:
+            for request in self._handles:
+                request.error = request.error or self._failure
+        self._scheduler.close()
+        for handle in [*self._handles.values(), *left]:
+            if not handle._request.done:
+                handle._request.error = self._failure or CancelledError("the session was closed")
+            handle._close()
+        self._handles.clear()

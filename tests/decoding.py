@@ -1,0 +1,50 @@
+"""An engine all of whose rows have one recipe, run from beginning to end or step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from dllm.cache import Cache
+from dllm.canvas import Canvas
+from dllm.config import GenerationConfig
+from dllm.engine import Engine, Recipe, Row, Step
+from dllm.engine.forward import Forward
+from dllm.engine.recipe import check_recipe
+from dllm.models import DiffusionModel
+from dllm.samplers import Sampler
+
+
+class Decoding:
+    def __init__(
+        self, model: DiffusionModel, sampler: Sampler, cache: Cache,
+        config: GenerationConfig | None = None,
+    ) -> None:  # fmt: skip
+        self.sampler, self.cache = sampler, cache
+        self.recipe = Recipe(sampler, config or GenerationConfig())
+        check_recipe(self.recipe, cache, model)
+        self.engine = Engine(model, cache)
+
+    @property
+    def forward(self) -> Forward:
+        return self.engine.forward
+
+    def run(self, canvases: Sequence[Canvas]) -> Iterator[list[Step]]:
+        yield from self.engine.run(canvases, self.recipe)
+
+    def open(self, canvases: Sequence[Canvas]) -> list[Row]:
+        """Rows that stay when they are finished, so that their slots can be looked at."""
+        rows = [self.engine.admit(canvas, self.recipe, held=True) for canvas in canvases]
+        assert all(row is not None for row in rows)
+        return [row for row in rows if row is not None]
+
+    def resume(self, rows: Sequence[Row]) -> Iterator[list[Step]]:
+        while any(not row.canvas.finished for row in rows):
+            yield self.engine.step(rows)
+            for row in rows:
+                if row.error is not None:
+                    raise row.error
+
+    def logits(self, row: Row) -> torch.Tensor:
+        return self.engine.logits(row)
