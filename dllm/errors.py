@@ -74,3 +74,9 @@ def short(value: object) -> str:
     except ValueError:  # a number of thousands of digits
         text = "a number of that size"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """The message of a foreign error as one line of at most ``most`` characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,16 +1,18 @@
 """Names of things that third parties may add: one registry per kind.
 
-A name resolves to a class.  Entry points of installed packages (group ``dllm.<kind>s``) are looked
-at only when a name is unknown or a listing is wanted, so that importing stays cheap.
+A name resolves to a class.  Entry points of installed packages (groups ``dllm.samplers`` and
+``dllm.caches``) are looked at only when a name is unknown or a listing is wanted, so that importing
+stays cheap.  One that cannot be loaded is named in a warning and left out.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
-from .errors import ConfigError, UnknownNameError
+from .errors import ConfigError, UnknownNameError, one_line
 
 T = TypeVar("T")
 
@@ -54,4 +56,19 @@ class Registry(Generic[T]):
         if not self._plugins_loaded:
             self._plugins_loaded = True
             for entry in entry_points(group=f"dllm.{self.kind}s"):
-                self.register(entry.name)(entry.load())
+                self._load(entry)
+
+    def _load(self, entry: EntryPoint) -> None:
+        try:
+            loaded = entry.load()
+            if not isinstance(loaded, type):
+                raise ConfigError(f"it is {loaded!r:.60}, not a class")
+            self.register(entry.name)(loaded)
+        except Exception as error:  # whatever the other package does when it is imported
+            package = f" of package {entry.dist.name}" if entry.dist else ""
+            warnings.warn(
+                f"{self.kind} {entry.name!r} ({entry.value}){package} is left out: "
+                f"{type(error).__name__}: {one_line(error)}",
+                RuntimeWarning,
+                stacklevel=4,
+            )

@@ -25,7 +25,8 @@ def divergence(
     logprobs: torch.Tensor,
     previous: tuple[npt.NDArray[np.int64], torch.Tensor] | None,
 ) -> torch.Tensor:
-    """(n,) float32, on the device of ``logprobs``: Kullback-Leibler divergence KL(now || before) in nats.
+    """Kullback-Leibler divergence KL(now || before) in nats: (n,) float32 on the device of
+    ``logprobs``.
 
     ``logprobs`` (n, V) at ``positions``; ``previous``: the same of the step before.  Infinite
     where there is nothing to compare with.

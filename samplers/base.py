@@ -35,7 +35,9 @@ class Prediction:
     ``entropy`` in nats, ``max_logprob`` log-probability of the likeliest token, ``kl`` divergence
     from the distribution of the row's previous step (infinite where there was none), ``top_token``
     / ``top_logprob`` (n, k): present when a part's ``statistics`` ask for them.  ``asked``: part
-    name -> (n, m) log-probabilities of the ids that the part `Part.asks` for.
+    name -> (n, m) log-probabilities of the ids that the part `Part.asks` for.  ``attention``
+    (L, L) float32, by position and not by target: what each of the L live positions attends to,
+    mean over the heads of the layers that parts want `Part.maps` of; None if none do.
     """
 
     positions: IntArray
@@ -49,6 +51,7 @@ class Prediction:
     top_token: IntArray | None = None
     top_logprob: FloatArray | None = None
     asked: Mapping[str, FloatArray] = field(default_factory=dict)
+    attention: FloatArray | None = None
 
     def take(self, keep: BoolArray | IntArray) -> Prediction:
         """The same for a subset of the positions."""
@@ -63,7 +66,7 @@ class Prediction:
             self.positions[keep], self.token[keep], self.logprob[keep], pick(self.margin),
             pick(self.gap), pick(self.entropy), pick(self.max_logprob), pick(self.kl),
             pick(self.top_token), pick(self.top_logprob),
-            {name: array[keep] for name, array in self.asked.items()},
+            {name: array[keep] for name, array in self.asked.items()}, self.attention,
         )  # fmt: skip
 
     def of_window(self, canvas: Canvas) -> Prediction:
@@ -118,7 +121,8 @@ class Trial:
 @dataclass(frozen=True)
 class Decision:
     """What one step did to one row: ``committed`` positions with their ``tokens`` and
-    ``logprobs``, ``remasked`` positions; ``forced``: whether only the progress guarantee
+    ``logprobs``, ``remasked`` positions; ``padded``: positions that became padding behind an end
+    of text and stay in the row; ``forced``: whether only the progress guarantee
     committed; ``trials``: the branches that the next forward feeds; ``explored``: branches that
     were fed in this step beyond the one kept."""
 
@@ -129,6 +133,7 @@ class Decision:
     explored: int = 0
     tokens: IntArray = field(default_factory=lambda: NOTHING)
     logprobs: FloatArray = field(default_factory=lambda: NO_SCORES)
+    padded: IntArray = field(default_factory=lambda: NOTHING)
 
     def after(self, trial: Trial | None, explored: int) -> Decision:
         """The same with the trial that came before it."""
@@ -182,6 +187,10 @@ class Part:
     def asks(self, canvas: Canvas, positions: IntArray) -> IntArray | None:
         """(n, m) ids whose log-probabilities it reads at ``positions``."""
         return None
+
+    def maps(self, layers: int) -> tuple[int, ...]:
+        """Which of the ``layers`` decoder layers it reads the attention of."""
+        return ()
 
 
 class Window(Part):

@@ -92,6 +92,10 @@ class Sampler:
         result = {part.name: part.asks(canvas, positions) for part in self._asking}
         return {name: ids for name, ids in result.items() if ids is not None}
 
+    def maps(self, layers: int) -> tuple[int, ...]:
+        """Decoder layers whose attention some part reads, ascending."""
+        return tuple(sorted({i for part in self.parts for i in part.maps(layers)}))
+
     @cached_property
     def inner(self) -> Sampler:
         """The same without its explorer."""

@@ -18,7 +18,7 @@ from .output import distribution_version, versions, waiting
 
 if TYPE_CHECKING:
     from ..models.checkpoint import Checkpoint
-    from .footprint import Footprint
+    from ..models.footprint import Footprint
 
 GOOD, BAD, PLAIN = "ok", "problem", ""
 SIGNS = {GOOD: ("✓", "green"), BAD: ("✗", "red"), PLAIN: ("·", "dim")}
@@ -54,8 +54,8 @@ def doctor(
 ) -> None:
     """Report versions, devices and extras, and whether a model fits.
 
-    Of a model only the small files are read, never its weights.  Exits with 1 when the model
-    cannot be used here.
+    Nothing is fetched but a model's small files; weights that are here are read once, for NaN and
+    infinity.  Exits with 1 when the model cannot be used here.
     """
     if caches and model is None:
         raise typer.BadParameter("name the model they are for: --model", param_hint="--caches")
@@ -148,7 +148,7 @@ def bundled() -> Iterator[Finding]:
 def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
     """What the files of ``model`` say.  Raises `CheckpointError` when there are none."""
     from ..models.checkpoint import open_checkpoint
-    from .footprint import footprint
+    from ..models.footprint import footprint
 
     checkpoint = open_checkpoint(model)
     yield Finding("model", checkpoint.name)
@@ -161,6 +161,8 @@ def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
         return
     yield from _sizes(checkpoint, needs)
     yield from fit(needs, *memory)
+    yield from _tokens(checkpoint)
+    yield from _weights(checkpoint)
 
 
 def expected(model: str, prompt: int, new: int) -> Iterator[Finding]:
@@ -171,7 +173,8 @@ def expected(model: str, prompt: int, new: int) -> Iterator[Finding]:
     import torch
 
     from ..models.checkpoint import open_checkpoint
-    from .footprint import family_of, native_config, stored_dtype
+    from ..models.footprint import stored_dtype
+    from ..models.reading import family_of, native_config
     from .gains import PER_STEP, WORTH, gains
 
     checkpoint = open_checkpoint(model)
@@ -184,13 +187,13 @@ def expected(model: str, prompt: int, new: int) -> Iterator[Finding]:
         "caches",
         f"against none, prompt {prompt}, {new} new tokens, {PER_STEP} per step, on {device}",
     )
-    config = native_config(checkpoint.config, family)
+    config, _ = native_config(checkpoint, family)
     for gain in gains(config, device, dtype, prompt, new):
         yield Finding(gain.cache, gain.text, GOOD if gain.time >= WORTH else PLAIN)
 
 
 def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:
-    from .footprint import family_of
+    from ..models.reading import family_of
 
     yield Finding("family", family_of(checkpoint).name, GOOD)
     yield Finding("parameters", count(needs.parameters))
@@ -200,6 +203,61 @@ def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:
     yield Finding(
         "key/value cache", f"{size(needs.keys_values)} per row at its context of {needs.context}"
     )
+
+
+def _tokens(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Its tokenizer, and whether its special ids make sense."""
+    from ..models.facts import read_facts
+    from ..models.reading import family_of, native_config
+    from ..models.tokenizer import load_tokenizer
+
+    family = family_of(checkpoint)
+    config, _ = native_config(checkpoint, family)
+    try:
+        tokenizer = load_tokenizer(checkpoint.folder, family)
+        facts = read_facts(
+            family, config, tokenizer, raw=checkpoint.config, generation=checkpoint.generation,
+            given={}, published=family.published(checkpoint.name),
+        )  # fmt: skip
+    except DllmError as error:
+        yield Finding("tokens", str(error), BAD)
+        return
+    if tokenizer is None:
+        yield Finding(
+            "tokenizer",
+            "none: text needs one (--tokenizer, or dllm.load(..., tokenizer=...)), else prompts "
+            "are token ids",
+        )
+    else:
+        yield Finding("tokenizer", f"{len(tokenizer):,} tokens", GOOD)
+    if facts.mask_token_id is not None:
+        yield Finding("mask token", f"{facts.mask_token_id}, ends {facts.stop_token_ids}")
+
+
+def _weights(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Whether the files hold the network of config.json, and numbers only."""
+    from ..models.headers import check_headers, not_finite
+    from ..models.reading import family_of, native_config
+
+    if not any(checkpoint.folder.glob("*.safetensors")):
+        yield Finding("files", "no weights here yet: they are not checked")
+        return
+    family = family_of(checkpoint)
+    config, official = native_config(checkpoint, family)
+    try:
+        check_headers(checkpoint.folder, family, config, official)
+        broken = list(not_finite(checkpoint.folder))
+    except DllmError as error:
+        yield Finding("files", str(error), BAD)
+        return
+    if broken:
+        more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+        yield Finding(
+            "files", f"NaN or infinite numbers in {', '.join(broken[:3])}{more}: the model would "
+            "answer nonsense; download them again, or train with a smaller step", BAD,
+        )  # fmt: skip
+    else:
+        yield Finding("files", "complete, every number finite", GOOD)
 
 
 def fit(needs: Footprint, device: str, free: int) -> Iterator[Finding]:

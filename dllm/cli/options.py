@@ -66,12 +66,17 @@ class Loaded:
         option("--device", panel=MODEL, text="Default cuda where there is one, else cpu."),
     ] = "auto"
 
+    tokenizer: Annotated[
+        str | None,
+        option("--tokenizer", panel=MODEL, text="Folder or hub id, instead of the model's own."),
+    ] = None
+
     def load(self) -> DiffusionModel:
         """The model on its device."""
         with waiting(f"loading {self.model}"):
             from ..models import load
 
-            return load(self.model, dtype=self.dtype, device=self.device)
+            return load(self.model, dtype=self.dtype, device=self.device, tokenizer=self.tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from ..samplers import Prediction
 from .graphs import Static
 from .kv import KVBuffer
 from .layers import LayerHook
+from .maps import AttentionMaps
 from .packing import Packed, noise_keys, pack
 from .recipe import Options
 from .rows import Job
@@ -44,6 +45,7 @@ class Forward:
         self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
         self.grid = model.facts.block_length  # of the attention; None: bidirectional
+        self.layers = model.hf.config.num_hidden_layers
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.count = 0
         self.seconds = 0.0  # of all forwards with their statistics
@@ -58,10 +60,9 @@ class Forward:
     def allot(self, size: int, most: int | None = None) -> None:
         """Make room for the keys and values of ``size`` positions, ``most`` when it has to grow.
         What was held before is given back."""
-        layers = self.model.hf.config.num_hidden_layers
         scratch = int(self._static)
         most = None if most is None else most + scratch
-        self.buffer = KVBuffer(layers, size + scratch, most)
+        self.buffer = KVBuffer(self.layers, size + scratch, most)
         if self.cache.layerwise:
             self.hook = LayerHook(self.backbone, self.cache, self.buffer, self.grid)
         elif self._static:
@@ -87,27 +88,33 @@ class Forward:
         began = time.perf_counter()
         try:
             with torch.inference_mode():
-                return self._share(jobs, self.hidden(jobs))
+                hidden, maps = self._run(jobs)
+                return self._share(jobs, hidden, maps)
         finally:
             self.seconds += time.perf_counter() - began
 
     def hidden(self, jobs: list[Job]) -> torch.Tensor:
         """Final hidden states of the scored rows, (R, d), guidance applied."""
+        return self._run(jobs)[0]
+
+    def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
+        """`hidden`, and the attention maps that some of the jobs want."""
         packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.grid)
-        hidden = self._backbone(packed)
+        maps = AttentionMaps.of(jobs, packed, self.layers)
+        hidden = self._backbone(packed, maps)
         scored = hidden[packed.scored]
         if packed.guided is None:
-            return scored
+            return scored, maps
         # The head is affine and the weights sum to one: mixing hidden states mixes the logits.
         which, second, scale = packed.guided
         given, hidden_prompt = scored[which].float(), hidden[second].float()
         mixed = hidden_prompt + (scale + 1) * (given - hidden_prompt)
         scored[which] = mixed.to(hidden.dtype)
-        return scored
+        return scored, maps
 
-    def _backbone(self, packed: Packed) -> torch.Tensor:
+    def _backbone(self, packed: Packed, maps: AttentionMaps | None = None) -> torch.Tensor:
         """Final hidden states of a step, (Q, D)."""
-        if self.static is not None:
+        if self.static is not None and maps is None:
             result = self.static.hidden(packed)
             if result is not None:
                 return result
@@ -121,6 +128,8 @@ class Forward:
             "use_cache": False,
             "segments": packed.segments,
         }
+        if maps is not None:
+            inputs["watch"] = maps.watch
         hidden: torch.Tensor
         if self.hook is None:
             hidden = self.backbone(**inputs).last_hidden_state[0]
@@ -128,7 +137,9 @@ class Forward:
             hidden = self.hook.run(packed, inputs)
         return hidden
 
-    def _share(self, jobs: list[Job], hidden: torch.Tensor) -> list[Predictions | NumericError]:
+    def _share(
+        self, jobs: list[Job], hidden: torch.Tensor, maps: AttentionMaps | None
+    ) -> list[Predictions | NumericError]:
         """Statistics of every group of equal options, each job's part of them, on the host."""
         ends = np.cumsum([len(job.asked) for job in jobs])
         rows = [np.arange(end - len(job.asked), end) for job, end in zip(jobs, ends, strict=True)]
@@ -142,6 +153,9 @@ class Forward:
                 index = np.concatenate([rows[i] for i in members])
                 here = hidden[torch.from_numpy(index).to(hidden.device)]
             self._group([jobs[i] for i in members], [device[i] for i in members], options, here)
+        if maps is not None:
+            for job, own in zip(jobs, device, strict=True):
+                own |= maps.of_job(job)
         names = [(i, name) for i, numbers in enumerate(device) for name in numbers]
         arrays = to_host([device[i][name] for i, name in names])
         host: list[dict[str, Any]] = [{} for _ in jobs]
@@ -255,6 +269,7 @@ def _prediction(
     return Prediction(
         positions, cut("token"), cut("logprob"), cut("margin"), cut("gap"), cut("entropy"),
         cut("max_logprob"), kl, cut("top_token"), cut("top_logprob"), asked,
+        numbers.get("attention"),
     )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ class LayerHook:
                 job.work = round(rows / len(self.layers))
         return hidden
 
-    def watch(self, queries: Tensor, keys: Tensor) -> None:
+    def watch(self, module: nn.Module, queries: Tensor, keys: Tensor) -> None:
         """Called by the attention of the present layer with (1, H, C, dh) and (1, Hkv, S, dh)."""
         self.queries, self.keys = queries, keys
         for piece in self.pieces:

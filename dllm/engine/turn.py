@@ -90,6 +90,7 @@ def settle(
         decision = sampler.decide(canvas, prediction, shadow)
     slots.changed(decision.committed)
     slots.changed(decision.remasked)
+    slots.changed(decision.padded)
     row.trials, row.jobs = decision.trials, []
     if gained is not None or len(jobs) > 1:
         decision = decision.after(gained, explored=len(jobs) - 1)

@@ -3,9 +3,28 @@
 `load` turns a name into a `DiffusionModel`; a `Family` says how checkpoints of one kind are read.
 """
 
-from . import autoregressive, block_causal, dream, llada, llada2
+from . import (
+    a2d,
+    autoregressive,
+    block_causal,
+    dream,
+    llada,
+    llada2,
+    mixtures,
+    nemotron,
+    seed,
+)
 from .attention import Segment
-from .family import Facts, Family, Release, demand, families, register_family, require
+from .family import (
+    Facts,
+    Family,
+    Published,
+    Release,
+    demand,
+    families,
+    register_family,
+    require,
+)
 from .loader import load
 from .model import DiffusionModel
 
@@ -13,8 +32,10 @@ __all__ = [
     "DiffusionModel",
     "Facts",
     "Family",
+    "Published",
     "Release",
     "Segment",
+    "a2d",
     "autoregressive",
     "block_causal",
     "demand",
@@ -23,6 +44,9 @@ __all__ = [
     "llada",
     "llada2",
     "load",
+    "mixtures",
+    "nemotron",
     "register_family",
     "require",
+    "seed",
 ]

@@ -57,14 +57,14 @@ def attend(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, base: str,
     scaling: float | None = None, dropout: float = 0.0,
     segments: Sequence[Segment] | None = None,
-    watch: Callable[[Tensor, Tensor], None] | None = None, **options: Any,
+    watch: Callable[[nn.Module, Tensor, Tensor], None] | None = None, **options: Any,
 ) -> Attended:  # fmt: skip
     """Attention with the ``base`` implementation, packed when there are ``segments``.
 
     ``q`` (B, H, Q, dh) and ``k``, ``v`` (B, Hkv, S, dh); B is 1 for packed calls, which ignore
-    ``mask``; ``watch`` sees the queries and keys first.  Returns ``(B, Q, H, dh)`` in the dtype of
-    ``v``, and the weights where the base returns them.  Packed queries that no segment covers come
-    out as zero.
+    ``mask``; ``watch`` sees the module, the queries and the keys first.  Returns ``(B, Q, H, dh)``
+    in the dtype of ``v``, and the weights where the base returns them.  Packed queries that no
+    segment covers come out as zero.
     """
     call = partial(_base(base, module), scaling=scaling, dropout=dropout)
     q, k = q.to(v.dtype), k.to(v.dtype)
@@ -79,7 +79,7 @@ def attend(
     for name in ("is_causal", "position_ids", "sliding_window"):
         options.pop(name, None)
     if watch is not None:
-        watch(q, k)
+        watch(module, q, k)
     if base in VARLEN and v.dtype in (torch.float16, torch.bfloat16):  # else transformers casts
         result = VARLEN[base](q, k, v, segments, scaling)
         if result is not None:

@@ -3,7 +3,7 @@
 SDAR (arXiv 2510.06303; TraDo shares the class) is a Qwen3 network that predicts in place;
 Fast-dLLM v2 (arXiv 2509.26328) is a Qwen2 network with the shifted head of its ancestor.  Blocks
 are counted from position 0, so that the end of a prompt shares its block with the beginning of
-the answer.  Written from the published configurations; no released checkpoint was loaded yet.
+the answer.  No released checkpoint was loaded yet; docs/models.md says what was compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from .family import ConfigDict, Family, Release, demand, register_family, require
+from .family import ConfigDict, Family, Published, Release, demand, register_family, require
 
 FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -26,7 +26,6 @@ FIELDS = (
     "tie_word_embeddings", "eos_token_id",
 )  # fmt: skip
 ONLY = {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}
-MIXTURE = "it is a mixture of experts; use a dense checkpoint"
 
 
 def _common(c: ConfigDict, config: ConfigDict) -> dict[str, Any]:
@@ -68,8 +67,13 @@ SDAR = register_family(
         end_of_turn="<|im_end|>",
         tokenizer_class="Qwen2Tokenizer",
         releases={151936: Release(facts={"mask_token_id": 151669})},
-        rejects={"SDARMoeForCausalLM": MIXTURE},
-        checkpoints=("JetLM/SDAR-1.7B-Chat", "JetLM/SDAR-4B-Chat", "JetLM/SDAR-8B-Chat"),
+        checkpoints=(
+            *(Published(f"JetLM/SDAR-{size}-Chat") for size in ("1.7B", "4B", "8B")),
+            Published("Gen-Verse/TraDo-4B-Instruct", "MIT"),
+            Published("Gen-Verse/TraDo-8B-Instruct", "MIT"),
+            Published("Gen-Verse/TraDo-8B-Thinking", "MIT"),
+        ),
+        verified="logits of official code, equal, small random checkpoint",
     )
 )
 FAST_DLLM_V2 = register_family(
@@ -88,8 +92,8 @@ FAST_DLLM_V2 = register_family(
         tokenizer_class="Qwen2Tokenizer",
         releases={151936: Release(facts={"mask_token_id": 151665})},
         checkpoints=(
-            "Efficient-Large-Model/Fast_dLLM_v2_1.5B",
-            "Efficient-Large-Model/Fast_dLLM_v2_7B",
+            Published("Efficient-Large-Model/Fast_dLLM_v2_1.5B", "Apache-2.0"),
+            Published("Efficient-Large-Model/Fast_dLLM_v2_7B", "Apache-2.0"),
         ),
     )
 )

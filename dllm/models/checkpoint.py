@@ -13,11 +13,13 @@ from typing import Any
 
 import huggingface_hub
 
-from ..errors import CheckpointError, UnknownNameError
+from ..errors import CheckpointError, UnknownNameError, one_line
+from .fields import check_config, check_generation
 
 BUNDLED = ("nano", "nano-ar")
 SMALL_FILES = ("*.json", "*.txt", "*.jinja", "*.model")
 WEIGHTS = ("*.safetensors",)
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -57,11 +59,15 @@ def open_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
     """
     name = os.fspath(model)
     folder, hub = find(model, revision)
+    config = _config(folder)
+    check_config(config)
+    generation = read_json(folder / "generation_config.json") or {}
+    check_generation(generation)
     return Checkpoint(
         name=name if hub or name in BUNDLED else folder.resolve().name,
         folder=folder,
-        config=_config(folder),
-        generation=_read_json(folder / "generation_config.json") or {},
+        config=config,
+        generation=generation,
         hub=hub,
         revision=revision,
     )
@@ -111,19 +117,25 @@ def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if config is None:
         raise CheckpointError(f"{folder} has no config.json; copy it from the original checkpoint")
     return config
 
 
-def _read_json(file: Path) -> dict[str, Any] | None:
+def read_json(file: Path) -> dict[str, Any] | None:
+    """The JSON object in ``file``, None when there is no such file.
+
+    Raises `CheckpointError` when it cannot be read or holds something else.
+    """
     if not file.is_file():
         return None
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not valid JSON ({error}); download it again") from error
+    except (ValueError, RecursionError, OSError) as error:
+        raise CheckpointError(
+            f"{file} is not valid JSON ({one_line(error, 120)}); download it again"
+        ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} does not hold a JSON object; download it again")
     return content

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
 
-from .family import ConfigDict, Family, Release, demand, register_family, require
+from .family import ConfigDict, Family, Published, Release, demand, register_family, require
 
 FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -94,16 +94,17 @@ DREAM = register_family(
             )
         },
         checkpoints=(
-            "Dream-org/Dream-v0-Base-7B",
-            "Dream-org/Dream-v0-Instruct-7B",
-            "Dream-org/Dream-Coder-v0-Base-7B",
-            "Dream-org/Dream-Coder-v0-Instruct-7B",
-            "apple/DiffuCoder-7B-Base",
-            "apple/DiffuCoder-7B-Instruct",
-            "apple/DiffuCoder-7B-cpGRPO",
-            "Zigeng/dParallel_Dream_7B_Instruct",
-            "d3LLM/d3LLM_Dream",
-            "d3LLM/d3LLM_Dream_Coder",
+            Published("Dream-org/Dream-v0-Base-7B", "Apache-2.0"),
+            Published("Dream-org/Dream-v0-Instruct-7B", "Apache-2.0"),
+            Published("Dream-org/Dream-Coder-v0-Base-7B", "Apache-2.0"),
+            Published("Dream-org/Dream-Coder-v0-Instruct-7B", "Apache-2.0"),
+            Published("apple/DiffuCoder-7B-Base", "Apple AMLR"),
+            Published("apple/DiffuCoder-7B-Instruct", "Apple AMLR"),
+            Published("apple/DiffuCoder-7B-cpGRPO", "Apple AMLR"),
+            Published("Zigeng/dParallel_Dream_7B_Instruct"),
+            Published("d3LLM/d3LLM_Dream"),
+            Published("d3LLM/d3LLM_Dream_Coder"),
         ),
+        verified="logits and decoding traces of official code, small random checkpoints",
     )
 )

@@ -8,7 +8,8 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, ConfigError, UnknownNameError
-from .family import ConfigDict, Facts, Family
+from .family import ConfigDict, Facts, Family, Published
+from .fields import wrong
 
 SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
             "logit_shift", "context_length", "score_source", "block_length")  # fmt: skip
@@ -23,9 +24,11 @@ GENERATION = (
 def read_facts(
     family: Family, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None,
     *, raw: ConfigDict, generation: ConfigDict, given: Mapping[str, Any],
+    published: Published | None = None,
 ) -> Facts:  # fmt: skip
     """Join all sources: ``given`` by the caller, the ``dllm`` section of the ``raw`` config.json,
-    its other fields, generation_config.json, the tokenizer, the family; the first that speaks wins.
+    its other fields, generation_config.json, the tokenizer, what is ``published`` of the checkpoint
+    and its family; the first that speaks wins.
 
     Raises `CheckpointError` when an id lies outside the vocabulary, when a diffusion model has no
     mask id, or when an id that was not ``given`` differs from the published one.
@@ -36,6 +39,9 @@ def read_facts(
     if tokenizer is not None:
         names = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
         sources.append({name: getattr(tokenizer, name) for name in names})
+    release = family.releases.get(config.get_text_config().vocab_size)
+    if release is not None:
+        sources.append(release.facts)
 
     def first(name: str, default: Any = None) -> Any:
         return next((s[name] for s in sources if s.get(name) is not None), default)
@@ -48,6 +54,12 @@ def read_facts(
         stops = (*_ids(generation.get("eos_token_id")), *turn_end)
     text: Any = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or UNBOUNDED
+    known = published.block_length if published else None
+    blocks = _own(
+        given, section, "block_length",
+        raw.get(family.block_field or "", known or family.block_length),
+    )  # fmt: skip
+    _check_blocks(family, blocks)
     facts = Facts(
         mask_token_id=first("mask_token_id") if family.bidirectional else None,
         eos_token_id=eos_id,
@@ -55,19 +67,12 @@ def read_facts(
         pad_token_id=first("pad_token_id", eos_id),
         bos_token_id=first("bos_token_id"),
         logit_shift=_own(given, section, "logit_shift", family.logit_shift),
-        mask_kind=family.mask_kind,
+        mask_kind="block_causal" if blocks else family.mask_kind,
         context_length=_own(given, section, "context_length", positions),
         vocab_size=text.vocab_size,
         score_source=_own(given, section, "score_source", family.score_source),
-        block_length=_own(
-            given, section, "block_length", raw.get(family.block_field or "", family.block_length)
-        ),
+        block_length=blocks,
     )
-    if (family.mask_kind == "block_causal") != bool(facts.block_length):
-        raise CheckpointError(
-            f"block_length is {facts.block_length} for a {family.name} model, whose attention is "
-            f"{family.mask_kind}; take config.json from the original checkpoint"
-        )
     _check_range(facts, family)
     _check_release(facts, family, given)
     return facts
@@ -103,10 +108,18 @@ def _check_given(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in SETTABLE:
             raise UnknownNameError("model fact", name, SETTABLE)
-    if given.get("logit_shift", 0) not in (0, 1):
-        raise ConfigError(f"logit_shift is 0 or 1, not {given['logit_shift']!r}")
-    if given.get("score_source", "clean") not in ("clean", "tempered"):
-        raise ConfigError(f"score_source is 'clean' or 'tempered', not {given['score_source']!r}")
+        needed = wrong(name, given[name])
+        if needed:
+            raise ConfigError(f"{name} is {needed}, not {given[name]!r}")
+
+
+def _check_blocks(family: Family, blocks: Any) -> None:
+    optional = family.any_blocks and family.mask_kind == "bidirectional"
+    if not optional and (family.mask_kind == "block_causal") != bool(blocks):
+        raise CheckpointError(
+            f"block_length is {blocks} for a {family.name} model, whose attention is "
+            f"{family.mask_kind}; take config.json from the original checkpoint"
+        )
 
 
 def _check_range(facts: Facts, family: Family) -> None:

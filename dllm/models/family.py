@@ -55,14 +55,25 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A checkpoint on the hub: ``name`` is its id, ``block_length`` that of its attention where
+    its files do not say it."""
+
+    name: str
+    licence: str = ""  # empty: see its card
+    block_length: int | None = None
+
+
+@dataclass(frozen=True)
 class Family:
     """One family of checkpoints.
 
-    ``architectures`` are accepted values of ``architectures[0]``; ``rejects`` maps related ones
-    that look alike to the reason why they are not.  ``to_native`` translates an official
-    ``config.json`` (a dict) to the transformers config of ``model_class``, ``to_official`` goes
-    back.  ``key_map`` renames weights, official regex -> native; an anchored regex may capture
-    one layer number as ``(\\d+)``.  ``releases`` is keyed by vocabulary size.
+    ``architectures`` are accepted values of ``architectures[0]``.  ``to_native`` translates an
+    official ``config.json`` (a dict) to the transformers config of ``model_class``,
+    ``to_official`` goes back.  ``key_map`` renames weights, official regex -> native; an anchored
+    regex may capture one layer number as ``(\\d+)``.  ``releases`` is keyed by vocabulary size.
+    ``any_blocks``: a block length that is given, or known of a published checkpoint, makes the
+    attention causal between blocks.  ``verified`` says what the implementation was held against.
     """
 
     name: str
@@ -84,8 +95,16 @@ class Family:
     chat_template: str | None = None
     replace_chat_template: bool = False  # even when the checkpoint ships one
     releases: Mapping[int, Release] = field(default_factory=dict)
-    rejects: Mapping[str, str] = field(default_factory=dict)
-    checkpoints: tuple[str, ...] = ()  # hub ids known to belong here, for listings
+    any_blocks: bool = False
+    thinking: bool | None = None  # what chat templates with ``enable_thinking`` take it for
+    checkpoints: tuple[Published, ...] = ()
+    verified: str = "by configuration"
+    note: str = ""  # a sentence for the page of models
+
+    def published(self, name: str) -> Published | None:
+        """The checkpoint of that hub id, or of a folder with its last part; None if unknown."""
+        last = name.rpartition("/")[2]
+        return next((c for c in self.checkpoints if c.name.rpartition("/")[2] == last), None)
 
     @property
     def bidirectional(self) -> bool:
@@ -107,6 +126,19 @@ class Family:
 
 
 _FAMILIES: dict[str, Family] = {}
+
+# Diffusion models of other kinds, and why they cannot be read as masked ones.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("DiffusionGemmaForBlockDiffusion", "DiffusionGemmaModel"),
+        "its noise is drawn uniformly from the vocabulary, so there is no mask token to decode "
+        "from; use generate() of transformers, which has it",
+    ),
+    **dict.fromkeys(
+        ("MDLM", "BD3LM", "SEDD"),
+        "it is a diffusion transformer with adaptive norms, which no class of transformers is",
+    ),
+}
 
 
 def register_family(family: Family) -> Family:
@@ -130,14 +162,13 @@ def get_family(name: str) -> Family:
 def family_for(config: ConfigDict) -> Family | None:
     """The family that reads this ``config.json``, by its first architecture; None if there is none.
 
-    Raises `CheckpointError` for architectures that only look like a known one.
+    Raises `CheckpointError` for diffusion models of other kinds (`ELSEWHERE`).
     """
     architecture = (config.get("architectures") or ["unnamed"])[0]
-    for family in _FAMILIES.values():
-        if architecture in family.rejects:
-            raise CheckpointError(
-                f"architecture {architecture!r} is not supported: {family.rejects[architecture]}"
-            )
+    if architecture in ELSEWHERE:
+        raise CheckpointError(
+            f"architecture {architecture!r} is not supported: {ELSEWHERE[architecture]}"
+        )
     for family in reversed(_FAMILIES.values()):  # the latest registration wins
         if architecture in family.architectures:
             return family

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
-from .family import ConfigDict, Family, Release, demand, register_family, require
+from .family import ConfigDict, Family, Published, Release, demand, register_family, require
 
 REQUIRED = (
     "d_model", "n_heads", "n_layers", "mlp_hidden_size", "vocab_size", "max_sequence_length",
@@ -37,10 +37,6 @@ KEY_MAP = {
     r"^model\.transformer\.ln_f\.": "model.norm.",
     r"^model\.transformer\.ff_out\.": "lm_head.",  # inside a block the same name is the MLP
 } | {rf"{LAYER}{old}\.": rf"model.layers.\1.{new}." for old, new in NAMES.items()}
-
-MIXTURE = (
-    "it is a mixture of experts that shares the model type of dense LLaDA; use a dense checkpoint"
-)
 
 # The shipped template appends the assistant header even when it is not asked for.
 CHAT_TEMPLATE = (
@@ -104,7 +100,6 @@ LLADA = register_family(
     Family(
         name="llada",
         architectures=("LLaDAModelLM",),
-        rejects=dict.fromkeys(("LLaDAMoEModel", "LLaDAMoEModelLM"), MIXTURE),
         model_class=LlamaForCausalLM,
         to_native=to_native,
         to_official=to_official,
@@ -132,11 +127,12 @@ LLADA = register_family(
             )
         },
         checkpoints=(
-            "GSAI-ML/LLaDA-8B-Base",
-            "GSAI-ML/LLaDA-8B-Instruct",
-            "GSAI-ML/LLaDA-1.5",
-            "Zigeng/dParallel-LLaDA-8B-instruct",
-            "d3LLM/d3LLM_LLaDA",
+            Published("GSAI-ML/LLaDA-8B-Base", "MIT"),
+            Published("GSAI-ML/LLaDA-8B-Instruct", "MIT"),
+            Published("GSAI-ML/LLaDA-1.5", "MIT"),
+            Published("Zigeng/dParallel-LLaDA-8B-instruct"),
+            Published("d3LLM/d3LLM_LLaDA"),
         ),
+        verified="logits and 490 decoding traces of official code, small random checkpoints",
     )
 )

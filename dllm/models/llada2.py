@@ -17,7 +17,7 @@ from transformers.conversion_mapping import (
 )
 from transformers.core_model_loading import Split, WeightConverter, WeightRenaming
 
-from .family import ConfigDict, Family, Release, demand, register_family, require
+from .family import ConfigDict, Family, Published, Release, demand, register_family, require
 
 SAME = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -103,6 +103,11 @@ LLADA2 = register_family(
         block_length=32,
         end_of_turn="<|role_end|>",
         releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
-        checkpoints=("inclusionAI/LLaDA2.0-mini", "inclusionAI/LLaDA2.0-flash"),
+        checkpoints=(
+            Published("inclusionAI/LLaDA2.0-mini", "Apache-2.0"),
+            Published("inclusionAI/LLaDA2.0-flash", "Apache-2.0"),
+        ),
+        verified="logits of a forward written out from its description, small random checkpoint",
+        note="That LLaDA2.1 may edit decided tokens is not built.",
     )
 )

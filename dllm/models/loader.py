@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ..errors import CheckpointError, ConfigError, DllmError
+from ..errors import ConfigError
 from .adopt import adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint
 from .facts import SETTABLE, generation_defaults, read_facts
-from .family import Family, families, family_for, get_family
 from .model import DiffusionModel
+from .quiet import quiet
+from .reading import family_of, native_config
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
-from .weights import load_weights, quiet, resolve_dtype
+from .weights import load_weights, resolve_dtype
 
 Source = str | os.PathLike[str] | PreTrainedModel | DiffusionModel
 
@@ -60,7 +61,8 @@ def load(
         raise ConfigError("remote code is never run; leave trust_remote_code out")
     wanted = resolve_dtype(dtype)
     device = resolve_device(device)
-    given = {name: options.pop(name) for name in SETTABLE if name in options}
+    given = {name: options.pop(name) for name in SETTABLE if options.get(name) is not None}
+    options = {name: value for name, value in options.items() if name not in SETTABLE}
     with quiet():
         if not isinstance(model, PreTrainedModel):
             return _from_files(
@@ -99,12 +101,13 @@ def _from_files(
     **options: Any,
 ) -> DiffusionModel:  # fmt: skip
     raw = checkpoint.config
-    family = _family_of(checkpoint, named, given)
-    config, official = _native_config(checkpoint, family)
+    family = family_of(checkpoint, named, given)
+    config, official = native_config(checkpoint, family)
     spoken = resolve_tokenizer(tokenizer, family, checkpoint.folder)
     facts = read_facts(
-        family, config, spoken, raw=raw, generation=checkpoint.generation, given=given
-    )
+        family, config, spoken, raw=raw, generation=checkpoint.generation, given=given,
+        published=family.published(checkpoint.name),
+    )  # fmt: skip
     if spoken is not None:
         complete_tokenizer(spoken, family, facts.mask_token_id, facts.vocab_size)
     if dtype == "auto" and checkpoint.bundled:
@@ -118,72 +121,3 @@ def _from_files(
         generation_defaults(raw, checkpoint.generation, facts),
         raw if official else raw.get("dllm", {}).get("official_config", {}),
     )  # fmt: skip
-
-
-def _family_of(checkpoint: Checkpoint, named: str | None, given: Mapping[str, Any]) -> Family:
-    config = checkpoint.config
-    named = named or config.get("dllm", {}).get("family")
-    if named:
-        return get_family(named)
-    result = family_for(config)
-    if result is None:
-        raise CheckpointError(_unsupported(checkpoint))
-    mask_id = given.get("mask_token_id", config.get("mask_token_id"))
-    masked = mask_id is not None or config.get("is_causal") is False
-    if masked and not result.bidirectional:
-        raise ConfigError(
-            f"{checkpoint.name!r} has a mask token or no causal mask, but plain "
-            f"{config['architectures'][0]} weights; say which family they follow: family='llada' "
-            "predicts in place, 'dream' shifted by one, 'autoregressive' is no diffusion model"
-        )
-    return result
-
-
-def _unsupported(checkpoint: Checkpoint) -> str:
-    architecture = (checkpoint.config.get("architectures") or ["(none)"])[0]
-    remote = "auto_map" in checkpoint.config
-    known = [name for f in families().values() if f.bidirectional for name in f.architectures]
-    return (
-        f"architecture {architecture!r} of {checkpoint.name!r} "
-        f"{'needs remote code, which is never run' if remote else 'is not supported'}; "
-        f"supported are {', '.join(sorted(known))} and every causal language model of "
-        "transformers; a new family is one small file, see dllm.models.register_family"
-    )
-
-
-def _native_config(checkpoint: Checkpoint, family: Family) -> tuple[PreTrainedConfig, bool]:
-    """The transformers config, and whether the files are in the official layout."""
-    raw = checkpoint.config
-    official = (raw.get("architectures") or [""])[0] in family.architectures
-    try:
-        config = _translate(checkpoint, family, official)
-    except DllmError:
-        raise
-    except Exception as error:  # validation errors of the config classes, of many types
-        raise CheckpointError(f"config.json of {checkpoint.name!r} is invalid: {error}") from error
-    if family.bidirectional:
-        config.is_causal = False
-        config.use_cache = False
-    return config, official and family.to_native is not None
-
-
-def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTrainedConfig:
-    raw = checkpoint.config
-    if family.model_class is None or family.to_native is None:
-        auto: PreTrainedConfig = AutoConfig.from_pretrained(
-            checkpoint.folder, local_files_only=True, trust_remote_code=False
-        )
-        return auto
-    if official:
-        translated = family.to_native(raw)
-        translated.dtype = raw.get("torch_dtype") or raw.get("dtype")
-        return translated
-    native: Any = family.model_class.config_class
-    if raw.get("model_type") != native.model_type:
-        raise CheckpointError(
-            f"{checkpoint.name!r} is no {family.name} checkpoint: that family reads "
-            f"{', '.join(family.architectures)} or a native {family.model_class.__name__}, not "
-            f"model type {raw.get('model_type')!r}"
-        )
-    config: PreTrainedConfig = native.from_dict(dict(raw))
-    return config

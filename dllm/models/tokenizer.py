@@ -8,11 +8,12 @@ from pathlib import Path
 import transformers
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, one_line
 from .checkpoint import find
 from .family import Family
 
 TokenizerSource = str | os.PathLike[str] | PreTrainedTokenizerBase | None
+THINKING = "enable_thinking"  # a switch in the templates of Qwen3
 FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 
@@ -30,8 +31,8 @@ def load_tokenizer(folder: Path, family: Family) -> PreTrainedTokenizerBase | No
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the backends raise many types, all of them about the files
         raise CheckpointError(
-            f"the tokenizer files in {folder} cannot be read ({error}); download them again, or "
-            "pass load(..., tokenizer=...)"
+            f"the tokenizer files in {folder} cannot be read ({one_line(error)}); download them "
+            "again, or pass load(..., tokenizer=...)"
         ) from error
     return tokenizer
 
@@ -69,6 +70,12 @@ def complete_tokenizer(
     ours = family.end_of_turn in tokenizer.get_vocab() and family.chat_template is not None
     if ours and (family.replace_chat_template or tokenizer.chat_template is None):
         tokenizer.chat_template = family.chat_template
+    template = tokenizer.chat_template
+    if family.thinking is not None and isinstance(template, str) and THINKING in template:
+        default = str(family.thinking).lower()  # a caller's own value still wins
+        setting = f"{{%- set {THINKING} = {THINKING} | default({default}) -%}}"
+        if not template.startswith(setting):
+            tokenizer.chat_template = setting + template
 
 
 def _place(tokenizer: PreTrainedTokenizerBase, token: str, wanted: int) -> None:

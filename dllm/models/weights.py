@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging as hf_logging
 
-from ..errors import CheckpointError, ConfigError, UnknownNameError
+from ..errors import CheckpointError, ConfigError, UnknownNameError, one_line
 from .facts import SETTABLE
 from .family import Family
+from .headers import check_headers
+from .quiet import logging
 
 DTYPES = {
     "float32": torch.float32,
@@ -27,7 +28,6 @@ ARGUMENTS = ("dtype", "device", "device_map", "attn_implementation", "quantizati
              "revision", "family", "tokenizer")  # fmt: skip
 OPTIONS = ("max_memory", "offload_folder", "offload_buffers", "distributed_config", "tp_plan",
            "use_kernels", "kernel_config", "experts_implementation", "disable_mmap")  # fmt: skip
-logging: Any = hf_logging  # untyped functions
 WORTH_A_BAR = 2**30  # bytes of weights from which loading takes long enough to show progress
 
 
@@ -60,6 +60,7 @@ def load_weights(
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
     cls: Any = family.model_class or AutoModelForCausalLM
+    check_headers(folder, family, config, official)
     try:
         with _bar(folder):
             hf, report = cls.from_pretrained(
@@ -76,11 +77,21 @@ def load_weights(
             )
     except (SafetensorError, EOFError) as error:
         raise CheckpointError(
-            f"a weight file in {folder} is truncated or corrupt ({error}); download it again"
+            f"a weight file in {folder} is truncated or corrupt ({one_line(error)}); "
+            "download it again"
         ) from error
     except OSError as error:
         raise CheckpointError(
-            f"the weights in {folder} are incomplete ({error}); download them again"
+            f"the weights in {folder} are incomplete ({one_line(error)}); download them again"
+        ) from error
+    except torch.OutOfMemoryError:
+        raise
+    except ImportError as error:  # of what a quantisation or an attention stands on
+        raise ConfigError(f"loading {folder} needs a package: {one_line(error)}") from error
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder} could not be loaded ({one_line(error)}); check that config.json belongs to "
+            "these files"
         ) from error
     _check(folder, family, report, official)
     loaded: PreTrainedModel = hf.to(device) if moved else hf
@@ -113,18 +124,7 @@ def _check(folder: Path, family: Family, report: dict[str, Any], official: bool)
             f"{tuple(wanted)}; check that they belong together"
         )
     if report["error_msgs"]:
-        raise CheckpointError(f"{folder} could not be loaded: {report['error_msgs'][0]}")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without log lines of transformers: what matters in them is raised."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
+        raise CheckpointError(f"{folder} could not be loaded: {report['error_msgs'][0]:.300}")
 
 
 @contextmanager

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 import dllm
 from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
-from dllm.cli.footprint import Footprint, footprint
 from dllm.cli.gains import Gain, gains
 from dllm.models.checkpoint import open_checkpoint
+from dllm.models.footprint import Footprint, footprint
 
 from .conftest import Run
 
@@ -98,7 +100,7 @@ def test_a_float32_model_that_does_not_fit_is_offered_bfloat16() -> None:
     assert next(iter(states.values())) == BAD
 
 
-@pytest.mark.parametrize("architecture", ["LLaDAMoEModelLM", "Unheard"])
+@pytest.mark.parametrize("architecture", ["DiffusionGemmaModel", "Unheard"])
 def test_an_architecture_that_nothing_reads(llada_8b: Path, architecture: str) -> None:
     config = LLADA_8B | {"architectures": [architecture]}
     (llada_8b / "config.json").write_text(json.dumps(config))
@@ -119,9 +121,37 @@ def test_an_autoregressive_model(tmp_path: Path) -> None:
     assert "float16" in result["weights"].text
 
 
+def test_what_is_wrong_with_the_files(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    """Said before `generate` fails, or answers nonsense."""
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_folder, folder)
+    whole = cli("doctor", "-m", str(folder))
+    assert whole.exit_code == 0 and "complete, every number finite" in whole.stdout
+    for name in ("tokenizer.json", "vocab.json"):
+        (folder / name).unlink(missing_ok=True)
+    bare = cli("doctor", "-m", str(folder))
+    assert bare.exit_code == 0 and "none: text needs one (--tokenizer" in bare.stdout
+    say = ("generate", "Copy: Tom.", "--max-new-tokens", "8", "--block-length", "8")
+    assert "without a tokenizer" in cli(*say, "-m", str(folder)).stderr
+    lent = cli(*say, "-m", str(folder), "--tokenizer", str(tiny_folder))
+    assert lent.exit_code == 0 and lent.stdout == cli(*say, "-m", str(tiny_folder)).stdout
+    weights = load_file(folder / "model.safetensors")
+    name = sorted(weights)[0]
+    weights[name].view(-1)[0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    broken = cli("doctor", "-m", str(folder))
+    assert broken.exit_code == 1
+    assert f"NaN or infinite numbers in {name}" in broken.stdout
+    weights.pop(name)
+    save_file({"a": torch.zeros(3)}, folder / "model.safetensors", metadata={"format": "pt"})
+    empty = cli("doctor", "-m", str(folder))
+    assert empty.exit_code == 1 and "weights are missing" in empty.stdout
+
+
 def test_caches_are_weighed_for_the_model_and_the_device(cli: Run, llada_8b: Path) -> None:
     small = LLADA_8B | {"d_model": 64, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 128,
-                        "n_layers": 2, "vocab_size": 256, "embedding_size": 256}  # fmt: skip
+                        "n_layers": 2, "vocab_size": 256, "embedding_size": 256,
+                        "mask_token_id": 255, "eos_token_id": 254}  # fmt: skip
     (llada_8b / "config.json").write_text(json.dumps(small))
     result = cli("doctor", "-m", str(llada_8b), "--caches", "--prompt-tokens", "64",
                  "--new-tokens", "32")  # fmt: skip

@@ -41,7 +41,7 @@ def test_everything_registered_has_one_whole_line(cli: Run, command: str, packag
 
 @LISTS
 def test_one_is_explained(cli: Run, command: str, package: Any) -> None:
-    for info in package.available():
+    for info in list(package.available())[::6]:
         shown = cli(command, info.name).stdout
         assert shown.startswith(info.name) and info.arxiv in shown and "``" not in shown
         assert shown.count(info.summary.replace("``", "")) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from dllm.errors import CheckpointError, ConfigError, UnknownNameError
 from dllm.models import DiffusionModel, Family, families, family, load, register_family
+from dllm.models.headers import not_finite
 
 Copy = Callable[..., Path]
 WEIGHTS = "model.safetensors"
@@ -97,8 +99,9 @@ def test_config_files(copy: Copy) -> None:
     [
         ({"architectures": ["MysteryLM"]}, "needs remote code, which is never run"),
         ({"architectures": ["MysteryLM"], "auto_map": {}}, "needs remote code"),
-        ({"architectures": ["LLaDAMoEModelLM"]}, "LLaDAMoEModelLM.* mixture of experts"),
-        ({"architectures": ["LLaDAMoEModel"]}, "mixture of experts"),
+        ({"architectures": ["DiffusionGemmaForBlockDiffusion"]}, "uniformly from the vocabulary"),
+        ({"architectures": ["BD3LM"]}, "adaptive norms"),
+        ({"architectures": ["LLaDAMoEModel"]}, "lacks hidden_size"),
         ({"architectures": None}, "(none)"),
         ({"block_group_size": 2}, "block_group_size=2"),
         ({"block_type": "sequential"}, "block_type='sequential'"),
@@ -108,7 +111,7 @@ def test_config_files(copy: Copy) -> None:
         ({"mask_token_id": 256}, "mask_token_id 256 is outside the vocabulary of 256"),
         ({"mask_token_id": None}, "no mask token"),
         ({"eos_token_id": -1}, "eos_token_id -1 is outside"),
-        ({"n_layers": "three"}, r"config\.json .* is invalid"),
+        ({"n_layers": "three"}, "n_layers=.three., which must be a whole number"),
     ],
 )
 def test_unsupported_configs(copy: Copy, fields: dict[str, Any], message: str) -> None:
@@ -117,8 +120,105 @@ def test_unsupported_configs(copy: Copy, fields: dict[str, Any], message: str) -
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": -1}, "architectures=-1, which must be a list of names"),
+        ({"torch_dtype": "x"}, "torch_dtype='x', which must be one of float32, bfloat16"),
+        ({"d_model": 0}, "d_model=0, which must be a whole number from 1"),
+        ({"vocab_size": 10**12}, "vocab_size=1000000000000, which must be"),
+        ({"vocab_size": 2**31 - 1, "embedding_size": None}, "has shape .* asks for"),
+        ({"n_layers": 2**31 - 1}, "asks for 2147483647 layers, the files hold 3"),
+        ({"mlp_hidden_size": 2**30}, "has shape .* asks for .*1073741824"),
+        ({"n_heads": 7}, "make no network|is invalid"),
+        ({"mask_token_id": "x"}, "mask_token_id='x', which must be a whole number"),
+        ({"mask_token_id": 3.5}, "mask_token_id=3.5, which must be"),
+        ({"eos_token_id": [[1]]}, r"eos_token_id=\[\[1\]\], which must be a token id or a list"),
+        ({"rope_theta": False}, "rope_theta=False, which must be a positive number"),
+        ({"rope_theta": float("nan")}, "rope_theta=nan, which must be"),
+        ({"dllm": 3}, "dllm=3, which must be an object"),
+        ({"dllm": {"context_length": "x"}}, "section of config.json has context_length='x'"),
+        ({"dllm": {"logit_shift": 2}}, "logit_shift=2, which must be 0 or 1"),
+        ({"dllm": {"score_source": []}}, "score_source=.* 'clean' or 'tempered'"),
+        ({"dllm": {"stop_token_ids": 3}}, "stop_token_ids=3, which must be a list of token ids"),
+        ({"dllm": {"family": 3}}, "family=3, which must be a name"),
+        ({"dllm": {"generation": {"max_new_tokens": -5}}}, "max_new_tokens=-5, which must be"),
+    ],
+)  # fmt: skip
+def test_config_values_that_nothing_can_mean(
+    copy: Copy, fields: dict[str, Any], message: str
+) -> None:
+    """Refused before anything is built: a layer count of two thousand million takes no time."""
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(copy("llada-tiny", **fields))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("eos_token_id", "x"), ("eos_token_id", 1.5), ("eos_token_id", [[1]]),
+     ("max_new_tokens", "many"), ("max_new_tokens", -5), ("delimiters", 4)],
+)  # fmt: skip
+def test_generation_config_values(copy: Copy, name: str, value: Any) -> None:
+    folder = copy("llada-tiny")
+    (folder / "generation_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json has {name}=.* must be"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "does not hold a JSON object"),
+        ("3", "does not hold a JSON object"),
+        ("{}", "no weight_map"),
+        ('{"metadata": {}, "weight_map": {"a": 3}}', "names 3, which is no safetensors file"),
+        ('{"metadata": {}, "weight_map": {"a": "../model.safetensors"}}', "of this folder"),
+        ('{"metadata": {}, "weight_map": {"a": "/etc/passwd"}}', "of this folder"),
+        ('{"metadata": {}, "weight_map": {"a": "b.safetensors"}}', "b.safetensors is missing"),
+        ('{"weight_map": {"a": "m.safetensors"}}', "no metadata"),
+    ],
+)
+def test_an_index_that_leads_nowhere(copy: Copy, content: str, message: str) -> None:
+    folder = copy("llada-tiny")
+    (folder / WEIGHTS).rename(folder / "m.safetensors")
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+def test_weights_under_another_name(copy: Copy) -> None:
+    folder = copy("llada-tiny")
+    (folder / WEIGHTS).rename(folder / "m.safetensors")
+    with pytest.raises(CheckpointError, match=r"neither .* but m\.safetensors; .* rename"):
+        load(folder)
+
+
+def test_config_that_nests_without_end(copy: Copy) -> None:
+    folder = copy("llada-tiny")
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="not valid JSON"):
+        load(folder)
+
+
+def test_weights_that_are_no_floating_point_numbers(copy: Copy) -> None:
+    folder = edit(copy("llada-tiny"), lambda t: t.update({FIRST_NORM: t[FIRST_NORM].int()}))
+    with pytest.raises(CheckpointError, match="holds I32, no floating-point"):
+        load(folder)
+
+
+def test_weights_that_are_not_finite(copy: Copy) -> None:
+    nan, inf = float("nan"), float("inf")
+    last = "model.transformer.ln_f.weight"
+    folder = copy("llada-tiny")
+    assert list(not_finite(folder)) == []
+    edit(folder, lambda t: (t[FIRST_NORM].__setitem__(3, nan), t[last].__setitem__(0, -inf)))
+    assert sorted(not_finite(folder)) == [FIRST_NORM, last]
+
+
 def test_unknown_architecture_without_remote_code(copy: Copy) -> None:
-    with pytest.raises(CheckpointError, match="is not supported; supported are DreamModel"):
+    with pytest.raises(CheckpointError, match="is not supported; supported are A2DLlama"):
         load(copy("llada-tiny", drop=("auto_map",), architectures=["MysteryLM"]))
 
 
@@ -169,6 +269,10 @@ def test_arguments(checkpoints: Path, llada: DiffusionModel) -> None:
         load(folder, logit_shift=2)
     with pytest.raises(ConfigError, match="score_source"):
         load(folder, score_source="dirty")
+    with pytest.raises(ConfigError, match="mask_token_id is a whole number, not 'x'"):
+        load(folder, mask_token_id="x")
+    with pytest.raises(ConfigError, match="stop_token_ids is a list of token ids, not 3"):
+        load(folder, stop_token_ids=3)
 
 
 def test_names_that_lead_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dllm
+from dllm.cache import CACHES
 from dllm.samplers import SAMPLERS, available
 
 MODULE = '''
@@ -52,3 +53,60 @@ def test_an_installed_package_adds_a_sampler() -> None:
     assert len(out.sequences) == out.prompt_length + 9 or out.finish_reason == "stop"
     listed = {info.name: info for info in available()}["every_third"]
     assert (listed.role, listed.summary) == ("selector", "Commit every third undecided position.")
+
+
+BROKEN = """
+[dllm.caches]
+stale = no_such_module:Cache
+not_a_class = toy_plugin:VALUE
+raises = toy_raises:Cache
+none = toy_plugin:Other
+whole_again = toy_plugin:Mine
+"""
+CACHES_MODULE = '''
+from dllm.cache import Cache, Plan
+
+VALUE = 3
+
+
+class Other(Cache):
+    """Takes a name that exists."""
+
+
+class Mine(Cache):
+    """Computes everything."""
+
+    def plan(self, canvas, slots):
+        return Plan(compute=canvas.live())
+'''
+
+
+def test_broken_entry_points_are_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is tried once, whatever becomes of the others."""
+    (tmp_path / "toy_plugin.py").write_text(CACHES_MODULE)
+    raises = "raise OSError('no\\nlibrary')"
+    counter = f"import sys; sys.toy_tries = getattr(sys, 'toy_tries', 0) + 1; {raises}"
+    (tmp_path / "toy_raises.py").write_text(counter)
+    facts = tmp_path / "toy_plugin-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-plugin\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(BROKEN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    monkeypatch.setattr(CACHES, "_plugins_loaded", False)
+    try:
+        with pytest.warns(RuntimeWarning) as caught:
+            names = list(CACHES)
+        messages = [str(warning.message) for warning in caught]
+        assert "whole_again" in names and "dual" in names and "stale" not in names
+        for name in ("stale", "not_a_class", "raises", "none"):
+            (message,) = [text for text in messages if text.startswith(f"cache {name!r}")]
+            assert "of package toy-plugin is left out" in message and "\n" not in message
+        with pytest.raises(dllm.UnknownNameError, match="dual"):  # no second try, no second warning
+            dllm.cache.compose("daul")
+        assert sys.toy_tries == 1  # type: ignore[attr-defined]
+    finally:
+        CACHES._entries.pop("whole_again", None)
+        sys.modules.pop("toy_plugin", None)

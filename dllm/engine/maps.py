@@ -1,0 +1,54 @@
+"""Attention maps for samplers that read them: recomputed beside the attention of some layers.
+
+Fused attention gives no weights, so that those of the wanted layers are computed a second time from
+the same queries and keys.  Only rows whose sampler asks pay, and only where nothing is cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .packing import Packed
+from .rows import Job
+
+
+class AttentionMaps:
+    """Sums of the attention of one forward, (L, L) for each job that wants some."""
+
+    def __init__(self, packed: Packed, layers: int) -> None:
+        self._sums: dict[int, Tensor] = {}
+        self._wanted: list[tuple[Job, slice, tuple[int, ...]]] = []
+        at = 0
+        for job, lane in packed.lanes:
+            count = len(job.plan.compute)
+            layers_of_job = job.row.recipe.sampler.maps(layers) if lane == 0 else ()
+            if layers_of_job:
+                self._wanted.append((job, slice(at, at + count), layers_of_job))
+            at += count + len(job.shadow)
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job], packed: Packed, layers: int) -> AttentionMaps | None:
+        """None where no job wants any."""
+        if not any(job.row.options.maps for job in jobs):
+            return None
+        return cls(packed, layers)
+
+    def watch(self, module: Any, q: Tensor, k: Tensor) -> None:
+        """Called by the attention of every layer with (1, H, Q, dh) and (1, Hkv, Q, dh)."""
+        for job, rows, layers in self._wanted:
+            if module.layer_idx not in layers:
+                continue
+            queries, keys = q[0, :, rows].float(), k[0, :, rows].float()
+            keys = keys.repeat_interleave(len(queries) // len(keys), dim=0)
+            scores = queries @ keys.transpose(1, 2) * module.scaling
+            weights = scores.softmax(-1).mean(0) / len(layers)
+            known = self._sums.get(id(job))
+            self._sums[id(job)] = weights if known is None else known + weights
+
+    def of_job(self, job: Job) -> dict[str, Tensor]:
+        """ "attention", (L, L) float32, where the job wants some."""
+        known = self._sums.get(id(job))
+        return {} if known is None else {"attention": known}

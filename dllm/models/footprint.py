@@ -1,0 +1,61 @@
+"""How much memory a checkpoint needs, from its ``config.json`` alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .checkpoint import Checkpoint
+from .headers import blueprint
+from .reading import family_of, native_config
+
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
+HEADROOM = 1.1  # activations, allocator, runtime
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Sizes in bytes.  ``keys_values``: a key/value cache of one row over the whole context."""
+
+    parameters: int
+    dtype: str
+    weights: int
+    context: int
+    keys_values: int
+
+    @property
+    def needed(self) -> int:
+        """Weights and one full row, with some headroom."""
+        return int((self.weights + self.keys_values) * HEADROOM)
+
+    def weights_in(self, bits: int) -> int:
+        """Bytes of the weights at another width."""
+        return self.parameters * bits // 8
+
+
+def footprint(checkpoint: Checkpoint) -> Footprint:
+    """Sizes of ``checkpoint`` in the dtype that `dllm.load` gives it.
+
+    Raises `CheckpointError` when no family reads it, or its config is incomplete.
+    """
+    family = family_of(checkpoint)
+    config, _ = native_config(checkpoint, family)
+    network = blueprint(family, config, checkpoint.name)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    dtype = stored_dtype(checkpoint)
+    text: Any = config.get_text_config()
+    queries = getattr(text, "num_attention_heads", None) or 0  # none: a network without attention
+    heads = getattr(text, "num_key_value_heads", None) or queries
+    size = getattr(text, "head_dim", None) or (text.hidden_size // queries if queries else 0)
+    context = int(getattr(text, "max_position_embeddings", None) or 0)
+    numbers = 2 * text.num_hidden_layers * heads * size * context
+    width = WIDTHS.get(dtype, 2)
+    return Footprint(parameters, dtype, parameters * width, context, numbers * width)
+
+
+def stored_dtype(checkpoint: Checkpoint) -> str:
+    """The dtype of the loaded weights; bundled models are widened to float32."""
+    if checkpoint.bundled:
+        return "float32"
+    dtype = checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "float32"
+    return str(dtype).removeprefix("torch.")

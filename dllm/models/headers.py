@@ -1,0 +1,198 @@
+"""The headers of weight files: names, dtypes and shapes, read without the numbers.
+
+They say how large the network can be, so a ``config.json`` that asks for something else is
+noticed before anything is built or allotted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from ..errors import CheckpointError, one_line
+from .checkpoint import INDEX, SINGLE, read_json
+from .family import Family
+from .quiet import quiet
+
+LONGEST = 100 * 2**20  # bytes of a header: the bound of the safetensors format
+PIECE = 2**24  # numbers looked at in one go
+PACKED = 16  # numbers that one stored number can stand for, at most
+LAYER = re.compile(r"\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Header:
+    """One tensor in a file."""
+
+    file: Path
+    dtype: str  # as safetensors names it: F32, BF16, ...
+    shape: tuple[int, ...]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights of the checkpoint in ``folder``.
+
+    Raises `CheckpointError` when the index cannot be read, names files outside the folder, or
+    files that are missing.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    index = read_json(folder / INDEX)
+    if index is None:
+        others = sorted(file.name for file in folder.glob("*.safetensors") if file.is_file())
+        raise CheckpointError(
+            f"{folder} holds neither {SINGLE} nor {INDEX}"
+            + (f", but {', '.join(others[:3])}" if others else "")
+            + "; complete the download, or rename the file"
+        )
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"{folder / INDEX} has no weight_map from weights to files; download it again"
+        )
+    if not isinstance(index.get("metadata"), dict):
+        raise CheckpointError(f"{folder / INDEX} has no metadata object; download it again")
+    for name in weight_map.values():
+        plain = isinstance(name, str) and Path(name).name == name and "\\" not in name
+        if not plain or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{folder / INDEX} names {name!r:.60}, which is no safetensors file of this "
+                "folder; download it again"
+            )
+    files = [folder / name for name in sorted(set(weight_map.values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"the weights in {folder} are incomplete: {', '.join(missing[:3])} "
+            f"{'is' if len(missing) == 1 else 'are'} missing; download them again"
+        )
+    return files
+
+
+def read_headers(folder: Path) -> dict[str, Header]:
+    """Every weight of the checkpoint by its name in the files.
+
+    Raises `CheckpointError` when a file is truncated or corrupt.
+    """
+    result: dict[str, Header] = {}
+    for file in weight_files(folder):
+        for name, (dtype, shape) in _header(file).items():
+            result[name] = Header(file, dtype, shape)
+    return result
+
+
+def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > min(LONGEST, file.stat().st_size - 8):
+                raise ValueError("the header is longer than the file")
+            content = json.loads(stream.read(length))
+        entries = {n: e for n, e in content.items() if n != "__metadata__"}
+        return {n: (str(e["dtype"]), tuple(map(int, e["shape"]))) for n, e in entries.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
+        raise CheckpointError(
+            f"the weight file {file} is truncated or corrupt ({error}); download it again"
+        ) from error
+    except RecursionError as error:
+        raise CheckpointError(
+            f"the weight file {file} is corrupt (its header nests without end); download it again"
+        ) from error
+
+
+def check_headers(folder: Path, family: Family, config: PreTrainedConfig, official: bool) -> None:
+    """Raise `CheckpointError` where ``config`` asks for another network than the files hold.
+
+    Quantised checkpoints pack their weights: of those only the sizes are compared, roughly.
+    """
+    headers = read_headers(folder)
+    _check_layers(folder, config, headers)
+    network = blueprint(family, config, folder.name)
+    packed = getattr(config, "quantization_config", None) is not None
+    tensors = network.state_dict()
+    for key, header in headers.items() if not packed else ():
+        wanted = tensors.get(family.native_key(key) if official else key)
+        if wanted is None:
+            continue
+        if header.shape != tuple(wanted.shape):
+            raise CheckpointError(
+                f"{key} in {folder} has shape {header.shape}, config.json asks for "
+                f"{tuple(wanted.shape)}; check that they belong together"
+            )
+        if wanted.is_floating_point() and "F" not in header.dtype:
+            raise CheckpointError(
+                f"{key} in {folder} holds {header.dtype}, no floating-point numbers, and "
+                "config.json names no quantisation; take both from the original checkpoint"
+            )
+    held = sum(prod(header.shape) for header in headers.values())
+    shared = prod(network.get_input_embeddings().weight.shape)  # one matrix for both ends
+    asked = sum(parameter.numel() for parameter in network.parameters())
+    if asked - shared > held * (PACKED if packed else 1):
+        raise CheckpointError(
+            f"weights are missing from {folder}: config.json asks for {asked:,} numbers, the files "
+            f"hold {held:,}; complete the download, or check that config.json belongs to these "
+            "files"
+        )
+
+
+def _check_layers(folder: Path, config: PreTrainedConfig, headers: Mapping[str, Header]) -> None:
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    numbers = [int(match[1]) for key in headers if (match := LAYER.search(key))]
+    present = 1 + max(numbers) if numbers else len(headers)
+    if isinstance(layers, int) and layers > present:
+        raise CheckpointError(
+            f"weights are missing from {folder}: config.json asks for {layers} layers, the files "
+            f"hold {present}; complete the download, or check that config.json belongs to these "
+            "files"
+        )
+
+
+def blueprint(family: Family, config: PreTrainedConfig, name: str) -> Any:
+    """The network that ``config`` describes: shapes without numbers.
+
+    Raises `CheckpointError` when the sizes in ``config`` do not make a network.
+    """
+    try:
+        with quiet(), torch.device("meta"):
+            if family.model_class is None:
+                return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            return family.model_class(config)
+    except Exception as error:  # networks check their sizes in their own ways, or divide by them
+        raise CheckpointError(
+            f"the sizes in config.json of {name!r} make no network: {one_line(error)}"
+        ) from error
+
+
+def not_finite(folder: Path) -> Iterator[str]:
+    """Names of the weights that hold NaN or infinity.  Reads every number once.
+
+    Raises `CheckpointError` when a file cannot be read.
+    """
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 (not a mapping)
+                    tensor = opened.get_tensor(name)
+                    if tensor.is_floating_point() and not _finite(tensor):
+                        yield name
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"the weight file {file} is truncated or corrupt ({error}); download it again"
+            ) from error
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    flat = tensor.flatten()
+    if flat.dtype.itemsize == 1:  # 8-bit floats know no isfinite
+        flat = flat.to(torch.float32)
+    return all(bool(piece.isfinite().all()) for piece in flat.split(PIECE))

@@ -1,0 +1,69 @@
+"""Nemotron-Labs-Diffusion: one Ministral network that is a diffusion and a causal model.
+
+arXiv 2607.05722.  As a diffusion model it predicts in place, in blocks of 32.  Its own `generate`
+keeps what is finished under a causal mask and takes the first token of every block from the causal
+model; here finished blocks are attended as they were decoded, and blocks are counted from position
+0.  The same weights with a causal mask are the family ``nemotron_causal``, which verifies drafts.
+"""
+
+from __future__ import annotations
+
+from transformers import Ministral3Config, Ministral3ForCausalLM, PreTrainedConfig
+
+from .a2d import FIELDS, IDS, rotation
+from .family import ConfigDict, Family, Published, Release, demand, register_family, require
+
+ONLY = {
+    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "sliding_window": False,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+ARCHITECTURES = ("NemotronLabsDiffusionModel",)
+KEY_MAP = {r"^encoder\.": "model.", r"^diffusion_head\.": "lm_head."}
+
+
+def nemotron_config(config: ConfigDict) -> PreTrainedConfig:
+    """The Ministral-3 config of an official ``config.json``."""
+    name = "Nemotron-Labs-Diffusion"
+    c = require(config, (*FIELDS, "head_dim", "block_size", "rope_parameters"), name)
+    demand(config, ONLY, name)
+    scale = ("llama_4_scaling_beta", "original_max_position_embeddings")
+    require(c["rope_parameters"], scale, name)
+    return Ministral3Config(
+        **{key: c[key] for key in (*FIELDS, "head_dim")},
+        rope_parameters=rotation(config, name),
+        initializer_range=config.get("initializer_range", 0.02),
+        **{key: config.get(key) for key in IDS},
+    )
+
+
+NEMOTRON_CAUSAL = register_family(
+    Family(
+        name="nemotron_causal",
+        architectures=ARCHITECTURES,
+        model_class=Ministral3ForCausalLM,
+        to_native=nemotron_config,
+        to_official=None,
+        logit_shift=1,
+        mask_kind="causal",
+        key_map=KEY_MAP,
+    )
+)
+NEMOTRON = register_family(  # the later of two is what an architecture means
+    Family(
+        name="nemotron",
+        architectures=ARCHITECTURES,
+        model_class=Ministral3ForCausalLM,
+        to_native=nemotron_config,
+        to_official=None,
+        mask_kind="block_causal",
+        block_field="block_size",
+        key_map=KEY_MAP,
+        releases={131072: Release(facts={"mask_token_id": 100})},
+        checkpoints=tuple(
+            Published(f"nvidia/Nemotron-Labs-Diffusion-{size}{kind}")
+            for size in ("3B", "8B", "14B")
+            for kind in ("", "-Base")
+        ),
+        note="Its own sampler keeps finished blocks under a causal mask: texts differ from it.",
+    )
+)

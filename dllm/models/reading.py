@@ -1,0 +1,120 @@
+"""What a checkpoint is, from its small files: its family, and the network it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from ..errors import CheckpointError, ConfigError, DllmError, one_line
+from .checkpoint import Checkpoint
+from .family import Family, families, family_for, get_family
+from .quiet import quiet
+
+
+def family_of(
+    checkpoint: Checkpoint, named: str | None = None, given: Mapping[str, Any] = {}
+) -> Family:
+    """The family that reads ``checkpoint``: the one ``named``, that of its ``dllm`` section, else
+    by its architecture.
+
+    Raises `CheckpointError` when there is none, and `ConfigError` when several could be meant.
+    """
+    config = checkpoint.config
+    named = named or config.get("dllm", {}).get("family")
+    if named:
+        return get_family(named)
+    result = family_for(config)
+    if result is None:
+        raise CheckpointError(_unsupported(checkpoint))
+    mask_id = given.get("mask_token_id", config.get("mask_token_id"))
+    masked = mask_id is not None or config.get("is_causal") is False
+    if masked and not result.bidirectional:
+        architecture = config["architectures"][0]
+        raise ConfigError(
+            f"{checkpoint.name!r} has a mask token or no causal mask, but plain {architecture} "
+            f"weights; say which family they follow: {families_on(architecture)}, or "
+            "'autoregressive', which is no diffusion model"
+        )
+    return result
+
+
+def families_on(architecture: str) -> str:
+    """What ``family=`` may be for plain weights of a class of transformers, in words."""
+    names = {
+        f"family={family.name!r} ({'shifted by one' if family.logit_shift else 'in place'}"
+        f"{', in blocks' if family.mask_kind == 'block_causal' else ''})"
+        for family in families().values()
+        if family.bidirectional and family.model_class is not None
+        and family.model_class.__name__ == architecture
+    }  # fmt: skip
+    return ", ".join(sorted(names)) or "none reads this network yet, see dllm.models.Family"
+
+
+def _unsupported(checkpoint: Checkpoint) -> str:
+    architecture = (checkpoint.config.get("architectures") or ["(none)"])[0]
+    remote = "auto_map" in checkpoint.config
+    known = [name for f in families().values() if f.bidirectional for name in f.architectures]
+    return (
+        f"architecture {architecture!r} of {checkpoint.name!r} "
+        f"{'needs remote code, which is never run' if remote else 'is not supported'}; "
+        f"supported are {', '.join(sorted(known))} and every causal language model of "
+        "transformers.  If it is one of these networks under another name, try family=... with "
+        "mask_token_id=...; else write a dllm.models.Family: the class of transformers that "
+        "computes it, how config.json and the names of its weights translate, whether logits are "
+        "shifted, and how it attends (docs/models.md)"
+    )
+
+
+def native_config(checkpoint: Checkpoint, family: Family) -> tuple[PreTrainedConfig, bool]:
+    """The transformers config, and whether the files are in the official layout.
+
+    Raises `CheckpointError` when ``config.json`` describes no network of the family.
+    """
+    raw = checkpoint.config
+    native = family.model_class is not None and raw.get("model_type") == (
+        family.model_class.config_class.model_type
+    )
+    named = (raw.get("architectures") or [""])[0] in family.architectures
+    official = named or not native  # weights under another name are tried as official ones
+    try:
+        with quiet():
+            config = _translate(checkpoint, family, official)
+    except DllmError:
+        raise
+    except Exception as error:  # validation errors of the config classes, of many types
+        raise CheckpointError(
+            f"config.json of {checkpoint.name!r} is invalid: {one_line(error)}"
+        ) from error
+    if family.bidirectional:
+        config.is_causal = False
+        config.use_cache = False
+    return config, official and family.to_native is not None
+
+
+def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTrainedConfig:
+    raw = checkpoint.config
+    if family.model_class is None or family.to_native is None:
+        auto: PreTrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.folder, local_files_only=True, trust_remote_code=False
+        )
+        return auto
+    if official:
+        try:
+            translated = family.to_native(raw)
+        except CheckpointError as error:
+            if (raw.get("architectures") or [""])[0] in family.architectures:
+                raise
+            raise CheckpointError(
+                f"{checkpoint.name!r} is no {family.name} checkpoint: that family reads "
+                f"{', '.join(family.architectures)} or a native {family.model_class.__name__} "
+                f"({error})"
+            ) from error
+        translated.dtype = raw.get("torch_dtype") or raw.get("dtype")
+        if raw.get("quantization_config"):
+            translated.quantization_config = raw["quantization_config"]
+        return translated
+    native: Any = family.model_class.config_class
+    config: PreTrainedConfig = native.from_dict(dict(raw))
+    return config
