@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from . import cache, samplers
     from .api import as_completed, generate, infill, stream
     from .config import GenerationConfig
-    from .drafting import DiffusionDrafter, SpeculativeResult, speculate
+    from .drafting import DiffusionDrafter, SpeculativeResult, speculate, stream_speculate
     from .errors import (
         CancelledError,
         CheckpointError,
@@ -53,7 +53,8 @@ _WHERE = {
     "UnknownNameError": "errors", "CancelledError": "errors", "DeadlineError": "errors",
     "NumericError": "errors", "QueueFullError": "errors", "Score": "likelihood",
     "score": "likelihood", "Handle": "session", "Session": "session", "StepReport": "session",
-    "speculate": "drafting", "SpeculativeResult": "drafting", "DiffusionDrafter": "drafting",
+    "speculate": "drafting", "stream_speculate": "drafting", "SpeculativeResult": "drafting",
+    "DiffusionDrafter": "drafting",
 }  # fmt: skip
 
 __all__ = [
@@ -62,7 +63,7 @@ __all__ = [
     "OutOfMemoryError", "PromptError", "QueueFullError", "Result", "Score", "Session",
     "SpeculativeResult", "StepReport",
     "Trace", "UnknownNameError", "as_completed", "cache", "generate", "infill", "load", "samplers",
-    "score", "speculate", "stream",
+    "score", "speculate", "stream", "stream_speculate",
 ]  # fmt: skip
 
 

@@ -65,6 +65,8 @@ class Canvas:
     length: int = 0
     origin: int | None = None  # where blocks are counted from; None: the region's start
     text_floor: int = 0  # the text does not end before this position: something is given there
+    revisable: bool = False  # whether decisions may still be taken back
+    region: tuple[int, int] = field(init=False)  # start and end before anything was cut off
     given: BoolArray = field(init=False)
     commit_step: IntArray = field(init=False)
     logprob: FloatArray = field(init=False)
@@ -73,6 +75,7 @@ class Canvas:
 
     def __post_init__(self) -> None:
         self.length = len(self.tokens)
+        self.region = self.start, self.end
         self.given = ~self.masked
         self.commit_step = np.full(self.length, -1)
         self.logprob = np.zeros(self.length, np.float32)

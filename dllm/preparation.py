@@ -114,8 +114,9 @@ class Preparation:
         return requests
 
     def text(
-        self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False
-    ) -> Request:
+        self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False,
+        repetition: int = 0,
+    ) -> Request:  # fmt: skip
         """A request that fills the ``holes`` (L,) bool of ``ids`` (L,), behind a prompt."""
         before = np.zeros(0, np.int64) if prompt is None else encode(self.model, prompt)
         total, limit = len(before) + len(ids), self.model.facts.context_length
@@ -127,8 +128,9 @@ class Preparation:
         tokens = np.concatenate([before, ids])
         masked = np.concatenate([np.zeros(len(before), np.bool_), holes])
         make = partial(
-            Canvas.for_infill, tokens, masked, len(before), **_facts(self.model, self.config)
-        )
+            Canvas.for_infill, tokens, masked, len(before), row=repetition,
+            **_facts(self.model, self.config),
+        )  # fmt: skip
         return Request(0, make, self.recipe, total, int(holes.sum()), traced)
 
     def _check_used(self, canvas: int, traced: bool) -> None:

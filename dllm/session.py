@@ -264,6 +264,7 @@ class Session:
         prompt: Any = None,
         sampler: SamplerLike | None = None,
         trace: bool = False,
+        repetition: int = 0,
         deadline: float | None = None,
         max_events: int = 64,
         config: GenerationConfig | None = None,
@@ -272,7 +273,8 @@ class Session:
         """Ask for the holes of a text to be filled, see `dllm.infill`; returns at once."""
         how = self._prepare(sampler, config, arguments, holes=True)
         ids, holes = encode_holes(self.model, text)
-        return self._enqueue(how.text(ids, holes, prompt, trace), deadline, max_events)
+        request = how.text(ids, holes, prompt, trace, repetition)
+        return self._enqueue(request, deadline, max_events)
 
     def _prepare(
         self, sampler: SamplerLike | None, config: GenerationConfig | None,
@@ -328,6 +330,11 @@ class Session:
         """Requests that were submitted and not admitted yet."""
         submitted = sum(what == "submit" for what, _ in list(self._inbox))
         return len(self._scheduler.waiting) + submitted
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine's thread, if something has: the session takes no more requests."""
+        return self._failure
 
     @property
     def positions_used(self) -> int:

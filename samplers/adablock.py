@@ -17,6 +17,13 @@ from .threshold import check_probability
 from .windows import StaticBlocks
 
 
+@dataclass
+class Opening:
+    """Whether the block has been opened, but not yet been given its size."""
+
+    pending: bool = False
+
+
 @register(
     "adablock",
     paper="AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size",
@@ -30,19 +37,21 @@ class AdaBlock(StaticBlocks):
     ``delimiters`` (ids; default: every token with a line break in it) is proposed there with
     probability >= ``delimiter_threshold`` (LLaDA 0.3, Dream 0.5), the block ends with the surest of
     them, otherwise it has ``block_length`` (32; the paper uses 16, 32 and 64) positions.  Opening a
-    block costs no forward: its first commits come from the same predictions.  ``force_first`` as
-    for ``blocks``.
+    block costs no forward: its first commits come from the same predictions.  At temperature > 0
+    the proposals are those that were drawn, on Dream the likeliest tokens (``likeliest``), as in
+    the official code.  ``force_first`` as for ``blocks``.
     """
 
     statistics = frozenset({"max_logprob", "top_token"})
     family_defaults: ClassVar[FamilyDefaults] = {
-        "llada": {"delimiter_threshold": 0.3},
-        "dream": {"delimiter_threshold": 0.5},
+        "llada": {"delimiter_threshold": 0.3, "likeliest": False},
+        "dream": {"delimiter_threshold": 0.5, "likeliest": True},
     }
 
     delimiters: tuple[int, ...] | None = None
     delimiter_threshold: float | None = None
     fraction: float = 0.25
+    likeliest: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,27 +61,32 @@ class AdaBlock(StaticBlocks):
             raise ConfigError(f"fraction must lie in (0, 1], not {self.fraction}")
 
     def advance(self, canvas: Canvas) -> None:
-        total: int = canvas.memory.setdefault("adablock_total", canvas.end - canvas.start)
         low, high = canvas.window
         if canvas.masked[low:high].any():
             return
         while high < canvas.end and not canvas.masked[high]:
             high += 1  # given text needs no block of its own
-        reach = max(int(self.fraction * total), self.block_length or 32)
+        reach = max(self._ahead(canvas), self.block_length or 32)
         canvas.open_window(high, min(high + reach, canvas.end))
-        canvas.memory["adablock"] = int(self.fraction * total)
+        canvas.state(Opening).pending = True
+
+    def _ahead(self, canvas: Canvas) -> int:
+        """How many positions are searched for a delimiter."""
+        start, end = canvas.region
+        return int(self.fraction * (end - start))
 
     def settle(self, canvas: Canvas, prediction: Prediction) -> None:
-        ahead: int | None = canvas.memory.pop("adablock", None)
-        if ahead is None:
+        opening = canvas.state(Opening)
+        if not opening.pending:
             return
-        low, end = canvas.window[0], canvas.end
+        opening.pending = False
+        ahead, low, end = self._ahead(canvas), canvas.window[0], canvas.end
         size = min(self.block_length or 32, end - low)
         at = prediction.positions
         here = (at >= low) & (at < min(low + ahead, end)) & canvas.masked[at]
-        p = prediction
-        token = p.token if p.top_token is None else p.top_token[:, 0]
-        score = p.logprob if p.max_logprob is None else p.max_logprob
+        p, token, score = prediction, prediction.token, prediction.logprob
+        if self.likeliest and p.top_token is not None and p.max_logprob is not None:
+            token, score = p.top_token[:, 0], p.max_logprob
         result = (here & _members(self.delimiters).take(token, mode="clip")).nonzero()[0]
         if result.size:
             best = result[score[result].argmax()]

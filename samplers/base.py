@@ -180,6 +180,11 @@ class Part:
         preferred ones first; what needs something that the given parts do not offer is left out."""
         return ()
 
+    def begin_block(self, canvas: Canvas) -> None:
+        """Before a forward, when the window has just been opened: set up what belongs to a block,
+        e.g. a schedule.  What is asked before a forward (`wants`, `asks`, `Selector.rests`, ...)
+        only reads."""
+
     def wants(self, canvas: Canvas) -> IntArray | None:
         """Positions beyond the window's masks whose predictions it reads, ascending."""
         return None
@@ -246,6 +251,7 @@ class Selector(Part):
 
     role: ClassVar[str] = "selector"
     extends: ClassVar[bool] = False
+    scheduled: ClassVar[bool] = False  # whether a number of steps is planned
 
     def rests(self, canvas: Canvas) -> bool:
         """Whether the schedule grants this step nothing, so that no forward is needed."""

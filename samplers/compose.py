@@ -116,7 +116,11 @@ def compose(
     parts, spec = _as_parts(sampler), _spec_of(sampler)
     roles = _complete(parts, family)
     roles = _fill_options(roles, options or {}, spec, given=parts)
-    known = {**(facts or {}), "tau_low": cast(Scorer, roles["scorer"][0]).tau_low}
+    known = {
+        **(facts or {}),
+        "tau_low": cast(Scorer, roles["scorer"][0]).tau_low,
+        "progress": "steps" if _scheduled(roles) else "tokens",
+    }
     roles = {
         role: [fill_open(part, family, known) for part in group] for role, group in roles.items()
     }
@@ -133,6 +137,13 @@ def compose(
         explorer=cast("Explorer | None", next(iter(roles["explorer"]), None)),
         stop_ids=tuple(stop_ids),
     )
+
+
+def _scheduled(roles: Mapping[str, list[Part]]) -> bool:
+    """Whether the number of steps is planned: by a selector, or named where progress is judged."""
+    selectors = cast("list[Selector]", roles["selector"])
+    judged = any(getattr(stop, "steps", None) is not None for stop in roles["stop"])
+    return judged or any(selector.scheduled for selector in selectors)
 
 
 def _complete(parts: Iterable[Part], family: str) -> dict[str, list[Part]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..canvas import Canvas, FloatArray, IntArray
 from ..capabilities import FRESH_LOGITS, GREEDY
 from ..errors import ConfigError
-from .base import Prediction, Transform
+from .base import NO_SCORES, NOTHING, Prediction, Transform
 from .compose import register
 
 LAST = np.iinfo(np.int64).max  # behind every id
@@ -18,19 +18,15 @@ LAST = np.iinfo(np.int64).max  # behind every id
 @dataclass
 class Ledger:
     """Ids with credit per position, (N, m), -1 where there is none, their credit, and how many
-    there are, (N,)."""
+    there are, (N,).  Belongs to one block."""
 
-    block: int
-    ids: IntArray
-    credit: FloatArray
-    count: IntArray
+    ids: IntArray = field(default_factory=lambda: NOTHING)
+    credit: FloatArray = field(default_factory=lambda: NO_SCORES)
+    count: IntArray = field(default_factory=lambda: NOTHING)
 
-    @classmethod
-    def empty(cls, canvas: Canvas) -> Ledger:
-        n = len(canvas.tokens)
-        return cls(
-            canvas.block, np.full((n, 1), -1), np.zeros((n, 1), np.float32), np.zeros(n, np.int64)
-        )
+    def clear(self, n: int) -> None:
+        self.ids, self.credit = np.full((n, 1), -1), np.zeros((n, 1), np.float32)
+        self.count = np.zeros(n, np.int64)
 
 
 @register(
@@ -61,17 +57,14 @@ class Credit(Transform):
                 "credit_alpha and boost_gamma must not be negative, decay_beta lies in [0, 1]"
             )
 
-    def _ledger(self, canvas: Canvas) -> Ledger:
-        ledger: Ledger | None = canvas.memory.get("credit")
-        if ledger is None or ledger.block != canvas.block:
-            ledger = canvas.memory["credit"] = Ledger.empty(canvas)
-        return ledger
+    def begin_block(self, canvas: Canvas) -> None:
+        canvas.state(Ledger).clear(len(canvas.tokens))
 
     def asks(self, canvas: Canvas, positions: IntArray) -> IntArray:
-        return np.maximum(self._ledger(canvas).ids[positions], 0)
+        return np.maximum(canvas.state(Ledger).ids[positions], 0)
 
     def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
-        ledger, at = self._ledger(canvas), prediction.positions
+        ledger, at = canvas.state(Ledger), prediction.positions
         known = prediction.asked[self.name]
         first = prediction.logprob if prediction.max_logprob is None else prediction.max_logprob
         ids, credit, likeliest = self._pay(ledger, at, prediction.token, first)

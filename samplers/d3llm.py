@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +17,15 @@ from .eos import Eos
 from .scorers import NegEntropy
 
 MULTI_BLOCK = "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation"
+
+
+@dataclass
+class Stages:
+    """Which of the opened blocks are active, and the first active one with undecided positions, in
+    which every step decides something."""
+
+    active: list[bool] = field(default_factory=lambda: [True])
+    must_decide: tuple[int, int] | None = None
 
 
 @register("staged_blocks", paper=MULTI_BLOCK, arxiv="2601.07568")
@@ -49,16 +58,17 @@ class StagedBlocks(Window):
         masks = np.add.reduceat(open_.astype(np.int64), edges - canvas.start)
         progress = 1 - masks / np.diff(edges, append=canvas.end)
         before = np.append(1.0, progress[:-1])
-        opened, active = canvas.memory.get("staged", (1, [True]))
-        active = [a or before[i] >= self.decoded_token_threshold for i, a in enumerate(active)]
+        state = canvas.state(Stages)
+        ready = before >= self.decoded_token_threshold
+        state.active = [a or bool(ready[i]) for i, a in enumerate(state.active)]
+        opened = len(state.active)
         if opened < len(edges) and progress[opened - 1] >= self.block_add_threshold:
-            active.append(bool(before[opened] >= self.decoded_token_threshold))
+            state.active.append(bool(ready[opened]))
             opened += 1
-        canvas.memory["staged"] = opened, active
         first = int(np.flatnonzero(masks)[0])
-        live = [i for i in range(opened) if active[i] and masks[i]]
-        must = live[0] if live else first
-        canvas.memory["must_decide"] = int(edges[must]), int(edges[must]) + size
+        live = [i for i in range(opened) if state.active[i] and masks[i]]
+        must = int(edges[live[0] if live else first])
+        state.must_decide = must, must + size
         window = int(edges[first]), min(int(edges[opened - 1]) + size, canvas.end)
         if window != canvas.window:
             canvas.open_window(*window)
@@ -98,7 +108,7 @@ class D3LLM(Selector):
             return chosen
         if self.anywhere:
             chosen[view.score.argmax()] = True
-        low, high = view.canvas.memory.get("must_decide", view.canvas.window)
+        low, high = view.canvas.state(Stages).must_decide or view.canvas.window
         here: IntArray = np.flatnonzero((view.positions >= low) & (view.positions < high))
         if here.size and not chosen[here].any():
             chosen[here[view.score[here].argmax()]] = True

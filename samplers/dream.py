@@ -24,6 +24,13 @@ ALGORITHMS = {
 }
 
 
+@dataclass
+class Schedule:
+    """How many steps fall to the current window."""
+
+    steps: int = 1
+
+
 @lru_cache(maxsize=256)
 def transfer_rates(steps: int, eps: float) -> FloatArray:
     """Share of the undecided positions that each step reveals: 1 - t[i+1] / t[i], in float32.
@@ -54,6 +61,7 @@ class Dream(Selector):
 
     needs = frozenset({FIXED_WINDOW})
     offers = frozenset({FORESIGHT})  # what it looks at is the score
+    scheduled = True
 
     steps: int | None = None
     eps: float = 1e-3
@@ -73,12 +81,12 @@ class Dream(Selector):
     def companions(self) -> tuple[Part, ...]:
         return (WholeRegion(), ALGORITHMS[self.alg]())
 
+    def begin_block(self, canvas: Canvas) -> None:
+        canvas.state(Schedule).steps = block_steps(canvas, self.steps)
+
     def _rate(self, canvas: Canvas) -> float:
         """Share to reveal in this step; 1 in the last step of the window."""
-        block, steps = canvas.memory.get("schedule", (None, 0))
-        if block != canvas.block:
-            steps = block_steps(canvas, self.steps)
-            canvas.memory["schedule"] = canvas.block, steps
+        steps = canvas.state(Schedule).steps
         if canvas.block_step >= steps - 1:
             return 1.0
         return float(transfer_rates(steps, self.eps)[canvas.block_step])

@@ -31,6 +31,13 @@ from .compose import register
 StopIds = tuple[int, ...]
 
 
+@dataclass
+class Prefix:
+    """Up to where everything is decided and was searched for a stop id."""
+
+    end: int = 0
+
+
 def is_stop(tokens: IntArray, stop_ids: StopIds) -> BoolArray:
     """(n,) bool: which tokens end a text."""
     result = np.zeros(len(tokens), np.bool_)
@@ -48,15 +55,16 @@ def stops(canvas: Canvas, low: int, high: int, stop_ids: StopIds) -> IntArray:
 def prefix_complete(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     """Stop as soon as a stop id has nothing undecided to its left."""
     low, high = canvas.window
-    if committed.size == 0 or (canvas.memory.get("revises") and canvas.masked[low:high].any()):
+    if committed.size == 0 or (canvas.revisable and canvas.masked[low:high].any()):
         return
-    start: int = canvas.memory.get("prefix", canvas.start)
+    prefix = canvas.state(Prefix)
+    start = max(canvas.start, prefix.end)
     undecided = canvas.masked[start : canvas.end]
     ahead = int(undecided.argmax()) if undecided.size else 0
     frontier = start + ahead if undecided.size and undecided[ahead] else canvas.end
     if frontier == start:
         return
-    canvas.memory["prefix"] = frontier
+    prefix.end = frontier
     result = stops(canvas, start, frontier, stop_ids)
     if result.size:
         end_at(canvas, int(result[0]))

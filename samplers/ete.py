@@ -19,6 +19,13 @@ ORDERS = ("conf", "entropy", "hybrid")
 HOPELESS = 0.3  # guesses below this probability are not worth a branch
 
 
+@dataclass
+class FirstBlock:
+    """Where the first of several open blocks ends; None where there is only one."""
+
+    end: int | None = None
+
+
 @register("multi_blocks", paper=BITS_TO_ROUNDS, arxiv="2511.21103")
 @dataclass(frozen=True)
 class MultiBlocks(Window):
@@ -44,7 +51,7 @@ class MultiBlocks(Window):
             return
         low = canvas.start + int(open_.argmax()) // size * size
         window = (low, min(low + size * (1 + self.lookahead), canvas.end))
-        canvas.memory["first_block"] = low + size
+        canvas.state(FirstBlock).end = low + size
         if window != canvas.window:
             canvas.open_window(*window)
 
@@ -57,9 +64,10 @@ class ETE(Explorer):
     Experimental: reconstructed from the paper's abstract; no code and no full text were at hand.
     Several blocks are open (`MultiBlocks`).  A step that commits fewer than ``e_min`` (1) positions
     by its selectors (default: probability >= ``tau``, 0.9) opens ``k`` (4) branches, each with one
-    more position of the first block committed: the most confident ones (``order="conf"``), the
-    most uncertain above probability 0.3 ("entropy"), or half of each ("hybrid").  The branch in
-    which most positions of the window reach ``tau`` is kept; its forward is also the next step's.
+    more position of the first block committed: the most uncertain above probability 0.3
+    (``order="entropy"``, after the abstract), the most confident ones ("conf"), or half of each
+    ("hybrid"); the most confident fill what is missing.  The branch in which most positions of the
+    window reach ``tau`` is kept; its forward is also the next step's.
     """
 
     needs = frozenset({BRANCHES, PROBABILITY})
@@ -69,7 +77,7 @@ class ETE(Explorer):
     k: int = 4
     tau: float = 0.9
     e_min: int = 1
-    order: str = "conf"
+    order: str = "entropy"
 
     def __post_init__(self) -> None:
         check_probability("tau", self.tau)
@@ -86,7 +94,8 @@ class ETE(Explorer):
         return (MultiBlocks(), Threshold(self.tau))
 
     def _candidates(self, view: View, chosen: BoolArray) -> BoolArray:
-        edge: int = view.canvas.memory.get("first_block", view.canvas.window[1])
+        end = view.canvas.state(FirstBlock).end
+        edge = view.canvas.window[1] if end is None else end
         result: BoolArray = ~chosen & (view.positions < edge)
         return result
 

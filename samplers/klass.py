@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import SELECTION, BoolArray, Canvas, FloatArray
+from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FRESH_LOGITS, PROBABILITY
 from ..errors import ConfigError, UnknownNameError
 from ..spec import FamilyDefaults
-from .base import Part, Selector, View, top
+from .base import NO_SCORES, NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
+from .llada import block_steps
 from .threshold import check_probability
 from .windows import StaticBlocks, WholeRegion
 
 STRATEGIES = ("all", "max_conf", "min_kl", "random")
+
+
+@dataclass
+class Divergences:
+    """(N, history) latest divergences of every position, none yet at first, and the schedule of
+    the block: (steps,) positions to commit where none is ready."""
+
+    ring: FloatArray = field(default_factory=lambda: NO_SCORES)
+    quota: IntArray = field(default_factory=lambda: NOTHING)
 
 
 @register(
@@ -31,11 +41,15 @@ class KLASS(Selector):
 
     Ready is what exceeds ``tau`` while the last ``history`` (2) divergences KL(now || step before)
     lie below ``kappa`` nats; ``unmask_strategy`` "all" commits everything ready, "max_conf",
-    "min_kl" and "random" one of it.  Where nothing is ready the most confident position is
-    committed.  Defaults are those for GSM8K: LLaDA ``tau`` 0.6, ``kappa`` 0.015 in blocks of 64;
-    Dream 0.9, which need only be reached (``inclusive``), and 0.001, without blocks.  Divergences
-    exist only for positions predicted in consecutive steps; a gap starts their history anew.  Costs
-    memory: one float32 distribution over the vocabulary per undecided position of the window.
+    "min_kl" and "random" one of it.  Where nothing is ready, the most confident positions are
+    committed, as many as an even schedule of ``steps`` grants (default: one).  Defaults are those
+    for GSM8K: LLaDA ``tau`` 0.6, ``kappa`` 0.015 in blocks of 64; Dream 0.9, which need only be
+    reached (``inclusive``), and 0.001, without blocks.  Divergences exist only for positions
+    predicted in consecutive steps; a gap starts their history anew.  ``official`` follows, as the
+    released code does, all undecided positions of the region, so that those of the next block may
+    be ready ``history`` - 1 steps after it opened; without it only the window is followed, which
+    caches of a block can serve.  Costs memory: one float32 distribution over the vocabulary per
+    position that is followed.
     """
 
     needs = frozenset({PROBABILITY, FRESH_LOGITS})
@@ -51,6 +65,8 @@ class KLASS(Selector):
     history: int = 2
     unmask_strategy: str = "all"
     inclusive: bool | None = None
+    steps: int | None = None
+    official: bool = False
 
     def __post_init__(self) -> None:
         if self.tau is not None:
@@ -59,29 +75,46 @@ class KLASS(Selector):
             raise ConfigError(f"kappa must be positive, not {self.kappa}: it is a divergence")
         if self.history < 1:
             raise ConfigError(f"history must be at least 1, not {self.history}")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"steps must be at least 1, not {self.steps}")
         if self.unmask_strategy not in STRATEGIES:
             raise UnknownNameError("unmask_strategy", self.unmask_strategy, STRATEGIES)
 
     def companions(self) -> tuple[Part, ...]:
         return (StaticBlocks(64),)
 
+    def begin_block(self, canvas: Canvas) -> None:
+        steps = block_steps(canvas, self.steps)
+        canvas.state(Divergences).quota = even_quota(len(canvas.masks()), steps)
+
+    def wants(self, canvas: Canvas) -> IntArray | None:
+        return canvas.masked[: canvas.end].nonzero()[0] if self.official else None
+
     def _recent(self, canvas: Canvas, view: View) -> FloatArray:
         """(n, history) latest divergences, this step's last."""
-        ring: FloatArray | None = canvas.memory.get("klass")
-        if ring is None:
-            ring = np.full((len(canvas.tokens), self.history), np.inf, np.float32)
-            canvas.memory["klass"] = ring
-        kl = view.prediction.kl
-        assert kl is not None
-        ring[view.positions] = np.column_stack([ring[view.positions][:, 1:], kl])
+        state = canvas.state(Divergences)
+        if not state.ring.size:
+            state.ring = np.full((len(canvas.tokens), self.history), np.inf, np.float32)
+        ring, seen = state.ring, view.everything if self.official else view.prediction
+        assert seen.kl is not None
+        ring[seen.positions] = np.column_stack([ring[seen.positions][:, 1:], seen.kl])
         return ring[view.positions]
+
+    def _quota(self, canvas: Canvas) -> int:
+        """Positions to commit where none is ready; one, once the schedule has run out."""
+        quota, step = canvas.state(Divergences).quota, canvas.block_step
+        return max(int(quota[step]), 1) if step < len(quota) else 1
 
     def select(self, view: View) -> BoolArray:
         assert self.tau is not None and self.kappa is not None
         recent = self._recent(view.canvas, view)
         sure = view.score >= self.tau if self.inclusive else view.score > self.tau
         ready: BoolArray = (recent < self.kappa).all(1) & sure
-        if self.unmask_strategy == "all" or not ready.any():
+        if self.official and view.canvas.block_step < self.history - 1:
+            ready[:] = False
+        if not ready.any():
+            return top(view.score, self._quota(view.canvas))
+        if self.unmask_strategy == "all":
             return ready
         if self.unmask_strategy == "random":
             rank = view.canvas.uniform(SELECTION, view.positions)

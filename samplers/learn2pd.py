@@ -90,14 +90,22 @@ class Learn2PD(Selector):
         return chosen | top(view.score, 1)
 
 
+@dataclass
+class ProposedEnd:
+    """The undecided position that proposes a stop id most surely in this step, if any does."""
+
+    position: int | None = None
+
+
 @register("eotp", paper=LEARN2PD, arxiv="2509.25188")
 @dataclass(frozen=True)
 class EoTP(EosRule):
-    """End the region at the first undecided position that proposes a stop id surely enough.
+    """End the region at a stop id that is committed, else at the surest one that is proposed.
 
-    Its probability has to reach ``tau`` (0.9): the official code has no such bound and may cut at
-    any stop id that is proposed far right.  What lies left of it is decoded as usual; given text
-    is not cut off.
+    As soon as a stop id is committed, the leftmost new one is the end.  Where none is, the end is
+    the undecided position that proposes one with the largest probability, if that reaches ``tau``
+    (0.9): the official code has no such bound (0 here) and may cut at any stop id that is proposed
+    far right.  What lies left of the end is decoded as usual; given text is not cut off.
     """
 
     needs = frozenset({FIXED_WINDOW})  # a window that slides has an end of its own
@@ -108,11 +116,18 @@ class EoTP(EosRule):
         check_probability("tau", self.tau)
 
     def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
-        p = prediction
+        p, proposed = prediction, canvas.state(ProposedEnd)
         ends = is_stop(p.token, stop_ids) & (np.exp(p.logprob) >= self.tau)
-        at = p.positions[ends & canvas.masked[p.positions] & (p.positions >= canvas.text_floor)]
-        if at.size and canvas.end == canvas.length and at[0] + 1 < canvas.end:
-            canvas.cut(int(at[0]))
+        ends &= canvas.masked[p.positions] & (p.positions >= canvas.text_floor)
+        at = ends.nonzero()[0]
+        proposed.position = int(p.positions[at[p.logprob[at].argmax()]]) if at.size else None
 
     def check(self, canvas: Canvas, committed: IntArray, stop_ids: tuple[int, ...]) -> None:
-        prefix_complete(canvas, committed, stop_ids)
+        proposed = canvas.state(ProposedEnd)
+        end, proposed.position = proposed.position, None
+        ends = committed[is_stop(canvas.tokens[committed], stop_ids)]
+        ends = ends[ends >= canvas.text_floor]
+        end = int(ends.min()) if ends.size else end
+        if end is not None and canvas.end == canvas.length and end + 1 < canvas.end:
+            canvas.cut(end)
+        prefix_complete(canvas, committed[committed < canvas.length], stop_ids)

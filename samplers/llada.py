@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FIXED_WINDOW, FORESIGHT
 from ..errors import ConfigError, UnknownNameError
-from .base import Part, Selector, View, even_quota, top
+from .base import NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
 from .scorers import Probability, Random
 
@@ -21,9 +21,7 @@ def block_steps(canvas: Canvas, steps: int | None) -> int:
     low, high = canvas.window
     if steps is None:
         return int(canvas.masked[low:high].sum())
-    start: int
-    end: int
-    start, end = canvas.memory.setdefault("region", (canvas.start, canvas.end))
+    start, end = canvas.region
     low = max(low, start)
     share = steps * (high - start) // (end - start) - steps * (low - start) // (end - start)
     if share < 1 and canvas.end == end:
@@ -32,6 +30,13 @@ def block_steps(canvas: Canvas, steps: int | None) -> int:
             f"use at least one step per block or a larger block_length"
         )
     return max(share, 1)  # a region that was cut may end in a shorter block
+
+
+@dataclass
+class Quota:
+    """The schedule of the current window: (steps,) positions to commit."""
+
+    table: IntArray = field(default_factory=lambda: NOTHING)
 
 
 @register("llada", paper="Large Language Diffusion Models", arxiv="2502.09992")
@@ -47,6 +52,7 @@ class LLaDA(Selector):
 
     needs = frozenset({FIXED_WINDOW})
     offers = frozenset({FORESIGHT})  # what it looks at is the score
+    scheduled = True
 
     steps: int | None = None
     remasking: str = "low_confidence"
@@ -60,17 +66,14 @@ class LLaDA(Selector):
     def companions(self) -> tuple[Part, ...]:
         return (Random() if self.remasking == "random" else Probability(),)
 
+    def begin_block(self, canvas: Canvas) -> None:
+        quota = canvas.state(Quota)
+        quota.table = even_quota(len(canvas.masks()), block_steps(canvas, self.steps))
+
     def quota(self, canvas: Canvas) -> int:
-        """Positions to commit in this step."""
-        table: IntArray
-        block, table = canvas.memory.get("quota", (None, None))
-        if block != canvas.block:
-            low, high = canvas.window
-            count = int(canvas.masked[low:high].sum())
-            table = even_quota(count, block_steps(canvas, self.steps))
-            canvas.memory["quota"] = canvas.block, table
-        left = len(canvas.masks()) if canvas.block_step >= len(table) else None
-        return int(table[canvas.block_step]) if left is None else left
+        """Positions to commit in this step; all that are left when the schedule has run out."""
+        table, step = canvas.state(Quota).table, canvas.block_step
+        return int(table[step]) if step < len(table) else len(canvas.masks())
 
     def rests(self, canvas: Canvas) -> bool:
         return self.quota(canvas) == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..canvas import BoolArray
 from ..capabilities import MEMORYLESS, PROBABILITY
 from ..errors import ConfigError
+from ..spec import FamilyDefaults
 from .base import Selector, View
 from .compose import register
 from .threshold import check_probability
@@ -24,25 +26,30 @@ class LocalLeap(Selector):
     """Commit what reaches ``kappa``, and near such anchors already what reaches ``tau_r``.
 
     Anchors are undecided positions with probability >= ``kappa`` (0.9); within ``w`` (4) positions
-    of one, counted in the sequence, the threshold is ``tau_r`` (0.75).  Relaxed commits make no new
-    anchors, and neither do decided positions: everything is recomputed each step.  The official
-    ``early_stop`` is ``eos_policy="block_contains"``.
+    of one, counted in the sequence, the threshold is ``tau_r`` (LLaDA 0.75, Dream 0.8).  Relaxed
+    commits make no new anchors, and neither do decided positions: everything is recomputed each
+    step.  The official ``early_stop`` is ``eos_policy="block_contains"``.
     """
 
     needs = frozenset({PROBABILITY})
     offers = frozenset({MEMORYLESS})
 
+    family_defaults: ClassVar[FamilyDefaults] = {"llada": {"tau_r": 0.75}, "dream": {"tau_r": 0.8}}
+
     kappa: float = 0.9
-    tau_r: float = 0.75
+    tau_r: float | None = None
     w: int = 4
 
     def __post_init__(self) -> None:
         check_probability("kappa", self.kappa)
+        if self.tau_r is None:
+            return
         check_probability("tau_r", self.tau_r)
         if self.tau_r > self.kappa:
             raise ConfigError(f"tau_r={self.tau_r} must not exceed kappa={self.kappa}")
 
     def select(self, view: View) -> BoolArray:
+        assert self.tau_r is not None
         at, score = view.positions, view.score
         anchors = at[score >= self.kappa]
         if not anchors.size:

@@ -33,11 +33,11 @@ class Prophet(Stop):
     left open is two positions after the last one that is given (`constraints`).  Where nothing is
     given either, the method is extended to the undecided positions of the row
     (``region="all_masked"``) or of the window (``"window_masked"``); for a region of your own
-    override `span`.  Progress is step / ``steps`` (default: one per position, as published;
-    ``progress="steps"``), the decided share (``"tokens"``), or, unless one is named, the larger:
-    that matters with samplers that have no schedule (a reconstruction).  A bare ``prophet`` decodes
-    by LLaDA's quota, or by ``threshold`` where a window slides.  Gaps depend on the model: the
-    defaults are LLaDA-8B's.
+    override `span`.  Progress is step / ``steps`` (default: the length of the region), as
+    published (``progress="steps"``); where ``steps`` is not given and no selector keeps a schedule,
+    it is the decided share (``"tokens"``, an extension).  A bare ``prophet`` decodes by LLaDA's
+    quota, or by ``threshold`` where a window slides.  Gaps depend on the model: the defaults are
+    LLaDA-8B's.
     """
 
     needs = frozenset({REGION_LOGITS, FINAL})
@@ -72,10 +72,12 @@ class Prophet(Stop):
 
     def threshold(self, canvas: Canvas) -> float:
         """The gap that this step has to reach."""
-        total: int = canvas.memory.setdefault("prophet", int(canvas.masked[canvas.start :].sum()))
-        decided = 1 - int(canvas.masked[canvas.start :].sum()) / total
-        steps = (canvas.step + 1) / (self.steps or total)
-        progress = {"steps": steps, "tokens": decided}.get(self.progress or "", max(steps, decided))
+        if self.progress == "tokens":
+            total = int((~canvas.given[canvas.start :]).sum())
+            progress = 1 - int(canvas.masked[canvas.start :].sum()) / total
+        else:
+            start, end = canvas.region
+            progress = (canvas.step + 1) / (self.steps or end - start)
         return self.early if progress < 0.33 else self.mid if progress < 0.67 else self.late
 
     def _first(self, canvas: Canvas) -> int | None:

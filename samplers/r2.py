@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FRESH_LOGITS, PROBABILITY
 from ..errors import ConfigError, UnknownNameError
-from .base import NOTHING, Part, Selector, View
+from .base import NO_SCORES, NOTHING, Part, Selector, View
 from .compose import register
 from .threshold import Threshold, check_probability
 
@@ -23,16 +23,13 @@ class Streak:
     """Per position: the likeliest id of its latest step, for how many steps in a row, and what is
     made of its probabilities meanwhile.  Belongs to one block."""
 
-    block: int
-    token: IntArray
-    count: IntArray
-    value: FloatArray  # last, sum or maximum
+    token: IntArray = field(default_factory=lambda: NOTHING)
+    count: IntArray = field(default_factory=lambda: NOTHING)
+    value: FloatArray = field(default_factory=lambda: NO_SCORES)  # last, sum or maximum
 
-    @classmethod
-    def fresh(cls, canvas: Canvas) -> Streak:
-        n = len(canvas.tokens)
-        none = np.zeros(n, np.int64)
-        return cls(canvas.block, none, none.copy(), np.zeros(n, np.float32))
+    def clear(self, n: int) -> None:
+        self.token, self.count = np.zeros((2, n), np.int64)
+        self.value = np.zeros(n, np.float32)
 
     def observe(
         self, at: IntArray, token: IntArray, p: FloatArray, how: str
@@ -65,9 +62,11 @@ class R2(Selector):
     ``spatial_threshold`` commit one: the surest, the middle or a random one (``token_cluster``).
     (3) Commit a token that was likeliest in ``temporal_steps`` (3) consecutive steps, if its last,
     average or maximal probability (``temporal_eval``) reaches ``temporal_threshold`` (0.8).  None
-    for a size, mode or number of steps switches its rule off, None for
-    ``confidence_cluster_unmasked`` lifts that limit.  Without another selector the
-    first commits are those of ``threshold``; the published speed needs fine-tuned checkpoints.
+    for a mode or number of steps switches its rule off, for ``confidence_cluster_size`` rules (1)
+    and (2), as in the official code; None for ``confidence_cluster_unmasked`` lifts that limit.
+    At temperature > 0 rule (1) averages the probabilities of what is proposed and commits that;
+    the others look at the likeliest tokens.  Without another selector the first commits are those
+    of ``threshold``; the published speed needs fine-tuned checkpoints.
     """
 
     needs = frozenset({PROBABILITY, FRESH_LOGITS})
@@ -97,6 +96,9 @@ class R2(Selector):
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(),)
 
+    def begin_block(self, canvas: Canvas) -> None:
+        canvas.state(Streak).clear(len(canvas.tokens))
+
     def proposals(self, view: View, chosen: BoolArray) -> tuple[IntArray, FloatArray]:
         """Neighbourhoods are committed as proposed, runs and streaks as the clean argmax."""
         p = view.prediction
@@ -106,7 +108,7 @@ class R2(Selector):
             return p.token, p.logprob
         near = np.zeros(len(chosen), np.bool_)
         if self.confidence_cluster_size is not None:
-            near = self._clusters(view, np.exp(p.max_logprob))
+            near = self._clusters(view)
         token = np.where(near, p.token, p.top_token[:, 0])
         return token, np.where(near, p.logprob, p.max_logprob)
 
@@ -117,16 +119,17 @@ class R2(Selector):
         p = np.exp(prediction.logprob if clean is None else clean)
         chosen = np.zeros(len(token), np.bool_)
         if self.confidence_cluster_size is not None:
-            chosen = self._clusters(view, p)
-        if self.token_cluster is not None:
-            left = (~chosen).nonzero()[0]
-            chosen[self._runs(view, token, p, left)] = True
+            chosen = self._clusters(view)
+            if self.token_cluster is not None:
+                left = (~chosen).nonzero()[0]
+                chosen[self._runs(view, token, p, left)] = True
         if self.temporal_steps is not None:
             chosen |= self._stable(view, token, p)  # what is chosen already has no use for its own
         return chosen
 
-    def _clusters(self, view: View, p: FloatArray) -> BoolArray:
+    def _clusters(self, view: View) -> BoolArray:
         """(n,) bool."""
+        p = np.exp(view.prediction.logprob)
         low, high = view.canvas.window
         size = self.confidence_cluster_size or 1
         if size > high - low:
@@ -164,10 +167,7 @@ class R2(Selector):
 
     def _stable(self, view: View, token: IntArray, p: FloatArray) -> BoolArray:
         """(n,) bool."""
-        canvas = view.canvas
-        streak: Streak | None = canvas.memory.get("r2")
-        if streak is None or streak.block != canvas.block:
-            streak = canvas.memory["r2"] = Streak.fresh(canvas)
+        streak = view.canvas.state(Streak)
         count, value = streak.observe(view.positions, token, p, self.temporal_eval)
         if self.temporal_eval == "ave":
             value = (value / count).astype(np.float32)

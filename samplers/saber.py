@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY
 from ..errors import ConfigError
-from .base import NOTHING, Part, Reviser, Selector, View, top
+from .base import NO_SCORES, NOTHING, Part, Reviser, Selector, View, top
 from .compose import register
 from .windows import WholeRegion
 
 SABER = "Saber: Adaptive Acceleration and Backtracking-Enhanced Remasking for Code Generation"
 
 
+@dataclass
+class History:
+    """Probabilities of the step before, (N,), and which positions were ever committed, (N,)."""
+
+    last: FloatArray = field(default_factory=lambda: NO_SCORES)
+    ever: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+
 @register("saber_accept", paper=SABER, arxiv="2510.18165")
 @dataclass(frozen=True)
 class SaberAccept(Selector):
-    """Commit what exceeds the mean probability of all that is committed, at least ``n`` (2)."""
+    """Commit what exceeds the mean probability of all that is committed, at least ``n`` (2).
+
+    ``official``: tokens that were taken back keep counting, as in the released code.
+    """
 
     needs = frozenset({PROBABILITY})
 
     n: int = 2
+    official: bool = False
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -32,6 +44,9 @@ class SaberAccept(Selector):
     def select(self, view: View) -> BoolArray:
         canvas = view.canvas
         decided = canvas.commit_step >= 0
+        ever = canvas.state(History).ever
+        if self.official and ever.size:
+            decided |= ever
         mean = float(np.exp(canvas.logprob[decided]).mean()) if decided.any() else 1.0
         chosen: BoolArray = view.score > mean
         return chosen | top(view.score, self.n)
@@ -44,37 +59,47 @@ class Saber(Reviser):
 
     After k commits, min(max(k_min // 2, ceil(k / 8)), k - 1) positions of the window are taken
     back (``n`` 2 stands for k_min); nothing is when the window is complete.  The probability of a
-    committed token is that of the token itself (the official code takes the likeliest one's).
-    Commits come from `SaberAccept` over the whole region, unless other parts are given.
+    committed token is that of the token itself.  Commits come from `SaberAccept` over the whole
+    region, unless other parts are given.  ``official`` reproduces the released code: it takes the
+    probability of the likeliest token instead, and where there are blocks
+    (``cumulative_blocks``) nothing is taken back in the step that opens one.
     """
 
     needs = frozenset({COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT})
 
     n: int = 2
+    official: bool = False
 
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ConfigError(f"n must be at least 1, not {self.n}")
 
     def companions(self) -> tuple[Part, ...]:
-        return (SaberAccept(self.n), WholeRegion())
+        return (SaberAccept(self.n, self.official), WholeRegion())
 
     def wants(self, canvas: Canvas) -> IntArray:
         return np.arange(*canvas.window)
 
-    def asks(self, canvas: Canvas, positions: IntArray) -> IntArray:
-        return canvas.tokens[positions][:, None]
+    def asks(self, canvas: Canvas, positions: IntArray) -> IntArray | None:
+        return None if self.official else canvas.tokens[positions][:, None]
+
+    def _probabilities(self, view: View) -> FloatArray:
+        """(N,): of the tokens that stand there, or of the likeliest."""
+        canvas, result = view.canvas, view.everything
+        here, logprob = result.positions, result.logprob
+        now = np.full(len(canvas.tokens), -np.inf if self.official else 0, np.float32)
+        if not self.official:
+            before = ~canvas.masked[here] & (canvas.commit_step[here] < canvas.step)
+            logprob = np.where(before, result.asked[self.name][:, 0], logprob)
+        now[here] = np.exp(logprob)
+        return now
 
     def revise(self, view: View, committed: IntArray) -> IntArray:
-        canvas, result = view.canvas, view.everything
-        here = result.positions
-        decided_before = ~canvas.masked[here] & (canvas.commit_step[here] < canvas.step)
-        now = np.zeros(len(canvas.tokens), np.float32)
-        now[result.positions] = np.exp(
-            np.where(decided_before, result.asked[self.name][:, 0], result.logprob)
-        )
-        before: FloatArray = canvas.memory.get("saber", np.zeros_like(now))
-        canvas.memory["saber"] = now
+        canvas, now = view.canvas, self._probabilities(view)
+        history = canvas.state(History)
+        before = history.last if history.last.size else np.zeros_like(now)
+        history.last = now
+        history.ever = (canvas.commit_step >= 0) | (history.ever if history.ever.size else False)
         low, high = canvas.window
         if not canvas.masked[low:high].any():
             return NOTHING
@@ -82,5 +107,5 @@ class Saber(Reviser):
         at = at[(at >= low) & (at < high)]
         k = len(committed)
         count = min(max(self.n // 2, -(-k // 8)), k - 1)
-        rise = now[at] - before[at]
+        rise = now[at] - before[at]  # infinite where a block has just been opened
         return at[top(-rise, count)] if count > 0 else NOTHING

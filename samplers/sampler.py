@@ -62,6 +62,10 @@ class Sampler:
         return frozenset().union(*(part.statistics for part in self.parts))
 
     @cached_property
+    def _beginning(self) -> tuple[Part, ...]:
+        return tuple(p for p in self.parts if type(p).begin_block is not Part.begin_block)
+
+    @cached_property
     def _wanting(self) -> tuple[Part, ...]:
         return tuple(part for part in self.parts if type(part).wants is not Part.wants)
 
@@ -71,10 +75,12 @@ class Sampler:
 
     def prepare(self, canvas: Canvas) -> bool:
         """Move the window; False when the schedule grants this step nothing."""
+        block = canvas.block
         self.window.advance(canvas)
-        # Every selector is asked, so that each sets up its schedule when a window opens.
-        active = [not selector.rests(canvas) for selector in self.selectors]
-        return any(active) or self.window.decides(canvas)
+        if canvas.block != block:
+            for part in self._beginning:
+                part.begin_block(canvas)
+        return self.window.decides(canvas) or not all(s.rests(canvas) for s in self.selectors)
 
     def targets(self, canvas: Canvas) -> IntArray:
         """Positions whose predictions this step needs, ascending."""
@@ -145,7 +151,7 @@ class Sampler:
         canvas.commit(positions, ids, logprobs)
         remasked = NOTHING
         if self.reviser is not None:
-            canvas.memory["revises"] = True  # end-of-text rules wait for the window to close
+            canvas.revisable = True  # end-of-text rules wait for the window to close
             remasked = self.reviser.revise(view, positions)
             canvas.remask(remasked)
         self.eos.check(canvas, positions, self.stop_ids)

@@ -2,37 +2,76 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
 from ..capabilities import MEMORYLESS, PROBABILITY
-from ..errors import ConfigError
+from ..errors import ConfigError, UnknownNameError
+from ..spec import FamilyDefaults
 from .base import Part, Prediction, Selector, View, Window
 from .compose import register
 from .dcd import slide
 from .threshold import check_probability
 
 SLOWFAST = "Accelerating Diffusion Large Language Models with SlowFast Sampling"
+SPREADS = ("std", "variance")
+
+
+@dataclass
+class Cycle:
+    """What is decided now: positions ``start`` to ``block_end`` while it is explored, ``start`` to
+    ``end`` afterwards; the ``estimates`` of the end so far; whether one was ``stable``."""
+
+    start: int = -1
+    block_end: int = -1
+    end: int = -1
+    exploring: bool = True
+    stable: bool = False
+    estimates: list[int] = field(default_factory=list)
+
+    def begin(self, start: int, block_end: int) -> None:
+        self.start, self.block_end = start, block_end
+        self.exploring, self.stable, self.estimates = True, False, []
 
 
 @register("pairs", paper=SLOWFAST, arxiv="2506.10848")
 @dataclass(frozen=True)
 class Pairs(Selector):
-    """Commit all that reaches ``tau`` (0.9) if there are two such positions, else the best one."""
+    """Commit all that reaches ``tau`` (0.9) if there are ``least`` (2) such positions, else the
+    best one.
+
+    ``tau_explore`` and ``least_explore``: the same while `SlowFast` explores (Dream 0.8; else as
+    ``tau`` and ``least``).
+    """
 
     needs = frozenset({PROBABILITY})
     offers = frozenset({MEMORYLESS})
+    family_defaults: ClassVar[FamilyDefaults] = {"dream": {"tau_explore": 0.8}}
 
     tau: float = 0.9
+    least: int = 2
+    tau_explore: float | None = None
+    least_explore: int | None = None
 
     def __post_init__(self) -> None:
-        check_probability("tau", self.tau)
+        for name in ("tau", "tau_explore"):
+            if getattr(self, name) is not None:
+                check_probability(name, getattr(self, name))
+        for name in ("least", "least_explore"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
 
     def select(self, view: View) -> BoolArray:
-        sure: BoolArray = view.score >= self.tau
-        return sure if sure.sum() >= 2 else np.zeros_like(sure)
+        cycle = view.canvas.state(Cycle)
+        tau, least = self.tau, self.least
+        if cycle.start >= 0 and cycle.exploring:
+            tau = tau if self.tau_explore is None else self.tau_explore
+            least = self.least_explore or least
+        sure: BoolArray = view.score >= tau
+        return sure if sure.sum() >= least else np.zeros_like(sure)
 
 
 @register("slowfast", paper=SLOWFAST, arxiv="2506.10848")
@@ -40,48 +79,87 @@ class Pairs(Selector):
 class SlowFast(Window):
     """Explore for some steps how far the model sees, then decide that part before going on.
 
-    Exploring, the whole rest of the region is open for ``explore`` (6) steps; each estimates the
-    reach, the last position with probability >= ``tau_reach`` (0.3).  Then the window is what lies
-    before the last reach until it is decided.  ``early`` ends exploring when the last two
-    reaches agree (standard deviation < 1), as the text of the paper suggests and its code does
-    not.
+    Exploring, the whole rest of the block is open for ``explore`` (6) steps; each estimates where
+    the cycle ends, behind the last position with probability >= ``tau_reach`` (LLaDA 0.3, Dream
+    0.1).  The first estimate that agrees with those before it holds: the last ``estimates`` (2)
+    have a standard deviation below ``stable`` (1.0), on Dream an unbiased variance of at most that
+    (``spread``); if none does, their mean.  Then the window is what lies before that end until it
+    is decided.  ``block_length``: no cycle reaches beyond its block (default: the region is one).
+    ``early`` ends exploring when the end is known, as the text of the paper suggests and its code
+    does not.
     """
 
     statistics = frozenset({"max_logprob"})
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"tau_reach": 0.3, "spread": "std"},
+        "dream": {"tau_reach": 0.1, "spread": "variance"},
+    }
 
     explore: int = 6
-    tau_reach: float = 0.3
+    tau_reach: float | None = None
     early: bool = False
+    estimates: int = 2
+    stable: float = 1.0
+    spread: str | None = None
+    block_length: int | None = None
 
     def __post_init__(self) -> None:
-        check_probability("tau_reach", self.tau_reach)
-        if self.explore < 1:
-            raise ConfigError(f"explore must be at least 1 step, not {self.explore}")
+        if self.tau_reach is not None:
+            check_probability("tau_reach", self.tau_reach)
+        for name in ("explore", "estimates", "block_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if not self.stable > 0:
+            raise ConfigError(f"stable must be positive, not {self.stable}")
+        if self.spread is not None and self.spread not in SPREADS:
+            raise UnknownNameError("spread", self.spread, SPREADS)
 
     def companions(self) -> tuple[Part, ...]:
         return (Pairs(),)
 
     def advance(self, canvas: Canvas) -> None:
-        open_ = canvas.masked[canvas.start : canvas.end]
+        cycle, open_ = canvas.state(Cycle), canvas.masked[canvas.start : canvas.end]
         if not open_.any():
             return
         first = canvas.start + int(open_.argmax())
-        reaches: list[int] = canvas.memory.setdefault("slowfast", [])
-        if self._explored(reaches) and canvas.masked[canvas.start : reaches[-1]].any():
-            slide(canvas, first, reaches[-1])  # exploit
-            return
-        if self._explored(reaches):
-            reaches.clear()
-        slide(canvas, first, canvas.end)
+        if first >= cycle.block_end:
+            low = self._block(canvas, first)
+            cycle.begin(low, min(low + (self.block_length or canvas.end), canvas.end))
+        explored = len(cycle.estimates) >= self.explore or (self.early and cycle.stable)
+        if cycle.exploring and explored:
+            cycle.exploring = False
+        if not cycle.exploring and first >= cycle.end:
+            cycle.begin(max(cycle.end, cycle.start), cycle.block_end)
+        slide(canvas, first, min(cycle.block_end if cycle.exploring else cycle.end, canvas.end))
 
-    def _explored(self, reaches: list[int]) -> bool:
-        agree = self.early and len(reaches) > 1 and np.std(reaches[-2:]) < 1
-        return len(reaches) >= self.explore or bool(agree)
+    def _block(self, canvas: Canvas, position: int) -> int:
+        """Where the block of a position starts."""
+        size = self.block_length or canvas.end
+        return canvas.start + (position - canvas.start) // size * size
 
     def settle(self, canvas: Canvas, prediction: Prediction) -> None:
-        reaches: list[int] = canvas.memory["slowfast"]
-        if self._explored(reaches):
+        cycle, tau = canvas.state(Cycle), self.tau_reach
+        assert tau is not None
+        if not cycle.exploring:
             return
         p = prediction.logprob if prediction.max_logprob is None else prediction.max_logprob
-        far = prediction.positions[np.exp(p) >= self.tau_reach]
-        reaches.append(int(far[-1]) + 1 if far.size else canvas.window[0] + 1)
+        here = prediction.positions < cycle.block_end
+        far = prediction.positions[here & (np.exp(p) >= tau)]
+        reach = int(far[-1]) + 1 if far.size else cycle.start + 1
+        cycle.estimates.append(reach)
+        if not cycle.stable:
+            cycle.stable, cycle.end = self._agree(cycle, self._block(canvas, cycle.start))
+
+    def _agree(self, cycle: Cycle, origin: int) -> tuple[bool, int]:
+        """Whether the last estimates agree, and the end that follows from them."""
+        recent = cycle.estimates[-self.estimates :]
+        missing = self.estimates - len(recent)
+        if self.spread == "variance":  # lengths; those still missing count as 0
+            lengths = np.array([reach - origin for reach in recent] + [0] * missing, np.float32)
+            spread = float(lengths.var(ddof=1)) if len(lengths) > 1 else 0.0
+            stable, mean = spread <= self.stable, max(round(float(lengths.mean())), 1)
+        else:
+            lengths = np.array(recent) - origin
+            stable, mean = not missing and lengths.std() < self.stable, int(lengths.mean())
+        return bool(stable), recent[-1] if stable else origin + mean

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas
+from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FIXED_WINDOW, MEMORYLESS, PROBABILITY
 from ..errors import ConfigError
-from .base import Part, Selector, View, even_quota, top
+from .base import NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
 from .llada import block_steps
 from .windows import WholeRegion
@@ -77,6 +77,14 @@ class Factor(Selector):
         return top(view.score, n)
 
 
+@dataclass
+class Deferred:
+    """The schedule of a block, (steps,) counts, and how many scheduled positions wait."""
+
+    table: IntArray = field(default_factory=lambda: NOTHING)
+    carry: int = 0
+
+
 @register("capped_threshold", paper=FAST_DLLM, arxiv="2505.22618")
 @dataclass(frozen=True)
 class CappedThreshold(Selector):
@@ -89,6 +97,7 @@ class CappedThreshold(Selector):
     """
 
     needs = frozenset({PROBABILITY, FIXED_WINDOW})
+    scheduled = True
 
     tau: float = 0.9
     steps: int | None = None
@@ -101,15 +110,15 @@ class CappedThreshold(Selector):
     def companions(self) -> tuple[Part, ...]:
         return (WholeRegion(),)
 
+    def begin_block(self, canvas: Canvas) -> None:
+        state = canvas.state(Deferred)
+        state.table = even_quota(len(canvas.masks()), block_steps(canvas, self.steps))
+        state.carry = 0
+
     def _scheduled(self, canvas: Canvas) -> int:
-        block, table, _ = canvas.memory.get("capped", (None, None, 0))
-        if block != canvas.block:
-            table = even_quota(len(canvas.masks()), block_steps(canvas, self.steps))
-            canvas.memory["capped"] = canvas.block, table, 0
-        carry: int
-        _, table, carry = canvas.memory["capped"]
-        due = int(table[canvas.block_step]) if canvas.block_step < len(table) else 0
-        return min(due + carry, len(canvas.masks()))
+        state, step = canvas.state(Deferred), canvas.block_step
+        due = int(state.table[step]) if step < len(state.table) else 0
+        return min(due + state.carry, len(canvas.masks()))
 
     def rests(self, canvas: Canvas) -> bool:
         return self._scheduled(canvas) == 0
@@ -119,6 +128,5 @@ class CappedThreshold(Selector):
         chosen: BoolArray = top(view.score, scheduled) & (view.score >= self.tau)
         if len(chosen):
             chosen[view.score.argmax()] = True
-        block, table, _ = view.canvas.memory["capped"]
-        view.canvas.memory["capped"] = block, table, scheduled - int(chosen.sum())
+        view.canvas.state(Deferred).carry = scheduled - int(chosen.sum())
         return chosen

@@ -49,6 +49,19 @@ class StaticBlocks(Window):
         return first
 
 
+@register("cumulative_blocks", paper="Large Language Diffusion Models", arxiv="2502.09992")
+@dataclass(frozen=True)
+class CumulativeBlocks(StaticBlocks):
+    """Blocks of equal length that stay open, for methods that take decisions back there.
+
+    As `blocks`, but the window begins where the region does.
+    """
+
+    def advance(self, canvas: Canvas) -> None:
+        super().advance(canvas)
+        canvas.window = canvas.start, canvas.window[1]
+
+
 @register("whole", paper="Dream 7B", arxiv="2508.15487")
 @dataclass(frozen=True)
 class WholeRegion(Window):

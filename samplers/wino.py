@@ -35,6 +35,13 @@ class WinoDraft(Selector):
         return draft if draft.sum() <= most else top(view.score, most)
 
 
+@dataclass
+class LastAccepts:
+    """How many positions the last step of the block committed."""
+
+    count: int = FIRST_BOUND
+
+
 @register("wino", paper=WINO, arxiv="2507.18578")
 @dataclass(frozen=True)
 class Wino(Reviser):
@@ -58,14 +65,16 @@ class Wino(Reviser):
     def companions(self) -> tuple[Part, ...]:
         return (WinoDraft(), StaticBlocks(128))
 
+    def begin_block(self, canvas: Canvas) -> None:
+        canvas.state(LastAccepts).count = FIRST_BOUND
+
     def shadow(self, canvas: Canvas) -> IntArray:
         return np.arange(*canvas.window)
 
     def revise(self, view: View, committed: IntArray) -> IntArray:
         canvas = view.canvas
-        block, bound = canvas.memory.get("wino", (canvas.block, FIRST_BOUND))
-        bound = bound if block == canvas.block else FIRST_BOUND
-        canvas.memory["wino"] = canvas.block, len(committed)
+        last = canvas.state(LastAccepts)
+        bound, last.count = last.count, len(committed)
         if len(committed) <= 1 or view.shadow is None:
             return NOTHING
         at = view.shadow.positions

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import DllmError
+from .batch import batch
 from .bench import bench
 from .chat import chat
 from .compare import compare
@@ -24,6 +25,7 @@ from .infill import infill
 from .listing import caches, samplers
 from .options import DEBUG, remember_debug
 from .output import USAGE_ERROR, complain
+from .serve import serve
 from .trace import trace
 from .train import train_app
 from .tune import tune
@@ -98,7 +100,9 @@ def root(
     """
 
 
-for command in (generate, chat, infill, samplers, caches, doctor, compare, bench, tune, trace):
+for command in (
+    generate, chat, infill, serve, batch, samplers, caches, doctor, compare, bench, tune, trace,
+):  # fmt: skip
     app.command()(command)
 app.command("serve-drafter")(serve_drafter)
 app.command("eval")(evaluate)

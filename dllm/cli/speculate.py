@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..drafting import SpeculativeResult
     from .generate import Answers
 
-UNUSED = ("steps", "block_length", "cfg_scale", "eos_policy", "max_rows",
+UNUSED = ("steps", "block_length", "cfg_scale", "eos_policy",
           "max_batch_tokens", "top_candidates")  # fmt: skip
 FIGURES = ("drafted", "accepted", "accepted_per_round", "acceptance_rate", "drafter", "rule")
 

@@ -50,7 +50,7 @@ def watch(
     assert model.tokenizer is not None
     speller = Speller(model.tokenizer, model.facts.stop_token_ids)
     results: dict[int, Result] = {}
-    with _view() as view:
+    with shown_live() as view:
         for event in events:
             if event.result is not None:
                 results[event.row] = event.result
@@ -61,7 +61,8 @@ def watch(
 
 
 @contextmanager
-def _view() -> Iterator[View]:
+def shown_live() -> Iterator[View]:
+    """Frames on stderr: redrawn on a terminal, else a line for each."""
     if not interactive():
         yield Log()
         return

@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import speculate
+    from .api import RoundEvent, speculate, stream_speculate
     from .base import Budget, Distribution, Draft, Drafter, Drafting, Feedback, Info, Request
     from .drafters.diffusion import DiffusionDrafter
     from .result import SpeculativeResult
 
 _WHERE = {
-    "speculate": "api", "SpeculativeResult": "result", "DiffusionDrafter": "drafters.diffusion",
+    "speculate": "api", "stream_speculate": "api", "RoundEvent": "api",
+    "SpeculativeResult": "result", "DiffusionDrafter": "drafters.diffusion",
     "Budget": "base", "Draft": "base", "Drafter": "base", "Drafting": "base", "Feedback": "base",
     "Distribution": "base", "Request": "base",
 }  # fmt: skip
@@ -27,7 +28,7 @@ PARTS = (
 
 __all__ = [
     "Budget", "DiffusionDrafter", "Draft", "Drafter", "Drafting", "Feedback", "Distribution",
-    "Request", "SpeculativeResult", "available", "speculate",
+    "Request", "RoundEvent", "SpeculativeResult", "available", "speculate", "stream_speculate",
 ]  # fmt: skip
 
 

@@ -1,14 +1,16 @@
-"""`speculate`: a verifier, a drafter, a prompt."""
+"""`speculate` and `stream_speculate`: a verifier, a drafter, one prompt or many."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, overload
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from ..canvas import IntArray
@@ -17,17 +19,20 @@ from ..errors import ConfigError, PromptError, UnknownNameError
 from ..models import DiffusionModel, load
 from ..models.checkpoint import BUNDLED
 from ..prompts import encode, is_batch
+from ..text import GrowingText
 from . import register_all
 from .accept.rows import Coins, LogitsProcessor, Sampling
 from .base import DRAFTERS, RULES, AcceptRule, Drafter, Request, single
 from .length.control import CONTROLLERS, LengthController
-from .loop import Speculation, StopCheck
+from .loop import Batch, Speculation, StopCheck
 from .result import SpeculativeResult
-from .verifier import Verifier, is_causal_model
+from .verifiers.base import is_causal_model
+from .verifiers.packed import open_verifier
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "stop_strings",
-             "seed")  # fmt: skip
+             "seed", "max_rows")  # fmt: skip
+SESSION = ("rule", "controller", "repetition_penalty", "logits_processor", "exact")
 DRAFTING = (
     "search",
     "proxy",
@@ -42,6 +47,42 @@ DRAFTING = (
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
 VerifierLike = str | PreTrainedModel | DiffusionModel
+OnePrompt = str | Sequence[int] | Sequence[Mapping[str, str]] | IntArray | torch.Tensor
+ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[IntArray]
+
+
+class TokenStreamer(Protocol):
+    """transformers' ``TextStreamer``, ``TextIteratorStreamer`` and whatever looks like them."""
+
+    def put(self, value: torch.Tensor) -> None: ...
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """One round of one text: of prompt ``row``, its ``round``-th.
+
+    ``tokens`` were emitted, ``accepted`` of them drafted.  ``text``: what has become final; it is
+    never taken back, and all pieces together are ``result.text``.  ``result`` is set on the text's
+    last event.
+    """
+
+    row: int
+    round: int
+    tokens: list[int]
+    accepted: int
+    text: str
+    result: SpeculativeResult | None = None
+
+
+@overload
+def speculate(
+    verifier: VerifierLike, drafter: DrafterLike, prompt: ManyPrompts, **options: Any
+) -> list[SpeculativeResult]: ...
+@overload
+def speculate(
+    verifier: VerifierLike, drafter: DrafterLike, prompt: OnePrompt, **options: Any
+) -> SpeculativeResult: ...
 
 
 def speculate(
@@ -49,14 +90,8 @@ def speculate(
     drafter: DrafterLike,
     prompt: Any,
     *,
-    rule: str | AcceptRule | None = None,
-    controller: str | LengthController | None = None,
-    chat: bool | None = None,
-    tokenizer: Any = None,
-    vocabulary: str = "auto",
-    repetition_penalty: float = 1.0,
-    logits_processor: Sequence[LogitsProcessor] = (),
-    **arguments: Any,
+    streamer: TokenStreamer | None = None,
+    **options: Any,
 ) -> Any:
     """Write with ``verifier``, several tokens per forward, without changing what it writes.
 
@@ -64,37 +99,80 @@ def speculate(
     returns.  ``drafter``: a diffusion model (or anything `dllm.load` takes), the spec of a drafter
     such as ``"prompt_lookup"``, a `Drafter`, a list of these (the first one that has something to
     say drafts), or None: plain decoding with the same loop and the same noise.  ``prompt``: as for
-    `dllm.generate`; a list is answered one prompt after the other.
+    `dllm.generate`.  A list of prompts is a batch: every round verifies the drafts of all its texts
+    in one packed forward, without padding, where the network's attention allows that, else text by
+    text; each text comes out as if it had been alone.
 
-    ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
-    above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
-    "multi_round" and "traversal" give the same distribution.  ``controller``: how many tokens to
-    draft, e.g. "rate" (default) or "fixed(k=8)".  For a diffusion drafter: ``search`` (e.g. "cps"),
-    ``proxy``, ``window`` (masks it sees), ``steps``, ``sampler``, ``cache``, ``refresh_rounds``,
-    ``end_marker``, ``marker_position``; see `DiffusionDrafter`.
+    ``streamer`` (one prompt only) receives the prompt's ids, those of every round, and the end,
+    as from ``generate`` of transformers.  ``options``:
 
-    ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
-    "retokenize" and "intersect" bridge the difference.
-
-    ``arguments``: ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
-    ``stop_strings`` and ``seed`` of `dllm.GenerationConfig`; ``repetition_penalty`` and
-    ``logits_processor`` (transformers' callables) act on the verifier's logits with the history
-    that each row would have.
+    - ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
+      above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
+      "multi_round" and "traversal" give the same distribution.
+    - ``controller``: how many tokens to draft, e.g. "rate" (default) or "fixed(k=8)".
+    - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
+      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``, ``marker_position``;
+      see `DiffusionDrafter`.
+    - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
+      "retokenize" and "intersect" bridge the difference.
+    - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
+      ``stop_strings``, ``seed`` and ``max_rows`` (texts written at a time) of
+      `dllm.GenerationConfig`; ``repetition_penalty`` and ``logits_processor`` (transformers'
+      callables), which act on the verifier's logits with the history that each row would have.
+    - ``chat``: whether strings go through the chat template (default: when there is one);
+      ``tokenizer``: of the verifier, if it is not its own.
+    - ``exact`` (default True): in half precision on a CPU, score in a way that does not depend on
+      how many tokens and texts are scored at once; docs/drafting.md says what is exact where.
 
     Returns a `SpeculativeResult`, or a list of them for a list of prompts.  Raises
-    `dllm.DllmError` with one sentence that says what to do.
+    `dllm.DllmError` with one sentence that says what to do.  Several threads may call this with one
+    verifier: their forwards take turns.
     """
-    model = load_verifier(verifier, tokenizer)
-    options = {name: arguments.pop(name) for name in DRAFTING if name in arguments}
-    config = _config(model, arguments)
-    part = fit(make_drafter(drafter, **options), model, vocabulary)
-    session = Session(model, part, config, rule, controller, repetition_penalty, logits_processor)
+    session, prompts = _prepare(verifier, drafter, prompt, options)
+    if streamer is not None and len(prompts) > 1:
+        raise ConfigError("a streamer follows one prompt: pass prompts one by one")
+    results: list[Any] = [None] * len(prompts)
+    if streamer is not None:
+        streamer.put(torch.from_numpy(prompts[0])[None])
+    for row, run, tokens in session.rounds(prompts):
+        if streamer is not None:
+            streamer.put(torch.tensor(tokens))
+        if run.finish_reason is not None:
+            results[row] = session.result(run)
+    if streamer is not None:
+        streamer.end()
+    return results if is_batch(prompt) else results[0]
+
+
+def stream_speculate(
+    verifier: VerifierLike, drafter: DrafterLike, prompt: Any, **options: Any
+) -> Iterator[RoundEvent]:
+    """Like `speculate`, round by round: yields a `RoundEvent` per text and round.
+
+    The iterator may be closed early: what still ran is dropped.
+    """
+    session, prompts = _prepare(verifier, drafter, prompt, options)
+    return session.events(prompts)
+
+
+def _prepare(
+    verifier: VerifierLike, drafter: DrafterLike, prompt: Any, options: dict[str, Any]
+) -> tuple[Session, list[IntArray]]:
+    """Everything that can be wrong is found here, before the first round."""
+    own = {name: options.pop(name) for name in SESSION if name in options}
+    chat, vocabulary = options.pop("chat", None), options.pop("vocabulary", "auto")
+    model = load_verifier(verifier, options.pop("tokenizer", None))
+    drafting = {name: options.pop(name) for name in DRAFTING if name in options}
+    config = _config(model, options)
+    part = fit(make_drafter(drafter, **drafting), model, vocabulary)
+    session = Session(model, part, config, **own)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
     if not prompts:
         raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
     encoded = [encode(model, one, chat) for one in prompts]
-    results = session.answer(encoded)
-    return results if is_batch(prompt) else results[0]
+    for ids in encoded:
+        session.room(len(ids))
+    return session, encoded
 
 
 def load_verifier(verifier: VerifierLike, tokenizer: Any = None) -> DiffusionModel:
@@ -170,15 +248,14 @@ def is_drafter_spec(name: str) -> bool:
 def _config(model: DiffusionModel, arguments: dict[str, Any]) -> GenerationConfig:
     for name in arguments:
         if name not in ARGUMENTS:
-            known = {*ARGUMENTS, *DRAFTING, "rule", "controller", "repetition_penalty",
-                     "logits_processor", "chat", "tokenizer", "vocabulary"}  # fmt: skip
+            known = {*ARGUMENTS, *DRAFTING, *SESSION, "chat", "tokenizer", "vocabulary"}
             raise UnknownNameError("argument of speculate", name, known)
     defaults = {k: v for k, v in model.generation_defaults.items() if k in ARGUMENTS}
     return GenerationConfig.build(defaults, arguments)
 
 
 class Session:
-    """Verifier, drafter and settings of one call; sequences are written one after the other."""
+    """Verifier, drafter and settings of one call."""
 
     def __init__(
         self,
@@ -189,6 +266,7 @@ class Session:
         controller: str | LengthController | None = None,
         repetition_penalty: float = 1.0,
         logits_processor: Sequence[LogitsProcessor] = (),
+        exact: bool = True,
     ) -> None:
         register_all()
         if repetition_penalty <= 0:
@@ -202,43 +280,73 @@ class Session:
         self.processors = tuple(logits_processor)
         if drafter is not None and not drafter.distributions & self.rule.accepts:
             self.rule.check(next(iter(drafter.distributions)), False)
+        self.verifier = open_verifier(model, drafter.taps if drafter is not None else (), exact)
 
-    def answer(self, prompts: Sequence[IntArray]) -> list[SpeculativeResult]:
-        """Answers to all prompts.  Equal prompts get different noise, in order."""
+    def rounds(self, prompts: Sequence[IntArray]) -> Iterator[tuple[int, Speculation, list[int]]]:
+        """Write answers to all prompts: (index of the prompt, its text, what it got) as they come.
+
+        Equal prompts get different noise, in order.
+        """
         seen: dict[bytes, int] = {}
-        results = []
-        for prompt in prompts:
+        index: dict[int, int] = {}  # of a running text -> of its prompt
+        starts: list[Callable[[], Speculation]] = []
+
+        def start(at: int, prompt: IntArray, row: int) -> Speculation:
+            run = self.start(prompt, row)
+            index[id(run)] = at
+            return run
+
+        for at, prompt in enumerate(prompts):
             row = seen.get(prompt.tobytes(), 0)
             seen[prompt.tobytes()] = row + 1
-            run = self.start(prompt, row)
-            for _ in run.run():
-                pass
-            results.append(self.result(run))
-        return results
+            starts.append(partial(start, at, prompt, row))
+        batch = Batch(self.verifier, self.drafter, starts, min(self.config.max_rows, len(prompts)))
+        for pairs in batch.run():
+            for run, tokens in pairs:
+                yield index[id(run)], run, tokens
+
+    def events(self, prompts: Sequence[IntArray]) -> Iterator[RoundEvent]:
+        """See `stream_speculate`."""
+        tokenizer: Any = self.model.tokenizer
+        decode = partial(tokenizer.decode, skip_special_tokens=True) if tokenizer else lambda _: ""
+        growing = [GrowingText(decode, self.config.stop_strings) for _ in prompts]
+        for row, run, tokens in self.rounds(prompts):
+            text, result = growing[row].feed(tokens), None
+            if run.finish_reason is not None:
+                result = self.result(run)
+                text += growing[row].end(result.text)
+            done = len(run.rounds) - 1
+            yield RoundEvent(row, done, tokens, run.rounds[done].accepted, text, result)
 
     def start(self, prompt: IntArray, row: int = 0) -> Speculation:
-        """A sequence, ready for its first round."""
+        """A text, ready for its first round."""
         model, config = self.model, self.config
-        limit = len(prompt) + self._room(len(prompt))
+        limit = len(prompt) + self.room(len(prompt))
         coins = Coins(config.seed, row)
         request = Request(
             prompt=prompt, vocab_size=model.facts.vocab_size, limit=limit,
             stop_ids=model.facts.stop_token_ids, temperature=config.temperature,
             noise_key=coins.emission, draft_key=coins.drafting, tokenizer=model.tokenizer,
-            name=model.name,
+            name=model.name, trees=self.verifier.trees and self.rule.trees, verifier=model,
         )  # fmt: skip
         sampling = Sampling(
             config.temperature, config.top_p, config.top_k, self.repetition_penalty,
             self.processors, model.facts.stop_token_ids, len(prompt) + config.min_new_tokens,
         )  # fmt: skip
         return Speculation(
-            Verifier(model, prompt),
+            self.verifier, self.verifier.open(prompt, limit),
             self.drafter.open(request) if self.drafter is not None else None,
-            self.controller.fresh(), self.rule, sampling, coins, limit,
+            self.controller.fresh(), self.rule, sampling, coins,
             model.facts.stop_token_ids, self._stop_check(),
         )  # fmt: skip
 
-    def _room(self, prompt: int) -> int:
+    def alone(self, run: Speculation) -> Iterator[list[int]]:
+        """Write one started text to its end; yields the tokens of every round."""
+        for pairs in Batch(self.verifier, self.drafter, [lambda: run]).run():
+            yield pairs[0][1]
+
+    def room(self, prompt: int) -> int:
+        """New tokens that a prompt of that length leaves room for."""
         context, wanted = self.model.facts.context_length, self.config.max_new_tokens
         if prompt >= context:
             raise PromptError(
@@ -270,10 +378,10 @@ class Session:
         return SpeculativeResult(
             text=text[: min(outcome)] if outcome else text,
             tokens=tokens,
-            sequences=run.verifier.prefix,
+            sequences=run.text.prefix,
             prompt_length=run.prompt_length,
-            nfe=run.verifier.forwards,
-            computed=run.verifier.computed,
+            nfe=run.text.forwards,
+            computed=run.text.computed,
             forced=0,
             order=run.order,
             logprobs=np.asarray(run.logprobs, np.float32),

@@ -92,6 +92,16 @@ class Draft:
             node = self.parent(node)
         return result[::-1]
 
+    def ancestry(self) -> npt.NDArray[np.bool_]:
+        """(n, n): whether the node of a row comes from the node of a column, or is it."""
+        if self.parents is None:
+            return np.tri(len(self), dtype=np.bool_)
+        result = np.eye(len(self), dtype=np.bool_)
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent != ROOT:
+                result[node] |= result[parent]
+        return result
+
     def q(self, node: int) -> Array:
         """The distribution (V,) from which the children of ``node`` were drawn."""
         assert self.log_q is not None
@@ -146,6 +156,8 @@ class RoundStats:
     extra one), ``emitted`` tokens; ``extra`` is "correction", "bonus" or "none" (cut off).
     ``first``: the round read the prompt; ``attempted``: the drafter was asked.  Seconds spent
     drafting (search included), searching, verifying (accept rule included) and on everything else.
+    In a batch ``verify_seconds`` are those of the whole forward, which also fed ``beside`` tokens
+    of other texts that got ``beside_emitted`` tokens from it.
     """
 
     drafted: int
@@ -161,6 +173,8 @@ class RoundStats:
     context: int
     first: bool = False
     attempted: bool = False
+    beside: int = 0
+    beside_emitted: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,13 +182,16 @@ class Feedback:
     """What a drafter, a proxy or a controller learns from a round.  ``accepted`` counts drafted
     tokens that were kept; ``emitted`` are the new tokens; ``fed`` are the tokens whose successors
     the verifier scored and ``scores`` its logits (rows, V), on its device; None in engines that
-    keep them (see `Drafter.needs_scores`)."""
+    keep them (see `Drafter.needs_scores`).  ``hidden`` (m, taps * D) are the outputs of the layers
+    in `Drafter.taps` at every token that was fed: those that were committed and not yet fed (in
+    the first round the prompt), then the nodes of the draft."""
 
     draft: Draft
     path: list[int]
     emitted: list[int]
     fed: IntArray
     scores: Any
+    hidden: Any = None
 
     @property
     def accepted(self) -> int:
@@ -185,7 +202,9 @@ class Feedback:
 class Request:
     """What is known when a sequence begins.  ``prompt`` (P,) int64; ``vocab_size`` and
     ``stop_ids`` are the verifier's; ``limit`` is the longest the sequence can get; ``noise_key`` is
-    (seed, stream) of the verifier's emission noise, for drafters that share it."""
+    (seed, stream) of the verifier's emission noise, for drafters that share it; ``trees``: whether
+    verifier and accept rule take trees; ``verifier`` is the verifier's model where it runs in this
+    process, else None."""
 
     prompt: IntArray
     vocab_size: int
@@ -196,6 +215,8 @@ class Request:
     draft_key: tuple[int, int] = (0, 3)
     tokenizer: Any = None
     name: str = ""
+    trees: bool = False
+    verifier: Any = None
 
 
 class Drafting:
@@ -225,17 +246,24 @@ class DraftPart:
 class Drafter(DraftPart):
     """Something that proposes tokens.  What outlives a sequence is kept in the drafter itself.
 
-    ``needs_scores``: it learns from `Feedback.scores`, which not every engine gives.  ``timed``:
-    its drafts depend on clocks, so that two processes with the same text may draft differently.
+    ``needs_scores``: it learns from `Feedback.scores`, which not every engine gives.  ``taps``:
+    indices of the verifier's layers whose outputs it wants in `Feedback.hidden`.  ``timed``: its
+    drafts depend on clocks, so that two processes with the same text may draft differently.
     """
 
     distributions: ClassVar[frozenset[Distribution]] = frozenset({Distribution.POINT})
     needs_scores: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
     timed: ClassVar[bool] = False
 
     def open(self, request: Request) -> Drafting:
         """Start on a new sequence."""
         raise NotImplementedError
+
+    def propose_all(self, work: Sequence[tuple[Drafting, IntArray, Budget]]) -> list[Draft]:
+        """One round of drafts for several sequences that it has open.  Override it where drafting
+        for all of them at once is cheaper than one after the other."""
+        return [drafting.propose(prefix, budget) for drafting, prefix, budget in work]
 
 
 @dataclass

@@ -117,6 +117,13 @@ class KVBuffer(Cache):
                 for other in others:
                     held[:, :, other + at] = held[:, :, base + at]
 
+    @torch.inference_mode()
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy what slots ``source`` (n,) hold to slots ``target`` (n,); they may overlap."""
+        for held in (*self._keys, *self._values):
+            if held is not None:
+                held[:, :, target.to(held.device)] = held[:, :, source.to(held.device)]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions are explicit in every step: nothing is ever appended."""
         return 0

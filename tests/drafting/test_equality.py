@@ -14,7 +14,8 @@ import dllm
 from dllm.drafting.accept.rows import ACCEPT, PURPOSES, RESIDUAL, Coins
 from dllm.drafting.api import Session
 from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, Request
-from dllm.drafting.verifier import Verifier, VerifierCache
+from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
+from dllm.drafting.verifiers.rowwise import VerifierCache
 
 from .conftest import ARCHITECTURES, Scripted, prompts
 
@@ -200,16 +201,27 @@ def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
             dllm.GenerationConfig(max_new_tokens=NEW), controller="whole",
         )  # fmt: skip
         run = session.start(np.array(prompt))
-        for _ in run.run():
-            kept, length = run.verifier.cache, run.verifier.cached
+        for _ in session.alone(run):
+            length = run.text.cached
             fresh = VerifierCache()
-            ids = torch.tensor([run.verifier.tokens[:length]])
+            ids = torch.tensor([run.text.tokens[:length]])
             with torch.inference_mode():
                 model.hf(input_ids=ids, past_key_values=fresh, use_cache=True)
-            assert length == len(run.verifier.tokens) - 1 == kept.get_seq_length()
-            for a, b in zip(kept.layers, fresh.layers, strict=True):
-                for x, y in ((a.keys, b.keys), (a.values, b.values)):
+            assert length == len(run.text.tokens) - 1
+            if run.finish_reason is not None:  # its memory is given back
+                continue
+            for kept, layer in zip(kept_by(run), fresh.layers, strict=True):
+                for x, y in zip(kept, (layer.keys, layer.values), strict=True):
                     assert (x[..., :length, :] - y[..., :length, :]).abs().max() < 1e-4
+
+
+def kept_by(run: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values (1, heads, n, head_dim) of every layer that are kept of a text."""
+    if isinstance(run.verifier, PackedVerifier):
+        buffer, here = run.verifier.buffer, slice(run.text.base, run.text.base + run.text.size)
+        pairs = zip(buffer._keys, buffer._values, strict=True)
+        return [(k[:, :, here], v[:, :, here]) for k, v in pairs if k is not None]
+    return [(layer.keys, layer.values) for layer in run.text.cache.layers]
 
 
 def test_a_batch_is_its_rows(verifier: dllm.DiffusionModel) -> None:
@@ -334,10 +346,12 @@ def test_a_tree_shows_a_node_its_ancestors_only(verifiers: dict[str, dllm.Diffus
         session = Session(model, drafter, dllm.GenerationConfig(max_new_tokens=NEW))
         run = session.start(np.array(prompt))
         assert run.drafting is not None
-        draft = run.drafting.propose(run.verifier.prefix, run.controller.next(9, 9))
-        rows = run.verifier.score(draft)
+        draft = run.drafting.propose(run.text.prefix, run.controller.next(9, 9))
+        rows = run.verifier.score([(run.text, draft)])[0].logits
         for node in range(len(draft)):
             path = [*prompt, *draft.tokens[draft.path(node)].tolist()]
-            with torch.inference_mode():
-                alone = Verifier(model, np.array(path)).score(EMPTY)
-            assert torch.allclose(rows[node + 1], alone[0], atol=1e-3)
+            other = open_verifier(model)
+            text = other.open(np.array(path), 99)
+            assert torch.allclose(
+                rows[node + 1], other.score([(text, EMPTY)])[0].logits[0], atol=1e-3
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,16 +14,11 @@ from dllm.samplers.dream import Dream
 from dllm.samplers.llada import LLaDA
 from dllm.samplers.windows import WholeRegion
 
+from .call import Call
+from .replay_samplers import SAMPLERS
+
 # Replays decode everything and keep the mask token proposable, as the official loops do.
 OFFICIAL = {"eos_policy": "none", "suppress_mask": False}
-
-
-class Call(NamedTuple):
-    """Arguments of `dllm.generate`."""
-
-    sampler: Any
-    cache: Any
-    arguments: dict[str, Any]
 
 
 def call_of(case: dict[str, Any]) -> Call:
@@ -241,4 +236,5 @@ BUILDERS = {
     "dllm_cache_llada": _dllm_cache,
     "window_diffusion_llada": _window_llada,
     "window_diffusion_dream": _window_dream,
+    **SAMPLERS,
 }

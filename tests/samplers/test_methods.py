@@ -14,6 +14,8 @@ from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, Sampler, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.prophet import Prophet
+from dllm.samplers.saber import History
+from dllm.samplers.wino import LastAccepts
 
 from ..decoding import Decoding
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
@@ -121,12 +123,32 @@ def test_prophet_finds_the_answer_behind_given_text() -> None:
     assert prophet.span(canvas).tolist() == np.flatnonzero(canvas.masked).tolist()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("how", "gap"), [("steps", 7.5), ("tokens", 5.0), (None, 5.0)])
-def test_prophet_counts_steps_or_tokens(how: str | None, gap: float) -> None:
-    canvas, part = canvas_of(100), Prophet(progress=how)
-    part.threshold(canvas)
+@pytest.mark.parametrize(
+    ("spec", "gap"),
+    [
+        ("prophet", 7.5),  # LLaDA's schedule: step 1 of 100
+        ("prophet(progress=tokens)", 5.0),
+        ("threshold+prophet", 5.0),  # no schedule: half is decided
+        ("threshold+prophet(progress=steps)", 7.5),
+        ("threshold+prophet(steps=2)", 5.0),  # step 1 of 2
+        ("prophet(steps=2)", 5.0),
+        ("dream+prophet", 7.5),
+    ],
+)
+def test_prophet_counts_steps_or_tokens(spec: str, gap: float) -> None:
+    canvas, (part,) = canvas_of(100), compose(spec).stops
     canvas.masked[:50] = False
-    assert part.threshold(canvas) == gap
+    assert part.threshold(canvas) == gap  # type: ignore[attr-defined]
+
+
+def test_prophet_counts_the_steps_of_the_whole_region() -> None:
+    """What is given in it belongs to the length that the published progress divides by."""
+    canvas = canvas_of(100)
+    canvas.give(40, np.ones(60, np.int64))
+    canvas.step = 32  # the 33rd step: 0.33 of 100, not of the 40 undecided
+    assert Prophet().threshold(canvas) == 5.0
+    canvas.step = 31
+    assert Prophet().threshold(canvas) == 7.5
 
 
 @pytest.mark.parametrize(
@@ -143,7 +165,6 @@ def test_adablock_ends_where_the_text_does(
 ) -> None:
     canvas = canvas_of(gen)
     sampler = compose(f"adablock(8, delimiters=(9,), delimiter_threshold={threshold})+fixed")
-    canvas.memory["adablock_total"] = gen
     canvas.masked[:start] = False
     canvas.window = (0, start)
     sampler.prepare(canvas)
@@ -169,7 +190,7 @@ def test_wino_takes_back_fewer_than_it_committed_before() -> None:
     canvas.commit(np.arange(5), np.ones(5, np.int64), np.zeros(5, np.float32))
     canvas.commit_step[:5] = 0
     canvas.step = 1
-    canvas.memory["wino"] = canvas.block, 3
+    canvas.state(LastAccepts).count = 3
     verdict = [0.5, 0.2, 0.6, 0.3, 0.7, *[1.0] * 5]
     decision = shadowed(sampler, canvas, [0.9, 0.9, 0.1, 0.1, 0.1], verdict)
     assert set(decision.committed) == {5, 6}
@@ -183,7 +204,7 @@ def test_saber_commits_above_the_mean_and_takes_one_back() -> None:
     sampler.prepare(canvas)
     at = np.array([0, 1])
     canvas.commit(at, np.ones(2, np.int64), np.log(np.array([0.8, 0.8], np.float32)))
-    canvas.memory["saber"] = np.array([0.5, 0.9, 0.5, 0.5, 0.5], np.float32)
+    canvas.state(History).last = np.array([0.5, 0.9, 0.5, 0.5, 0.5], np.float32)
     canvas.step = 1
     p = np.array([0.8, 0.8, 0.85, 0.82, 0.5], np.float32)
     asked = {"saber": np.log(p)[:, None]}
@@ -197,6 +218,7 @@ def test_credit_is_logits_with_a_memory() -> None:
     """Against the definition on whole rows of logits."""
     rng = np.random.default_rng(0)
     canvas, part = canvas_of(3), Credit()
+    part.begin_block(canvas)
     credit = np.zeros((3, 8), np.float32)
     for _ in range(6):
         logits = rng.normal(size=(3, 8)).astype(np.float32)

@@ -12,6 +12,8 @@ from dllm.samplers import Prediction, compose
 from ..table import MASK
 from .test_vectors import canvas_of, predict
 
+LOW, HIGH = [0.05, 0.06, 0.07], [0.75, 0.9, 0.85]  # probabilities of what was drawn
+
 
 def r2(tokens: list[int], probabilities: list[float], **rules: Any) -> set[int]:
     """What the rules add in a block where nothing reaches the threshold."""
@@ -28,20 +30,26 @@ def test_r2_clusters_and_runs() -> None:
     ids = [1, 2, 3, 4, 5, 6]
     assert r2(ids, [0.85, 0.82, 0.75, 0.4, 0.9, 0.6], confidence_cluster_size=3) == {0, 1, 2}
     runs = [1, 1, 2, 2, 2, 3]
-    assert r2(runs, [0.5, 0.85, 0.3, 0.4, 0.7, 0.9], token_cluster="confidence") == {1}
+    chances = [0.5, 0.85, 0.3, 0.4, 0.7, 0.9]
+    assert r2(runs, chances, confidence_cluster_size=3, token_cluster="confidence") == {1}
+    assert r2(runs, chances, token_cluster="confidence") == set()  # the official code wants a size
 
 
 @pytest.mark.parametrize(
-    ("rule", "likeliest", "tokens", "p"),
+    ("rule", "drawn", "likeliest", "tokens", "p"),
     [
-        ("confidence_cluster_size=3", [3, 1, 2], [7, 8, 9], [0.05, 0.06, 0.07]),
-        ("token_cluster='confidence'", [1, 1, 2], [MASK, 1, 9], [1, 0.9, 0.07]),
-        ("temporal_steps=1", [3, 1, 2], [3, 1, 9], [0.8, 0.9, 0.07]),
+        ("confidence_cluster_size=3", LOW, [3, 1, 2], [MASK, MASK, 9], [1, 1, 0.07]),
+        ("confidence_cluster_size=3", HIGH, [3, 1, 2], [7, 8, 9], HIGH),
+        (
+            "confidence_cluster_size=3, token_cluster='confidence'",
+            LOW, [1, 1, 2], [MASK, 1, 9], [1, 0.9, 0.07],
+        ),
+        ("temporal_steps=1", LOW, [3, 1, 2], [3, 1, 9], [0.8, 0.9, 0.07]),
     ],
-    ids=["cluster", "run", "streak"],
-)
+    ids=["unlikely cluster", "cluster", "run", "streak"],
+)  # fmt: skip
 def test_r2_knows_the_probability_of_what_it_commits(
-    rule: str, likeliest: list[int], tokens: list[int], p: list[float]
+    rule: str, drawn: list[float], likeliest: list[int], tokens: list[int], p: list[float]
 ) -> None:
     """With temperature: a neighbourhood is committed as sampled, runs and streaks as likeliest."""
     off = ["confidence_cluster_size=None", "token_cluster=None", "temporal_steps=None"]
@@ -52,7 +60,7 @@ def test_r2_knows_the_probability_of_what_it_commits(
     decision = sampler.decide(
         canvas,
         Prediction(
-            np.arange(3), np.array([7, 8, 9]), log([0.05, 0.06, 0.07]),
+            np.arange(3), np.array([7, 8, 9]), log(drawn),
             max_logprob=log([0.8, 0.9, 0.85]), top_token=np.array(likeliest)[:, None],
         ),
     )  # fmt: skip

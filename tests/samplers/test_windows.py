@@ -60,13 +60,30 @@ def test_eotp_cuts_at_a_sure_stop(p: float, end: int) -> None:
     canvas = canvas_of(10)
     sampler = compose("threshold(0.99)+eotp(tau=0.9)", stop_ids=(STOP,))
     tokens = np.array([1, 1, 1, 1, STOP, 1, STOP, 1, 1, 1])
-    chances = np.array([0.5, 0.4, 0.3, 0.2, p, 0.1, 0.1, 0.1, 0.1, 0.1])
+    chances = np.array([0.97, 0.4, 0.3, 0.2, p, 0.1, 0.1, 0.1, 0.1, 0.1])
     step(sampler, canvas, chances, tokens)
     assert canvas.end == end
     while not canvas.finished and canvas.masked[: canvas.end].any():
         step(sampler, canvas, chances, tokens)
     assert canvas.stop_position == 4  # what lies left of it was decided as usual
     assert (canvas.tokens[:4] == 1).all() and not canvas.masked[:5].any()
+
+
+@pytest.mark.parametrize(
+    ("chances", "end"),
+    [
+        ([0.97, 0.4, 0.91, 0.2, 0.3, 0.1, 0.95, 0.1], 7),  # the surest of those that are proposed
+        ([0.4, 0.4, 0.97, 0.2, 0.3, 0.1, 0.96, 0.1], 3),  # the one that is committed
+        ([0.4, 0.4, 0.96, 0.2, 0.3, 0.1, 0.97, 0.1], 7),
+        ([0.4, 0.4, 0.995, 0.2, 0.3, 0.1, 0.997, 0.1], 3),  # both are: the first
+    ],
+)
+def test_eotp_prefers_what_is_committed_then_what_is_sure(chances: list[float], end: int) -> None:
+    canvas = canvas_of(8)
+    sampler = compose("threshold(0.99)+eotp(tau=0.9)", stop_ids=(STOP,))
+    tokens = np.array([1, 1, STOP, 1, 1, 1, STOP, 1])
+    step(sampler, canvas, np.array(chances), tokens)
+    assert canvas.end == end
 
 
 def test_eotp_keeps_given_text() -> None:

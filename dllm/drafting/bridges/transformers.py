@@ -93,10 +93,10 @@ def custom_generate(
     run.stop_ids = () if stops is None else tuple(stops.flatten().tolist())
     if stopping_criteria:
         run.stops = _criteria(stopping_criteria, input_ids)
-    for tokens in run.run():
+    for tokens in session.alone(run):
         if on_tokens is not None:
             on_tokens(tokens)
-    ids: Any = torch.tensor([run.verifier.tokens], device=input_ids.device)
+    ids: Any = torch.tensor([run.text.tokens], device=input_ids.device)
     return GenerateDecoderOnlyOutput(sequences=ids) if as_output else ids
 
 

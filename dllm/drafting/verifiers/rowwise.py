@@ -1,14 +1,14 @@
-"""The autoregressive side: one sequence, its keys and values, and how a draft is scored.
+"""One forward per text: for networks whose attention cannot be packed.
 
-Between rounds the cache holds every committed token except the last, the anchor.  A round feeds
-the anchor and the draft; afterwards the entries of what was not accepted are dropped, for a tree by
-gathering the accepted path.
+Those with sliding windows, convolutions, recurrences or attention written by hand run as
+transformers made them, with a cache of transformers per text.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from ..canvas import IntArray
-from ..errors import ConfigError
-from ..models import DiffusionModel
-from .base import Draft
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ...models import DiffusionModel
+from ..base import Draft
+from .base import Scored, Text, Verifier, Work, joined, running, tapped
 
 GROWTH = 256  # positions added to a layer's buffer at least when it is full
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -89,15 +90,20 @@ class VerifierCache(Cache):
             layer.keep(start, offsets)
 
 
-def is_causal_model(model: DiffusionModel) -> bool:
-    return model.facts.mask_token_id is None and model.facts.mask_kind == "causal"
+@dataclass(eq=False)
+class CachedText(Text):
+    """A text with a cache of transformers."""
+
+    cache: Any = field(default=None, repr=False)
 
 
-class Verifier:
-    """Scores drafts for one sequence.  ``tokens`` are the committed ids, prompt included."""
+class RowVerifier(Verifier):
+    """Scores drafts text by text."""
 
-    def __init__(self, model: DiffusionModel, prompt: IntArray) -> None:
-        self.model, self.hf = model, model.hf
+    def __init__(
+        self, model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True
+    ) -> None:
+        super().__init__(model, taps, exact)
         accepted = inspect.signature(self.hf.forward).parameters
         if "past_key_values" not in accepted:
             raise ConfigError(
@@ -105,90 +111,89 @@ class Verifier:
                 "transformers: it cannot verify drafts; use another model"
             )
         self._few_logits = "logits_to_keep" in accepted
-        self.tokens: list[int] = prompt.tolist()
-        self.cached = 0  # committed tokens whose keys and values are kept
-        self.forwards = 0
-        self.computed = 0
-        self.cache: Cache = self._new_cache()
-
-    def _new_cache(self) -> Cache:
         config = self.hf.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
-        if kinds <= ATTENTION_LAYERS:
+        self._attends = kinds <= ATTENTION_LAYERS  # else layers keep states of their own
+        # networks that dispatch their attention can be told to use the exact one
+        backend = getattr(self.hf, "_supports_attention_backend", False)
+        self._attention = "eager" if self.exact and backend else None
+        used = self._attention or self.hf.config._attn_implementation
+        self.implementation = used.removeprefix("dllm_")
+        self.trees = self._attends and self.implementation in MASKABLE
+
+    def open(self, prompt: IntArray, limit: int) -> CachedText:
+        return CachedText(prompt.tolist(), limit, cache=self._new_cache())
+
+    def _new_cache(self) -> Cache:
+        if self._attends:
             return VerifierCache()
-        cache = DynamicCache(config=config)  # convolutions and recurrences keep states of their own
+        cache = DynamicCache(config=self.hf.config.get_text_config())
         cache.activate_past_recording()  # type: ignore[no-untyped-call]
         return cache
 
-    def _check_rollback(self) -> None:
+    def _check_rollback(self, cache: Any) -> None:
         """Can a draft be taken back?  Layers know once they have run."""
-        if not isinstance(self.cache, VerifierCache) and not self.cache.is_croppable:
+        if not isinstance(cache, VerifierCache) and not cache.is_croppable:
             raise ConfigError(
                 f"{self.model.name} has recurrent layers, which cannot be rolled back: it cannot "
                 "verify drafts; use an attention-only model, or drafter=None"
             )
 
-    @property
-    def prefix(self) -> IntArray:
-        """Committed tokens (n,) int64."""
-        return np.asarray(self.tokens, np.int64)
+    def score(self, work: Work) -> list[Scored]:
+        return [self._score(text, draft) for text, draft in work]
 
-    def score(self, draft: Draft) -> torch.Tensor:
-        """One forward.  Raw logits (n + 1, V): after the last committed token and every node."""
-        fresh = self.tokens[self.cached :]
-        ids = np.concatenate([np.asarray(fresh, np.int64), draft.tokens])
+    def _score(self, text: Any, draft: Draft) -> Scored:
+        ids = np.concatenate([np.asarray(text.fresh, np.int64), draft.tokens])
         wanted = len(draft) + 1
         arguments: dict[str, Any] = {
             "input_ids": self._tensor(ids)[None],
-            "past_key_values": self.cache,
+            "past_key_values": text.cache,
             "use_cache": True,
         }
         if not draft.is_chain and len(draft) > 0:
-            arguments |= self._tree_arguments(draft, len(fresh))
+            arguments |= self._tree_arguments(draft, text.cached, len(text.fresh))
         if self._few_logits:
             arguments["logits_to_keep"] = wanted
-        with torch.inference_mode():
+        with (
+            torch.inference_mode(),
+            running(self.hf, self._attention),
+            tapped(self.hf, self.taps) as outputs,
+        ):
             logits: torch.Tensor = self.hf(**arguments).logits[0, -wanted:]
-        self.forwards += 1
-        self.computed += len(ids)
+        text.forwards += 1
+        text.computed += len(ids)
         if len(draft):
-            self._check_rollback()
-        return logits
+            self._check_rollback(text.cache)
+        return Scored(logits, joined(outputs, self.taps))
 
-    def commit(self, draft: Draft, path: Sequence[int], emitted: Sequence[int]) -> None:
-        """Append ``emitted``; keep the entries of ``path`` before the last of them, drop others."""
-        base = len(self.tokens)
-        path = path[: len(emitted) - 1]
-        if isinstance(self.cache, VerifierCache) and not draft.is_chain:
-            self.cache.keep(base, path)
+    def _keep(self, text: Any, draft: Draft, path: Sequence[int]) -> None:
+        if isinstance(text.cache, VerifierCache) and not draft.is_chain:
+            text.cache.keep(len(text.tokens), path)
         else:
-            self.cache.crop(len(path) - len(draft))
-        self.cached = base + len(path)
-        self.tokens += emitted
-        assert self.cached < len(self.tokens), "the last committed token is never in the cache"
+            text.cache.crop(len(path) - len(draft))
+
+    def close(self, text: Any) -> None:
+        text.cache = None
 
     def _tensor(self, array: IntArray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device)
 
-    def _tree_arguments(self, draft: Draft, fresh: int) -> dict[str, Any]:
+    def _tree_arguments(self, draft: Draft, cached: int, fresh: int) -> dict[str, Any]:
         """Positions by depth, and a mask that shows every node its ancestors."""
-        base_implementation = self.hf.config._attn_implementation.removeprefix("dllm_")
-        if not isinstance(self.cache, VerifierCache) or base_implementation not in MASKABLE:
+        if not self.trees:
             raise ConfigError(
-                f"{self.model.name} with {base_implementation} attention cannot score a tree; use "
+                f"{self.model.name} with {self.implementation} attention cannot score a tree; use "
                 "a search that returns a chain, or attn_implementation='sdpa'"
             )
         depths = np.array([draft.depth(node) for node in range(len(draft))])
-        positions = np.concatenate([np.arange(self.cached, self.cached + fresh),
-                                    self.cached + fresh + depths])  # fmt: skip
-        key_positions = np.concatenate([np.arange(self.cached), positions])
-        seen = np.zeros((fresh + len(draft), self.cached + fresh + len(draft)), np.bool_)
-        seen[:, : self.cached] = True
-        first = self.cached + fresh
-        seen[:fresh, self.cached : first] = np.tri(fresh, dtype=np.bool_)
-        seen[fresh:, self.cached : first] = True
-        for node in range(len(draft)):
-            seen[fresh + node, first + np.array(draft.path(node))] = True
+        positions = np.concatenate([np.arange(cached, cached + fresh), cached + fresh + depths])
+        key_positions = np.concatenate([np.arange(cached), positions])
+        seen = np.zeros((fresh + len(draft), cached + fresh + len(draft)), np.bool_)
+        first = cached + fresh
+        seen[:, :cached] = True
+        seen[:fresh, cached:first] = np.tri(fresh, dtype=np.bool_)
+        seen[fresh:, :first] = True
+        seen[fresh:, first:] = draft.ancestry()
         return {
             "position_ids": self._tensor(positions)[None],
             "attention_mask": self._masks(seen, positions, key_positions),

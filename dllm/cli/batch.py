@@ -1,0 +1,118 @@
+"""``dllm batch``: a file of requests, answered by the continuous engine."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..errors import ConfigError
+from .options import DECODING, MODEL, Generation, option, takes
+from .output import interactive, note, stderr
+from .remote import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..serve.batch import Line, Results
+    from ..serve.settings import Settings
+
+SERVED = ("max_batch_tokens", "cuda_graphs", "compile")  # of the engine, not of a request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batched(Generation):
+    """Options of ``dllm batch``."""
+
+    max_rows: Annotated[
+        int, option("--max-rows", panel=MODEL, text="Requests written at a time.", min=1)
+    ] = 16
+    raw: Annotated[
+        bool, option("--raw", panel=DECODING, text="Take plain prompts as they are.")
+    ] = False
+    ray: Annotated[
+        int, option("--ray", panel=MODEL, text="Engines, as actors of Ray Data; 0: here.", min=0)
+    ] = 0
+
+    def settings(self) -> Settings:
+        from ..serve.settings import Settings
+
+        arguments = self.arguments()
+        return Settings(
+            sampler=self.sampler, caches=(self.cache,), max_rows=self.max_rows,
+            max_waiting=4 * self.max_rows, deadline=float(10**7), page=False,
+            **{name: arguments[name] for name in SERVED if name in arguments},
+        )  # fmt: skip
+
+
+@takes(Batched)
+def batch(
+    requests: Annotated[Path, typer.Argument(help="OpenAI's batch file, or a prompt per line.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The results, default REQUESTS.results.jsonl.", show_default=""
+        ),
+    ] = None,
+    *,
+    options: Batched,
+) -> None:
+    """Answer a file of requests.  Run it again to go on after an interruption.
+
+    The results are in OpenAI's format, in the order in which they were ready; a request that fails
+    has its error there.
+    """
+    from ..serve.batch import Lines, Results, open_requests
+
+    if options.watch:
+        raise ConfigError("a batch is not watched: drop --watch")
+    target = output or requests.with_suffix(".results.jsonl")
+    if target.resolve() == requests.resolve():
+        raise ConfigError("the results would overwrite the requests: name another file with -o")
+    lines = Lines(requests, fields(options), not options.raw)
+    with Results(target) as results:
+        count, open_lines = open_requests(lines, results)
+        if results.done:
+            note(f"{len(results.done)} results are there already, {count} requests are open")
+        failures = _run(options, open_lines, count, results) if count else 0
+    note(f"{count} answered, {failures} of them with an error: {target}")
+
+
+def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
+    """Answer ``lines``; how many of them failed."""
+    from ..serve.batch import answer_all, failed
+
+    failures = 0
+    columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total}",
+               TextColumn("{task.fields[failed]}"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=stderr(), disable=not interactive()) as bar:
+        task = bar.add_task("requests", total=count, failed="")
+
+        def done(line: Line, entry: dict[str, Any]) -> None:
+            nonlocal failures
+            results.add(line, entry)
+            failures += failed(entry)
+            bar.update(task, advance=1, failed=f"{failures} failed" if failures else "")
+
+        if options.ray:
+            _with_ray(options, lines, done)
+            return failures
+        from ..serve.service import Service
+
+        service = Service(options.load(), options.settings())
+        try:
+            asyncio.run(answer_all(service, lines, done))
+        finally:
+            service.close()
+    return failures
+
+
+def _with_ray(options: Batched, lines: Any, done: Callable[[Line, dict[str, Any]], None]) -> None:
+    from ..serve.ray import answer_with_ray
+
+    loading = {"dtype": options.dtype, "device": options.device}
+    answer_with_ray(options.model, lines, done, options.ray, options.settings(), loading)

@@ -1,0 +1,138 @@
+"""``--server``: the same commands, answered by a server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .frames import BLOCK, COMMITTED, DRAFT, FRESH, MASK, Frame, Span
+from .options import CACHE, SAMPLER, Generation
+from .output import note
+from .watch import View, shown_live
+
+if TYPE_CHECKING:
+    from ..serve.client import Answer, Client
+
+KEY = "DLLM_API_KEY"  # environment variable
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+NAMES = {"max_new_tokens": "max_tokens", "stop_strings": "stop", "min_new_tokens": "min_tokens"}
+LOADED = ("dtype", "device")
+ENGINE = ("max_rows", "max_batch_tokens", "cuda_graphs", "compile")  # not of a request
+
+
+def connect(options: Generation, url: str) -> Client:
+    """The server at ``url``; refuses options that only it can set."""
+    from ..serve.client import Client
+
+    for name in (*LOADED, *ENGINE):
+        if getattr(options, name, None) not in (None, "auto"):
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} is the server's: drop it, or set it where the server starts")
+    return Client(url, os.environ.get(KEY))
+
+
+def fields(options: Generation) -> dict[str, Any]:
+    """What the options are called in a request."""
+    given = {NAMES.get(k, k): v for k, v in options.arguments().items() if k not in ENGINE}
+    if "stop" in given:
+        given["stop"] = list(given["stop"])
+    if "constraints" in given:
+        given["constraints"] = {str(k): v for k, v in given["constraints"].items()}
+    candidates = given.pop("top_candidates", None)
+    if candidates:
+        given["top_logprobs"], given["logprobs"] = candidates, True
+    return given
+
+
+def request(options: Generation, prompt: Any, trace: bool = False) -> dict[str, Any]:
+    """The body for ``prompt``, a string to continue or messages."""
+    body = fields(options)
+    if options.sampler != SAMPLER:
+        body["sampler"] = options.sampler
+    if options.cache != CACHE:
+        body["cache"] = options.cache
+    if options.model != "nano":
+        body["model"] = options.model
+    if trace:
+        body["trace"] = True
+    if options.watch:
+        body["stream_options"] = {"include_drafts": True}
+    return {**body, "prompt" if isinstance(prompt, str) else "messages": prompt}
+
+
+def ask(client: Client, options: Generation, prompt: Any, trace: bool = False) -> Answer:
+    """The complete answer, watched or not."""
+    path = TEXT if isinstance(prompt, str) else CHAT
+    answers = client.answer(path, request(options, prompt, trace))
+    if options.watch:
+        with shown_live() as view:
+            return _last(_watched(answers, view))
+    return _last(answers)
+
+
+def generate(url: str, prompts: list[str], options: Any, files: list[Path]) -> None:
+    """``dllm generate --server``."""
+    client = connect(options, url)
+    for row, prompt in enumerate(prompts):
+        said = prompt if options.raw else [{"role": "user", "content": prompt}]
+        answer = ask(client, options, said, bool(files))
+        if files:
+            files[row].write_text(json.dumps(answer.trace), encoding="utf-8")
+        print(as_json(answer) if options.json else answer.text, flush=True)
+        if not options.json or options.watch:
+            note(answer.footer())
+
+
+def as_json(answer: Answer) -> str:
+    """One line of JSON."""
+    return json.dumps(
+        {"text": answer.text, "finish_reason": answer.finish_reason, **answer.usage,
+         **answer.figures}, ensure_ascii=False,
+    )  # fmt: skip
+
+
+def _last(answers: Iterator[Answer]) -> Answer:
+    result, *_ = deque(answers, maxlen=1)
+    return result
+
+
+def _watched(answers: Iterator[Answer], view: View) -> Iterator[Answer]:
+    """The answers, while every step is shown."""
+    length, tokens = 0, dict[int, str]()
+    for answer in answers:
+        frame = answer.frame
+        if frame is not None and frame["type"] == "canvas":
+            length, tokens = frame["length"], {at: text for at, text in frame["given"] if at >= 0}
+        elif frame is not None:
+            length = min(length, frame.get("end", length))
+            view.show(picture(frame, length, tokens))
+        yield answer
+
+
+def picture(step: dict[str, Any], length: int, tokens: dict[int, str]) -> Frame:
+    """The canvas after ``step``; ``tokens``, position -> text, is brought up to date."""
+    fresh = {at: text for at, text, *_ in step["commit"]}
+    drafts = {at: text for at, text, *_ in step["draft"]}
+    tokens.update(fresh)
+    for at in step["remask"]:
+        tokens.pop(at, None)
+    spans: list[Span] = []
+    for at in range(length):
+        kind = FRESH if at in fresh and at in tokens else COMMITTED if at in tokens else (
+            DRAFT if at in drafts else MASK
+        )  # fmt: skip
+        text = BLOCK if kind == MASK else tokens.get(at, drafts.get(at, ""))
+        if spans and spans[-1].kind == kind:
+            spans[-1] = Span(kind, spans[-1].text + text)
+        else:
+            spans.append(Span(kind, text))
+    decided = sum(at in tokens for at in range(length))
+    return Frame(
+        row=step["index"], step=step["step"], nfe=step["forwards"], decided=decided, total=length,
+        spans=tuple(spans), finished=decided == length,
+    )  # fmt: skip

@@ -1,0 +1,147 @@
+"""``dllm serve``: a model behind an OpenAI API."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .options import remember_debug
+from .output import note, waiting
+from .remote import KEY
+
+if TYPE_CHECKING:
+    from ..serve.settings import Settings
+
+NETWORK, ENGINE, LIMITS, CLUSTER = "Network", "Engine", "Limits", "More than one machine"
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, or nano.")] = "nano",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on.", rich_help_panel=NETWORK)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="0 takes a free one.", min=0, max=65535, rich_help_panel=NETWORK)
+    ] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="What clients must know.", envvar=KEY, rich_help_panel=NETWORK),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What clients call the model.", rich_help_panel=NETWORK),
+    ] = None,
+    page: Annotated[bool, typer.Option(help="The page at '/'.", rich_help_panel=NETWORK)] = True,
+    metrics_names: Annotated[
+        str, typer.Option(help="Names at /metrics: dllm or vllm.", rich_help_panel=NETWORK)
+    ] = "dllm",
+    sampler: Annotated[
+        str,
+        typer.Option("--sampler", "-s", help="Of requests that name none.", rich_help_panel=ENGINE),
+    ] = "threshold",
+    cache: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cache",
+            "-c",
+            help="Repeatable: requests choose, default the first.",
+            rich_help_panel=ENGINE,
+            show_default="none",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=ENGINE)
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=ENGINE)
+    ] = "auto",
+    max_rows: Annotated[
+        int, typer.Option(help="Requests written at a time.", min=1, rich_help_panel=ENGINE)
+    ] = 16,
+    max_positions: Annotated[
+        int | None,
+        typer.Option(help="Room for keys and values, of all rows.", rich_help_panel=ENGINE),
+    ] = None,
+    max_batch_tokens: Annotated[
+        int | None, typer.Option(help="Most positions of a forward.", rich_help_panel=ENGINE)
+    ] = None,
+    full_step_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most positions of whole canvases in a step.", rich_help_panel=ENGINE),
+    ] = None,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Replay cached steps.", rich_help_panel=ENGINE)
+    ] = False,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="torch.compile.", rich_help_panel=ENGINE)
+    ] = False,
+    max_waiting: Annotated[
+        int, typer.Option(help="Requests in the queue; more get 429.", rich_help_panel=LIMITS)
+    ] = 64,
+    deadline: Annotated[
+        float, typer.Option(help="Seconds for a request.", rich_help_panel=LIMITS)
+    ] = 600.0,
+    drain: Annotated[
+        float, typer.Option(help="Seconds for what runs at SIGTERM.", rich_help_panel=LIMITS)
+    ] = 30.0,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request.", rich_help_panel=LIMITS)] = 8
+    * 2**20,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(help="Of a prompt.", rich_help_panel=LIMITS)
+    ] = None,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            help="Copies of the model, in Ray Serve; 0: one, here.", min=0, rich_help_panel=CLUSTER
+        ),
+    ] = 0,
+    debug: Annotated[
+        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks and a log.")
+    ] = False,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's clients expect it."""
+    try:
+        from ..serve.settings import Settings
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is missing: pip install 'dllm[serve]'") from error
+    settings = Settings(
+        name=name, sampler=sampler, caches=tuple(cache or ("none",)), max_rows=max_rows,
+        max_waiting=max_waiting, max_positions=max_positions, max_batch_tokens=max_batch_tokens,
+        full_step_tokens=full_step_tokens, cuda_graphs=cuda_graphs, compile=compile,
+        deadline=deadline, drain=drain, max_body=max_body, max_prompt_tokens=max_prompt_tokens,
+        api_key=api_key, metrics_names=metrics_names, page=page,
+    )  # fmt: skip
+    logging.basicConfig(
+        level=logging.INFO if debug else logging.WARNING, stream=sys.stderr,
+        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+    )  # fmt: skip
+    if api_key is None and host not in ("127.0.0.1", "localhost", "::1"):
+        note(f"anybody who reaches {host} may use this server: --api-key asks for a key")
+    loading = {"dtype": dtype, "device": device}
+    if replicas:
+        from ..serve.ray import serve_replicas
+
+        serve_replicas(model, settings, replicas, host, port, loading, note)
+        return
+    _here(model, settings, host, port, loading, debug)
+
+
+def _here(
+    model: str, settings: Settings, host: str, port: int, loading: dict[str, str], debug: bool
+) -> None:
+    """One process, this one."""
+    from ..models import load
+    from ..serve.run import run
+    from ..serve.service import Service
+
+    with waiting(f"loading {model}"):
+        loaded = load(model, **loading)
+
+    def ready(url: str) -> None:
+        note(f"{loaded.name} at {url}/v1" + (f", the page at {url}/" if settings.page else ""))
+
+    run(Service(loaded, settings), host, port, ready, "info" if debug else "warning")

@@ -1,0 +1,1 @@
+"""The autoregressive side: texts being written, and how drafts are scored."""

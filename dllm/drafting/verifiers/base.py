@@ -1,0 +1,165 @@
+"""What every verifier shares: the texts it writes, its lock, and what it shows of its layers.
+
+Between rounds the keys and values of every committed token except the last, the anchor, are kept.
+A round feeds the anchor and the draft; afterwards the entries of what was not accepted are dropped,
+for a tree by gathering the accepted path.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ...models import DiffusionModel
+from ..base import Draft
+
+_LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
+class Scored(NamedTuple):
+    """Of one text and draft of n nodes: raw logits (n + 1, V), after the last committed token and
+    after every node; with taps also the outputs (fed, taps * D) of the tapped layers at every
+    token that was fed: what was committed since the last round, then the nodes."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
+
+
+@dataclass(eq=False)
+class Text:
+    """One text being written: committed ids, prompt included.  It gets at most ``limit`` tokens
+    long; ``cached`` of them have their keys and values kept.  ``forwards`` it took part in, and
+    tokens ``computed`` for it."""
+
+    tokens: list[int]
+    limit: int
+    cached: int = 0
+    forwards: int = 0
+    computed: int = 0
+
+    @property
+    def prefix(self) -> IntArray:
+        """Committed tokens (n,) int64."""
+        return np.asarray(self.tokens, np.int64)
+
+    @property
+    def fresh(self) -> list[int]:
+        """Committed tokens that no forward has seen."""
+        return self.tokens[self.cached :]
+
+
+Work = Sequence[tuple[Text, Draft]]
+
+
+class Verifier:
+    """Scores drafts for the texts of one call.
+
+    ``taps`` are the indices of layers whose outputs drafters want to see.  ``exact``: in half
+    precision on a CPU, score in a way that does not depend on how many tokens are scored at once.
+    """
+
+    trees = True  # whether it can score a tree
+
+    def __init__(
+        self, model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True
+    ) -> None:
+        self.model, self.hf, self.taps = model, model.hf, taps
+        self.exact = exact and model.dtype != torch.float32 and model.device.type == "cpu"
+
+    def open(self, prompt: IntArray, limit: int) -> Text:
+        """A new text of at most ``limit`` tokens, prompt (P,) included."""
+        raise NotImplementedError
+
+    def score(self, work: Work) -> list[Scored]:
+        """Rows for each text and its draft."""
+        raise NotImplementedError
+
+    def commit(self, text: Text, draft: Draft, path: Sequence[int], emitted: Sequence[int]) -> None:
+        """Append ``emitted``; keep the entries of ``path`` before the last of them, drop others."""
+        base = len(text.tokens)
+        path = path[: len(emitted) - 1]
+        self._keep(text, draft, path)
+        text.cached = base + len(path)
+        text.tokens += emitted
+        assert text.cached < len(text.tokens), "the last committed token is never in the cache"
+
+    def _keep(self, text: Text, draft: Draft, path: Sequence[int]) -> None:
+        """Of the entries of a draft that was just scored keep those of ``path``."""
+        raise NotImplementedError
+
+    def close(self, text: Text) -> None:
+        """The text is complete: give its memory back."""
+
+
+def is_causal_model(model: DiffusionModel) -> bool:
+    return model.facts.mask_token_id is None and model.facts.mask_kind == "causal"
+
+
+@contextmanager
+def running(hf: Any, attention: str | None) -> Iterator[None]:
+    """Have the network for oneself, with another attention implementation unless that is None.
+
+    Several threads may verify with one network: their forwards take turns, because the
+    implementation and the hooks of taps belong to the network and not to the call.
+    """
+    with _LOCKS_LOCK:
+        lock = _LOCKS.setdefault(hf, threading.RLock())
+    with lock:
+        before = hf.config._attn_implementation
+        try:
+            if attention is not None:
+                hf.config._attn_implementation = attention
+            yield
+        finally:
+            if attention is not None:
+                hf.config._attn_implementation = before
+
+
+@contextmanager
+def tapped(hf: Any, taps: tuple[int, ...]) -> Iterator[dict[int, torch.Tensor]]:
+    """Collects the outputs (1, Q, D) of layers ``taps`` of the forwards inside."""
+    outputs: dict[int, torch.Tensor] = {}
+    handles = []
+
+    def hook(index: int) -> Any:
+        def keep(_: nn.Module, __: Any, output: Any) -> None:
+            outputs[index] = output[0] if isinstance(output, tuple) else output
+
+        return keep
+
+    for index in taps:
+        handles.append(layers_of(hf)[index].register_forward_hook(hook(index)))
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def layers_of(hf: Any) -> Any:
+    """The decoder layers of a network of transformers."""
+    decoder = hf.get_decoder() if hasattr(hf, "get_decoder") else hf.base_model
+    for name in ("layers", "h", "blocks"):
+        if hasattr(decoder, name):
+            return getattr(decoder, name)
+    raise ConfigError(
+        f"{type(hf).__name__} keeps its layers in an unknown place: a drafter that reads its "
+        "hidden states cannot be used with it"
+    )
+
+
+def joined(outputs: dict[int, torch.Tensor], taps: tuple[int, ...]) -> torch.Tensor | None:
+    """The collected outputs side by side, (Q, taps * D); None without taps."""
+    return torch.cat([outputs[index][0] for index in taps], -1) if taps else None

@@ -1,0 +1,263 @@
+"""Files of requests: OpenAI's batch format, or plain prompts, answered by the continuous engine.
+
+The results are appended as they come, a line each.  A run that was killed goes on where it stopped:
+what has a result is not asked again.  Each result carries a digest of its request, so that results
+of other requests are noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from ..errors import ConfigError, PromptError
+from .problems import Problem
+from .protocol import Ask, read_chat, read_infill, read_text
+from .replies import Reply
+from .service import Service
+
+READERS: dict[str, Callable[[Any], Ask]] = {
+    "/v1/chat/completions": read_chat,
+    "/v1/completions": read_text,
+    "/v1/infill": read_infill,
+}
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SYNC = 1.0  # seconds between two waits for the disk
+
+
+@dataclass(frozen=True)
+class Line:
+    """A request of a file.  ``body`` is None where the line is no request: see ``problem``."""
+
+    id: str
+    url: str
+    body: dict[str, Any] | None
+    digest: str
+    problem: str = ""
+
+
+def read_lines(file: Path, defaults: Mapping[str, Any], chat: bool = True) -> Iterator[Line]:
+    """The requests of ``file``.
+
+    A ``.jsonl`` file holds OpenAI's batch requests, or objects with ``prompt`` or ``messages`` and
+    any field of a request, or strings; of any other file every line that is not blank is a prompt.
+    ``defaults`` are fields of a body that does not name them.  ``chat``: whether strings are what a
+    user says, or plain text to be continued.
+    """
+    structured = file.suffix in (".jsonl", ".json", ".ndjson")
+    try:
+        with file.open("rb") as stream:
+            for number, content in enumerate(stream, 1):
+                if not content.strip():
+                    continue
+                yield _line(content, number, structured, defaults, chat)
+    except OSError as error:
+        raise PromptError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _line(
+    content: bytes, number: int, structured: bool, defaults: Mapping[str, Any], chat: bool
+) -> Line:
+    name = f"line-{number}"
+    try:
+        text = content.decode().rstrip("\r\n")
+        item = json.loads(text) if structured else text
+    except (ValueError, RecursionError) as error:
+        return Line(name, "", None, digest_of("", content), f"line {number} is not JSON: {error}")
+    if isinstance(item, str):
+        item = {"prompt": item}
+    if not isinstance(item, dict):
+        return Line(name, "", None, digest_of("", content), f"line {number} is no request")
+    name = str(item.get("custom_id", name))
+    if "body" in item:
+        url, body = str(item.get("url", CHAT)), item["body"]
+    else:
+        body = {key: value for key, value in item.items() if key != "custom_id"}
+        url = CHAT if "messages" in body else TEXT
+        if url == TEXT and chat and isinstance(body.get("prompt"), str):
+            said = body.pop("prompt")
+            url, body = CHAT, {**body, "messages": [{"role": "user", "content": said}]}
+    if not isinstance(body, dict):
+        return Line(name, url, None, digest_of(url, body), f"line {number} has no body")
+    body = {**defaults, **body}
+    return Line(name, url, body, digest_of(url, body))
+
+
+def digest_of(url: str, body: Any) -> str:
+    """Some characters that stand for a request."""
+    shown = body if isinstance(body, bytes) else json.dumps(body, sort_keys=True).encode()
+    return hashlib.sha256(url.encode() + b"\0" + shown).hexdigest()[:16]
+
+
+class Results:
+    """The file of results, which no other process writes to meanwhile."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.done: dict[str, str] = {}  # id -> digest
+        self._synced = time.monotonic()
+        try:
+            self._stream: IO[bytes] = file.open("a+b")
+        except OSError as error:
+            raise ConfigError(f"cannot write the results to {file}: {error.strerror}") from error
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another run writes to {self.file}: wait for it") from None
+        except OSError:
+            return  # a file system without locks
+
+    def _read(self) -> None:
+        """What is done already.  A line that was cut off by a kill is removed."""
+        self._stream.seek(0)
+        good = 0
+        for content in self._stream:
+            if not content.endswith(b"\n"):
+                break
+            try:
+                entry = json.loads(content)
+                self.done[entry["custom_id"]] = entry["request_digest"]
+            except (ValueError, KeyError, TypeError):
+                raise ConfigError(
+                    f"{self.file} holds something else than results: name another file"
+                ) from None
+            good += len(content)
+        self._stream.truncate(good)
+
+    def is_done(self, line: Line) -> bool:
+        """Whether ``line`` has its result; raises where another request has it."""
+        known = self.done.get(line.id)
+        if known is not None and known != line.digest:
+            raise ConfigError(
+                f"{self.file} holds the result of another request {line.id!r}: name another file"
+            )
+        return known is not None
+
+    def add(self, line: Line, entry: Mapping[str, Any]) -> None:
+        """Write a result."""
+        record = {"custom_id": line.id, "request_digest": line.digest, **entry}
+        self._stream.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self._stream.flush()
+        self.done[line.id] = line.digest
+        if time.monotonic() - self._synced > SYNC:
+            self.sync()
+
+    def sync(self) -> None:
+        """Wait for the disk."""
+        os.fsync(self._stream.fileno())
+        self._synced = time.monotonic()
+
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.sync()
+        self._stream.close()
+
+
+def open_requests(lines: Iterable[Line], results: Results) -> tuple[int, Iterator[Line]]:
+    """How many requests have no result yet, and these; ``lines`` are gone through twice."""
+    known: set[str] = set()
+    count = 0
+    for line in lines:
+        if line.id in known:
+            raise PromptError(f"two requests are called {line.id!r}: every custom_id is its own")
+        known.add(line.id)
+        count += not results.is_done(line)
+    return count, (line for line in lines if not results.is_done(line))
+
+
+class Lines:
+    """The lines of a file, as often as they are wanted."""
+
+    def __init__(self, file: Path, defaults: Mapping[str, Any], chat: bool) -> None:
+        self.how = (file, defaults, chat)
+
+    def __iter__(self) -> Iterator[Line]:
+        return read_lines(*self.how)
+
+
+async def answer(service: Service, line: Line) -> dict[str, Any]:
+    """The result of one request; errors are results too."""
+    if line.body is None:
+        return _failure("invalid_line", line.problem)
+    arrived = time.monotonic()
+    try:
+        read = READERS.get(line.url)
+        if read is None:
+            raise Problem(404, f"url {line.url[:80]!r} is not one of {', '.join(READERS)}", "url")
+        ask = read(line.body)
+        if ask.stream:
+            raise Problem(400, "results of a batch are not streamed: drop stream", "stream")
+        handles = await service.start(ask)
+        try:
+            answers = [await handle for handle in handles]
+        finally:
+            for handle in handles:
+                handle.cancel()
+        for one in answers:
+            service.answered(one, arrived)
+    except Exception as error:
+        problem = service.failed(error)
+        return _response(problem.status, problem.body())
+    reply = Reply(ask, service.name, service.fingerprint(ask), service.piece)
+    return _response(200, reply.body([service.choice(ask, one) for one in answers]))
+
+
+def _response(status: int, body: dict[str, Any]) -> dict[str, Any]:
+    name = f"req_{secrets.token_hex(12)}"
+    response = {"status_code": status, "request_id": name, "body": body}
+    return {"id": f"batch_{name}", "response": response, "error": None}
+
+
+def _failure(code: str, message: str) -> dict[str, Any]:
+    name = f"batch_req_{secrets.token_hex(12)}"
+    return {"id": name, "response": None, "error": {"code": code, "message": message}}
+
+
+def failed(entry: Mapping[str, Any]) -> bool:
+    """Whether a result is an error."""
+    return entry["response"] is None or entry["response"]["status_code"] != 200
+
+
+async def answer_all(
+    service: Service, lines: Iterable[Line], done: Callable[[Line, dict[str, Any]], None]
+) -> None:
+    """Answer every line, as many at a time as keep the engine's rows busy."""
+    most = 2 * service.settings.max_rows * len(service.sessions)
+    working: dict[asyncio.Task[dict[str, Any]], Line] = {}
+    source = iter(lines)
+    try:
+        while True:
+            while len(working) < most and (line := next(source, None)) is not None:
+                working[asyncio.ensure_future(answer(service, line))] = line
+            if not working:
+                return
+            ready, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+            for task in ready:
+                done(working.pop(task), task.result())
+    finally:
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)

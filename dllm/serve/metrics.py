@@ -1,0 +1,146 @@
+"""Prometheus metrics: of the engine's steps, and of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ..result import Result
+
+if TYPE_CHECKING:
+    from ..session import StepReport
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 600)
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+POSITIONS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1)
+RATES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+NAMES = ("dllm", "vllm")
+
+# Ours -> what vLLM calls the same thing.
+VLLM = {
+    "requests_running": "num_requests_running",
+    "requests_waiting": "num_requests_waiting",
+    "cache_positions_used_ratio": "kv_cache_usage_perc",
+    "requests": "request_success",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "generation_tokens",
+    "forwards": "diffusion_num_denoising_steps",
+    "computed_positions": "diffusion_num_canvas_positions",
+    "committed_tokens": "diffusion_num_committed_tokens",
+    "first_text_seconds": "time_to_first_token_seconds",
+    "queue_seconds": "request_queue_time_seconds",
+    "e2e_seconds": "e2e_request_latency_seconds",
+    "request_prompt_tokens": "request_prompt_tokens",
+    "request_generation_tokens": "request_generation_tokens",
+}
+
+
+class Metrics:
+    """``names``: "dllm", or "vllm" for what has a name there, so that its dashboards work.
+
+    ``gauges`` are read when they are asked for: requests_running, requests_waiting,
+    cache_positions_used_ratio.
+    """
+
+    def __init__(
+        self, model: str, gauges: Mapping[str, Callable[[], float]], names: str = "dllm"
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._model, self._names = model, names
+        for name, read in gauges.items():
+            self._gauge(name, read)
+        self._requests = Counter(
+            self._name("requests"), "Requests that ended, by how they did.",
+            ["model_name", "finished_reason"], registry=self.registry,
+        )  # fmt: skip
+        counters = {
+            "prompt_tokens": "Tokens of prompts.",
+            "generation_tokens": "Tokens of answers.",
+            "forwards": "Forwards, of all rows together.",
+            "computed_positions": "Token positions fed to the model.",
+            "committed_tokens": "Positions decided.",
+            "remasked_tokens": "Positions taken back.",
+        }
+        self._counters = {name: self._counter(name, text) for name, text in counters.items()}
+        histograms: dict[str, tuple[str, Sequence[float]]] = {
+            "step_seconds": ("A step of the engine.", SECONDS),
+            "step_rows": ("Rows of a step.", COUNTS),
+            "step_positions": ("Token positions of a step.", POSITIONS),
+            "host_share": ("Share of a step outside the network.", SHARES),
+            "queue_seconds": ("From arrival to admission.", SECONDS),
+            "first_draft_seconds": ("From arrival to the first step, of streams.", SECONDS),
+            "first_text_seconds": ("From arrival to the first final text, of streams.", SECONDS),
+            "e2e_seconds": ("From arrival to the end.", SECONDS),
+            "request_forwards": ("Forwards of a request.", COUNTS),
+            "tokens_per_forward": ("Tokens of an answer per forward.", RATES),
+            "request_prompt_tokens": ("Tokens of a prompt.", POSITIONS),
+            "request_generation_tokens": ("Tokens of an answer.", POSITIONS),
+        }
+        self._histograms = {
+            name: self._histogram(name, text, buckets)
+            for name, (text, buckets) in histograms.items()
+        }
+
+    def step(self, report: StepReport) -> None:
+        """A step of an engine."""
+        observe, count = self._histograms, self._counters
+        observe["step_seconds"].observe(report.seconds)
+        observe["step_rows"].observe(report.rows)
+        observe["step_positions"].observe(report.positions)
+        if report.seconds > 0:
+            share = 1 - report.forward_seconds / report.seconds
+            observe["host_share"].observe(max(0.0, share))
+        count["forwards"].inc()
+        count["computed_positions"].inc(report.positions)
+        count["committed_tokens"].inc(report.committed)
+        count["remasked_tokens"].inc(report.remasked)
+
+    def observe(self, name: str, value: float) -> None:
+        """A value of the histogram ``name``."""
+        self._histograms[name].observe(value)
+
+    def finished(self, reason: str) -> None:
+        """An answer ended: "stop", "length", "cancelled", "deadline", "rejected" or "error"."""
+        self._requests.labels(self._model, reason).inc()
+
+    def answered(self, result: Result, prompt: int, written: int) -> None:
+        """An answer of ``written`` tokens is complete."""
+        self.finished(result.finish_reason)
+        self._counters["prompt_tokens"].inc(prompt)
+        self._counters["generation_tokens"].inc(written)
+        self.observe("queue_seconds", result.queue_seconds)
+        self.observe("request_forwards", result.nfe)
+        self.observe("tokens_per_forward", written / max(1, result.nfe))
+        self.observe("request_prompt_tokens", prompt)
+        self.observe("request_generation_tokens", written)
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self.registry)
+
+    def _name(self, name: str) -> str:
+        if self._names == "vllm" and name in VLLM:
+            return f"vllm:{VLLM[name]}"
+        return f"dllm_{name}"
+
+    def _gauge(self, name: str, read: Callable[[], float]) -> None:
+        texts = {
+            "requests_running": "Rows that are being written.",
+            "requests_waiting": "Requests in the queue.",
+            "cache_positions_used_ratio": "Share of the positions for keys and values in use.",
+        }
+        gauge = Gauge(self._name(name), texts[name], ["model_name"], registry=self.registry)
+        gauge.labels(self._model).set_function(read)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        made = Counter(self._name(name), text, ["model_name"], registry=self.registry)
+        return made.labels(self._model)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        made = Histogram(
+            self._name(name), text, ["model_name"], buckets=buckets, registry=self.registry
+        )
+        return made.labels(self._model)

@@ -1,0 +1,157 @@
+/* A request per way of decoding; every step of the stream is added to the trace that is shown. */
+const field = (id) => $(id).value.trim();
+const ways = [...document.querySelectorAll(".way")];
+let running = null;
+
+async function call(path, options = {}) {
+  const headers = { "Content-Type": "application/json" };
+  if (field("key")) headers.Authorization = `Bearer ${field("key")}`;
+  const response = await fetch(path, { ...options, headers });
+  if (!response.ok) {
+    const body = await response.json().catch(() => null);
+    throw new Error(body?.error?.message ?? `the server answers ${response.status}`);
+  }
+  return response;
+}
+
+function trouble(text) { $("trouble").textContent = text; $("trouble").hidden = !text; }
+
+async function setUp() {
+  try {
+    const { data: [model] } = await (await call("/v1/models")).json();
+    $("model").textContent = model.id;
+    for (const select of document.querySelectorAll("select.cache")) {
+      if (select.options.length) continue;
+      select.replaceChildren(...model.dllm.caches.map((name) => new Option(name)));
+    }
+    const known = [model.dllm.sampler, "threshold(tau=0.9)", "llada(steps=32)", "localleap", "factor", "dparallel",
+      "klass", "eb", "wino", "prophet+llada", "adablock+threshold", "lopa(threshold)"];
+    $("samplers").replaceChildren(...[...new Set(known)].map((name) => new Option(name)));
+    trouble("");
+  } catch (error) { trouble(error.message); }
+}
+
+function request(way) {
+  const body = {
+    messages: [{ role: "user", content: $("prompt").value }], stream: true, trace: true, return_token_ids: true,
+    stream_options: { include_drafts: true, include_usage: true },
+    sampler: way.querySelector(".sampler").value.trim() || undefined,
+    cache: way.querySelector(".cache").value || undefined,
+  };
+  for (const id of ["max_tokens", "block_length", "temperature", "seed"]) if (field(id)) body[id] = Number(field(id));
+  return body;
+}
+
+/* Server-sent events of a response, as objects. */
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.startsWith("data: ") ? part.slice(6) : "";
+      if (data && data !== "[DONE]") yield JSON.parse(data);
+    }
+  }
+}
+
+/* The trace of a canvas on which nothing is written yet. */
+function blank(frame, body) {
+  const before = frame.given.filter(([at]) => at < 0), pieces = {}, prompt = [];
+  for (const [, text] of before) { pieces[-1 - prompt.length] = text; prompt.push(-1 - prompt.length); }
+  const length = prompt.length + frame.length;
+  return { prompt, length, region: [prompt.length, length], given: [[0, prompt.length]], final: [], steps: [], pieces,
+    sampler: body.sampler ?? "", cache: body.cache ?? "", model: field("key") ? "" : $("model").textContent };
+}
+
+function step(t, frame) {
+  const base = t.prompt.length, at = (i) => i + base;
+  const computed = frame.computed - (t.computed ?? 0);
+  t.computed = frame.computed;
+  for (const entry of [...frame.commit, ...frame.draft]) t.pieces[entry[entry.length - 1]] = entry[1];
+  return {
+    step: frame.step, window: frame.window.map(at), remasked: frame.remask.map(at), computed,
+    commits: frame.commit.map(([i, , p, id]) => [at(i), id, Math.log(Math.max(p, 1e-9))]),
+    drafts: frame.draft.map(([i, , id]) => [at(i), id]),
+    compute: [], read: [], refresh: false, forced: false, candidates: [],
+  };
+}
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+
+async function write(index, way, signal) {
+  const body = request(way), answer = $("answers").children[index];
+  const response = await call("/v1/chat/completions", { method: "POST", body: JSON.stringify(body), signal });
+  for await (const event of events(response)) {
+    if (event.error) throw new Error(event.error.message);
+    const frame = event.dllm;
+    if (frame?.type === "canvas") begin(index, blank(frame, body));
+    else if (frame?.type === "step") {
+      const follow = Number(slider.value) >= longest;  // not while one looks back
+      views[index].add(step(views[index].t, frame));
+      measure();
+      set(follow ? longest : Number(slider.value));
+      if (Number(field("pause"))) await pause(Number(field("pause")));
+    } else if (event.usage) {
+      answer.querySelector("small").textContent = `${event.usage.completion_tokens} tokens · ${frame.forwards} forwards · ` +
+        `${frame.tokens_per_forward.toFixed(2)} tokens per forward · ${frame.computed} positions computed · ` +
+        `${frame.seconds.toFixed(2)} s, ${frame.queue_seconds.toFixed(2)} s in the queue`;
+    }
+    const choice = event.choices[0];
+    if (choice?.delta?.content) answer.querySelector("p").append(choice.delta.content);
+    if (choice?.trace) begin(index, choice.trace);
+  }
+}
+
+/* Puts a trace in its place; the other one stays. */
+function begin(index, t) {
+  const at = Number(slider.value), follow = at >= longest, all = views.map((view) => view.t);
+  all[index] = t;
+  show(Array.from(all, (one) => one ?? { ...t, steps: [], final: [] }));
+  set(follow ? longest : at);
+}
+
+async function go(event) {
+  event?.preventDefault();
+  if (running || !$("ask").reportValidity()) return;
+  trouble("");
+  running = new AbortController();
+  $("go").disabled = true;
+  $("halt").disabled = false;
+  const chosen = $("second").checked ? ways : ways.slice(0, 1);
+  show([]);
+  $("answers").replaceChildren(...chosen.map(() => {
+    const box = document.createElement("div");
+    box.append(document.createElement("p"), document.createElement("small"));
+    return box;
+  }));
+  const signal = running.signal;
+  const ends = await Promise.allSettled(chosen.map((way, index) => write(index, way, signal)));
+  const failed = ends.find((end) => end.status === "rejected" && end.reason.name !== "AbortError");
+  if (failed) { trouble(failed.reason.message); running.abort(); }
+  running = null;
+  $("go").disabled = false;
+  $("halt").disabled = true;
+}
+
+async function look() {
+  try {
+    const state = await (await fetch("/ready")).json();
+    $("queue").textContent = `${state.running} running, ${state.waiting} waiting`;
+  } catch { $("queue").textContent = "the server does not answer"; }
+}
+
+$("ask").addEventListener("submit", go);
+$("halt").addEventListener("click", () => running?.abort());
+$("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) go(event);
+});
+$("second").addEventListener("change", () => {
+  for (const part of ways[1].querySelectorAll(".sampler, .cache")) part.disabled = !$("second").checked;
+});
+$("key").addEventListener("change", setUp);
+setUp();
+look();
+setInterval(look, 1000);

@@ -1,0 +1,87 @@
+"""What goes wrong, in the form that OpenAI's clients expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import (
+    CancelledError,
+    DeadlineError,
+    DllmError,
+    OutOfMemoryError,
+    PromptError,
+    QueueFullError,
+)
+
+# The type of an error by its status; what is not here is the server's own fault.
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class Problem(Exception):
+    """An answer that is an error.
+
+    ``param`` names the field that is to blame; ``code`` is for programs.  ``retry_after``: seconds
+    after which another try makes sense; None where the same request would fail again.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's envelope."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": TYPES.get(self.status, "server_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def headers(self) -> dict[str, str]:
+        """``Retry-After``, or for OpenAI's clients that a retry is useless."""
+        if self.retry_after is not None:
+            return {"Retry-After": str(max(1, round(self.retry_after)))}
+        return {"x-should-retry": "false"}
+
+
+def problem_of(error: BaseException, retry_after: float = 1.0) -> Problem:
+    """``error`` as an answer.  Only what this library raises on purpose is shown to clients."""
+    if isinstance(error, Problem):
+        return error
+    text = str(error)
+    if isinstance(error, QueueFullError):
+        return Problem(429, text, code="queue_full", retry_after=retry_after)
+    if isinstance(error, DeadlineError):
+        return Problem(504, text, code="deadline_exceeded")
+    if isinstance(error, CancelledError):
+        return Problem(
+            503, "the request was cancelled: the server is stopping", code="stopping",
+            retry_after=retry_after,
+        )  # fmt: skip
+    if isinstance(error, OutOfMemoryError):
+        return Problem(503, text, code="out_of_memory", retry_after=retry_after)
+    if isinstance(error, PromptError) and "context" in text:
+        return Problem(400, text, code="context_length_exceeded")
+    if isinstance(error, DllmError) and isinstance(error, ValueError):
+        return Problem(400, text)
+    if isinstance(error, DllmError):
+        return Problem(500, text)
+    return Problem(500, "the server failed on this request; its log says more")

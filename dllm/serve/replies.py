@@ -1,0 +1,213 @@
+"""Answers on the wire: whole bodies, and the chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..result import Result
+from .protocol import Ask
+
+PREFIXES = {"chat": "chatcmpl", "text": "cmpl", "infill": "infill"}
+OBJECTS = {"chat": "chat.completion", "text": "text_completion", "infill": "infill"}
+CHUNKS = {"chat": "chat.completion.chunk", "text": "text_completion", "infill": "infill.chunk"}
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+Piece = Callable[[int], str]  # a token's text in the middle of a text
+
+
+def dumps(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def event(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + dumps(value) + b"\n\n"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One finished answer.  ``text`` is what the client gets, of ``result``; ``holes`` are the
+    texts of the holes of an infill."""
+
+    result: Result
+    text: str
+    holes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What all parts of an answer to ``ask`` have in common."""
+
+    ask: Ask
+    model: str
+    fingerprint: str
+    piece: Piece
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            name = f"{PREFIXES[self.ask.kind]}-{secrets.token_hex(12)}"
+            object.__setattr__(self, "id", name)
+
+    def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The whole answer."""
+        ask = self.ask
+        listed = []
+        for index, choice in enumerate(choices):
+            entry: dict[str, Any] = {"index": index}
+            if ask.kind == "chat":
+                entry["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+            else:
+                entry["text"] = choice.text
+            if ask.kind == "infill":
+                entry["holes"] = list(choice.holes)
+            listed.append(entry | self._ending(choice))
+        results = [choice.result for choice in choices]
+        return self._head(OBJECTS[ask.kind]) | {
+            "choices": listed, "usage": usage(ask, results), "dllm": figures(results)
+        }  # fmt: skip
+
+    def chunk(self, index: int, text: str, first: bool) -> dict[str, Any]:
+        """More text of a choice; the first one names the role."""
+        if self.ask.kind == "chat":
+            delta = {"role": "assistant", "content": text} if first else {"content": text}
+            entry: dict[str, Any] = {"index": index, "delta": delta}
+        else:
+            entry = {"index": index, "text": text}
+        return self._chunk([entry | {"logprobs": None, "finish_reason": None}])
+
+    def last(self, index: int, choice: Choice) -> dict[str, Any]:
+        """The end of a choice.  Its log-probabilities come here, all together: a position's is
+        that of its commit, and commits do not come in the order of the text."""
+        entry: dict[str, Any] = {"index": index}
+        entry |= {"delta": {}} if self.ask.kind == "chat" else {"text": ""}
+        if self.ask.kind == "infill":
+            entry["holes"] = list(choice.holes)
+        return self._chunk([entry | self._ending(choice)])
+
+    def totals(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The usage chunk, after all choices."""
+        results = [choice.result for choice in choices]
+        extra = {"usage": usage(self.ask, results), "dllm": figures(results)}
+        return self._chunk([]) | extra
+
+    def frame(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """A chunk without choices, which no client takes for text."""
+        return self._chunk([]) | {"dllm": content}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": kind, "created": self.created, "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }  # fmt: skip
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._head(CHUNKS[self.ask.kind]) | {"choices": choices}
+
+    def _ending(self, choice: Choice) -> dict[str, Any]:
+        """What stands beside the text of a finished choice."""
+        ask, result = self.ask, choice.result
+        entry: dict[str, Any] = {"finish_reason": result.finish_reason, "logprobs": None}
+        if ask.kind == "infill" or ask.suffix is not None:
+            entry["finish_reason"] = "stop"  # every hole is full
+        if ask.logprobs is not None:
+            shape = chat_logprobs if ask.kind == "chat" else text_logprobs
+            entry["logprobs"] = shape(result, self.piece, ask.logprobs)
+        if ask.token_ids:
+            entry["token_ids"] = result.tokens
+            entry["prompt_token_ids"] = result.sequences[: result.prompt_length].tolist()
+        if ask.trace and result.trace is not None:
+            entry["trace"] = json.loads(result.trace.to_json())
+        return entry
+
+
+def usage(ask: Ask, results: Sequence[Result]) -> dict[str, int]:
+    """Tokens as OpenAI counts them: a prompt once, whatever the number of its answers."""
+    prompt = sum(given_tokens(result) for result in results[:: ask.n])
+    written = sum(written_tokens(result) for result in results)
+    return {
+        "prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written
+    }  # fmt: skip
+
+
+def written_tokens(result: Result) -> int:
+    """Tokens of the answer that were not given."""
+    return sum(step >= 0 for step in result.order)
+
+
+def given_tokens(result: Result) -> int:
+    """Tokens of the prompt, and of what was fixed in the answer."""
+    return result.prompt_length + len(result.tokens) - written_tokens(result)
+
+
+def figures(results: Sequence[Result]) -> dict[str, Any]:
+    """What decoding took, all answers together."""
+    forwards, written = sum(r.nfe for r in results), sum(map(written_tokens, results))
+    return {
+        "forwards": forwards,
+        "computed": sum(r.computed for r in results),
+        "tokens_per_forward": round(written / max(1, forwards), 3),
+        "queue_seconds": round(max(r.queue_seconds for r in results), 6),
+        "seconds": round(max(r.seconds for r in results), 6),
+        "sampler": results[0].sampler,
+        "cache": results[0].cache,
+        "seed": results[0].seed,
+    }
+
+
+def chat_logprobs(result: Result, piece: Piece, top: int) -> dict[str, Any]:
+    """Log-probabilities at the commits, as the chat API shapes them."""
+    tops = _alternatives(result) if top else {}
+    content = []
+    for i, (token, logprob) in enumerate(zip(result.tokens, result.logprobs, strict=True)):
+        others = tops.get(result.prompt_length + i, [])[:top]
+        content.append({
+            **_token(piece, token, float(logprob)),
+            "top_logprobs": [_token(piece, other, q) for other, q in others],
+        })  # fmt: skip
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(result: Result, piece: Piece, top: int) -> dict[str, Any]:
+    """Log-probabilities at the commits, as the completions API shapes them."""
+    tops = _alternatives(result) if top else {}
+    pieces = [piece(token) for token in result.tokens]
+    offsets = [0]
+    for text in pieces[:-1]:
+        offsets.append(offsets[-1] + len(text))
+    positions = range(result.prompt_length, result.prompt_length + len(pieces))
+    return {
+        "tokens": pieces,
+        "token_logprobs": [_finite(q) for q in result.logprobs.tolist()],
+        "top_logprobs": [
+            {piece(other): _finite(q) for other, q in tops.get(at, [])[:top]} for at in positions
+        ] if top else None,
+        "text_offset": offsets[: len(pieces)],
+    }  # fmt: skip
+
+
+def _token(piece: Piece, token: int, logprob: float) -> dict[str, Any]:
+    text = piece(token)
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI writes this."""
+    return round(logprob, 6) if math.isfinite(logprob) else -9999.0
+
+
+def _alternatives(result: Result) -> dict[int, list[tuple[int, float]]]:
+    """Position -> candidates in the step of its last commit."""
+    tops: dict[int, list[tuple[int, float]]] = {}
+    for step in result.trace.steps if result.trace is not None else ():
+        taken = {position for position, _, _ in step.commits}
+        tops |= {at: candidates for at, candidates in step.candidates if at in taken}
+    return tops

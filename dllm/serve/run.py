@@ -1,0 +1,78 @@
+"""Running the application with uvicorn: the socket, and signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+
+from ..errors import ConfigError
+from .app import create_app
+from .service import Service
+
+KEEP_ALIVE = 30  # seconds that a connection may be idle
+BACKLOG = 2048
+
+
+def listen(host: str, port: int, write_patience: float) -> socket.socket:
+    """A socket that listens.  Connections whose peer takes nothing for ``write_patience`` seconds
+    are closed by the kernel, where it can do that."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    result = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(AttributeError, OSError):
+            patience = int(1000 * write_patience)
+            result.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
+        result.bind((host, port))
+        result.listen(BACKLOG)
+    except OSError as error:
+        result.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return result
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which stops only when the requests that run are answered."""
+
+    def __init__(self, service: Service, log_level: str = "warning") -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service), log_level=log_level, timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=2, server_header=False, date_header=True,
+            )
+        )  # fmt: skip
+        self.service = service
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets requests end, the second one does not."""
+        if self.service.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self.service.draining = True
+        asyncio.get_running_loop().call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_drain(self) -> None:
+        async def drain() -> None:
+            await self.service.drain()
+            self.should_exit = True
+
+        self._draining = asyncio.ensure_future(drain())
+
+
+def run(
+    service: Service, host: str, port: int, ready: Callable[[str], None] = lambda url: None,
+    log_level: str = "warning",
+) -> None:  # fmt: skip
+    """Serve until SIGTERM or SIGINT; ``ready`` gets the address once it is open."""
+    with listen(host, port, service.settings.write_patience) as sock:
+        name = f"[{host}]" if ":" in host else host
+        ready(f"http://{name}:{sock.getsockname()[1]}")
+        server = Server(service, log_level)
+        with suppress(KeyboardInterrupt):  # uvicorn raises the signals again that it has handled
+            server.run(sockets=[sock])

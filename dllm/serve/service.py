@@ -1,0 +1,266 @@
+"""A model at work: its sessions, and what is known of the requests in them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .. import __version__
+from ..errors import CancelledError, DeadlineError, PromptError, QueueFullError
+from ..likelihood.api import score
+from ..prompts import encode, encode_continuation
+from ..session import Handle, Session
+from .metrics import Metrics
+from .problems import Problem, problem_of
+from .protocol import Ask
+from .replies import Choice, given_tokens, written_tokens
+from .settings import Settings
+from .texts import hole_sizes, hole_texts
+
+if TYPE_CHECKING:
+
+    from ..models import DiffusionModel
+    from ..result import Result
+
+T = TypeVar("T")
+log = logging.getLogger("dllm.serve")
+DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
+ANCHOR = "x"  # some text before a token whose text is wanted
+MOST_SCORES = 8  # requests for likelihoods that may wait
+
+
+class Service:
+    """The sessions of ``model``, one per cache, and everything around them that is not HTTP.
+
+    Prompts are encoded and submitted by one thread, because tokenizers are not made for several;
+    likelihoods have another one.
+    """
+
+    def __init__(self, model: DiffusionModel, settings: Settings | None = None) -> None:
+        self.model, self.settings = model, settings or Settings()
+        self.name = self.settings.name or model.name
+        self.started = int(time.time())
+        self.draining = False
+        self.metrics = Metrics(
+            self.name,
+            {
+                "requests_running": lambda: self.running,
+                "requests_waiting": lambda: self.waiting,
+                "cache_positions_used_ratio": lambda: self.used,
+            },
+            self.settings.metrics_names,
+        )
+        self.sessions = {name: self._session(name) for name in self.settings.caches}
+        self._encoder = ThreadPoolExecutor(1, "dllm-encode")
+        self._scorer = ThreadPoolExecutor(1, "dllm-score")
+        self._scores = threading.BoundedSemaphore(MOST_SCORES)
+        self._seconds = 1.0  # of a request, lately
+        self._pieces: dict[int, str] = {}
+
+    def _session(self, cache: str) -> Session:
+        settings = self.settings
+        return Session(
+            self.model, cache=cache, sampler=settings.sampler, max_rows=settings.max_rows,
+            max_waiting=settings.max_waiting, max_positions=settings.max_positions,
+            max_batch_tokens=settings.max_batch_tokens,
+            full_step_tokens=settings.full_step_tokens, cuda_graphs=settings.cuda_graphs,
+            compile=settings.compile, observe=self.metrics.step,
+        )  # fmt: skip
+
+    @property
+    def running(self) -> int:
+        return sum(session.running for session in self.sessions.values())
+
+    @property
+    def waiting(self) -> int:
+        return sum(session.waiting for session in self.sessions.values())
+
+    @property
+    def used(self) -> float:
+        """Share of the positions for keys and values in use; 0 without a cache."""
+        total = sum(session.positions for session in self.sessions.values())
+        used = sum(session.positions_used for session in self.sessions.values())
+        return used / total if total else 0.0
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds after which there may be room in the queue, a rough estimate."""
+        return math.ceil(self._seconds * (1 + self.waiting / self.settings.max_rows))
+
+    @property
+    def broken(self) -> bool:
+        """Whether an engine has ended: the process has to be started anew."""
+        return any(session.failure is not None for session in self.sessions.values())
+
+    def fingerprint(self, ask: Ask) -> str:
+        """What the answer is a function of, besides the request: versions, dtype, method."""
+        sampler, cache = ask.sampler or self.settings.sampler, self.cache_of(ask)
+        facts = (__version__, self.model.name, str(self.model.dtype), sampler, cache)
+        return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
+
+    def cache_of(self, ask: Ask) -> str:
+        return ask.cache or self.settings.caches[0]
+
+    def check(self, ask: Ask) -> None:
+        """Refuse what this server does not have, or cannot take any more."""
+        self.check_model(ask.model)
+        if self.cache_of(ask) not in self.sessions:
+            raise Problem(
+                400, f"cache {ask.cache!r} is not served: choose one of "
+                f"{', '.join(self.sessions)}", "cache", "unsupported_value",
+            )  # fmt: skip
+
+    def check_model(self, name: str | None) -> None:
+        """Raises for a model that is not here, and while the server stops or is broken."""
+        if self.broken:
+            raise Problem(503, "the engine has failed: the server must be restarted", code="broken")
+        if self.draining:
+            raise Problem(503, "the server is stopping", code="stopping", retry_after=1)
+        if name is not None and name != self.name:
+            raise Problem(
+                404, f"the model {name[:80]!r} does not exist: this server has {self.name!r}",
+                "model", "model_not_found",
+            )  # fmt: skip
+
+    async def start(self, ask: Ask) -> list[Handle]:
+        """Submit every choice of ``ask``: all of them or none."""
+        self.check(ask)
+        future = self._encoder.submit(self.submit, ask)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_cancel_all)
+            raise
+
+    def submit(self, ask: Ask) -> list[Handle]:
+        """Like `start`, in this thread."""
+        handles: list[Handle] = []
+        try:
+            for prompt in ask.prompts:
+                for repetition in range(ask.n):
+                    handles.append(self._submit(ask, prompt, repetition))
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return handles
+
+    def _submit(self, ask: Ask, prompt: Any, repetition: int) -> Handle:
+        session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
+        if ask.logprobs:
+            arguments["top_candidates"] = ask.logprobs
+        given: dict[str, Any] = {
+            "sampler": ask.sampler, "repetition": repetition,
+            "trace": ask.trace or bool(ask.logprobs),
+            "deadline": min(ask.deadline or math.inf, self.settings.deadline),
+        }  # fmt: skip
+        if ask.kind == "infill":
+            assert ask.text is not None
+            return session.infill(ask.text, prompt=prompt, **given, **arguments)
+        limit = self.settings.max_prompt_tokens
+        if ask.suffix is not None or limit is not None:
+            prompt = encode(self.model, prompt, ask.chat).tolist()
+        if limit is not None and len(prompt) > limit:
+            raise PromptError(
+                f"the prompt has {len(prompt)} tokens, this server takes {limit} of context"
+            )
+        if ask.suffix is not None:
+            length = arguments.pop("max_new_tokens", DEFAULT_HOLE)
+            behind = encode_continuation(self._tokenizer(), ask.suffix)
+            return session.infill([*prompt, *[-1] * length, *behind], **given, **arguments)
+        return session.submit(prompt, chat=ask.chat, **given, **arguments)
+
+    def _tokenizer(self) -> Any:
+        if self.model.tokenizer is None:
+            raise PromptError(f"{self.model.name} came without a tokenizer: pass token ids")
+        return self.model.tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; special tokens are none."""
+        tokenizer = self.model.tokenizer
+        if tokenizer is None:
+            return ""
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def piece(self, token: int) -> str:
+        """Text of a token in the middle of a text, so that pieces in a row are the text."""
+        known = self._pieces.get(token)
+        if known is None:
+            known = self._pieces[token] = self._spell(token)
+        return known
+
+    def _spell(self, token: int) -> str:
+        tokenizer = self.model.tokenizer
+        if tokenizer is None:
+            return ""
+        before = tokenizer(ANCHOR, add_special_tokens=False)["input_ids"][-1:]
+        alone, after = (str(tokenizer.decode(ids)) for ids in (before, [*before, token]))
+        return after[len(alone) :] if after.startswith(alone) else str(tokenizer.decode([token]))
+
+    def choice(self, ask: Ask, result: Result) -> Choice:
+        """What the client gets of a result."""
+        if ask.suffix is not None:
+            return Choice(result, "".join(hole_texts(result, self.decode)))
+        if ask.kind == "infill":
+            assert ask.text is not None
+            holes = hole_texts(result, self.decode, hole_sizes(ask.text))
+            return Choice(result, result.text, holes)
+        return Choice(result, result.text)
+
+    def answered(self, result: Result, arrived: float) -> None:
+        """Count an answer to a request that came at ``arrived`` (of `time.monotonic`)."""
+        seconds = time.monotonic() - arrived
+        self._seconds += 0.1 * (seconds - self._seconds)
+        self.metrics.answered(result, given_tokens(result), written_tokens(result))
+        self.metrics.observe("e2e_seconds", seconds)
+
+    def failed(self, error: BaseException) -> Problem:
+        """Count a request that ended without an answer; what its client is told."""
+        problem = problem_of(error, self.retry_after)
+        reasons = {QueueFullError: "rejected", DeadlineError: "deadline"}
+        reasons |= {CancelledError: "cancelled", asyncio.CancelledError: "cancelled"}  # type: ignore[dict-item]
+        kind = next((name for cls, name in reasons.items() if isinstance(error, cls)), "error")
+        self.metrics.finished("rejected" if problem.status < 500 and kind == "error" else kind)
+        if problem.status == 500:
+            log.error("a request failed", exc_info=error)
+        return problem
+
+    async def score(self, prompt: Any, texts: list[str], how: dict[str, Any]) -> list[Any]:
+        """Likelihoods of ``texts`` after ``prompt``, in turn with other such requests."""
+        if not self._scores.acquire(blocking=False):
+            raise QueueFullError(f"{MOST_SCORES} requests for likelihoods wait already")
+        work = self._scorer.submit(score, self.model, [prompt] * len(texts), texts, **how)
+        work.add_done_callback(lambda _: self._scores.release())
+        try:
+            result: list[Any] = await asyncio.wrap_future(work)
+        finally:
+            work.cancel()  # if it has not begun
+        return result
+
+    async def drain(self) -> None:
+        """Take no more requests; wait for those that are here, as long as `Settings.drain` says."""
+        self.draining = True
+        until = time.monotonic() + self.settings.drain
+        while (self.running or self.waiting) and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+
+    def close(self) -> None:
+        """Cancel what still runs, and end the threads."""
+        self.draining = True
+        for session in self.sessions.values():
+            session.close(drain=False)
+        for pool in (self._encoder, self._scorer):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _cancel_all(future: Future[list[Handle]]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        for handle in future.result():
+            handle.cancel()

@@ -1,0 +1,62 @@
+"""What a server is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from .metrics import NAMES
+
+WRITE_PATIENCE = 30.0  # seconds that a reader may keep a full connection waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to serve a model.
+
+    ``name``: what clients call the model (default: the model's own name).  ``sampler``: of
+    requests that name none.  ``caches``: those that requests may ask for, the first by default;
+    each has rows and a queue of its own, and all share the model.  ``max_rows``: requests that are
+    written at a time; ``max_waiting``: those that may wait, more get 429; ``max_positions``: room
+    for keys and values; ``max_batch_tokens``: most positions of a forward; ``full_step_tokens``:
+    most positions of whole canvases in a step.  ``deadline``: seconds after which a request is
+    given up, also in the queue.  ``drain``: seconds that running requests get after SIGTERM.
+    ``max_body``: bytes of a request; ``max_prompt_tokens``: of a prompt, None for what the context
+    leaves.  ``api_key``: what ``/v1`` asks for; None for nothing.  ``metrics_names``: "dllm", or
+    "vllm" for vLLM's names.  ``page``: whether there is a page at ``/``.
+    """
+
+    name: str | None = None
+    sampler: str = "threshold"
+    caches: tuple[str, ...] = ("none",)
+    max_rows: int = 16
+    max_waiting: int = 64
+    max_positions: int | None = None
+    max_batch_tokens: int | None = None
+    full_step_tokens: int | None = None
+    cuda_graphs: bool = False
+    compile: bool = False
+    deadline: float = 600.0
+    drain: float = 30.0
+    max_body: int = 8 * 2**20
+    max_prompt_tokens: int | None = None
+    api_key: str | None = None
+    metrics_names: str = "dllm"
+    page: bool = True
+    write_patience: float = WRITE_PATIENCE
+
+    def __post_init__(self) -> None:
+        if not self.caches:
+            raise ConfigError("a server needs a cache: 'none' is one")
+        if len(set(self.caches)) < len(self.caches):
+            raise ConfigError(f"caches {', '.join(self.caches)}: one is named twice")
+        if self.metrics_names not in NAMES:
+            raise ConfigError(f"metrics_names is {' or '.join(NAMES)}, not {self.metrics_names!r}")
+        for name in ("deadline", "drain", "write_patience"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0 seconds, not {getattr(self, name)}")
+        for name in ("max_rows", "max_body"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_waiting < 0:
+            raise ConfigError(f"max_waiting must be at least 0, not {self.max_waiting}")

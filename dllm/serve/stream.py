@@ -1,0 +1,178 @@
+"""A streamed answer: events of the engine in, server-sent events out."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .protocol import Ask
+from .replies import DONE, PING, Choice, Reply, event
+
+if TYPE_CHECKING:
+    from ..events import Event
+    from ..session import Handle
+    from .service import Service
+
+HEARTBEAT = 15.0  # seconds without a chunk after which a comment keeps the connection open
+
+
+@dataclass
+class Shown:
+    """What the client has of one choice."""
+
+    text: str = ""  # everything final, before a suffix is cut off
+    sent: int = 0  # characters of it
+    began: bool = False  # a chunk with text went out
+    frames: int = 0
+    length: int = 0  # positions of the answer, as the client knows it
+    choice: Choice | None = None
+
+
+@dataclass
+class Stream:
+    """The chunks of one request.  Iterate once."""
+
+    service: Service
+    ask: Ask
+    reply: Reply
+    handles: list[Handle]
+    arrived: float
+    shown: list[Shown] = field(default_factory=list)
+    prefix: str = ""  # given text that the engine reports with the first event
+    drafted: bool = False
+    written: bool = False
+
+    def __post_init__(self) -> None:
+        self.shown = [Shown() for _ in self.handles]
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Chunks as they come.  Whatever happens, no handle is left at work."""
+        # One event is in hand while the next is made: a reader that is slow makes the handles
+        # merge events, never the engine wait.
+        queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue(1)
+        readers = [
+            asyncio.create_task(self._read(index, handle, queue))
+            for index, handle in enumerate(self.handles)
+        ]
+        try:
+            while any(shown.choice is None for shown in self.shown):
+                try:
+                    index, item = await asyncio.wait_for(queue.get(), HEARTBEAT)
+                except TimeoutError:
+                    yield PING
+                    continue
+                if isinstance(item, BaseException):
+                    raise item
+                for chunk in self._chunks(index, item):
+                    yield event(chunk)
+            if self.ask.include_usage:
+                choices = [shown.choice for shown in self.shown if shown.choice is not None]
+                yield event(self.reply.totals(choices))
+            yield DONE
+        finally:
+            for handle in self.handles:
+                handle.cancel()
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+    async def _read(self, index: int, handle: Handle, queue: asyncio.Queue[Any]) -> None:
+        try:
+            async for happened in handle:
+                await queue.put((index, happened))
+        except Exception as error:
+            await queue.put((index, error))
+
+    def _chunks(self, index: int, happened: Event) -> list[dict[str, Any]]:
+        """What one event is to the client."""
+        ask, shown = self.ask, self.shown[index]
+        if not self.drafted:
+            self.drafted = True
+            self.service.metrics.observe("first_draft_seconds", time.monotonic() - self.arrived)
+        shown.text += happened.text
+        if happened.result is not None:
+            shown.choice = self.service.choice(ask, happened.result)
+            self.service.answered(happened.result, self.arrived)
+        chunks: list[dict[str, Any]] = []
+        if ask.drafts:
+            chunks += self._frames(index, happened)
+        text = self._diffusing(shown, happened) if ask.diffusing else self._final(shown, happened)
+        if text is not None:
+            if not self.written:
+                self.written = True
+                self.service.metrics.observe("first_text_seconds", time.monotonic() - self.arrived)
+            chunks.append(self.reply.chunk(index, text, not shown.began))
+            shown.began = True
+        if shown.choice is not None:
+            chunks.append(self.reply.last(index, shown.choice))
+        return chunks
+
+    def _final(self, shown: Shown, happened: Event) -> str | None:
+        """What has become final and was not sent; None when there is nothing to send."""
+        ready = shown.text
+        if shown.choice is not None:
+            ready = shown.choice.text
+        elif self.ask.suffix is not None:
+            canvas = happened.canvas
+            if not self.prefix:
+                given = canvas.tokens[canvas.prompt_length : canvas.start].tolist()
+                self.prefix = self.service.decode(given)
+            full = not canvas.masked[canvas.start : canvas.end].any()
+            # Once the hole is full the suffix stands behind it: the last event says where it ends.
+            ready = "" if full else ready.removeprefix(self.prefix)
+        piece, shown.sent = ready[shown.sent :], max(shown.sent, len(ready))
+        if piece or (shown.choice is not None and not shown.began):
+            return piece
+        return None
+
+    def _diffusing(self, shown: Shown, happened: Event) -> str:
+        """Mercury's way: every chunk is all of the present text."""
+        return shown.choice.text if shown.choice is not None else shown.text + happened.draft
+
+    def _frames(self, index: int, happened: Event) -> list[dict[str, Any]]:
+        """The canvas, as positions from the start of the answer."""
+        canvas, shown, ids = happened.canvas, self.shown[index], self.ask.token_ids
+        base, piece = canvas.prompt_length, self.service.piece
+
+        def item(position: int, token: int, *more: float) -> list[Any]:
+            return [position - base, piece(token), *more, *([token] if ids else [])]
+
+        frames: list[dict[str, Any]] = []
+        if not shown.frames:
+            shown.length = len(canvas.tokens) - base
+            opening: dict[str, Any] = {
+                "type": "canvas", "index": index, "length": shown.length,
+                "window": [at - base for at in happened.window],
+                "given": [
+                    [at - base, piece(int(canvas.tokens[at]))]
+                    for at in canvas.given.nonzero()[0].tolist() if at >= base or self.ask.trace
+                ],
+            }  # fmt: skip
+            frames.append(opening)
+        shown.frames += 1
+        probabilities = canvas.logprob
+        frame: dict[str, Any] = {
+            "type": "step", "index": index, "step": happened.step,
+            "window": [at - base for at in happened.window],
+            "commit": [
+                item(at, token, _probability(probabilities[at]))
+                for at, token in sorted(happened.committed.items())
+            ],
+            "draft": [item(at, token) for at, token in sorted(happened.drafts.items())],
+            "remask": [at - base for at in happened.remasked],
+            "forwards": canvas.nfe, "computed": canvas.computed,
+        }  # fmt: skip
+        if canvas.length - base < shown.length:
+            frame["end"] = canvas.length - base
+        if self.ask.drafts == "text":
+            result = happened.result
+            frame["text"] = shown.text + happened.draft if result is None else result.text
+        return [*map(self.reply.frame, [*frames, frame])]
+
+
+def _probability(logprob: float) -> float:
+    return round(math.exp(min(0.0, float(logprob))), 4)

@@ -1,0 +1,13 @@
+"""What a recorded case becomes: the arguments of one call of this library."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """Arguments of `dllm.generate`."""
+
+    sampler: Any
+    cache: Any
+    arguments: dict[str, Any]

@@ -1,0 +1,127 @@
+"""How recorded cases of samplers beyond the first collection are expressed as calls."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dllm.cache import Plan, Slots
+from dllm.cache.none import NoCache
+from dllm.canvas import Canvas, IntArray
+from dllm.samplers.slowfast import Cycle
+
+from .call import Call
+
+
+def _localleap(case: dict[str, Any]) -> Call:
+    sampler = "localleap(kappa={threshold}, tau_r={relaxed_threshold}, w={radius})"
+    return Call(sampler.format(**case), "none", {"block_length": case["block_length"]})
+
+
+def _wino(case: dict[str, Any]) -> Call:
+    sampler = "wino(tau2={threshold_back})+wino_draft(tau1={threshold})"
+    return Call(sampler.format(**case), "none", {"block_length": case["block_length"]})
+
+
+@cache
+def _filters() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+def _learn2pd(case: dict[str, Any]) -> Call:
+    path = Path(_filters().name) / f"{case['id']}.npz"
+    np.savez(path, **{name: np.array(w, np.float32) for name, w in case["filter"].items()})
+    sampler = f"learn2pd(theta={case['accept_thres']}, filter='{path}')"
+    return Call(sampler, "none", {"block_length": case["block_length"]})
+
+
+def _sparse_dllm(case: dict[str, Any]) -> Call:
+    cache = "sparse(retain={keep_ratio}, kernel={kernel_size})".format(**case)
+    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
+    return Call("llada", cache, arguments)
+
+
+def _klass(case: dict[str, Any]) -> Call:
+    sampler = (
+        "klass(tau={conf_threshold}, kappa={kl_threshold}, history={kl_history_length}, "
+        "unmask_strategy={unmask_strategy}"
+    ).format(**case)
+    if case["algorithm"] == "klass_dream":  # no blocks, one position where nothing is ready
+        return Call(f"{sampler})", "none", {})
+    arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
+    return Call(f"{sampler}, official=True)", "none", arguments)
+
+
+def _freedave(case: dict[str, Any]) -> Call:
+    base = case["confidence_threshold"]
+    inner = "fixed" if base is None else f"threshold(tau={base}), partial=True"
+    sampler = f"freedave({inner}, draft_depth={case['draft_steps']})"
+    if case["algorithm"] == "freedave_dream":
+        sampler += "+blocks(force_first=True)"
+    return Call(sampler, case["cache"], {"block_length": case["block_length"]})
+
+
+@dataclass(frozen=True)
+class CutBehindCycle(NoCache):
+    """From its second forward on, nothing behind a SlowFast cycle is fed."""
+
+    name = "cut_behind_cycle"
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        cycle, cut = canvas.state(Cycle), slots.state(Cut)
+        again = not cycle.exploring and cut.end == cycle.end
+        cut.end = -1 if cycle.exploring else cycle.end
+        return Plan(np.arange(cycle.end if again else canvas.length))
+
+
+@dataclass
+class Cut:
+    """The end of the cycle that is being decided, -1 while exploring."""
+
+    end: int = -1
+
+
+def _slowfast_llada(case: dict[str, Any]) -> Call:
+    sampler = (
+        "slowfast(explore={k_exploration_steps}, tau_reach={cycle_len_confidence_threshold}, "
+        "estimates={cycle_length_stability_window}, block_length={block_length}, "
+        "stable={cycle_length_stability_std_dev_threshold})+pairs(tau={high_confidence_threshold})"
+    )
+    return Call(sampler.format(**case), CutBehindCycle(), {})
+
+
+def _slowfast_dream(case: dict[str, Any]) -> Call:
+    sampler = (
+        "slowfast(explore={n_cycle_discovery_steps}, tau_reach={conf_threshold_cycle_len_pred}, "
+        "estimates={stabilize_count}, stable={cycle_len_variance_threshold})"
+        "+pairs(tau={high_conf_for_cycle_decode}, least={min_decode_in_cycle_fallback}, "
+        "tau_explore={high_conf_for_parallel_decode_discovery}, "
+        "least_explore={min_tokens_for_parallel_decode_discovery})"
+    )
+    return Call(sampler.format(**case), CutBehindCycle(), {})
+
+
+def _saber(case: dict[str, Any]) -> Call:
+    sampler = "saber(n={n}, official=True)+cumulative_blocks({block_length})"
+    return Call(sampler.format(**case), "none", {})
+
+
+SAMPLERS = {
+    "localleap_llada": _localleap,
+    "localleap_dream": _localleap,
+    "wino_llada": _wino,
+    "learn2pd_llada": _learn2pd,
+    "sparse_dllm_llada": _sparse_dllm,
+    "klass_llada": _klass,
+    "klass_dream": _klass,
+    "freedave_llada": _freedave,
+    "freedave_dream": _freedave,
+    "slowfast_llada": _slowfast_llada,
+    "slowfast_dream": _slowfast_dream,
+    "saber_llada": _saber,
+}

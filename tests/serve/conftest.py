@@ -1,0 +1,119 @@
+"""A server on 127.0.0.1, in a thread of the test process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import dllm
+from dllm.serve.run import Server, listen
+from dllm.serve.service import Service
+from dllm.serve.settings import Settings
+from tests.cli.conftest import cli as cli
+
+PATIENCE = 20.0  # seconds that anything in these tests may take
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    url: str
+    service: Service
+    server: Server
+    thread: threading.Thread
+    clients: dict[str, openai.OpenAI] = field(default_factory=dict)
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=PATIENCE, **more)
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=PATIENCE, **more)
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        if key not in self.clients:
+            self.clients[key] = openai.OpenAI(
+                base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE
+            )
+        return self.clients[key]
+
+    def stop(self) -> None:
+        for client in self.clients.values():
+            client.close()
+        self.server.should_exit = True
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+
+
+def until(true: Callable[[], Any], seconds: float = PATIENCE) -> None:
+    """Wait for something that has to come true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.01)
+
+
+def idle(served: Served) -> bool:
+    """Whether nothing is left in the engine."""
+    service = served.service
+    used = sum(session.positions_used for session in service.sessions.values())
+    return not (service.running or service.waiting or used)
+
+
+Start = Callable[..., Served]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """``start(model, max_rows=2, ...)``: a server with these `Settings`."""
+    running = []
+
+    def begin(model: dllm.DiffusionModel, **settings: Any) -> Served:
+        served = serve(model, **settings)
+        running.append(served)
+        return served
+
+    yield begin
+    for served in running:
+        served.stop()
+
+
+@pytest.fixture(scope="module")
+def served(tiny: dllm.DiffusionModel) -> Iterator[Served]:
+    """The tiny model behind default settings, with two caches."""
+    result = serve(tiny, caches=("none", "dual"), name="tiny")
+    yield result
+    until(lambda: idle(result))
+    result.stop()
+
+
+def serve(model: dllm.DiffusionModel, **settings: Any) -> Served:
+    service = Service(model, Settings(**settings))
+    sock = listen("127.0.0.1", 0, service.settings.write_patience)
+    server = Server(service)
+    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
+    thread.start()
+    result = Served(f"http://127.0.0.1:{sock.getsockname()[1]}", service, server, thread)
+    until(lambda: server.started)
+    return result
+
+
+def raw(served: Served, data: bytes, seconds: float = 5.0) -> bytes:
+    """What the server answers to ``data`` on a connection of its own."""
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=seconds) as sock:
+        answer = b""
+        with suppress(OSError):
+            sock.sendall(data)
+            while part := sock.recv(65536):
+                answer += part
+        return answer

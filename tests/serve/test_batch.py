@@ -1,0 +1,159 @@
+"""Files of requests: formats, errors per line, and runs that are interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dllm
+from dllm.errors import ConfigError, PromptError
+from dllm.serve.batch import Line, Lines, Results, digest_of, open_requests, read_lines
+from tests.cli.conftest import Run
+
+from .conftest import until
+
+PROMPTS = ["one two", "Reverse this list: Tom, Anna", "three"]
+
+
+def openai_line(name: str, **body: Any) -> str:
+    message = {"role": "user", "content": "Compute 2 + 3."}
+    content = {"messages": [message], **body}
+    return json.dumps(
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": content}
+    )
+
+
+def lines_of(file: Path, **defaults: Any) -> list[Line]:
+    return list(read_lines(file, defaults))
+
+
+def results_of(file: Path) -> dict[str, Any]:
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len({entry["custom_id"] for entry in entries}) == len(entries)
+    return {entry["custom_id"]: entry for entry in entries}
+
+
+def test_formats(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text(
+        "\n".join(
+            [openai_line("a", max_tokens=5), '{"prompt": "hi", "seed": 3}', '"just text"', "",
+             '{"custom_id": "m", "messages": [{"role": "user", "content": "x"}]}', "{", "[1]"]
+        )
+    )  # fmt: skip
+    lines = lines_of(file, max_tokens=9)
+    assert [line.id for line in lines] == ["a", "line-2", "line-3", "m", "line-6", "line-7"]
+    assert lines[0].body is not None and lines[0].body["max_tokens"] == 5
+    assert lines[1].body == {
+        "max_tokens": 9, "seed": 3, "messages": [{"role": "user", "content": "hi"}]
+    }  # fmt: skip
+    assert lines[2].url == "/v1/chat/completions"
+    assert "not JSON" in lines[4].problem and "no request" in lines[5].problem
+    plain = list(read_lines(file, {}, chat=False))
+    assert plain[2].body == {"prompt": "just text"} and plain[2].url == "/v1/completions"
+    text = tmp_path / "prompts.txt"
+    text.write_text('{"not": "parsed"}\n\nsecond\n')
+    assert [line.id for line in lines_of(text)] == ["line-1", "line-3"]
+    with pytest.raises(PromptError, match="cannot read"):
+        lines_of(tmp_path / "absent.jsonl")
+
+
+def test_a_torn_result_is_removed_and_the_rest_stays(tmp_path: Path) -> None:
+    file, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    file.write_text("\n".join(PROMPTS))
+    lines = Lines(file, {}, True)
+    with Results(out) as results:
+        count, left = open_requests(lines, results)
+        assert count == 3
+        results.add(next(left), {"id": "x", "response": None, "error": None})
+    whole = out.read_bytes()
+    out.write_bytes(whole + b'{"custom_id": "line-2", "requ')
+    with Results(out) as results:
+        count, left = open_requests(lines, results)
+        assert (count, [line.id for line in left]) == (2, ["line-2", "line-3"])
+    assert out.read_bytes() == whole
+
+
+def test_results_of_other_requests_are_not_mixed(tmp_path: Path) -> None:
+    file, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    file.write_text("one\n")
+    with Results(out) as results:
+        _, left = open_requests(Lines(file, {}, True), results)
+        results.add(next(left), {"response": None})
+        with pytest.raises(ConfigError, match="another run writes"):
+            Results(out)
+    for changed in (Lines(file, {"seed": 4}, True), Lines(file, {}, False)):
+        with Results(out) as results, pytest.raises(ConfigError, match="another request"):
+            open_requests(changed, results)
+    file.write_text(openai_line("a") + "\n")
+    both = tmp_path / "both.jsonl"
+    both.write_text(file.read_text() * 2)
+    with Results(tmp_path / "new.jsonl") as results, pytest.raises(PromptError, match="'a'"):
+        open_requests(Lines(both, {}, True), results)
+    with pytest.raises(ConfigError, match="something else"):
+        Results(both)
+    assert digest_of("u", {"a": 1, "b": 2}) == digest_of("u", {"b": 2, "a": 1})
+
+
+def test_the_command(
+    cli: Run, tiny_folder: Path, tiny: dllm.DiffusionModel, tmp_path: Path
+) -> None:
+    file, out = tmp_path / "requests.jsonl", tmp_path / "out.jsonl"
+    wrong = [openai_line("bad", temperature=-1), "{", openai_line("s", stream=True),
+             json.dumps({"custom_id": "u", "url": "/v1/none", "body": {}})]  # fmt: skip
+    right = [json.dumps({"custom_id": p, "prompt": p}) for p in PROMPTS]
+    file.write_text("\n".join([*right, *wrong]))
+    how = ("--model", str(tiny_folder), "--max-new-tokens", "16", "--block-length", "8")
+    done = cli("batch", str(file), "-o", str(out), *how, "--max-rows", "2")
+    assert done.exit_code == 0, done.stderr
+    assert "7 answered, 4 of them with an error" in done.stderr
+    entries = results_of(out)
+    plain = dllm.generate(tiny, PROMPTS, max_new_tokens=16, block_length=8)
+    for prompt, result in zip(PROMPTS, plain, strict=True):
+        body = entries[prompt]["response"]["body"]
+        assert entries[prompt]["response"]["status_code"] == 200
+        assert body["choices"][0]["message"]["content"] == result.text
+    assert entries["bad"]["response"]["body"]["error"]["param"] == "temperature"
+    assert entries["line-5"]["error"]["code"] == "invalid_line"
+    assert entries["s"]["response"]["status_code"] == 400
+    assert entries["u"]["response"]["status_code"] == 404
+    again = cli("batch", str(file), "-o", str(out), *how)
+    assert "7 results are there already, 0 requests are open" in again.stderr
+    assert results_of(out) == entries
+    assert cli("batch", str(file), "-o", str(file)).exit_code == 2
+
+
+def holds(file: Path, count: int) -> bool:
+    return file.exists() and file.read_bytes().count(b"\n") >= count
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path: Path) -> None:
+    """Killed twice in the middle: nothing is lost, nothing is answered twice."""
+    file, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    file.write_text("\n".join(f"Compute {a} + {a + 7}." for a in range(60)))
+    command = [sys.executable, "-m", "dllm", "batch", str(file), "-o", str(out), "--max-rows", "4",
+               "-s", "llada(steps=64)"]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    counts = [0]
+    for _ in range(2):
+        run = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
+        try:
+            until(partial(holds, out, counts[-1] + 4), 120)
+        finally:
+            os.kill(run.pid, signal.SIGKILL)
+            run.wait()
+        counts.append(out.read_bytes().count(b"\n"))
+    assert counts[2] < 60
+    before = out.read_bytes()
+    subprocess.run(command, check=True, capture_output=True, timeout=240, env=environment)
+    assert out.read_bytes().startswith(before.rpartition(b"\n")[0])
+    assert len(results_of(out)) == 60

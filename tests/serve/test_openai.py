@@ -1,0 +1,263 @@
+"""The real OpenAI client, and payloads as other clients send them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+import dllm
+
+from .conftest import Served, Start
+
+HELLO: Any = [{"role": "user", "content": "Reverse this list: Tom, Anna, Ben"}]
+HOW: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "extra_body": {"block_length": 8}}
+
+
+def expected(model: dllm.DiffusionModel, prompt: Any = HELLO, **how: Any) -> dllm.Result:
+    """The answer without a server."""
+    arguments: dict[str, Any] = {"max_new_tokens": 24, "block_length": 8, **how}
+    result: dllm.Result = dllm.generate(model, prompt, **arguments)
+    return result
+
+
+def test_chat(served: Served, tiny: dllm.DiffusionModel) -> None:
+    answer = served.client().chat.completions.create(messages=HELLO, **HOW)
+    plain = expected(tiny)
+    assert answer.choices[0].message.content == plain.text
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == plain.finish_reason
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == plain.prompt_length
+    assert answer.usage.completion_tokens == len(plain.tokens)
+    extra = answer.model_extra
+    assert extra is not None and extra["dllm"]["forwards"] == plain.nfe
+    assert extra["dllm"]["computed"] == plain.computed
+    assert answer.model == "tiny" and answer.system_fingerprint.startswith("fp_")
+
+
+def test_a_stream_is_the_same_text(served: Served, tiny: dllm.DiffusionModel) -> None:
+    chunks = list(
+        served.client().chat.completions.create(
+            messages=HELLO, stream=True, stream_options={"include_usage": True}, **HOW
+        )
+    )
+    with_choices = [chunk for chunk in chunks if chunk.choices]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in with_choices)
+    plain = expected(tiny)
+    assert text == plain.text
+    roles = [chunk.choices[0].delta.role for chunk in with_choices]
+    assert roles[0] == "assistant" and not any(roles[1:])
+    reasons = [chunk.choices[0].finish_reason for chunk in with_choices]
+    assert reasons[-1] == plain.finish_reason and not any(reasons[:-1])
+    assert chunks[-1].usage is not None and not chunks[-1].choices
+    assert chunks[-1].usage.completion_tokens == len(plain.tokens)
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_nothing_but_text_without_asking(served: Served) -> None:
+    """A loop over ``chunk.choices[0]`` must not meet a chunk without choices."""
+    for chunk in served.client().chat.completions.create(messages=HELLO, stream=True, **HOW):
+        assert len(chunk.choices) == 1
+
+
+def test_the_stream_helper_with_drafts(served: Served, tiny: dllm.DiffusionModel) -> None:
+    frames: list[Any] = []
+    options: Any = {"include_drafts": "text", "include_usage": True}
+    with served.client().chat.completions.stream(
+        messages=HELLO, stream_options=options, **HOW
+    ) as stream:
+        for event in stream:
+            if event.type == "chunk":
+                frames.append((event.chunk.model_extra or {}).get("dllm"))
+        final = stream.current_completion_snapshot  # the final one must not end by length
+    plain = expected(tiny)
+    assert final.choices[0].message.content == plain.text
+    steps = [frame for frame in frames if frame and frame.get("type") == "step"]
+    opening = next(frame for frame in frames if frame and frame.get("type") == "canvas")
+    assert opening["length"] == 24
+    canvas: dict[int, str] = {}
+    for step in steps:
+        canvas |= {at: text for at, text, _ in step["commit"]}
+        for at in step["remask"]:
+            del canvas[at]
+    pieces = "".join(canvas[i] for i in range(len(plain.tokens)))
+    tokenizer: Any = tiny.tokenizer
+    whole = tokenizer.decode(plain.tokens)
+    # The tiny model writes bytes that are no characters: alone they look different.
+    assert pieces.replace("\ufffd", "").strip() == whole.replace("\ufffd", "").strip()
+    assert steps[-1]["text"] == plain.text and steps[-1]["forwards"] == plain.nfe
+
+
+def test_diffusing_replaces_the_text(served: Served, tiny: dllm.DiffusionModel) -> None:
+    chunks = served.client().chat.completions.create(
+        messages=HELLO, stream=True, model="tiny", max_tokens=24,
+        extra_body={"block_length": 8, "diffusing": True},
+    )  # fmt: skip
+    texts = [c.choices[0].delta.content for c in chunks if c.choices[0].delta.content is not None]
+    shown, final = [], ""
+    for event in dllm.stream(tiny, HELLO, max_new_tokens=24, block_length=8):
+        final += event.text
+        shown.append(final + event.draft)
+    assert texts[-1] == final == expected(tiny).text
+    # A reader that lags gets fewer pictures, never others.
+    assert len(texts) > 1 and set(texts) <= set(shown)
+
+
+def test_parse_says_what_to_do(served: Served) -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Answer(pydantic.BaseModel):  # type: ignore[misc,name-defined]
+        names: list[str]
+
+    with pytest.raises(openai.BadRequestError, match="constrained output"):
+        served.client().chat.completions.parse(messages=HELLO, response_format=Answer, **HOW)
+
+
+def test_completions(served: Served, tiny: dllm.DiffusionModel) -> None:
+    answer = served.client().completions.create(prompt=["one two", "three"], n=2, **HOW)
+    plain = dllm.generate(
+        tiny, ["one two"] * 2 + ["three"] * 2, chat=False, max_new_tokens=24, block_length=8
+    )
+    assert [choice.text for choice in answer.choices] == [result.text for result in plain]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+
+
+def test_repetitions_differ_when_sampled(served: Served, tiny: dllm.DiffusionModel) -> None:
+    answer = served.client().chat.completions.create(
+        messages=HELLO, n=3, temperature=1.0, seed=5, **HOW
+    )
+    plain = dllm.generate(
+        tiny, [HELLO] * 3, max_new_tokens=24, block_length=8, temperature=1.0, seed=5
+    )
+    assert [c.message.content for c in answer.choices] == [r.text for r in plain]
+    assert len({c.message.content for c in answer.choices}) == 3
+
+
+def test_suffix_is_filled_in(served: Served, tiny: dllm.DiffusionModel) -> None:
+    from dllm.prompts import encode, encode_continuation
+
+    prompt, suffix = "Tom has", " apples."
+    ids = [*encode(tiny, prompt, chat=False).tolist(), *[-1] * 6,
+           *encode_continuation(tiny.tokenizer, suffix)]  # fmt: skip
+    plain = dllm.infill(tiny, ids)
+    how: dict[str, Any] = {"model": "tiny", "prompt": prompt, "suffix": suffix, "max_tokens": 6}
+    answer = served.client().completions.create(**how)
+    chunks = served.client().completions.create(**how, stream=True)
+    text = answer.choices[0].text
+    assert prompt + text + suffix == plain.text and text
+    assert "".join(chunk.choices[0].text for chunk in chunks) == text
+    assert answer.usage is not None and answer.usage.completion_tokens == 6
+
+
+def test_log_probabilities(served: Served, tiny: dllm.DiffusionModel) -> None:
+    plain = expected(tiny)
+    answer = served.client().chat.completions.create(
+        messages=HELLO, logprobs=True, top_logprobs=3, **HOW
+    )
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content
+    assert content is not None and len(content) == len(plain.tokens)
+    assert [t.logprob for t in content] == pytest.approx(plain.logprobs.tolist(), abs=1e-5)
+    for token in content:
+        assert len(token.top_logprobs) == 3
+        assert max(t.logprob for t in token.top_logprobs) == pytest.approx(token.logprob, abs=1e-3)
+    chunks = list(
+        served.client().chat.completions.create(messages=HELLO, logprobs=True, stream=True, **HOW)
+    )
+    streamed = chunks[-1].choices[0].logprobs
+    assert streamed is not None and streamed.content is not None
+    assert [t.logprob for t in streamed.content] == [t.logprob for t in content]
+    legacy = served.client().completions.create(prompt="one", logprobs=2, **HOW)
+    shape = legacy.choices[0].logprobs
+    assert shape is not None and shape.tokens is not None and shape.top_logprobs is not None
+    assert len(shape.tokens) == len(shape.token_logprobs or []) == len(shape.top_logprobs)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "param"),
+    [
+        ({"model": "gpt-4o"}, openai.NotFoundError, "model"),
+        ({"temperature": -1}, openai.BadRequestError, "temperature"),
+        ({"frequency_penalty": 1}, openai.BadRequestError, "frequency_penalty"),
+        ({"max_tokens": 4000}, openai.BadRequestError, None),
+        ({"extra_body": {"sampler": "thresold"}}, openai.BadRequestError, None),
+        ({"extra_body": {"cache": "prefix"}}, openai.BadRequestError, "cache"),
+        ({"extra_body": {"bogus": 1}}, openai.BadRequestError, "bogus"),
+    ],
+)
+def test_errors_by_class(served: Served, how: Any, kind: Any, param: str | None) -> None:
+    for stream in (False, True):
+        with pytest.raises(kind) as caught:
+            served.client().chat.completions.create(
+                messages=HELLO, stream=stream, **{"model": "tiny", **how}
+            )
+        error: Any = caught.value
+        assert error.param == param
+        assert error.body["message"] and error.body["type"]
+
+
+def test_the_api_key(start: Start, tiny: dllm.DiffusionModel) -> None:
+    served = start(tiny, api_key="sesame")
+    with pytest.raises(openai.AuthenticationError):
+        served.client().models.list()
+    assert [model.id for model in served.client("sesame").models.list()] == [served.service.name]
+    assert served.get("/health").status_code == served.get("/metrics").status_code == 200
+
+
+def test_models(served: Served) -> None:
+    client = served.client()
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_a_chat_payload_of_vllms_bench(served: Served) -> None:
+    """As ``vllm bench serve --backend openai-chat`` sends it."""
+    body = {
+        "model": "tiny", "stream": True, "stream_options": {"include_usage": True},
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "one two"}]}],
+        "max_completion_tokens": 16, "temperature": 0.0, "ignore_eos": True,
+    }  # fmt: skip
+    chunks = sse(served.post("/v1/chat/completions", body).text)
+    assert chunks[-1]["usage"]["completion_tokens"] == 16
+    assert chunks[0]["choices"][0]["delta"]["content"] != ""
+
+
+def test_a_completions_payload_of_vllms_bench(served: Served) -> None:
+    body = {
+        "model": "tiny", "prompt": "one two", "temperature": 0.0, "repetition_penalty": 1.0,
+        "max_tokens": 16, "logprobs": None, "stream": True, "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    chunks = sse(served.post("/v1/completions", body).text)
+    assert chunks[-1]["usage"] == {
+        "prompt_tokens": chunks[-1]["usage"]["prompt_tokens"], "completion_tokens": 16,
+        "total_tokens": chunks[-1]["usage"]["prompt_tokens"] + 16,
+    }  # fmt: skip
+    assert all("choices" in chunk for chunk in chunks)
+
+
+def test_infill_and_score(served: Served, tiny: dllm.DiffusionModel) -> None:
+    body = {"text": "Tom, [[1]], Ben, [[2]].", "prompt": "one"}
+    answer = served.post("/v1/infill", body).json()
+    plain = dllm.infill(tiny, body["text"], prompt="one")
+    choice = answer["choices"][0]
+    assert choice["text"] == plain.text and len(choice["holes"]) == 2
+    assert answer["usage"]["completion_tokens"] == 3
+    pieces = body["text"].replace("[[1]]", "\0").replace("[[2]]", "\0").split("\0")
+    rebuilt = pieces[0] + choice["holes"][0] + pieces[1] + choice["holes"][1] + pieces[2]
+    assert rebuilt.replace(" ", "") == plain.text.replace(" ", "")
+    request = {"prompt": "one", "continuation": ["two", "three"], "samples": 8, "seed": 3}
+    scores = served.post("/v1/score", request).json()["data"]
+    wanted = dllm.score(tiny, "one", ["two", "three"], samples=8, seed=3)
+    assert [s["logprob"] for s in scores] == [s.logprob for s in wanted]
+
+
+def sse(text: str) -> list[Any]:
+    """Data of server-sent events, without the final mark."""
+    lines = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]

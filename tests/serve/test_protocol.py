@@ -1,0 +1,207 @@
+"""Bodies of requests: what is honoured, what changes nothing, what is refused and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dllm.serve.fields import HONOURED, NEUTRAL
+from dllm.serve.problems import Problem
+from dllm.serve.protocol import Ask, read_chat, read_infill, read_score, read_text
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def chat(**fields: Any) -> Ask:
+    return read_chat({"messages": HELLO, **fields})
+
+
+def text(**fields: Any) -> Ask:
+    return read_text({"prompt": "Hello", **fields})
+
+
+def refused(read: Any, body: Any) -> Problem:
+    with pytest.raises(Problem) as caught:
+        read(body)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"max_tokens": 5}, {"max_new_tokens": 5}),
+        ({"max_completion_tokens": 5}, {"max_new_tokens": 5}),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, {"max_new_tokens": 5}),
+        ({"temperature": 0}, {"temperature": 0}),
+        ({"temperature": 0.5, "seed": 7}, {"temperature": 0.5, "seed": 7}),
+        ({"top_p": 0.9, "top_k": 4}, {"top_p": 0.9, "top_k": 4}),
+        ({"top_k": -1}, {}),
+        ({"top_k": 0}, {}),
+        ({"stop": "x"}, {"stop_strings": ("x",)}),
+        ({"stop": ["x", "yz"]}, {"stop_strings": ("x", "yz")}),
+        ({"stop": []}, {}),
+        ({"min_tokens": 3}, {"min_new_tokens": 3}),
+        ({"min_tokens": 0}, {}),
+        ({"ignore_eos": True, "max_tokens": 9}, {"max_new_tokens": 9, "min_new_tokens": 9}),
+        ({"steps": 4, "block_length": 8}, {"steps": 4, "block_length": 8}),
+        ({"cfg_scale": 1.5, "eos_policy": "none"}, {"cfg_scale": 1.5, "eos_policy": "none"}),
+        ({"constraints": {"4": "is"}}, {"constraints": {4: "is"}}),
+    ],
+)
+def test_what_becomes_of_honoured_fields(given: Any, expected: Any) -> None:
+    assert chat(**given).arguments == expected
+
+
+def test_an_answer_that_is_sampled_without_a_seed_draws_one() -> None:
+    seeds = {chat(temperature=1).arguments["seed"] for _ in range(8)}
+    assert len(seeds) > 1
+    assert "seed" not in chat(temperature=0).arguments
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0},
+        {"logit_bias": {}, "logprobs": None, "stop": None, "seed": None, "tools": None},
+        {"tools": [], "tool_choice": "none", "functions": [], "parallel_tool_calls": True},
+        {"response_format": {"type": "text"}, "modalities": ["text"], "store": False},
+        {"user": "me", "metadata": {"a": "b"}, "service_tier": "auto", "verbosity": "low"},
+        {"reasoning_effort": "high", "prompt_cache_key": "k", "safety_identifier": "s"},
+    ],
+)
+def test_neutral_values_change_nothing(given: Any) -> None:
+    assert chat(**given) == chat()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("frequency_penalty", 0.5), ("presence_penalty", -1), ("repetition_penalty", 1.1),
+        ("logit_bias", {"5": 1}), ("tools", [{"type": "function"}]), ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"}),
+        ("guided_json", {"type": "object"}), ("best_of", 2), ("echo", True), ("min_p", 0.1),
+        ("audio", {"voice": "x"}), ("prediction", {"content": "x"}), ("store", True),
+        ("stop_token_ids", [3]), ("user", 3), ("modalities", ["audio"]),
+    ],
+)  # fmt: skip
+def test_other_values_are_refused_with_a_reason(name: str, value: Any) -> None:
+    problem = refused(read_chat, {"messages": HELLO, name: value})
+    assert problem.param == name and name in problem.message
+    assert problem.code == "unsupported_value"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 0), ("max_tokens", 1.5), ("max_tokens", True), ("max_tokens", "5"),
+        ("temperature", -1), ("temperature", "hot"), ("temperature", 1e400), ("top_p", 0),
+        ("top_p", 1.01), ("top_k", -2), ("seed", -1), ("seed", 2**63), ("n", 0), ("n", 9),
+        ("stop", ""), ("stop", ["a", ""]), ("stop", ["a"] * 17), ("stop", 3), ("stream", "yes"),
+        ("stream", 1), ("sampler", ""), ("sampler", "learn2pd(filter='/etc/x')"),
+        ("sampler", "x" * 401), ("steps", 0), ("logprobs", 2), ("top_logprobs", 21),
+        ("messages", []), ("messages", "hi"), ("stream_options", []), ("constraints", {"a": "x"}),
+        ("deadline", 0), ("model", 3), ("cfg_scale", -1),
+    ],
+)  # fmt: skip
+def test_values_that_will_not_do_name_their_field(name: str, value: Any) -> None:
+    problem = refused(read_chat, {"messages": HELLO, name: value})
+    assert problem.param == name and problem.message.startswith(f"{name} must be ")
+
+
+def test_unknown_fields_are_never_ignored() -> None:
+    problem = refused(read_chat, {"messages": HELLO, "temprature": 1})
+    assert problem.code == "unknown_field" and "'temperature'" in problem.message
+    problem = refused(
+        read_chat, {"messages": HELLO, "stream": True, "stream_options": {"include_usag": True}}
+    )
+    assert "include_usage" in problem.message
+    assert refused(read_infill, {"text": "[[1]]", "max_tokens": 3}).param == "max_tokens"
+
+
+def test_no_field_is_in_two_classes() -> None:
+    for kind in ("chat", "text"):
+        assert not HONOURED[kind].keys() & NEUTRAL.keys()
+
+
+@pytest.mark.parametrize("body", [[], None, "x", 3, True])
+def test_a_body_is_an_object(body: Any) -> None:
+    for read in (read_chat, read_text, read_infill, read_score):
+        assert "JSON object" in refused(read, body).message
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [(read_chat, "messages"), (read_text, "prompt"), (read_infill, "text"),
+     (read_score, "continuation")],
+)  # fmt: skip
+def test_what_has_to_be_there(read: Any, name: str) -> None:
+    problem = refused(read, {})
+    assert (problem.param, problem.code) == (name, "missing_field")
+
+
+def test_messages_are_strings_or_text_parts() -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    ask = read_chat({"messages": [{"role": "developer", "content": "d"},
+                                  {"role": "user", "content": parts, "name": "me"}]})  # fmt: skip
+    assert ask.prompts[0] == [
+        {"role": "system", "content": "d"}, {"role": "user", "content": "one two"}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("hi", "messages[0]"),
+        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"content": "x"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content"),
+        ({"role": "user", "content": ["x"]}, "messages[0].content"),
+        ({"role": "assistant", "content": "", "tool_calls": [1]}, "messages[0].tool_calls"),
+    ],
+)
+def test_other_messages_are_refused(message: Any, param: str) -> None:
+    assert refused(read_chat, {"messages": [message]}).param == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [("a", 1), ([1, 2, 3], 1), (["a", "b"], 2), ([[1, 2], [3]], 2)],
+)
+def test_prompts_of_completions(prompt: Any, count: int) -> None:
+    ask = text(prompt=prompt, n=2)
+    assert len(ask.prompts) == count and ask.choices == 2 * count
+    assert ask.chat is False
+
+
+@pytest.mark.parametrize("prompt", [[], 3, [1, "a"], ["a", 1], [[]], [1.5], [True], {"a": 1}])
+def test_prompts_that_are_none(prompt: Any) -> None:
+    assert refused(read_text, {"prompt": prompt}).param == "prompt"
+
+
+def test_fields_that_need_one_another() -> None:
+    assert refused(read_chat, {"messages": HELLO, "top_logprobs": 2}).param == "top_logprobs"
+    assert chat(logprobs=True, top_logprobs=2).logprobs == 2
+    assert chat(logprobs=True).logprobs == 0 and chat().logprobs is None
+    assert text(logprobs=0).logprobs == 0
+    for given in ({"diffusing": True}, {"stream_options": {"include_usage": True}}):
+        assert "needs stream=true" in refused(read_chat, {"messages": HELLO, **given}).message
+    both = {"diffusing": True, "stream": True, "stream_options": {"include_drafts": True}}
+    assert refused(read_chat, {"messages": HELLO, **both}).param == "diffusing"
+    assert refused(read_text, {"prompt": "a", "suffix": "b", "stop": "c"}).param == "stop"
+    assert text(suffix="").suffix is None
+    differ = {"max_tokens": 4, "max_completion_tokens": 5}
+    assert "differ" in refused(read_chat, {"messages": HELLO, **differ}).message
+    assert refused(read_text, {"prompt": ["a"] * 40, "n": 2}).param == "n"
+
+
+def test_scores() -> None:
+    assert read_score({"continuation": "x"}) == ("", ["x"], {})
+    prompt, texts, how = read_score(
+        {"messages": HELLO, "continuation": ["x", "y"], "samples": 8, "model": "m"}
+    )
+    assert prompt == HELLO and texts == ["x", "y"] and how == {"samples": 8}
+    assert refused(read_score, {"continuation": "x", "prompt": "a", "messages": HELLO}).param
