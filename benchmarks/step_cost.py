@@ -1,8 +1,8 @@
 """Time per step outside the transformer forward, as a share of the forward.
 
 The forward (backbone plus bare head product, with the rows the engine gives them) is timed inside
-whole generations; what remains of a step is planning, packing, statistics beyond the product,
-decisions and bookkeeping.
+whole generations, in processor time of one thread; what remains of a step is planning, packing,
+statistics beyond the product, decisions and bookkeeping.
 
     python benchmarks/step_cost.py
 """
@@ -39,16 +39,16 @@ class Clock:
         self._forward, self._statistics = model.backbone.forward, forward.token_statistics
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
+        start = time.process_time()
         out = self._forward(*args, **kwargs)
-        self.backbone += time.perf_counter() - start
+        self.backbone += time.process_time() - start
         self.steps += 1
         return out
 
     def statistics(self, hidden: torch.Tensor, head: torch.nn.Module, **options: Any) -> Any:
-        start = time.perf_counter()
+        start = time.process_time()
         head(hidden)
-        took = time.perf_counter() - start
+        took = time.process_time() - start
         self.head, self.extra = self.head + took, self.extra + took
         return self._statistics(hidden, head, **options)
 
@@ -64,9 +64,9 @@ def measure(
             patch.object(model.backbone, "forward", clock.forward),
             patch.object(forward, "token_statistics", clock.statistics),
         ):
-            start = time.perf_counter()
+            start = time.process_time()
             dllm.generate(model, prompt, **arguments)
-            total = time.perf_counter() - start - clock.extra
+            total = time.process_time() - start - clock.extra
         rest = total - clock.backbone - clock.head
         if repeat:
             rows.append(tuple(1e6 * x / clock.steps for x in (clock.backbone, clock.head, rest)))  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ def main() -> None:
     for name, build in models.items():
         model = build()
         for cache in ("none", "dual"):
-            for batch in (1, 8) if name == "nano" else (1,):
+            for batch in (1, 16) if name == "nano" else (1,):
                 arguments = {"sampler": "llada", "cache": cache, "max_new_tokens": 32,
                              "block_length": 32, "eos_policy": "none"}  # fmt: skip
                 if name == "135M":

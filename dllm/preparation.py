@@ -69,7 +69,7 @@ class Preparation:
             fixed = {"max_new_tokens", "min_new_tokens", "eos_policy"} & set(given)
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
-            defaults |= {"max_new_tokens": None, "eos_policy": "none"}
+            defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
         built = GenerationConfig.build(defaults, given)
         composed = _compose(model, sampler, built, given)
         watch = stop_strings(model, built) if built.stop_strings else None

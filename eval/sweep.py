@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import compose as compose_cache
-from ..engine.recipe import check_pair
+from ..engine import check_pair
 from ..errors import ConfigError
 from ..models import DiffusionModel
 from ..samplers import compose as compose_sampler

@@ -303,7 +303,6 @@ class Engine:
             predictions = [next(answers) for _ in row.jobs]
             try:
                 steps.append(settle(row, predictions, self.cache, self.forward.buffer))
-                row.alone = False
             except Exception as error:
                 self._fail(row, error)
 

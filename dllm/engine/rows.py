@@ -22,8 +22,8 @@ class Row:
     their own, which hold the same keys and values between steps.  Each lane owns ``capacity``
     slots, one after the other from ``base`` on.  ``jobs`` is the planned step that has not run
     yet.  ``fresh`` is the canvas as it was admitted: a row that had to give its memory back
-    starts again from it (``restarts`` times so far).  ``alone``: its next step shares its forward
-    with no other row, because one failed.  ``held``: stays in the engine when it is finished.
+    starts again from it (``restarts`` times so far).  ``alone``: it shares its forwards with no
+    other row, because one that it shared failed.  ``held``: stays in the engine when it is finished.
     ``seconds``: time of the steps between its admission and its end.
     """
 

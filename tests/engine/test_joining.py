@@ -271,6 +271,27 @@ def test_a_row_that_fails_takes_nobody_with_it(
     assert engine.used == 0
 
 
+@pytest.mark.parametrize("cache", ["dual", "sparse"])
+def test_rows_that_fail_only_together_go_apart(
+    tiny: dllm.DiffusionModel, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict = Forward.predict
+
+    def faulty(self: Forward, jobs: list[Any]) -> Any:
+        if len({id(job.row) for job in jobs}) > 1:
+            raise ZeroDivisionError("a kernel gave up")
+        return predict(self, jobs)
+
+    texts = [Text((5, 6, 7 + i), 12, Recipe(compose("threshold(0.3)"))) for i in range(3)]
+    expected = [alone(tiny, cache, text) for text in texts]
+    monkeypatch.setattr(Forward, "predict", faulty)
+    engine = Engine(tiny, caches.compose(cache))
+    rows = [engine.admit(text.canvas(tiny), text.recipe) for text in texts]
+    for _ in range(100):
+        engine.step()
+    assert [outcome(row.canvas) for row in rows if row is not None] == expected
+
+
 def test_numbers_that_are_not_finite_are_an_error(tiny_folder: Any) -> None:
     model = dllm.load(tiny_folder)
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,25 +34,43 @@ def kernel(
     return out
 
 
+def offset_kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, seqused_k: torch.Tensor | None = None,
+    **rest: Any,
+) -> torch.Tensor:  # fmt: skip
+    """The same with used lengths beside offsets, as FlashAttention 3 documents them."""
+    if seqused_k is None:
+        return kernel(q, k, v, **rest)
+    starts, used = rest.pop("cu_seqlens_k")[:-1].tolist(), seqused_k.tolist()
+    at = [i for start, n in zip(starts, used, strict=True) for i in range(start, start + n)]
+    borders = torch.tensor([0, *np.cumsum(used)], dtype=torch.int32)
+    return kernel(q, k[at], v[at], cu_seqlens_k=borders, **rest)
+
+
 CASES = {
     "ragged": [
         Segment(slice(0, 3), slice(5, 20)), Segment(slice(3, 5), torch.tensor([0, 7, 31])),
         Segment(slice(5, 9), slice(2, 12), rows=2, key_stride=20),
     ],
+    "gaps": [
+        Segment(slice(0, 2), slice(12, 20)), Segment(slice(2, 6), slice(0, 7)),
+        Segment(slice(6, 8), slice(0, 9)), Segment(slice(8, 9), slice(31, 38)),
+    ],
     "end to end": [Segment(slice(0, 4), slice(0, 30)), Segment(slice(4, 9), slice(30, 40))],
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("function", [kernel, offset_kernel])
 @pytest.mark.parametrize("name", CASES)
 def test_one_call_equals_one_per_segment(
-    dream: DiffusionModel, name: str, monkeypatch: pytest.MonkeyPatch
+    dream: DiffusionModel, name: str, function: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q = torch.randn(1, 4, 9, 16, dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 2, 40, 16, dtype=torch.bfloat16)
     module: Any = dream.hf.model.layers[0].self_attn
     wanted, _ = attend(module, q, k, v, None, base="sdpa", scaling=0.3, segments=CASES[name])
     calls.clear()
-    monkeypatch.setitem(attention.VARLEN, "flash_attention_2", Varlen("flash_attn", kernel))
+    monkeypatch.setitem(attention.VARLEN, "flash_attention_2", Varlen("flash_attn", function))
     got, _ = attend(
         module, q, k, v, None, base="flash_attention_2", scaling=0.3, segments=CASES[name]
     )
@@ -65,6 +84,15 @@ def test_keys_that_lie_end_to_end_are_not_copied() -> None:
     assert whole is not None and whole.index is None
     assert part is not None and part.index is not None and len(part.index) == 15 + 3 + 20
     assert part.queries.tolist() == [0, 3, 5, 7, 9] and part.keys.tolist() == [0, 15, 18, 28, 38]
+
+
+def test_ranges_stay_where_they_are_when_the_kernel_takes_offsets() -> None:
+    borders = Borders.of(CASES["gaps"], 50, torch.device("cpu"), offsets=True)
+    assert borders is not None and borders.index is None and borders.used is not None
+    assert borders.keys.tolist() == [12, 0, 0, 31, 50] and borders.used.tolist() == [8, 7, 9, 7]
+    assert borders.queries.tolist() == [0, 2, 6, 8, 9]
+    gathered = Borders.of(CASES["ragged"], 50, torch.device("cpu"), offsets=True)
+    assert gathered is not None and gathered.used is None and gathered.index is not None
 
 
 def test_gaps_and_masks_are_left_to_single_calls() -> None:
