@@ -36,12 +36,14 @@ def _read(prompt: str | None, file: Path | None) -> str:
 
 
 def read_prompts(prompt: str | None, file: Path | None, lines: bool) -> list[str]:
-    """One prompt, or with ``lines`` one per line that is not blank."""
+    """One prompt, or with ``lines`` one per line, blank ones among them."""
     text = read_text(prompt, file)
-    if not lines:
-        return [text]
-    prompts = [line for line in text.split("\n") if line.strip()]
-    return prompts
+    return text.split("\n") if lines else [text]
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of a file that are not blank."""
+    return [line for line in read_prompts(None, file, lines=True) if line.strip()]
 
 
 def _read_stdin() -> str:
