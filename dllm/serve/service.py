@@ -25,7 +25,6 @@ from .settings import Settings
 from .texts import hole_sizes, hole_texts
 
 if TYPE_CHECKING:
-
     from ..models import DiffusionModel
     from ..result import Result
 
