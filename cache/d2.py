@@ -33,8 +33,8 @@ class D2Cache(Refreshing):
 
     These are ``k`` masks, what was decided just now, and those of the rest that hold the share
     ``p`` of the attention flowing to it.  A mask's score is its last confidence times the density
-    of decided positions around it (Gaussian of width ``sigma``).  Masks of the window come before those to its right, which
-    compete up to the end of the block that holds the ``k``-th mask of the row.  Attention flow is
+    of decided positions around it (Gaussian of width ``sigma``).  Masks of the window come before
+    those to its right, which compete up to the end of the block that holds the ``k``-th mask of the row.  Attention flow is
     the column mass of the product of all layers' attention (attention rollout), where positions
     that are not computed pass on only themselves; at least one position is taken for it.  What lies
     between two computed positions at most ``inflate`` apart is computed, too.  Where logits are

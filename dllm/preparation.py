@@ -25,6 +25,7 @@ from .prompts import encode, encode_continuation
 from .samplers import Sampler
 from .samplers.compose import SamplerLike
 from .scheduler import Request, Scheduler
+from .text import stop_at
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 
@@ -96,7 +97,10 @@ class Preparation:
         if repetitions is None:
             repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]
         _check_repetitions(repetitions, len(prompts))
-        lengths = [canvas_length(self.model, len(ids), self.config) for ids in encoded]
+        lengths = [
+            canvas_length(self.model, len(ids), self.config, "max_new_tokens" in self.given)
+            for ids in encoded
+        ]
         self._check_used(max(lengths), traced)
         requests = []
         given = [
@@ -237,20 +241,24 @@ def _facts(model: DiffusionModel, config: GenerationConfig) -> dict[str, Any]:
     }
 
 
-def canvas_length(model: DiffusionModel, prompt: int, config: GenerationConfig) -> int:
-    """How many positions to write after ``prompt`` tokens, within the context."""
-    limit, wanted = model.facts.context_length, config.max_new_tokens
-    if prompt >= limit:
+def canvas_length(
+    model: DiffusionModel, prompt: int, config: GenerationConfig, given: bool = True
+) -> int:
+    """How many positions to write after ``prompt`` tokens, within the context.  A length that is
+    not ``given`` by the caller is shortened to what fits."""
+    limit = model.facts.context_length
+    room, wanted = limit - prompt, config.max_new_tokens
+    if room < 1:
         raise PromptError(
             f"the prompt has {prompt} tokens, the context {limit}: shorten it by at least "
             f"{prompt - limit + 1}"
         )
-    if wanted is None:
-        return max(config.min_new_tokens, min(DEFAULT_LENGTH, limit - prompt))
-    if prompt + wanted > limit:
+    if wanted is None or not given:
+        wanted = max(config.min_new_tokens, min(wanted or DEFAULT_LENGTH, room))
+    if wanted > room:
         raise PromptError(
             f"{prompt} prompt tokens and {wanted} new ones exceed the context of {limit}: "
-            f"shorten the prompt or pass max_new_tokens={limit - prompt}"
+            f"shorten the prompt or pass max_new_tokens={room}"
         )
     return wanted
 
@@ -263,7 +271,8 @@ class StopSearch:
 
 
 def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[Canvas], None]:
-    """After a step: finish a row whose decided beginning contains a stop string."""
+    """After a step: finish a row whose decided beginning contains a stop string, also where a stop
+    id of the same step lies behind it.  The text does not end before what is given in it."""
     if model.tokenizer is None:
         raise ConfigError(f"{model.name} came without a tokenizer: it has no stop_strings")
     tokenizer = model.tokenizer
@@ -279,9 +288,8 @@ def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[C
             return
         search.frontier = frontier
         tokens = canvas.tokens[canvas.start : canvas.start + frontier]
-        text = decode(tokens)
-        if any(stop in text for stop in config.stop_strings):
-            last = _shortest_with(decode, tokens, config.stop_strings)
+        last = _stop_in(decode, tokens, config.stop_strings, canvas.text_floor - canvas.start)
+        if last is not None:
             canvas.stop_position = canvas.start + last
             canvas.cut(canvas.stop_position)
             canvas.finish("stop")
@@ -289,14 +297,23 @@ def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[C
     return check
 
 
-def _shortest_with(
-    decode: Callable[[IntArray], str], tokens: IntArray, stops: Sequence[str]
-) -> int:
-    """Index of the token that completes the first stop string."""
-    low, high = 0, len(tokens) - 1
+def _stop_in(
+    decode: Callable[[IntArray], str], tokens: IntArray, stops: Sequence[str], floor: int
+) -> int | None:
+    """Index of the token that completes the first stop string, beyond the first ``floor`` ones."""
+    if len(tokens) <= floor:
+        return None
+    least = len(decode(tokens[:floor])) if floor > 0 else 0
+
+    def stopped(index: int) -> bool:
+        return stop_at(decode(tokens[: index + 1]), stops, least) is not None
+
+    if not stopped(len(tokens) - 1):
+        return None
+    low, high = max(0, floor), len(tokens) - 1
     while low < high:
         middle = (low + high) // 2
-        if any(stop in decode(tokens[: middle + 1]) for stop in stops):
+        if stopped(middle):
             high = middle
         else:
             low = middle + 1
