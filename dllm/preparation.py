@@ -102,7 +102,7 @@ class Preparation:
             for ids in encoded
         ]
         self._check_used(max(lengths), traced)
-        requests = []
+        requests: list[Request] = []
         given = [
             (offset, _constraint(self.model, wanted))
             for offset, wanted in self.config.constraints.items()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import DllmError, PromptError
+from . import remote
 from .bundled import ABILITIES, is_bundled, warn_of_unknown_words
 from .options import DECODING, Generation, option, takes
 from .output import complain, interactive, note, waiting
@@ -15,6 +17,7 @@ from .watch import watch
 if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..result import Result
+    from ..serve.client import Answer, Client
 
 HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops an answer"
 
@@ -34,6 +37,10 @@ def chat(*, options: Talking) -> None:
 
     /reset forgets the conversation, /quit or the end of input ends it.
     """
+    if options.server is not None:
+        note(f"{options.server}: {HELP}")
+        Conversation(None, options, remote.connect(options, options.server)).run()
+        return
     model = options.load()
     if model.tokenizer is None or not model.tokenizer.chat_template:
         raise PromptError(f"{model.name} has no chat template: use dllm generate")
@@ -47,12 +54,14 @@ def chat(*, options: Talking) -> None:
 
 
 class Conversation:
-    """The messages so far, and the loop that adds to them.  ``single``: questions are asked without
-    the messages before them."""
+    """The messages so far, and the loop that adds to them; ``model`` or ``client`` answers.
+    ``single``: questions are asked without the messages before them."""
 
-    def __init__(self, model: DiffusionModel, options: Talking) -> None:
-        self.model, self.options = model, options
-        self.single = is_bundled(model)
+    def __init__(
+        self, model: DiffusionModel | None, options: Talking, client: Client | None = None
+    ) -> None:
+        self.model, self.options, self.client = model, options, client
+        self.single = model is not None and is_bundled(model)
         self.messages: list[dict[str, str]] = []
         self.reset()
 
@@ -77,7 +86,8 @@ class Conversation:
 
     def turn(self, text: str) -> None:
         """One question; when it fails or is stopped, the conversation stays as it was."""
-        warn_of_unknown_words(self.model, [text])
+        if self.model is not None:
+            warn_of_unknown_words(self.model, [text])
         if self.single:
             self.reset()
         self.messages.append({"role": "user", "content": text})
@@ -96,11 +106,15 @@ class Conversation:
             print(result.text, flush=True)
             note(result.footer())
 
-    def answer(self) -> Result:
+    def answer(self) -> Result | Answer:
         """What the model says to the messages."""
         from ..api import generate, stream
 
         options = self.options
+        if self.client is not None:
+            with nullcontext() if options.watch else waiting("writing"):
+                return remote.ask(self.client, options, self.messages)
+        assert self.model is not None
         given: dict[str, Any] = options.arguments() | options.parts()
         if options.watch:
             events = stream(self.model, self.messages, **given)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from . import remote
 from .bundled import warn_of_unknown_words
 from .inputs import read_prompts
 from .lines import Bar, Journal, Printer, Question
@@ -109,6 +110,14 @@ def generate(
         raise ConfigError(
             "--resume goes on with a file of answers: name it with --output, unwatched"
         )
+    if options.server is not None:
+        if options.verifier is not None:
+            raise ConfigError("--verifier does not go with --server: serve the verifier")
+        if options.output is not None or options.n > 1:
+            raise ConfigError("--output and -n are not for --server: use dllm batch there")
+        asked = [question.prompt for question in questions]
+        remote.generate(options.server, asked, options, trace_files(options.trace, len(asked)))
+        return
     if options.verifier is not None:
         if options.output is not None or options.n > 1:
             raise ConfigError("--output and -n are not for --verifier: leave them out")
