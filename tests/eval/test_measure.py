@@ -33,7 +33,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     now = [0.0]
     monkeypatch.setattr("dllm.eval.measure.time.perf_counter", lambda: now[0])
 
-    def generate(_: object, prompts: list[str], **_: Any) -> list[SimpleNamespace]:
+    def generate(_: object, prompts: list[str], **__: Any) -> list[SimpleNamespace]:
         asked.append(list(prompts))
         first = len(asked) == 1
         now[0] += 100.0 if first else 1.0
