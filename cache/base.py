@@ -44,15 +44,14 @@ class Slots:
     """Freshness of one row's slots.  ``age`` (N,) int64: step of the last computation, -1 never;
     ``pending`` (N,) bool: the stored key and value belong to another token than the present one;
     ``shift``: target t is scored by row t - shift; ``block_length`` of block-causal attention,
-    0 for bidirectional; ``memory``: whatever the cache wants to remember about the row;
-    ``layers``: the same per lane and layer (see `Layer.memory`).
+    0 for bidirectional; ``layers``: what the cache remembers per lane and layer (see
+    `Layer.memory`), ``states`` the rest of what it remembers.
     """
 
     age: IntArray
     pending: BoolArray
     shift: int = 0
     block_length: int = 0
-    memory: dict[str, Any] = field(default_factory=dict)
     layers: dict[int, dict[Any, Any]] = field(default_factory=dict)
     states: dict[type, Any] = field(default_factory=dict)
 
