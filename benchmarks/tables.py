@@ -165,6 +165,14 @@ def draft_rate(result: Found, both: Found) -> str:
     )
 
 
+def verify_curve(result: Found) -> str:
+    """Processor time of a forward by its number of tokens."""
+    curves = result["processor_milliseconds"]
+    counts = list(next(iter(curves.values())))
+    rows = [[name, *(f"{by[k]:.0f}" for k in counts)] for name, by in curves.items()]
+    return f"{conditions(result)}.\n\n" + markdown(["tokens", *counts], rows)
+
+
 def pages(docs: Path) -> dict[Path, dict[str, str]]:
     """File -> name of a marked part -> its content."""
     result = {
@@ -183,6 +191,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "drafts": drafts(load("drafting")), "times": draft_times(load("drafting_times")),
             "rate": draft_rate(load("drafting_rate"), load("drafting_times")["overlap"]),
             "times135": draft_times(load("drafting_times_135m")),
+            "curve": verify_curve(load("verify_curve")),
         },
     }  # fmt: skip
     return result

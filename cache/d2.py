@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,12 @@ from .refresh import Refreshing
 
 
 @dataclass(slots=True)
-class Confidence:
-    """(N,) the confidence of each position's last prediction, 0 where there was none."""
+class Seen:
+    """(N,) ``confidence`` of each position's last prediction, 0 where there was none, None before
+    the first step; the masks of the window when the last step began."""
 
-    of: FloatArray | None = None
+    confidence: FloatArray | None = None
+    masks: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @register(
@@ -27,16 +29,21 @@ class Confidence:
 )  # fmt: skip
 @dataclass(frozen=True)
 class D2Cache(Refreshing):
-    """Compute the ``k`` masks of highest confidence among decided neighbours, and the decided
-    positions that hold the share ``p`` of the attention that flows to the rest.
+    """Compute the ``k`` masks of highest confidence among decided neighbours, what was decided
+    just now, and those of the rest that hold the share ``p`` of the attention flowing to it.
 
     A mask's score is its last confidence times the density of decided positions around it
-    (Gaussian of width ``sigma``); only the sampler's targets and the first ``k`` masks compete.
-    Attention flow is the column mass of the product of all layers' attention (attention rollout),
-    where positions that are not computed pass on only themselves.  Gaps of up to ``inflate``
-    positions between computed ones are filled.  Everything is computed in the first step only.
-    Reconstructed from the paper where the released code, whose confidences are never updated, does
-    something else.  Needs room for the attention of all layers, L x Q x N, in the host's memory.
+    (Gaussian of width ``sigma``).  Masks of the window come before those to its right, which
+    compete up to the end of the block that holds the ``k``-th mask of the row.  Attention flow is
+    the column mass of the product of all layers' attention (attention rollout), where positions
+    that are not computed pass on only themselves; at least one position is taken for it.  What lies
+    between two computed positions at most ``inflate`` apart is computed, too.  Where logits are
+    shifted, the rows that score the masks stand for them.  Everything is computed in the first step
+    only.  Needs room for the attention of all layers, L x Q x N, in the host's memory.
+
+    ``official`` reproduces the released code where an oversight is at work: confidences stay those
+    of the first step, the block is what was undecided in it before the last commits (also where its
+    length matters), and the prompt's last position is left out unless it scores a chosen mask.
     """
 
     offers = SOME - {WHOLE_REGION}
@@ -46,6 +53,7 @@ class D2Cache(Refreshing):
     p: float = 0.1
     sigma: float = 10.0
     inflate: int = 0
+    official: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,40 +66,58 @@ class D2Cache(Refreshing):
             lane.clear()
         if self.due(canvas, slots):
             return everything(canvas)
-        chosen = self._masks(canvas, slots, targets)
-        rows = np.maximum(chosen - slots.shift, 0)
-        rows = np.union1d(rows, chosen)
-        compute = np.union1d(rows, self._decided(canvas, flow, rows))
-        return Plan(fill_gaps(compute, self.inflate), answers=chosen)
-
-    def _masks(self, canvas: Canvas, slots: Slots, targets: IntArray) -> IntArray:
+        chosen = self._masks(canvas, slots)
+        rows = np.union1d(np.maximum(chosen - slots.shift, 0), slots.waiting(canvas.length))
+        if self.official and slots.shift:  # the last of the prompt competes, and is then dropped
+            inner = rows[rows != canvas.start - 1]
+            added = nucleus(flow, inner, self.p)
+            compute = np.union1d(rows, added[added != canvas.start - 1])
+        else:
+            compute = np.union1d(rows, nucleus(flow, rows, self.p))
+        compute = fill_gaps(compute, self.inflate)
         masks = np.flatnonzero(canvas.masked[: canvas.length])
-        masks = np.union1d(masks[: self.k], targets)
-        confidence = slots.state(Confidence).of
-        assert confidence is not None, "the first step computes everything"
-        score = confidence[masks] * density(canvas, self.sigma)[masks]
-        score[masks == targets[score[np.isin(masks, targets)].argmax()]] = np.inf
-        return np.sort(masks[np.argsort(-score, kind="stable")[: self.k]])
+        return Plan(compute, answers=masks[np.isin(np.maximum(masks - slots.shift, 0), compute)])
 
-    def _decided(self, canvas: Canvas, flow: FloatArray, rows: IntArray) -> IntArray:
-        rest = np.setdiff1d(np.flatnonzero(~canvas.masked[: canvas.length]), rows)
-        ranked = rest[np.argsort(-flow[rest], kind="stable")]
-        share = np.cumsum(flow[ranked]) / max(float(flow[ranked].sum()), 1e-30)
-        if self.p >= 1:
-            return rest
-        return ranked[: int(np.searchsorted(share, self.p)) + 1] if self.p else rest[:0]
+    def _masks(self, canvas: Canvas, slots: Slots) -> IntArray:
+        seen = slots.state(Seen)
+        assert seen.confidence is not None, "the first step computes everything"
+        block, (origin, high) = canvas.masks(), canvas.window
+        size, least = high - origin, high
+        if self.official:
+            block, origin, size, least = seen.masks, canvas.start, len(seen.masks), 0
+        low, high = int(block[0]), int(block[-1]) + 1
+        masks = np.flatnonzero(canvas.masked[: canvas.length])
+        last = int(masks[self.k - 1]) if len(masks) >= self.k else canvas.end - 1
+        end = max(least, origin + ((last - origin) // size + 1) * size)
+        masks = masks[(masks >= low) & (masks < end)]
+        score = seen.confidence[masks] * density(canvas, self.sigma)[masks]
+        ranked = np.lexsort((-score, masks >= high))
+        return np.sort(masks[ranked[: self.k]])
 
     def after_attention(self, canvas: Canvas, slots: Slots, layer: Layer) -> None:
-        rows = layer.attention(layer.stream).astype(np.float16)
-        layer.memory[layer.index] = layer.stream, rows
+        layer.memory[layer.index] = layer.stream, layer.attention(layer.stream)
 
     def after_step(
         self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
     ) -> None:
-        confidence = slots.state(Confidence)
-        if confidence.of is None:
-            confidence.of = np.zeros(len(canvas.tokens), np.float32)
-        confidence.of[positions] = np.exp(logprob)
+        seen = slots.state(Seen)
+        seen.masks = canvas.masks()
+        if seen.confidence is None:
+            seen.confidence = np.zeros(len(canvas.tokens), np.float32)
+        elif self.official:
+            return
+        seen.confidence[positions] = np.exp(logprob)
+
+
+def nucleus(flow: FloatArray, taken: IntArray, p: float) -> IntArray:
+    """Of the positions that are not ``taken`` those of largest ``flow`` that hold together at most
+    the share ``p`` of it, at least one; none at ``p`` 0."""
+    rest = np.setdiff1d(np.arange(len(flow)), taken)
+    if p >= 1 or not p:
+        return rest if p else rest[:0]
+    ranked = rest[np.argsort(-flow[rest], kind="stable")]
+    share = np.cumsum(flow[ranked]) / max(float(flow[rest].sum()), 1e-30)
+    return ranked[: max(1, int(np.count_nonzero(share <= p)))]
 
 
 def rollout(layers: dict[Any, Any], length: int) -> FloatArray:
@@ -100,7 +126,7 @@ def rollout(layers: dict[Any, Any], length: int) -> FloatArray:
     for index in range(len(layers))[::-1]:
         computed, rows = layers[index]
         keep = computed < length
-        computed, rows = computed[keep], rows[keep, :length].astype(np.float32)
+        computed, rows = computed[keep], rows[keep, :length]
         passed = flow[computed] / 2
         flow[computed] = passed
         flow += passed @ rows
@@ -121,9 +147,9 @@ def density(canvas: Canvas, sigma: float) -> FloatArray:
 
 
 def fill_gaps(positions: IntArray, width: int) -> IntArray:
-    """``positions`` and what lies in gaps of at most ``width`` between them."""
+    """``positions`` and what lies between two of them that are at most ``width`` apart."""
     if not width or not positions.size:
         return positions
-    gaps = np.flatnonzero(np.diff(positions) - 1 <= width)
+    gaps = np.flatnonzero(np.diff(positions) <= width)
     inner = [np.arange(positions[i], positions[i + 1]) for i in gaps]
     return np.union1d(positions, np.concatenate([positions, *inner]))

@@ -40,7 +40,7 @@ class Canvas:
     ``window`` is the part of it in which this step may commit.  ``commit_step`` (N,) int64 is the
     step that decided a position, -1 for given text and for undecided positions; ``logprob`` (N,)
     float32 is the log-probability it had then.  ``length`` counts the live positions: what lies
-    beyond was cut off by a stop.
+    beyond was cut off by a stop.  Between ``end`` and ``length`` stands given text, or padding.
     """
 
     tokens: IntArray
@@ -153,13 +153,16 @@ class Canvas:
         self.masked[positions] = True
         self.commit_step[positions] = -1
 
-    def cut(self, position: int) -> None:
-        """End the region after ``position``; whatever stands to its right becomes padding."""
-        if self.end < self.length:
+    def cut(self, position: int, keep: bool = False) -> None:
+        """End the region after ``position``; whatever stands to its right becomes padding, which
+        leaves the row unless told to ``keep`` it: then it is fed and attended to like any token."""
+        if self.text_floor > self.end:
             raise ValueError("text follows the region: it cannot be cut")
         self.tokens[position + 1 :] = self.pad_id
         self.masked[position + 1 :] = False
-        self.end = self.length = position + 1
+        self.end = position + 1
+        if not keep:
+            self.length = self.end
         low, high = self.window
         self.window = min(low, self.end), min(high, self.end)
 

@@ -15,6 +15,7 @@ from . import (
     dcd,
     dparallel,
     dream,
+    dsb,
     eb,
     eos,
     ete,
@@ -58,7 +59,7 @@ __all__ = [
     "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Trial", "Info", "Part",
     "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform", "View",
     "Window", "available", "compose", "register", "adablock", "credit", "d3llm", "dcd", "dparallel",
-    "dream", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass", "learn2pd",
+    "dream", "dsb", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass", "learn2pd",
     "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber", "scorers", "slowfast",
     "threshold", "windows", "wino",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Windows that slide: Deferred Commitment Decoding and Dynamic Sliding Block."""
+"""Deferred Commitment Decoding: a window that slides over what is not sure yet."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ def slide(canvas: Canvas, low: int, high: int) -> None:
     canvas.window = (low, high)
 
 
+@dataclass
+class Border:
+    """The right ``edge`` of the current block and by how much it was ``extended``; the ``wish`` is
+    where the window would end without it."""
+
+    edge: int | None = None
+    extended: int = 0
+    wish: int = 0
+
+
 @register(
     "dcd",
     paper="Deferred Commitment Decoding for Diffusion Language Models with Confidence-Aware "
@@ -36,9 +46,9 @@ class DCD(Window):
     runs.  With it come the end-of-text rule ``first_commit``, unless another is asked for.
 
     ``block_length`` confines the window to blocks (semi-causal mode); then ``e_max`` > 0 allows a
-    block to be extended by ``e_step`` (4) positions, ``e_max`` in all, whenever the window touches
-    its right edge and a commit of the step would score below ``tau_low`` (0.3; -0.5 for entropy
-    scores): the step's commits are given up and made again.  The static mode of the
+    block to be extended by ``e_step`` (4) positions, ``e_max`` in all, whenever the window would
+    reach beyond its right edge and a commit of the step would score below ``tau_low`` (0.3; -0.5
+    for entropy scores): the step's commits are given up and made again.  The static mode of the
     same code is ``threshold`` with ``eos_policy="block_contains"``.
     """
 
@@ -72,66 +82,30 @@ class DCD(Window):
         if not where.size:
             return
         low = int(where[0])
-        high = int(where[self.s_init]) if len(where) > self.s_init else canvas.end
-        high = min(high, low + self.s_max, canvas.end)
-        slide(canvas, low, min(high, self._border(canvas, low)))
+        end = canvas.end if canvas.stop_position is None else canvas.stop_position
+        high = int(where[self.s_init]) if len(where) > self.s_init else end
+        high = min(high, low + self.s_max)
+        slide(canvas, low, min(high, self._edge(canvas, low, high)))
 
-    def _border(self, canvas: Canvas, low: int) -> int:
+    def _edge(self, canvas: Canvas, low: int, wish: int) -> int:
         """The right edge of the current block, extensions included."""
         if self.block_length is None:
             return canvas.end
-        edge: int = canvas.memory.get("dcd_edge", canvas.start)
+        border = canvas.state(Border)
+        edge = canvas.start if border.edge is None else border.edge
         while edge <= low:
             edge += self.block_length
-            canvas.memory["dcd_edge"], canvas.memory["dcd_extended"] = edge, 0
+            border.extended = 0
+        border.edge, border.wish = edge, wish
         return min(edge, canvas.end)
 
     def reconsiders(self, view: View, chosen: BoolArray) -> bool:
-        canvas = view.canvas
-        edge: int = canvas.memory.get("dcd_edge", canvas.end)
-        extended: int = canvas.memory.get("dcd_extended", 0)
-        if canvas.window[1] < edge or edge >= canvas.end or extended >= self.e_max:
+        border = view.canvas.state(Border)
+        if border.edge is None or border.wish <= border.edge or border.extended >= self.e_max:
             return False
         least = view.score[chosen].min() if chosen.any() else view.score.max(initial=-np.inf)
         if self.tau_low is None or least >= self.tau_low:
             return False
-        step = min(self.e_step, self.e_max - extended)
-        canvas.memory["dcd_edge"], canvas.memory["dcd_extended"] = edge + step, extended + step
+        step = min(self.e_step, self.e_max - border.extended)
+        border.edge, border.extended = border.edge + step, border.extended + step
         return True
-
-
-@register(
-    "dsb",
-    paper="DSB: Dynamic Sliding Block Scheduling for Diffusion LLMs",
-    arxiv="2602.05992",
-)
-@dataclass(frozen=True)
-class DSB(Window):
-    """A block whose right edge advances by one for every decided position.
-
-    ``block_length`` (32) positions are open at first, and the right edge lies ``block_length`` plus
-    the number of decided positions behind the start of the region ("greedy").  ``k_max`` also
-    limits the width counted from the first undecided position ("const"; the published width was
-    not available).
-    """
-
-    offers = frozenset({PLACED})
-
-    block_length: int | None = None
-    k_max: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("block_length", "k_max"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
-
-    def advance(self, canvas: Canvas) -> None:
-        open_ = canvas.masked[canvas.start : canvas.end]
-        if not open_.any():
-            return
-        low = canvas.start + int(open_.argmax())
-        high = canvas.start + (self.block_length or 32) + int((~open_).sum())
-        if self.k_max is not None:
-            high = min(high, low + self.k_max)
-        slide(canvas, low, min(high, canvas.end))

@@ -6,7 +6,9 @@
 | ``none`` | decode everything; the text is cut at the first stop id afterwards |
 | ``block_contains`` | stop when a finished block holds a stop id (LocalLeap, dInfer) |
 | ``block_all`` | stop when a finished block is nothing but stop ids (FreeDave) |
-| ``first_commit`` | a stop id ends the region at once, also over decided text (DCD, d3LLM) |
+| ``first_commit`` | a stop id ends the region at once, also over decided text; the padding behind
+it goes on being fed (DCD, d3LLM) |
+| ``first_commit_cut`` | the same without that padding (Window-Diffusion's early stop) |
 | ``suppress`` | the end-of-text id is never proposed (LLaDA's ``logits_eos_inf``) |
 | ``rank_last`` | stop ids are committed last (LLaDA's ``confidence_eos_eot_inf``, repaired) |
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -94,13 +97,13 @@ def block_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
         end_at(canvas, canvas.start + int(region.argmax()))
 
 
-def first_commit(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
+def first_commit(canvas: Canvas, committed: IntArray, stop_ids: StopIds, keep: bool = True) -> None:
     """The leftmost new stop id ends the region; the row goes on left of it."""
     result = committed[is_stop(canvas.tokens[committed], stop_ids)]
     result = result[result >= canvas.text_floor]
     if result.size:
         canvas.stop_position = int(result.min())
-        canvas.cut(canvas.stop_position)
+        canvas.cut(canvas.stop_position, keep)
 
 
 def decode_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
@@ -113,6 +116,7 @@ CHECKS: dict[str, Callable[[Canvas, IntArray, StopIds], None]] = {
     "block_contains": block_contains,
     "block_all": block_all,
     "first_commit": first_commit,
+    "first_commit_cut": partial(first_commit, keep=False),
     "suppress": prefix_complete,
     "rank_last": prefix_complete,
 }
@@ -134,7 +138,8 @@ class Eos(EosRule):
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
-        return frozenset() if self.eos_policy == "first_commit" else frozenset({KEEPS_TEXT})
+        overwrites = (self.eos_policy or "").startswith("first_commit")
+        return frozenset() if overwrites else frozenset({KEEPS_TEXT})
 
     @property
     def suppress(self) -> bool:  # type: ignore[override]

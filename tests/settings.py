@@ -30,7 +30,7 @@ EXACT = (
     "dkv_prefill(refresh_every=1)", "dkv_greedy(refresh_every=1)",
     "window_diffusion(refresh_every=1)", "dllm_cache(1, 1)",
     "dllm_cache(prompt_every=1, response_every=1000, ratio=1.0)",
-    "dsb(before=1000, after=1000)", "dcd(delay=1000, mode=prefix)",
+    "dsb(before=1000, after=1000)", "dcd(refresh_every=1)",
     "vicinity(before=1000, after=1000)", "sparse(refresh_every=1)", "d2(k=1000, p=1.0)",
     "elastic(refresh_every=1)",
 )  # fmt: skip

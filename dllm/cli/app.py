@@ -17,6 +17,7 @@ from .batch import batch
 from .bench import bench
 from .chat import chat
 from .compare import compare
+from .dflash import dflash
 from .doctor import doctor
 from .drafter import serve_drafter
 from .evaluate import evaluate
@@ -107,4 +108,5 @@ for command in (
     app.command()(command)
 app.command("serve-drafter")(serve_drafter)
 app.command("eval")(evaluate)
+train_app.command()(dflash)
 app.add_typer(train_app, name="train")

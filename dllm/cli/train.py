@@ -1,4 +1,4 @@
-"""``dllm train``: the recipes of the bundled models."""
+"""``dllm train``: the recipes of the bundled models, and drafters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .output import check_output, interactive, note, stderr
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-train_app = typer.Typer(help="Train the bundled models.", no_args_is_help=True)
+train_app = typer.Typer(help="Train drafters and the bundled models.", no_args_is_help=True)
 NAMES = {"masked": "nano", "causal": "nano-ar"}
 
 
 @train_app.callback()
 def train_root() -> None:
-    """Train the bundled models."""
+    """Train drafters and the bundled models."""
 
 
 @train_app.command()

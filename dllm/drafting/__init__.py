@@ -24,6 +24,7 @@ PARTS = (
     "accept.chains", "accept.trees", "drafters.lookup", "drafters.suffix", "drafters.recycling",
     "drafters.composite", "drafters.diffusion", "search.chains", "search.cps", "search.best_first",
     "search.proxies", "length.control", "length.rate", "bridges.remote",
+    "dflash.drafter",
 )  # fmt: skip
 
 __all__ = [

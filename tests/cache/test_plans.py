@@ -39,11 +39,10 @@ PLANS = {
     ],
     "dllm_cache(6, 3)": [ALL] * 7,  # its layers compute less
     "dsb(refresh_after=5, before=3)": [ALL, "1-7", "1-7", "4-11", ALL, "5-11", "8-15"],
-    "dcd(refresh_after=5)": [ALL, "2-7", "2-7", "6-11", ALL, "6-11", "10-15"],
+    "dcd(refresh_after=5)": [ALL, "4-9", "4-9", ALL, "6-13", "6-13", ALL],
     "vicinity(before=2, after=2, warmup=1)": [ALL, ALL, "2-9", ALL, "6-13", "6-13", ALL],
     "sparse": [ALL, ALL, "4-7", ALL, ALL, "8-11", ALL],
-    "d2(k=4, p=0.15)": ["0-15", "0,4-8", "0-1,4,6-10", "0-1,7-11", "0-1,8-12", "0-1,8,10-13",
-                        "0-1,10-15"],
+    "d2(k=4, p=0.15)": ["0-15", "0,4-8", "0,4,6-10", "0,7-11", "0,8-12", "0,8,10-13", "0,10-15"],
     "elastic(beta=4)": [ALL, "4-7", "4,6-7", "7-11", "8-11", "8,10-11", "10-15"],
     "block": ["0-7 / 0-7", "4-7 / 0-7", "4-7 / 0-7", "4-11 / 0-11", "8-11 / 0-11", "8-11 / 0-11",
               "8-15 / 0-15"],
@@ -53,7 +52,7 @@ SHIFTED = {
     "dual": [ALL, "3-7", "4-7", ALL, "7-11", "8-11", ALL],
     "dkv(refresh_every=4)": [ALL, "3-15", "4,6-15", "7-15", ALL, "8-15", "10-15"],
     "dkv_prefill": [ALL, *["3-15"] * 6],
-    "dcd(refresh_after=5)": [ALL, "1-7", "1-7", "5-11", ALL, "5-11", "9-15"],
+    "dcd(refresh_after=5)": [ALL, "3-9", "3-9", ALL, "5-13", "5-13", ALL],
     "vicinity(before=2, after=2, warmup=1)": [ALL, ALL, "1-9", ALL, "5-13", "5-13", ALL],
 }
 
@@ -133,6 +132,22 @@ def test_commits_restart_the_clock() -> None:
         canvas.commit(at, at, np.zeros(count, np.float32))
         canvas.step += 1
     assert refreshes == [0, 3, 8, 11]
+
+
+@pytest.mark.parametrize(("arguments", "shift", "expected"), [
+    ("", 0, "10-32"), ("", 1, "9-32"), ("lookahead=False", 1, "9-31"), ("delay=0", 0, "15-30"),
+    ("mode=prefix", 0, "10-39"), ("delay=9", 0, "4-39"), ("delay=0, mode=prefix", 1, "14-39"),
+])  # fmt: skip
+def test_dcd_begins_at_the_old_left_edge(arguments: str, shift: int, expected: str) -> None:
+    """The window was [12, 28) and is [15, 31) now; the prompt ends at 4, the row at 40."""
+    cache = caches.compose(f"dcd({arguments})")
+    canvas = Canvas.for_prompt(np.arange(4), 36, mask_id=MASK, pad_id=EOS)
+    slots = Slots.empty(40, shift)
+    canvas.open_window(12, 28)
+    assert cache.plan(canvas, slots, canvas.masks()).refresh
+    canvas.commit(np.arange(12, 15), np.arange(3), np.zeros(3, np.float32))
+    canvas.step, canvas.block_step, canvas.window = 1, 1, (15, 31)
+    assert runs(cache.plan(canvas, slots, canvas.masks()).compute) == expected
 
 
 def test_every_cache_has_a_plan() -> None:

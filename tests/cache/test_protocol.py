@@ -217,7 +217,7 @@ def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
     for name, spec in SMALL.items():
         grid = {"block_length": 4} if name == "block" else {}
         sampler = compose([StaticBlocks(6), Random(), Some(3)], stop_ids=(EOS,),
-                          options={"eos_policy": "first_commit"})  # fmt: skip
+                          options={"eos_policy": "first_commit_cut"})  # fmt: skip
         model = table_model(lambda ids, at: np.eye(32)[np.where(at == 20, EOS, 5)] * 9.0, **grid)
         rows = [Canvas.for_prompt(np.arange(4), 30, mask_id=MASK, pad_id=EOS, noise=noise)]
         for steps in Decoding(model, sampler, caches.compose(spec), GenerationConfig()).run(rows):

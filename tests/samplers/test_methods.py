@@ -355,3 +355,6 @@ def test_dcd_extends_a_block_instead_of_committing_blindly() -> None:
     assert plain.nfe == 16
     assert result.nfe == 16 + 2  # each of the two blocks, now of 8, was extended once
     assert not result.masked.any()
+    # A window that is no wider than the block reaches beyond it only after its first commit.
+    narrow = run("dcd(s_init=4, block_length=4, e_max=4)", unsure)
+    assert [c.commit_step[~c.given].min() for c in (result, narrow)] == [1, 0]

@@ -238,6 +238,14 @@ def test_first_commit_ends_the_region_at_once() -> None:
     assert canvas.tokens[6:].tolist() == [STOP] * 4
     assert (canvas.end, canvas.stop_position, canvas.finished) == (6, 5, False)
     assert np.flatnonzero(canvas.masked).tolist() == [3]
+    assert canvas.length == 10  # the padding goes on being fed
+    shorter = at_eos()
+    CHECKS["first_commit_cut"](shorter, np.array([5]), (STOP,))
+    assert (shorter.end, shorter.stop_position, shorter.length) == (6, 5, 6)
+    # a stop id farther left ends the region once more
+    canvas.commit(np.array([3]), np.array([STOP]), np.array([-0.1], np.float32))
+    CHECKS["first_commit"](canvas, np.array([3]), (STOP,))
+    assert (canvas.end, canvas.length, canvas.tokens[4]) == (4, 10, STOP)
 
 
 def test_block_contains_waits_for_the_block() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...canvas import IntArray
 from ...errors import ConfigError
@@ -39,6 +39,10 @@ class _Several(Drafter):
         return any(drafter.needs_scores for drafter in self.drafters)
 
     @property
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(tap for drafter in self.drafters for tap in drafter.taps))
+
+    @property
     def timed(self) -> bool:  # type: ignore[override]
         return any(drafter.timed for drafter in self.drafters)
 
@@ -49,12 +53,13 @@ class FirstOf(_Several):
     """The first drafter that has something to say, e.g. a lookup before a model."""
 
     def open(self, request: Request) -> Drafting:
-        return _FirstOf([drafter.open(request) for drafter in self.drafters])
+        return _FirstOf(self, request)
 
 
 class _FirstOf(Drafting):
-    def __init__(self, members: list[Drafting]) -> None:
-        self.members = members
+    def __init__(self, several: _Several, request: Request) -> None:
+        self.several = several
+        self.members = [drafter.open(request) for drafter in several.drafters]
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         for member in self.members:
@@ -64,12 +69,21 @@ class _FirstOf(Drafting):
         return EMPTY
 
     def observe(self, feedback: Feedback) -> None:
-        for member in self.members:
-            member.observe(feedback)
+        for drafter, member in zip(self.several.drafters, self.members, strict=True):
+            member.observe(_shown(feedback, self.several.taps, drafter.taps))
 
     def close(self) -> None:
         for member in self.members:
             member.close()
+
+
+def _shown(feedback: Feedback, taps: tuple[int, ...], own: tuple[int, ...]) -> Feedback:
+    """``feedback`` with the outputs of the layers ``own`` out of those of all ``taps``."""
+    if feedback.hidden is None or taps == own:
+        return feedback
+    width = feedback.hidden.shape[1] // len(taps)
+    columns = [i * width + j for i in map(taps.index, own) for j in range(width)]
+    return replace(feedback, hidden=feedback.hidden[:, columns] if own else None)
 
 
 @DRAFTERS.register("arbiter")
@@ -87,15 +101,16 @@ class Arbiter(_Several):
     timed = True
 
     def open(self, request: Request) -> Drafting:
-        return _Arbiter(self, [drafter.open(request) for drafter in self.drafters])
+        return _Arbiter(self, request)
 
 
 class _Arbiter(_FirstOf):
-    def __init__(self, part: Arbiter, members: list[Drafting]) -> None:
-        super().__init__(members)
+    def __init__(self, part: Arbiter, request: Request) -> None:
+        super().__init__(part, request)
+        count = len(self.members)
         self.part, self.round, self.chosen = part, 0, 0
-        self.tokens, self.seconds = [0.0] * len(members), [0.0] * len(members)
-        self.last_used = [-1] * len(members)
+        self.tokens, self.seconds = [0.0] * count, [0.0] * count
+        self.last_used = [-1] * count
         self.began: float | None = None  # None: this round asked no drafter
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:

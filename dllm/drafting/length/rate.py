@@ -108,6 +108,35 @@ class LineFit:
         return line
 
 
+class CostCurve(LineFit):
+    """Seconds of a forward by its number of tokens: a line, and what each number is off it.
+
+    Products of few rows are not a line: in float32 twelve rows may cost more than sixteen, in
+    bfloat16 sixteen what one costs.  A number that was measured ``trust`` times is believed half;
+    one that never was counts as ``hope`` cheaper than the line, so that it is tried.
+    """
+
+    def __init__(self, fading: float = 0.95, trust: float = 3.0, hope: float = 0.15) -> None:
+        super().__init__(fading)
+        self.trust, self.hope = trust, hope
+        self._off: dict[int, tuple[float, float]] = {}  # tokens -> (measurements, mean of y / line)
+
+    def add(self, x: float, y: float) -> None:
+        super().add(x, y)
+        line = float(super().__call__(np.array([x]))[0])
+        n, mean = self._off.get(int(x), (0.0, 1.0))
+        n = self.fading * n + 1
+        off = min(y / max(line, 1e-12), 4.0)  # one stalled measurement must not decide anything
+        self._off[int(x)] = (n, mean + (off - mean) / n)
+
+    def __call__(self, x: Array) -> Array:
+        line = super().__call__(x)
+        for i, tokens in enumerate(x.astype(np.int64).tolist()):
+            n, mean = self._off.get(tokens, (0.0, 1.0))
+            line[i] *= (1 + (mean - 1) * n / (n + self.trust)) * (1 - self.hope / (1 + n))
+        return line
+
+
 @dataclass
 class _Calibrated(LengthController):
     """Shares what it knows about drafter and machine between sequences."""
@@ -193,7 +222,8 @@ class Rate(_Calibrated):
     """The length with the most expected tokens per second, from this round's own confidences.
 
     Expected tokens come from calibrated acceptance, ``optimism`` standard errors above the estimate
-    so that lengths which were never tried are; seconds from a line fitted to measured rounds.
+    so that lengths which were never tried are; seconds from a curve fitted to measured rounds, see
+    `CostCurve`.  In a batch both are those of the forward that all its texts share.
     While drafting brings fewer tokens per second than plain decoding it rests, twice as long each
     time, up to ``longest_rest`` rounds.  A plain round now and then measures what a single token
     costs.  A design of this library: no paper's.
@@ -203,7 +233,7 @@ class Rate(_Calibrated):
     longest_rest: int = 64
 
     def __post_init__(self) -> None:
-        self.verify_seconds: dict[int, LineFit] = {}
+        self.verify_seconds: dict[int, CostCurve] = {}
         self.draft_seconds = LineFit()
         self.worth = Worth()
         super().__post_init__()
@@ -211,6 +241,7 @@ class Rate(_Calibrated):
     def _reset(self) -> None:
         super()._reset()
         self._context = 0
+        self._beside = self._beside_emitted = 0  # of other texts, in the last round
         self._saving = replace(self.worth.saving, rho=0.2)
         self._rest = max(1, self.worth.rest // 2)
         self._resting = self._rest if self._loses() else 0
@@ -223,33 +254,45 @@ class Rate(_Calibrated):
         if self._resting > 0 or self._line().lacks_ones:
             self._resting = max(0, self._resting - 1)
             return Budget(0, room)
-        return Budget(min(self.k_max, room), room, self._refine)
+        return Budget(min(self.k_max, room), room, self._refine, self._worth_it)
 
     def _refine(self, confidence: Array) -> int:
         confidence = confidence[: self.k_max]
-        lengths = np.arange(len(confidence) + 1)
-        alive = np.cumprod(self.acceptance(confidence, self._after_whole, self.optimism))
-        expected = np.concatenate([[0.0], alive.cumsum()])
-        seconds = self._line()((lengths + 1).astype(np.float64)) + self.draft_seconds(np.zeros(1))
-        return int(np.argmax((1 + expected) / seconds))
+        acceptance = self.acceptance(confidence, self._after_whole, self.optimism)
+        return self._worth_it(np.cumprod(acceptance))
 
-    def _line(self) -> LineFit:
-        return self.verify_seconds.setdefault(self._context, LineFit())
+    def _worth_it(self, alive: Array) -> int:
+        """How many tokens to send that are accepted with chances ``alive`` (n,)."""
+        lengths = np.arange(len(alive) + 1)
+        expected = np.concatenate([[0.0], alive.cumsum()])
+        return int(np.argmax((self._beside_emitted + 1 + expected) / self._seconds(lengths)))
+
+    def _seconds(self, drafted: IntArray) -> Array:
+        """Seconds of a round with so many ``drafted`` tokens (n,), drafting included."""
+        fed = (self._beside + drafted + 1).astype(np.float64)
+        seconds: Array = self._line()(fed) + self.draft_seconds(np.zeros(1))
+        return seconds
+
+    def _line(self) -> CostCurve:
+        return self.verify_seconds.setdefault(self._context, CostCurve())
 
     def update(self, stats: RoundStats, feedback: Feedback) -> None:
         super().update(stats, feedback)
         if stats.first:  # it read the prompt, too
             return
-        self._line().add(stats.drafted + 1, stats.verify_seconds + stats.other_seconds)
+        self._beside, self._beside_emitted = stats.beside, stats.beside_emitted
+        fed = stats.beside + stats.drafted + 1
+        self._line().add(fed, stats.verify_seconds + stats.other_seconds)
         if stats.attempted:
             self.draft_seconds.add(0.0, stats.draft_seconds)
             self._weigh(stats)
 
     def _weigh(self, stats: RoundStats) -> None:
         """Compare the round with plain decoding of the same tokens."""
-        single = float(self._line()(np.ones(1))[0])
+        plain = float(self._line()(np.array([stats.beside + 1.0]))[0])
         spent = stats.draft_seconds + stats.verify_seconds + stats.other_seconds
-        saved = stats.emitted * single - spent
+        token = plain / (stats.beside_emitted + 1)  # seconds per token without drafts
+        saved = plain + (stats.emitted - 1) * token - spent
         self._saving.add(saved)
         self.worth.saving.add(saved)
         self.worth.drafts += 1

@@ -1,0 +1,190 @@
+"""``dllm train dflash``: a block-diffusion drafter for any causal model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from .options import remember_debug
+from .output import note
+
+if TYPE_CHECKING:
+    from ..models import DiffusionModel
+    from ..train.dflash.recipe import Recipe
+
+DATA, SHAPE, TRAINING, OUTPUT = "Data", "Drafter", "Training", "Output"
+INTO = ("native", "z-lab", "speculators")
+
+
+def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+def dflash(
+    verifier: Annotated[str, _option("Hub id or folder of a causal model.", SHAPE, "--verifier")],
+    output: Annotated[
+        Path, _option("Folder of the run.", OUTPUT, "--output", "-o")
+    ] = Path("runs/dflash"),
+    data: Annotated[
+        list[Path] | None,
+        _option(
+            'JSON lines {"ids", "answer"}, or {"prompt"} or {"messages"} for the verifier to '
+            "answer; repeatable; default: it prompts itself.", DATA,
+        ),
+    ] = None,
+    answers: Annotated[int, _option("Answers to prompts of its own.", DATA, min=1)] = 6000,
+    max_new_tokens: Annotated[int, _option("Longest answer.", DATA, min=8)] = 200,
+    online_taps: Annotated[
+        bool, _option("Compute hidden states in every step instead of keeping them.", DATA)
+    ] = False,
+    layers: Annotated[int, _option("Layers of the drafter.", SHAPE, min=1)] = 4,
+    block_size: Annotated[int, _option("Anchor and drafts.", SHAPE, min=2)] = 8,
+    taps: Annotated[
+        str | None, _option("Layers of the verifier to read, e.g. 1,10,18,27.", SHAPE)
+    ] = None,
+    mask_token_id: Annotated[int | None, _option("Default: an id to spare.", SHAPE, min=0)] = None,
+    sliding_window: Annotated[int | None, _option("Default: none.", SHAPE, min=1)] = None,
+    draft_vocabulary: Annotated[
+        int, _option("Ids that it drafts, the most frequent ones; 0: all.", SHAPE, min=0)
+    ] = 0,
+    init: Annotated[str, _option("'verifier' (its last layers) or 'random'.", SHAPE)] = "verifier",
+    weights_from: Annotated[
+        str | None, _option("A drafter to go on from.", SHAPE)
+    ] = None,
+    steps: Annotated[int, _option("Steps in all.", TRAINING, min=1)] = 4000,
+    rows: Annotated[int, _option("Answers per step and process.", TRAINING, min=1)] = 8,
+    anchors: Annotated[int, _option("Blocks per answer and step.", TRAINING, min=1)] = 48,
+    learning_rate: Annotated[float, _option("Peak.", TRAINING, min=0.0)] = 1e-3,
+    warmup: Annotated[int, _option("Steps.", TRAINING, min=0)] = 50,
+    schedule: Annotated[
+        str, _option("cosine, constant_with_warmup, ... of transformers.", TRAINING)
+    ] = "cosine",
+    loss: Annotated[str, _option("'dpace' or 'decay'.", TRAINING)] = "dpace",
+    gamma: Annotated[float, _option("Of 'decay'.", TRAINING, min=0.1)] = 4.0,
+    soft: Annotated[
+        float, _option("Share of the verifier's distribution in the target.", TRAINING, min=0.0)
+    ] = 0.5,
+    head_rows: Annotated[int, _option("Tokens in a step's head.", TRAINING, min=1)] = 6144,
+    evaluate_every: Annotated[int, _option("Steps.", TRAINING, min=1)] = 200,
+    held_out: Annotated[int, _option("One prompt in so many.", DATA, min=2)] = 64,
+    device: Annotated[str, _option("cpu, cuda, ...", TRAINING)] = "cpu",
+    threads: Annotated[int | None, _option("CPU threads.", TRAINING, min=1)] = None,
+    seed: Annotated[int, _option("Of prompts, weights and batches.", TRAINING, min=0)] = 0,
+    into: Annotated[
+        str, _option("Format: native (transformers), z-lab or speculators.", OUTPUT, "--format")
+    ] = "native",
+    dry_run: Annotated[
+        bool, _option("Only say what a step would take.", OUTPUT, "--dry-run")
+    ] = False,
+    debug: Annotated[
+        bool, _option("Show tracebacks.", OUTPUT, "--debug", callback=remember_debug)
+    ] = False,
+) -> None:  # fmt: skip
+    """Train a drafter that fills a block of masks in one forward (DFlash).
+
+    A run that was stopped goes on where it saved last.  On several GPUs: write the data with one
+    process first, then `accelerate launch --module dllm train dflash ...`.
+    """
+    import torch
+
+    from ..train.dflash.objective import Objective
+    from ..train.dflash.recipe import Recipe
+    from ..train.dflash.run import Schedule
+
+    if into not in INTO:
+        raise ConfigError(f"the format is one of {', '.join(INTO)}, not {into!r}")
+    recipe = Recipe(
+        layers, _numbers(taps), block_size, mask_token_id, sliding_window, init, held_out,
+        draft_vocabulary=draft_vocabulary,
+        objective=Objective(loss, gamma, soft, head_rows),
+        schedule=Schedule(steps, rows, anchors, learning_rate, warmup, schedule, evaluate_every,
+                          seed),
+    )  # fmt: skip
+    if dry_run:
+        return _dry_run(verifier, recipe)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model = _load(verifier, device)
+    output.mkdir(parents=True, exist_ok=True)
+    files = _answers(model, data or [], output, answers, max_new_tokens, seed)
+    _train(model, files, recipe, output, weights_from, online_taps, into)
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if text is None else tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"taps are layer numbers, e.g. 1,10,18,27, not {text!r}") from error
+
+
+def _dry_run(verifier: str, recipe: Recipe) -> None:
+    from transformers import AutoConfig
+
+    from ..train.dflash.recipe import dry_run
+
+    for name, value in dry_run(AutoConfig.from_pretrained(verifier), recipe).items():
+        note(f"{name} {value:.1f}")
+
+
+def _load(verifier: str, device: str) -> DiffusionModel:
+    """The verifier in bfloat16 where the machine multiplies it fast."""
+    from ..drafting.api import load_verifier
+    from ..models import load
+    from ..train.dflash.run import machine_has_bf16
+
+    dtype = "bfloat16" if machine_has_bf16(device) else "float32"
+    note(f"{verifier} in {dtype}")
+    return load_verifier(load(verifier, dtype=dtype, device=device))
+
+
+def _answers(
+    model: DiffusionModel, data: list[Path], output: Path, count: int, most: int, seed: int
+) -> list[Path]:
+    """Files of answers, written first where there are only prompts."""
+    from ..train.dflash.generate import read_data, write_answers
+    from ..train.dflash.starters import STARTERS
+
+    files = []
+    for i, file in enumerate(data):
+        prompts = read_data(model, file)
+        if prompts is None:
+            files.append(file)
+            continue
+        files.append(output / f"answers-{i}.jsonl")
+        for done in write_answers(
+            model, files[-1], len(prompts), prompts=prompts, max_new_tokens=most
+        ):
+            note(f"{done}/{len(prompts)} answers to {file}")
+    if data:
+        return files
+    own = output / "answers.jsonl"
+    for done in write_answers(model, own, count, seed=seed, max_new_tokens=most, starters=STARTERS):
+        note(f"{done}/{count} answers")
+    return [own]
+
+
+def _train(
+    model: DiffusionModel, files: list[Path], recipe: Recipe, output: Path,
+    weights_from: str | None, online: bool, into: str,
+) -> None:  # fmt: skip
+    from ..train.dflash.recipe import finish, keep_taps, mask_id, start
+    from ..train.dflash.run import machine_has_bf16, progress, resume
+
+    if not online:
+        mask = mask_id(model) if recipe.mask_token_id is None else recipe.mask_token_id
+        for done in keep_taps(files, model.hf, recipe.config(model.hf.config, mask)):
+            if done % 512 == 0:
+                note(f"hidden states of {done} answers")
+    run, split = start(
+        model, files, recipe, output, bf16=machine_has_bf16(model.device.type),
+        weights_from=weights_from, callbacks=[progress(note)],
+    )  # fmt: skip
+    note(f"{len(split.train)} answers to train on, {len(split.held)} to measure with")
+    resume(run)
+    if int(os.environ.get("RANK", "0")) == 0:
+        finish(run, model, recipe, split, output / "drafter", into)
+        note(f"drafter: {output / 'drafter'}")

@@ -1,0 +1,254 @@
+"""A block drafter at work: it reads what the verifier's layers say of the text and fills in a
+block of masks behind it, in one small forward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ..base import (
+    DRAFTERS,
+    EMPTY,
+    Budget,
+    Distribution,
+    Draft,
+    Drafter,
+    Drafting,
+    Feedback,
+    Request,
+    single,
+)
+from ..search.chains import SEARCHES, Search, SearchContext
+from ..search.marginals import Marginals
+from ..search.proxies import PROXIES, NGram, Proxy
+from .checkpoint import BlockCheckpoint, load_checkpoint
+from .heads import WalkHead, head_of
+from .network import BlockNetwork, TextKeys
+
+HEADS = ("auto", "none")
+
+
+@DRAFTERS.register("dflash", paper="DFlash: Block Diffusion for Flash Speculative Decoding",
+                   arxiv="2602.06036")  # fmt: skip
+@dataclass
+class BlockDrafter(Drafter):
+    """A block-diffusion drafter (DFlash) of transformers', z-lab's or speculators' format.
+
+    ``model``: folder, hub id or `BlockCheckpoint`.  ``search``: how its marginals become a draft:
+    default "argmax" at temperature 0, "coupled" above; others are "cps", "sample" and
+    "best_first_tree".  ``proxy``: the causal model that helps a search (default "ngram").
+    ``head``: "auto" walks with the Markov head or selector of the checkpoint, if it brings one and
+    no search is asked for; "none" leaves it out.
+    """
+
+    model: Any = ""
+    search: Any = None
+    proxy: Any = None
+    head: str = "auto"
+
+    def __post_init__(self) -> None:
+        from .. import register_all
+
+        register_all()
+        if not isinstance(self.model, BlockCheckpoint):
+            self.model = load_checkpoint(self.model)
+        if self.head not in HEADS:
+            raise ConfigError(f"head is 'auto' or 'none', not {self.head!r}")
+        if self.search is not None:
+            self.search = single(self.search, SEARCHES, Search)
+        self._bound: tuple[Any, Binding] | None = None
+
+    @property
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(self.model.config.target_layer_ids)
+
+    @property
+    def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
+        kind = Distribution.POINT if self.search is None else self.search.distribution
+        return frozenset({kind})
+
+    def open(self, request: Request) -> Drafting:
+        if request.verifier is None:
+            raise ConfigError(
+                f"{self.model.name} reads the verifier's hidden states, which this engine does not "
+                "hand out: use dllm.speculate, or a drafter that needs none"
+            )
+        bound = self._bound
+        if bound is None or bound[0] is not request.verifier.hf:
+            bound = (request.verifier.hf, Binding(self.model, request.verifier.hf))
+            self._bound = bound
+        return BlockDrafting(self, bound[1], request)
+
+    def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
+        """One forward for all sequences that can draft."""
+        ready = [(d, budget) for d, prefix, budget in work if d.ready(prefix)]
+        hidden = ready[0][0].bound.hidden([d for d, _ in ready]) if ready else None
+        drafts = iter(d.pick(hidden[i], b) for i, (d, b) in enumerate(ready) if hidden is not None)
+        return [next(drafts) if d.ready(prefix) else EMPTY for d, prefix, _ in work]
+
+    def __repr__(self) -> str:
+        search = "auto" if self.search is None else self.search.name
+        return f"dflash({self.model.name}, search={search})"
+
+
+class Binding:
+    """A drafter with the embedding and the head of one verifier, shared by its sequences."""
+
+    def __init__(self, checkpoint: BlockCheckpoint, hf: Any) -> None:
+        embedding, head = hf.get_input_embeddings(), hf.get_output_embeddings()
+        width, config = embedding.weight.shape[1], checkpoint.config
+        layers = hf.config.get_text_config().num_hidden_layers
+        last = max(config.target_layer_ids or [0])
+        if width != config.hidden_size or last >= layers - 1:
+            raise ConfigError(
+                f"{checkpoint.name} was trained for a verifier of width {config.hidden_size} with "
+                f"more than {last + 1} layers, not for this one of width {width} with {layers}"
+            )
+        if head is None or getattr(head, "bias", None) is not None:
+            raise ConfigError("a block drafter needs a verifier with a head without bias")
+        weight = head.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        self.network = BlockNetwork(checkpoint, self.device, self.dtype)
+        self.embedding, self.mask_id = embedding, config.mask_token_id
+        ids = checkpoint.draft_ids
+        self.draft_ids = None if ids is None else ids.to(self.device)
+        own = checkpoint.head
+        if own is not None:
+            self.head = own.to(self.device, self.dtype)
+        else:
+            self.head = weight if ids is None else weight.detach()[self.draft_ids].clone()
+        self.walk = head_of(checkpoint, self.device)
+
+    @torch.inference_mode()
+    def hidden(self, drafting: Sequence[BlockDrafting]) -> torch.Tensor:
+        """Hidden states (N, block - 1, H) of the next block of every sequence."""
+        size = self.network.size
+        ids = torch.full((len(drafting), size), self.mask_id, device=self.device)
+        ids[:, 0] = torch.tensor([d.anchor for d in drafting], device=self.device)
+        return self.network.draft([d.text for d in drafting], self.embedding(ids))[:, 1:]
+
+
+@dataclass
+class BlockDrafting(Drafting):
+    """A block drafter on one sequence: keys and values of its text, and the last token."""
+
+    part: BlockDrafter
+    bound: Binding
+    request: Request
+    text: TextKeys = field(init=False)
+    anchor: int = -1
+    rounds: int = 0
+    learnt: int = 0
+
+    def __post_init__(self) -> None:
+        self.text = self.bound.network.new_text()
+        at = self.request.temperature
+        self.search: Search = self.part.search or SEARCHES["coupled" if at > 0 else "argmax"]()
+        proxy = self.part.proxy or NGram(vocab_size=self.request.vocab_size)
+        self.proxy: Proxy = single(proxy, PROXIES, Proxy)
+        walks = self.part.head == "auto" and self.part.search is None
+        self.walk: WalkHead | None = self.bound.walk if walks else None
+
+    def observe(self, feedback: Feedback) -> None:
+        """Read the hidden states of what was fed and kept."""
+        if feedback.hidden is None:
+            return
+        fresh = len(feedback.hidden) - len(feedback.draft)
+        kept = [*range(fresh), *(fresh + node for node in feedback.path)]
+        if feedback.emitted and len(feedback.path) == len(feedback.emitted):
+            kept.pop()  # the text ended with an accepted token
+        whole = kept == list(range(len(kept)))
+        rows = feedback.hidden[: len(kept)] if whole else feedback.hidden[kept]
+        self.bound.network.read(self.text, rows)
+
+    def ready(self, prefix: IntArray) -> bool:
+        """Whether everything before the last token was read: not before the first round."""
+        self.anchor = int(prefix[-1])
+        if self.text.length != len(prefix) - 1:
+            return False
+        self.proxy.learn(prefix.tolist(), len(prefix) - self.learnt)
+        self.learnt = len(prefix)
+        self.prefix = prefix
+        return True
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        if not self.ready(prefix):
+            return EMPTY
+        return self.pick(self.bound.hidden([self])[0], budget)
+
+    @torch.inference_mode()
+    def pick(self, hidden: torch.Tensor, budget: Budget) -> Draft:
+        """A draft from the hidden states (block - 1, H) of a block."""
+        self.rounds += 1
+        rows = min(len(hidden), max(1, budget.room))
+        logits = F.linear(hidden[:rows], self.bound.head)
+        began = time.perf_counter()
+        marginals = self._marginals(logits, len(self.prefix))
+        context = SearchContext(
+            self.prefix, self.proxy, self.request.temperature, self.request.noise_key,
+            self.request.draft_key, self.rounds,
+        )  # fmt: skip
+        if self.walk is not None:
+            draft = self._walk(self.walk, hidden, logits, context)
+            sure = np.zeros(0) if draft.confidence is None else draft.confidence.astype(np.float64)
+            length = budget.chain_length(sure)
+            draft = draft.cut(length) if length else EMPTY
+        else:
+            length = budget.chain_length(marginals.confidence)
+            draft = self.search.find(marginals, length, context) if length else EMPTY
+        return replace(draft, search_seconds=time.perf_counter() - began)
+
+    def _marginals(self, logits: torch.Tensor, first: int) -> Marginals:
+        """Distributions (w, V), or (w, v) with their ids where the vocabulary is trimmed."""
+        request, ids = self.request, self.bound.draft_ids
+        whole = ids is None or self.search.distribution is not Distribution.POINT
+        if ids is not None and whole:
+            shape = (len(logits), request.vocab_size)
+            logits = logits.new_full(shape, -torch.inf).index_copy(1, ids, logits)
+        if whole:
+            return Marginals.from_logits(
+                logits, first, vocab_size=request.vocab_size, banned=(self.bound.mask_id,),
+                temperature=request.temperature, stop_ids=request.stop_ids,
+            )  # fmt: skip
+        assert ids is not None
+        log_q = (logits.float() / (request.temperature or 1.0)).log_softmax(-1)
+        return Marginals(log_q, first, request.stop_ids, ids.expand(len(log_q), -1))
+
+    def _walk(
+        self, head: WalkHead, hidden: torch.Tensor, logits: torch.Tensor, context: SearchContext
+    ) -> Draft:
+        """The chain that a head reads off, left to right."""
+        tokens: list[int] = []
+        sure: list[float] = []
+        previous = self.anchor
+        for i, row in enumerate(logits.float()):
+            given = head.after(previous, hidden[i].float(), row)
+            marginal = self._marginals(given[None], len(self.prefix) + i)
+            previous = int(context.shown(marginal, 1, coupled=True).argmax[0])
+            tokens.append(previous)
+            sure.append(float(marginal.confidence[0]))
+        stops = [i for i, token in enumerate(tokens) if token in self.request.stop_ids]
+        return Draft(np.asarray(tokens, np.int64), confidence=np.asarray(sure),
+                     end=stops[0] if stops else None, source="walk")  # fmt: skip
+
+
+def make_block_drafter(name: Any, options: dict[str, Any]) -> BlockDrafter:
+    """A drafter from a folder or hub id and the options of `speculate`.  Raises `ConfigError` for
+    options that only diffusion models have."""
+    known = ("search", "proxy", "head")
+    odd = [option for option in options if option not in known]
+    if odd:
+        raise ConfigError(
+            f"{odd[0]} is for diffusion models: {name} is a block drafter, which takes "
+            f"{', '.join(known)}"
+        )
+    return BlockDrafter(name, **options)

@@ -1,0 +1,72 @@
+"""Heads that look at the token before: a block's rows do not know what stands beside them.
+
+Both walk from the anchor to the right, over logits that were computed once for all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .checkpoint import BlockCheckpoint
+
+
+class WalkHead:
+    """Turns one row of logits into logits given the token before."""
+
+    def after(self, previous: int, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (v,) of the token after ``previous``, an id of the verifier; ``hidden`` (H,) and
+        ``logits`` (v,) are those of its row."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class MarkovHead(WalkHead):
+    """DSpark (arXiv 2607.05147): a bias of low rank, W2 W1[previous]; with a ``gate`` weight it
+    depends on the row, W2 (sigmoid(G [h; W1[previous]]) * W1[previous])."""
+
+    first: torch.Tensor  # (V, rank)
+    second: torch.Tensor  # (v, rank)
+    gate: torch.Tensor | None = None  # (rank, H + rank)
+    gate_bias: torch.Tensor | None = None
+
+    def after(self, previous: int, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        embedded = self.first[previous]
+        if self.gate is not None:
+            both = torch.cat([hidden.to(embedded.dtype), embedded])
+            raw = self.gate @ both
+            embedded = torch.sigmoid(raw if self.gate_bias is None else raw + self.gate_bias) * (
+                embedded
+            )
+        return logits + (self.second @ embedded).to(logits.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class SelectorHead(WalkHead):
+    """DFlash 2: of a row's ``top`` most probable tokens b the one with the best
+    logit(b) + <A[previous] * W h, B[b]>; all others are impossible."""
+
+    before: torch.Tensor  # A (V, rank)
+    successor: torch.Tensor  # B (v, rank)
+    hidden: torch.Tensor  # W (rank, H)
+    top: int = 16
+
+    def after(self, previous: int, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        values, at = logits.topk(min(self.top, len(logits)))
+        context = self.before[previous] * (self.hidden @ hidden.to(self.hidden.dtype))
+        scores = values + (self.successor[at] @ context).to(values.dtype)
+        return torch.full_like(logits, -torch.inf).scatter(0, at, scores)
+
+
+def head_of(checkpoint: BlockCheckpoint, device: torch.device) -> WalkHead | None:
+    """The head that a checkpoint brings, in float32; the selector where it brings both."""
+    selector = {name: t.to(device, torch.float32) for name, t in checkpoint.selector.items()}
+    if selector:
+        return SelectorHead(selector["predecessor_codebook"], selector["successor_codebook"],
+                            selector["hidden_projection.weight"])  # fmt: skip
+    markov = {name: t.to(device, torch.float32) for name, t in checkpoint.markov.items()}
+    if markov:
+        return MarkovHead(markov["markov_w1.weight"], markov["markov_w2.weight"],
+                          markov.get("gate_proj.weight"), markov.get("gate_proj.bias"))  # fmt: skip
+    return None

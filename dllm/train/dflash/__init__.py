@@ -1,0 +1,1 @@
+"""Training of block-diffusion drafters (DFlash, arXiv 2602.06036)."""

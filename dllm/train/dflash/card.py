@@ -1,0 +1,63 @@
+"""The card of a trained drafter: what it is, how it was made, how well it drafts."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+PACKAGES = ("torch", "transformers", "accelerate")
+
+
+def curve(history: Sequence[Mapping[str, Any]], blocks: int) -> list[dict[str, float]]:
+    """Of a Trainer's log: steps, drafted blocks seen (``blocks`` per step), tokens per forward,
+    and how often each draft was accepted."""
+    result = []
+    for entry in history:
+        if "eval_tokens_per_forward" not in entry:
+            continue
+        point = {"step": entry["step"], "blocks": entry["step"] * blocks,
+                 "tokens_per_forward": entry["eval_tokens_per_forward"]}  # fmt: skip
+        places = [key for key in entry if key.startswith("eval_reached_")]
+        point |= {key.removeprefix("eval_"): entry[key] for key in places}
+        result.append(point)
+    return result
+
+
+def card(
+    verifier: str, settings: Mapping[str, Any], points: Sequence[Mapping[str, float]],
+    facts: Mapping[str, Any],
+) -> str:  # fmt: skip
+    """Markdown.  ``settings`` as given to the run, ``facts``: what was counted on the way."""
+    lines = [
+        "---", "library_name: transformers", f"base_model: {verifier}", "tags:", "- dflash",
+        "- speculative-decoding", "---", "", f"# A block-diffusion drafter for {verifier}", "",
+        "DFlash (arXiv 2602.06036): a small network reads the verifier's hidden states and fills a",
+        "block of masks in one forward; the verifier checks it, so that the text stays the same.",
+        "", "```python",
+        "import dllm",
+        f'dllm.speculate("{verifier}", "path/to/this/folder", "Why is the sky blue?")',
+        "```", "", "## Held-out answers of the verifier, greedy", "",
+    ]  # fmt: skip
+    lines += table(points)
+    lines += ["", "## How it was made", ""]
+    lines += [f"- {name}: {value}" for name, value in {**settings, **facts}.items()]
+    lines += [f"- {name} {version(name)}" for name in PACKAGES]
+    lines.append(f"- Python {platform.python_version()}, {platform.machine()}")
+    return "\n".join(lines) + "\n"
+
+
+def table(points: Sequence[Mapping[str, float]]) -> list[str]:
+    """Lines of a Markdown table."""
+    if not points:
+        return ["(not evaluated)"]
+    places = [key for key in points[0] if key.startswith("reached_")]
+    head = ["steps", "blocks seen", "tokens per forward",
+            *(f"draft {key.removeprefix('reached_')}" for key in places)]  # fmt: skip
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for point in points:
+        cells = [f"{point['step']:.0f}", f"{point['blocks']:.0f}"]
+        cells += [f"{point[key]:.2f}" for key in ("tokens_per_forward", *places)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines

@@ -1,0 +1,174 @@
+"""Answers of the verifier as training data: a text file, and what its layers said.
+
+``*.jsonl``: one answer a line, {"ids": prompt and answer, "answer": where the answer starts}.
+Beside it, optionally, ``*.taps``: for every token but the last the outputs of the tapped layers
+and the normed last hidden state, bfloat16, in the order of the lines, and ``*.taps.json``, which
+says of which layers; without them the verifier computes them while training.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from ...errors import ConfigError
+
+POOL = 32  # batches that are drawn and sorted by length together
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``ids`` of prompt and answer; the answer starts at ``start``; ``file`` and ``at`` say where
+    its taps are, if anywhere."""
+
+    ids: tuple[int, ...]
+    start: int
+    file: Path | None = None
+    at: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids) - self.start
+
+    def held_out(self, share: int) -> bool:
+        """Whether the prompt belongs to the one in ``share`` that is never trained on."""
+        prompt = np.asarray(self.ids[: self.start], np.int64)
+        return zlib.crc32(prompt.tobytes()) % share == 0
+
+
+def kept_taps(path: Path, layers: Sequence[int]) -> Path | None:
+    """The file of taps beside ``path`` if it is complete and of these layers."""
+    label = path.with_suffix(".taps.json")
+    if label.is_file() and json.loads(label.read_text(encoding="utf-8"))["layers"] == [*layers]:
+        return path.with_suffix(".taps")
+    return None
+
+
+def read_answers(path: Path, layers: Sequence[int] = ()) -> Iterator[Answer]:
+    """The answers of a file, with their taps where those of ``layers`` are kept.  Raises
+    `ConfigError` for a line of another form."""
+    kept = kept_taps(path, layers)
+    at = 0
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                entry = json.loads(line)
+                ids, start = tuple(entry["ids"]), int(entry["answer"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(
+                    f'{path}, line {number}: expected {{"ids": [...], "answer": n}}, '
+                    f"not {line!r:.60}"
+                ) from error
+            yield Answer(ids, start, kept, at)
+            at += len(ids) - 1
+
+
+def loops(ids: Sequence[int], n: int = 4) -> bool:
+    """Whether more than half of the n-grams of a text are repetitions."""
+    grams = list(zip(*(ids[i:] for i in range(n)), strict=False))
+    return len(grams) > 16 and len(set(grams)) < len(grams) / 2
+
+
+def common_tokens(answers: Sequence[Answer], count: int) -> torch.Tensor:
+    """The ``count`` most frequent answer tokens, sorted by id."""
+    seen: Counter[int] = Counter()
+    for answer in answers:
+        seen.update(answer.ids[answer.start :])
+    return torch.tensor(sorted(token for token, _ in seen.most_common(count)))
+
+
+class Taps:
+    """Rows of the files of taps, read where they lie."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._files: dict[Path, Any] = {}
+
+    def read(self, answer: Answer) -> torch.Tensor:
+        """(len(ids) - 1, width) bfloat16."""
+        assert answer.file is not None
+        if answer.file not in self._files:
+            flat = np.memmap(answer.file, np.int16, "r")
+            self._files[answer.file] = flat[: len(flat) // self.width * self.width]
+        first = answer.at * self.width
+        rows = self._files[answer.file][first : first + (len(answer.ids) - 1) * self.width]
+        return torch.from_numpy(np.array(rows)).view(torch.bfloat16).view(-1, self.width)
+
+
+class Batches(Dataset[dict[str, torch.Tensor]]):
+    """Batch ``i`` of a run: a function of seed and ``i``, so that a run can be taken up again.
+
+    Answers are drawn in pools without replacement, sorted by length and cut into batches of
+    ``rows``; every answer gets ``anchors`` random places to draft from.
+    """
+
+    def __init__(
+        self, answers: Sequence[Answer], rows: int, anchors: int, seed: int, count: int, taps: Taps
+    ) -> None:
+        if len(answers) < rows:
+            raise ConfigError(f"{len(answers)} answers are too few for batches of {rows}")
+        self.answers, self.rows, self.anchors = answers, rows, anchors
+        self.seed, self.count, self.taps = seed, count, taps
+        self._order: tuple[int, list[list[int]]] = (-1, [])
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        per_epoch = len(self.answers) // self.rows
+        epoch, place = divmod(index, per_epoch)
+        if self._order[0] != epoch:
+            self._order = (epoch, self._arrange(epoch))
+        rng = random.Random(f"{self.seed}/{index}")
+        answers = [self.answers[i] for i in self._order[1][place]]
+        batch = collate(answers, [self._anchors(a, rng) for a in answers], self.taps)
+        batch["seed"] = torch.tensor(rng.getrandbits(31))
+        return batch
+
+    def _arrange(self, epoch: int) -> list[list[int]]:
+        rng = random.Random(f"{self.seed}/{epoch}")
+        order = list(range(len(self.answers)))
+        rng.shuffle(order)
+        batches: list[list[int]] = []
+        size = POOL * self.rows
+        for first in range(0, len(order), size):
+            pool = sorted(order[first : first + size], key=lambda i: len(self.answers[i].ids))
+            here = [pool[i : i + self.rows] for i in range(0, len(pool), self.rows)]
+            rng.shuffle(here)
+            batches += [batch for batch in here if len(batch) == self.rows]
+        return batches
+
+    def _anchors(self, answer: Answer, rng: random.Random) -> list[int]:
+        places = range(answer.start, len(answer.ids) - 1)
+        return sorted(rng.sample(places, min(self.anchors, len(places))))
+
+
+def collate(
+    answers: Sequence[Answer], anchors: Sequence[Sequence[int]], taps: Taps
+) -> dict[str, torch.Tensor]:
+    """Padded tensors: ids (B, S), length (B,), anchors (B, N) with -1 where there is none, and,
+    where they are kept, taps (B, S, width)."""
+    length = max(len(a.ids) for a in answers)
+    most = max(len(places) for places in anchors)
+    ids = torch.zeros(len(answers), length, dtype=torch.int64)
+    where = torch.full((len(answers), most), -1)
+    for i, (answer, places) in enumerate(zip(answers, anchors, strict=True)):
+        ids[i, : len(answer.ids)] = torch.tensor(answer.ids)
+        where[i, : len(places)] = torch.tensor(places, dtype=torch.int64)
+    batch = {"ids": ids, "length": torch.tensor([len(a.ids) for a in answers]), "anchors": where}
+    if all(answer.file is not None for answer in answers):
+        rows = torch.zeros(len(answers), length, taps.width, dtype=torch.bfloat16)
+        for i, answer in enumerate(answers):
+            rows[i, : len(answer.ids) - 1] = taps.read(answer)
+        batch["taps"] = rows
+    return batch

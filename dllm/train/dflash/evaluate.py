@@ -1,0 +1,89 @@
+"""What a drafter is worth: held-out answers of the verifier, drafted again.
+
+The answers are greedy, so accepting is comparing: no verifier runs.  A walk through an answer
+drafts at its first token, goes on behind what was right and one more token, as the loop does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .data import Answer, Taps, collate
+from .objective import Trainee
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """``per_forward``: tokens per forward of the verifier (its first one, which reads the prompt,
+    left out); ``reached`` (K,): how often the k-th draft of a round was accepted; ``right`` (K,):
+    how often it was right, over all places of the answers; ``per_answer``: tokens per forward of
+    each answer."""
+
+    per_forward: float
+    reached: list[float]
+    right: list[float]
+    per_answer: list[float]
+
+
+@torch.no_grad()
+def acceptance(trainee: Trainee, answers: Sequence[Answer], taps: Taps, rows: int) -> Acceptance:
+    """Drafts at every place of ``answers``, ``rows`` answers at a time, and walks through them."""
+    device = trainee.head.device
+    size = trainee.blocks.drafter.config.block_size - 1
+    tokens = rounds = 0
+    reached, right, seen = torch.zeros(size), torch.zeros(size), torch.zeros(size)
+    per_answer = []
+    for first in range(0, len(answers), rows):
+        part = answers[first : first + rows]
+        batch = collate(part, [range(a.start, len(a.ids) - 1) for a in part], taps)
+        ids = batch["ids"].to(device)
+        read = batch["taps"].to(device) if "taps" in batch else trainee.reader.read(ids)
+        drafts = drafts_at(trainee, ids, read, batch["anchors"].to(device))
+        for answer, row in zip(part, drafts.cpu(), strict=True):
+            hits = matches(answer, row)
+            right += (hits > 0).sum(0)
+            seen += (hits >= 0).sum(0)
+            accepted = walk(hits)
+            tokens, rounds = tokens + sum(accepted) + len(accepted), rounds + len(accepted)
+            per_answer.append(1 + sum(accepted) / max(1, len(accepted)))
+            for count in accepted:
+                reached[:count] += 1
+    return Acceptance(
+        tokens / max(1, rounds), (reached / max(1, rounds)).tolist(), (right / seen).tolist(),
+        per_answer,
+    )  # fmt: skip
+
+
+def drafts_at(
+    trainee: Trainee, ids: torch.Tensor, taps: torch.Tensor, anchors: torch.Tensor
+) -> torch.Tensor:
+    """Most probable tokens (B, N, block - 1), over the whole vocabulary."""
+    width = trainee.head.shape[1]
+    hidden = trainee.blocks(ids, taps[..., :-width], anchors.clamp_min(0))[:, :, 1:]
+    flat = hidden.flatten(0, 2).to(trainee.head.dtype)
+    best = [(part @ trainee.head.T).max(-1).indices for part in flat.split(512)]
+    return torch.cat(best).view(hidden.shape[:-1])
+
+
+def matches(answer: Answer, drafts: torch.Tensor) -> torch.Tensor:
+    """(places, block - 1): 1 where a draft (N, block - 1) is the answer's token, 0 where not, -1
+    beyond its end."""
+    ids = torch.tensor(answer.ids)
+    anchors = torch.arange(answer.start, len(ids) - 1)
+    at = anchors[:, None] + torch.arange(1, drafts.shape[1] + 1)
+    inside = at < len(ids)
+    hit = ids[at.clamp_max(len(ids) - 1)] == drafts[: len(anchors)]
+    return torch.where(inside, hit.long(), -1)
+
+
+def walk(hits: torch.Tensor) -> list[int]:
+    """Accepted drafts of every round."""
+    runs = (hits == 1).long().cumprod(1).sum(1).tolist()
+    place, accepted = 0, []
+    while place < len(runs):
+        accepted.append(runs[place])
+        place += runs[place] + 1
+    return accepted

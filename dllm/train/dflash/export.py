@@ -1,0 +1,126 @@
+"""A trained drafter in the formats that engines read.
+
+``native``: transformers (``assistant_model`` with ``speculation_type="dflash"``) and this library.
+``z-lab``: SGLang, llama.cpp's converter and z-lab's own code.  ``speculators``: vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ...drafting.dflash.checkpoint import EXTRAS, RENAMED, WEIGHTS, BlockCheckpoint
+from ...errors import ConfigError, UnknownNameError
+
+FORMATS = ("native", "z-lab", "speculators")
+
+
+def export(
+    checkpoint: BlockCheckpoint, folder: Path, kind: str, *, verifier: Any, verifier_name: str,
+    head: torch.Tensor | None = None, dtype: torch.dtype = torch.bfloat16,
+) -> None:  # fmt: skip
+    """Write config.json and model.safetensors.
+
+    ``verifier`` is its config.  ``head`` (V, H) is the verifier's head; ``speculators`` keeps the
+    rows of a trimmed vocabulary in the checkpoint, because engines do not derive them.
+    """
+    if kind not in FORMATS:
+        raise UnknownNameError("format", kind, FORMATS)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: t.to(dtype).contiguous() for name, t in checkpoint.weights.items()}
+    text = verifier.get_text_config()
+    extras = _extras(checkpoint, text.vocab_size, dtype)
+    if kind == "native":
+        config = checkpoint.config.to_dict() | {
+            "architectures": ["MuseGlimmerAssistantModel"], "dtype": str(dtype).split(".")[-1],
+        }  # fmt: skip
+        if extras:
+            save_file(extras, folder / EXTRAS)
+    else:
+        weights = {_old_name(name): t for name, t in weights.items()} | extras
+        common = _qwen3(checkpoint, text.vocab_size)
+        if kind == "z-lab":
+            config = _z_lab(checkpoint, common, text.num_hidden_layers)
+        else:
+            if checkpoint.draft_ids is not None:
+                if head is None:
+                    raise ConfigError("a trimmed vocabulary needs the verifier's head for export")
+                rows = head[checkpoint.draft_ids].to(dtype)
+                weights["lm_head.weight"] = rows.contiguous()
+            config = _speculators(checkpoint, common, verifier, verifier_name)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+
+
+def _old_name(name: str) -> str:
+    """z-lab's and speculators' name of a native weight."""
+    return next((old + name[len(new) :] for old, new in RENAMED.items() if name.startswith(new)),
+                name)  # fmt: skip
+
+
+def _extras(
+    checkpoint: BlockCheckpoint, vocab_size: int, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The trimmed vocabulary and the heads, under the names of speculators."""
+    result = {}
+    if checkpoint.draft_ids is not None:
+        ids = checkpoint.draft_ids
+        result["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        result["d2t"] = ids - torch.arange(len(ids))
+    for prefix, part in (("markov_head.", checkpoint.markov),
+                         ("candidate_selector.", checkpoint.selector)):  # fmt: skip
+        result |= {prefix + name: t.to(dtype).contiguous() for name, t in part.items()}
+    return result
+
+
+def _qwen3(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, Any]:
+    """The shape in the words of a Qwen3 config, which both formats use for the layers."""
+    c = checkpoint.config
+    return {
+        "model_type": "qwen3", "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size, "num_hidden_layers": c.num_hidden_layers,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads, "head_dim": c.head_dim,
+        "hidden_act": c.hidden_act, "rms_norm_eps": c.rms_norm_eps,
+        "max_position_embeddings": c.max_position_embeddings, "attention_bias": False,
+        "attention_dropout": 0.0, "rope_parameters": dict(c.rope_parameters or {}),
+        "layer_types": list(c.layer_types or []), "sliding_window": c.sliding_window,
+        "use_sliding_window": "sliding_attention" in (c.layer_types or []),
+        "tie_word_embeddings": False, "vocab_size": vocab_size,
+    }  # fmt: skip
+
+
+def _z_lab(checkpoint: BlockCheckpoint, common: dict[str, Any], layers: int) -> dict[str, Any]:
+    c = checkpoint.config
+    return common | {
+        "architectures": ["DFlashDraftModel"], "block_size": c.block_size,
+        "num_target_layers": layers, "dtype": "bfloat16",
+        "dflash_config": {
+            "mask_token_id": c.mask_token_id, "target_layer_ids": list(c.target_layer_ids or []),
+        },
+    }  # fmt: skip
+
+
+def _speculators(
+    checkpoint: BlockCheckpoint, common: dict[str, Any], verifier: Any, name: str
+) -> dict[str, Any]:
+    c, ids = checkpoint.config, checkpoint.draft_ids
+    drafts = c.block_size - 1
+    return {
+        "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash",
+        "transformer_layer_config": common,
+        "draft_vocab_size": common["vocab_size"] if ids is None else len(ids),
+        "block_size": c.block_size, "mask_token_id": c.mask_token_id,
+        # these count the embedding as layer 0
+        "aux_hidden_state_layer_ids": [tap + 1 for tap in c.target_layer_ids or []],
+        "sample_from_anchor": False, "sliding_window_non_causal": True, "dtype": "bfloat16",
+        "speculators_config": {
+            "algorithm": "dflash", "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": drafts}],
+            "verifier": {"name_or_path": name, "architectures": verifier.architectures or []},
+        },
+    }  # fmt: skip

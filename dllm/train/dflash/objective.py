@@ -1,0 +1,115 @@
+"""What a step minimises: a batch of answers in, one number out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import MuseGlimmerAssistantModel
+
+from ...errors import ConfigError
+from .loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
+from .model import BlockDrafter
+
+LOSSES = ("dpace", "decay")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``loss``: how drafts are weighted by place, "dpace" or "decay" (with ``gamma``); ``soft``:
+    share of the verifier's distribution in the target, the rest is the token it wrote;
+    ``head_rows`` most frequent answer tokens and ``random_rows`` others make the head of a step;
+    ``chunk``: rows whose logits exist at a time."""
+
+    loss: str = "dpace"
+    gamma: float = 4.0
+    soft: float = 0.5
+    head_rows: int = 6144
+    random_rows: int = 1024
+    chunk: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ConfigError(f"the loss is 'dpace' or 'decay', not {self.loss!r}")
+        if not 0 <= self.soft <= 1:
+            raise ConfigError(f"soft is a share between 0 and 1, not {self.soft}")
+
+
+class Reader:
+    """What the verifier's layers say of a text."""
+
+    def __init__(self, verifier: Any, layers: Sequence[int]) -> None:
+        self.verifier, self.layers = verifier, list(layers)
+        weight = verifier.get_input_embeddings().weight
+        self.device, self.width = weight.device, weight.shape[1]
+
+    @torch.no_grad()
+    def read(self, ids: torch.Tensor) -> torch.Tensor:
+        """Outputs of the tapped layers and the normed last hidden state, (B, S, (taps + 1) * H),
+        of a batch padded on the right, where padding has no influence on what stands before."""
+        out = self.verifier.get_decoder()(
+            input_ids=ids, output_hidden_states=[i + 1 for i in self.layers], use_cache=False
+        )
+        states = [out.hidden_states[i + 1] for i in self.layers]
+        return torch.cat([*states, out.last_hidden_state], -1)
+
+
+class Trainee(nn.Module):
+    """The drafter with everything frozen around it: embedding, head and, without kept taps, the
+    verifier itself."""
+
+    def __init__(
+        self, drafter: MuseGlimmerAssistantModel, verifier: Any, objective: Objective,
+        common: torch.Tensor,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.blocks = BlockDrafter(drafter, verifier.get_input_embeddings().weight.detach())
+        self.objective = objective
+        self.head: torch.Tensor
+        self.common: torch.Tensor
+        head = verifier.get_output_embeddings().weight.detach()
+        self.register_buffer("head", head, persistent=False)
+        self.register_buffer("common", common, persistent=False)
+        # no submodule, so that nobody saves the verifier
+        self.reader = Reader(verifier, drafter.config.target_layer_ids or [])
+
+    def forward(
+        self, ids: torch.Tensor, length: torch.Tensor, anchors: torch.Tensor, seed: torch.Tensor,
+        taps: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """``loss`` of a batch as `data.collate` makes it."""
+        taps = self.reader.read(ids) if taps is None else taps
+        width = self.head.shape[1]
+        hidden = self.blocks(ids, taps[..., :-width], anchors.clamp_min(0))[:, :, 1:]
+        places = anchors[..., None] + torch.arange(1, hidden.shape[2] + 1, device=ids.device)
+        counted = (anchors[..., None] >= 0) & (places < length[:, None, None])
+        labels = torch.where(counted, ids.gather(1, places.flatten(1).clamp_max(ids.shape[1] - 1))
+                             .view_as(places), 0)  # fmt: skip
+        generator = torch.Generator().manual_seed(int(seed))
+        rows, index = sampled_rows(
+            labels[counted], self.common, len(self.head), self.objective.random_rows, generator
+        )
+        batch = torch.arange(len(ids), device=ids.device)[:, None, None].expand_as(places)
+        teacher = None
+        if self.objective.soft > 0:
+            teacher = taps[batch[counted], places[counted] - 1, -width:]
+        losses, q = FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]
+            hidden[counted], self.head[rows], index, teacher, self.objective.soft,
+            self.objective.chunk,
+        )  # fmt: skip
+        return {"loss": self.weighted(losses, q, counted)}
+
+    def weighted(
+        self, losses: torch.Tensor, q: torch.Tensor, counted: torch.Tensor
+    ) -> torch.Tensor:
+        """Mean loss under the weights of the places; ``losses`` and ``q`` are those ``counted``."""
+        counted = counted.flatten(0, 1)
+        table = torch.zeros_like(counted, dtype=torch.float32)
+        if self.objective.loss == "decay":
+            weights = decay_weights(counted, self.objective.gamma)
+        else:
+            weights = dpace_weights(table.masked_scatter(counted, q.detach()), counted)
+        return (losses * weights[counted]).sum() / weights.sum()

@@ -1,0 +1,216 @@
+"""A whole run: answers, taps, training, a folder with a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, TrainerCallback
+
+from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
+from ...errors import ConfigError
+from ...models import DiffusionModel
+from .card import card, curve
+from .data import Answer, Taps, common_tokens, loops, read_answers
+from .export import export
+from .keep import write_taps
+from .loss import FrozenHeadLoss
+from .model import BlockDrafter, copy_layers, drafter_config, new_drafter
+from .objective import Objective, Reader, Trainee
+from .run import DrafterTrainer, Schedule, trainer
+
+INITS = ("verifier", "random")
+SHORTEST = 8  # answer tokens
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a run, given the answers.
+
+    ``layers`` and ``taps`` (None: spread as DFlash does) and ``block_size`` shape the drafter;
+    ``mask_token_id``: None chooses one; ``init``: "verifier" starts with copies of its last layers,
+    "random" from nothing; ``held_out``: one in so many prompts is never trained on, and
+    ``evaluated`` of these answers measure acceptance; ``draft_vocabulary``: ids that the finished
+    drafter proposes, the most frequent of the answers (0: all).
+    """
+
+    layers: int = 4
+    taps: tuple[int, ...] | None = None
+    block_size: int = 8
+    mask_token_id: int | None = None
+    sliding_window: int | None = None
+    init: str = "verifier"
+    held_out: int = 64
+    evaluated: int = 48
+    draft_vocabulary: int = 0
+    objective: Objective = field(default_factory=Objective)
+    schedule: Schedule = field(default_factory=Schedule)
+
+    def __post_init__(self) -> None:
+        if self.init not in INITS:
+            raise ConfigError(f"init is 'verifier' or 'random', not {self.init!r}")
+        if self.held_out < 2:
+            raise ConfigError("hold out one prompt in at least 2")
+
+    def config(self, verifier: Any, mask_token_id: int) -> MuseGlimmerAssistantConfig:
+        """The drafter's config for the config of a verifier."""
+        return drafter_config(
+            verifier, layers=self.layers, block_size=self.block_size, mask_token_id=mask_token_id,
+            taps=None if self.taps is None else list(self.taps),
+            sliding_window=self.sliding_window,
+        )  # fmt: skip
+
+
+def mask_id(model: DiffusionModel) -> int:
+    """An id that no answer contains: the tokenizer's mask, a spare row of the vocabulary, or the
+    last special token that the chat template does not use."""
+    tokenizer: Any = model.tokenizer
+    if tokenizer is None:
+        raise ConfigError(f"{model.name} came without a tokenizer: pass mask_token_id")
+    if tokenizer.mask_token_id is not None:
+        return int(tokenizer.mask_token_id)
+    if len(tokenizer) < model.facts.vocab_size:
+        return len(tokenizer)
+    template = tokenizer.chat_template or ""
+    ids = sorted(
+        index for index, token in tokenizer.added_tokens_decoder.items()
+        if token.special and token.content not in template
+        and index not in (*model.facts.stop_token_ids, tokenizer.bos_token_id,
+                          tokenizer.pad_token_id, tokenizer.unk_token_id)
+    )  # fmt: skip
+    if not ids:
+        raise ConfigError(f"{model.name} has no id to spare for a mask: pass mask_token_id")
+    return int(ids[-1])
+
+
+@dataclass(frozen=True)
+class Split:
+    """Answers to train on and answers to measure with; ``dropped`` were too short or loops."""
+
+    train: list[Answer]
+    held: list[Answer]
+    dropped: int
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer], recipe: Recipe) -> Split:
+        good = [a for a in answers if a.tokens >= SHORTEST and not loops(a.ids[a.start :])]
+        held = [a for a in good if a.held_out(recipe.held_out)]
+        train = [a for a in good if not a.held_out(recipe.held_out)]
+        if not held or not train:
+            raise ConfigError(
+                f"of {len(answers)} answers {len(train)} are left to train on and {len(held)} to "
+                "measure with: more answers are needed"
+            )
+        return cls(train, held[: recipe.evaluated], len(answers) - len(good))
+
+
+def keep_taps(files: Sequence[Path], verifier: Any, config: Any) -> Iterator[int]:
+    """Compute the taps of all ``files`` that lack them."""
+    reader = Reader(verifier, config.target_layer_ids)
+    for file in files:
+        yield from write_taps(file, reader, config.target_layer_ids)
+
+
+def start(
+    verifier: DiffusionModel, files: Sequence[Path], recipe: Recipe, folder: Path, *,
+    bf16: bool, weights_from: str | None = None, callbacks: Sequence[TrainerCallback] = (),
+) -> tuple[DrafterTrainer, Split]:  # fmt: skip
+    """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
+    hf: Any = verifier.hf
+    hf.eval().requires_grad_(False)
+    mask = mask_id(verifier) if recipe.mask_token_id is None else recipe.mask_token_id
+    config = recipe.config(hf.config, mask)
+    layers = list(config.target_layer_ids or [])
+    split = Split.of([a for file in files for a in read_answers(file, layers)], recipe)
+    torch.manual_seed(recipe.schedule.seed)
+    drafter = new_drafter(config)
+    if weights_from is not None:
+        _take_weights(drafter, load_checkpoint(weights_from))
+    elif recipe.init == "verifier":
+        copy_layers(drafter, hf)
+    common = common_tokens(split.train, recipe.objective.head_rows)
+    trainee = Trainee(drafter, hf, recipe.objective, common)
+    taps = Taps((len(layers) + 1) * config.hidden_size)
+    run = trainer(
+        trainee, split.train, split.held, recipe.schedule, folder / "checkpoints", taps,
+        bf16=bf16, device=verifier.device.type, callbacks=callbacks,
+    )  # fmt: skip
+    return run, split
+
+
+def _take_weights(drafter: MuseGlimmerAssistantModel, checkpoint: BlockCheckpoint) -> None:
+    for name in ("num_hidden_layers", "target_layer_ids", "hidden_size"):
+        if getattr(drafter.config, name) != getattr(checkpoint.config, name):
+            raise ConfigError(f"{checkpoint.name} has another {name} than this run")
+    drafter.load_state_dict({name: t.float() for name, t in checkpoint.weights.items()})
+
+
+def finish(
+    run: DrafterTrainer, verifier: DiffusionModel, recipe: Recipe, split: Split, folder: Path,
+    kind: str = "native",
+) -> None:  # fmt: skip
+    """Write the drafter in bfloat16, with its card."""
+    trainee: Any = run.accelerator.unwrap_model(run.model)
+    drafter = trainee.blocks.drafter
+    count = recipe.draft_vocabulary
+    ids = common_tokens(split.train, count) if count else None
+    weights = {name: t.detach().cpu() for name, t in drafter.state_dict().items()}
+    checkpoint = BlockCheckpoint(str(folder), drafter.config, weights, ids)
+    export(
+        checkpoint, folder, kind, verifier=verifier.hf.config, verifier_name=verifier.name,
+        head=trainee.head.cpu(),
+    )  # fmt: skip
+    settings = {k: v for k, v in asdict(recipe).items() if k not in ("objective", "schedule")}
+    settings |= asdict(recipe.objective) | asdict(recipe.schedule)
+    settings["mask_token_id"] = drafter.config.mask_token_id
+    settings["taps"] = list(drafter.config.target_layer_ids)
+    facts = {
+        "answers": len(split.train), "answer tokens": sum(a.tokens for a in split.train),
+        "held-out answers measured": len(split.held), "answers dropped": split.dropped,
+        "parameters": sum(t.numel() for t in weights.values()),
+    }  # fmt: skip
+    points = curve(run.state.log_history, recipe.schedule.rows * recipe.schedule.anchors)
+    text = card(verifier.name, settings, points, facts)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def dry_run(verifier: Any, recipe: Recipe, length: int = 1024) -> dict[str, float]:
+    """What a step of a run would be for the config of a verifier, without weights or data: the
+    shapes pass through the drafter and the loss on the ``meta`` device.
+
+    Returns millions of parameters, gigabytes of weights with gradients and optimizer, gigabytes of
+    kept taps per million tokens, and drafted rows and teraflops per step.
+    """
+    text = verifier.get_text_config()
+    config = recipe.config(verifier, recipe.mask_token_id or 0)
+    rows, anchors, size = recipe.schedule.rows, recipe.schedule.anchors, recipe.block_size
+    with torch.device("meta"):
+        drafter = new_drafter(config)
+        network = BlockDrafter(drafter, torch.empty(text.vocab_size, text.hidden_size))
+        ids = torch.zeros(rows, length, dtype=torch.int64)
+        width = len(config.target_layer_ids or []) * text.hidden_size
+        hidden = network(
+            ids, torch.empty(rows, length, width), torch.zeros(rows, anchors, dtype=torch.int64)
+        )
+        drafted = hidden[:, :, 1:].flatten(0, 2)
+        head = torch.empty(recipe.objective.head_rows, text.hidden_size)
+        labels = torch.zeros(len(drafted), dtype=torch.int64)
+        losses, _ = FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]
+            drafted, head, labels, drafted.detach(), recipe.objective.soft, 1 << 20
+        )
+        losses.sum().backward()
+    parameters = sum(p.numel() for p in drafter.parameters())
+    missing = [name for name, p in drafter.named_parameters() if p.grad is None]
+    assert not missing, f"no gradient for {missing}"
+    blocks = rows * anchors * size
+    flops = 6 * parameters * blocks + 6 * head.numel() * len(drafted)
+    return {
+        "parameters_m": parameters / 1e6,
+        "training_gb": parameters * 16 / 1e9,
+        "taps_gb_per_m_tokens": (width + text.hidden_size) * 2 / 1e3,
+        "rows_per_step": blocks,
+        "tflop_per_step": flops / 1e12,
+    }

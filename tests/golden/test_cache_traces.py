@@ -1,0 +1,62 @@
+"""Traces of methods that belong to a cache or to attention: DCD, DSB, d2Cache.
+
+What is compared is what `test_traces` compares; a deviation is a rule over a case, with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import dllm
+
+from .conftest import goldens_dir
+from .replay_caches import BUILDERS, DEVIATIONS, WatchedD2, left_of_padding
+from .test_traces import _expected, _expected_sizes, _model
+
+
+def _cases() -> Iterator[Any]:
+    for name in BUILDERS:
+        for case in json.loads((goldens_dir() / "traces" / f"{name}.json").read_text())["cases"]:
+            yield pytest.param(case, id=case["id"])
+
+
+CASES = list(_cases())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
+    sampler, cache, arguments = BUILDERS[case["algorithm"]](case)
+    arguments = {"eos_policy": "none", "suppress_mask": False, **arguments}
+    (result,) = dllm.generate(
+        _model(case["model"], case.get("eos_id")), [case["prompt"]], sampler=sampler, cache=cache,
+        max_new_tokens=case["gen_length"], trace=True, **arguments,
+    )  # fmt: skip
+    assert result.trace is not None
+    expected, sizes = _expected(case, 0, 0), _expected_sizes(case)
+    outcome = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
+    computed = [step.computed for step in result.trace.steps]
+    if "eos_id" in case:
+        expected, outcome = (left_of_padding(case, steps) for steps in (expected, outcome))
+    for deviation in DEVIATIONS:
+        if deviation.applies(case):
+            same = deviation.same_until(result.trace.steps)
+            assert 0 < same < len(expected), deviation.reason
+            assert outcome[:same] == expected[:same]
+            assert computed[:same] == sizes[:same]
+            return
+    assert outcome == expected
+    assert result.sequences.tolist() == case["final"]
+    assert computed == sizes
+    if isinstance(cache, WatchedD2):
+        everything = list(range(len(case["final"])))
+        assert cache.fed == [fed or everything for fed in case["extra"]["query_positions"]]
+
+
+def test_every_deviation_is_recorded_somewhere() -> None:
+    cases = [case.values[0] for case in CASES]
+    for deviation in DEVIATIONS:
+        assert any(deviation.applies(case) for case in cases), deviation.reason

@@ -1,0 +1,270 @@
+"""Training of block drafters: masks, losses, data, a whole small run."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel, Qwen3Config
+from transformers.cache_utils import DFlashCache
+
+import dllm
+from dllm.errors import ConfigError
+from dllm.train.dflash import data
+from dllm.train.dflash.card import curve, table
+from dllm.train.dflash.evaluate import matches, walk
+from dllm.train.dflash.loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
+from dllm.train.dflash.model import BlockDrafter, default_taps, drafter_config, new_drafter
+from dllm.train.dflash.objective import Objective
+from dllm.train.dflash.recipe import Recipe, dry_run, finish, keep_taps, mask_id, start
+from dllm.train.dflash.run import Schedule, resume
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def shape(**more: Any) -> LlamaConfig:
+    return LlamaConfig(**{
+        "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+        "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+    } | more)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layers", "count", "taps"),
+    [(36, 5, [1, 9, 17, 25, 33]), (24, 5, [1, 6, 11, 16, 21]), (30, 4, [1, 10, 18, 27]),
+     (30, 1, [15])],
+)  # fmt: skip
+def test_taps_are_those_of_the_paper(layers: int, count: int, taps: list[int]) -> None:
+    assert default_taps(layers, count) == taps
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_blocks_in_one_forward_are_the_blocks_that_transformers_drafts(window: int | None) -> None:
+    torch.manual_seed(0)
+    config = drafter_config(shape(), layers=2, block_size=4, mask_token_id=3, sliding_window=window)
+    drafter = new_drafter(config)
+    native = MuseGlimmerAssistantModel(copy.deepcopy(config)).eval()
+    native.set_attn_implementation("sdpa")
+    native.load_state_dict(drafter.state_dict())
+    embedding = torch.randn(50, 32)
+    ids, taps = torch.randint(4, 50, (2, 14)), torch.randn(2, 14, 64)
+    anchors = torch.tensor([[3, 9, 11], [5, 6, 12]])
+    with torch.no_grad():
+        together = BlockDrafter(drafter, embedding)(ids, taps, anchors)
+        for b, row in enumerate(anchors.tolist()):
+            for n, anchor in enumerate(row):
+                block = torch.tensor([[int(ids[b, anchor]), 3, 3, 3]])
+                cache = DFlashCache(config=config)
+                cache.activate_past_recording()
+                cache.set_previous_accepted_tokens(anchor)
+                alone = native(
+                    noise_embeds=embedding[block], context_hidden_states=taps[b : b + 1, :anchor],
+                    position_ids=torch.arange(anchor + 4)[None], past_key_values=cache,
+                ).last_hidden_state  # fmt: skip
+                torch.testing.assert_close(together[b, n], alone[0], atol=1e-4, rtol=1e-4)
+
+
+def test_decay_is_exponential() -> None:
+    counted = torch.tensor([[True, True, False]])
+    weights = decay_weights(counted, 4.0)
+    assert weights.tolist() == [[1.0, pytest.approx(math.exp(-0.25)), 0.0]]
+
+
+def test_dpace_sums_the_probabilities_of_getting_there() -> None:
+    q = [0.9, 0.2, 0.6]
+    s = [0.5 * value + 0.5 for value in q]
+    reached = [s[0], s[0] * s[1], s[0] * s[1] * s[2]]
+    expected = [sum(reached), sum(reached[1:]), reached[2]]
+    got = dpace_weights(torch.tensor([q, q]), torch.tensor([[True] * 3, [True, True, False]]))
+    assert got[0].tolist() == pytest.approx(expected)
+    assert got[1].tolist() == pytest.approx([reached[0] + reached[1], reached[1], 0.0])
+
+
+@pytest.mark.parametrize("soft", [0.0, 0.3, 1.0])
+def test_the_loss_has_the_gradient_that_autograd_finds(soft: float) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 6, dtype=torch.float64, requires_grad=True)
+    head, teacher = torch.randn(11, 6, dtype=torch.float64), torch.randn(7, 6, dtype=torch.float64)
+    labels, weights = torch.randint(0, 11, (7,)), torch.rand(7, dtype=torch.float64)
+    log_q = (hidden @ head.T).log_softmax(-1)
+    p = (teacher @ head.T).softmax(-1)
+    hard = -log_q[range(7), labels]
+    expected = (1 - soft) * hard - soft * (p * log_q).sum(-1)
+    (slope,) = torch.autograd.grad((expected * weights).sum(), hidden)
+    losses, q = FrozenHeadLoss.apply(hidden, head, labels, teacher, soft, 3)
+    torch.testing.assert_close(losses.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(q.double(), hard.neg().exp(), atol=1e-5, rtol=1e-5)
+    (got,) = torch.autograd.grad((losses * weights).sum(), hidden)
+    torch.testing.assert_close(got, slope, atol=1e-5, rtol=1e-5)
+
+
+def test_every_label_has_a_row_in_a_steps_head() -> None:
+    labels = torch.tensor([7, 30, 7, 49])
+    rows, index = sampled_rows(labels, torch.tensor([2, 7]), 50, 5, torch.Generator())
+    assert rows[index].tolist() == labels.tolist()
+    assert {2, 7} <= set(rows.tolist())
+    assert len(set(rows.tolist())) == len(rows) <= 9
+
+
+def test_a_prompt_is_held_out_whatever_its_answer() -> None:
+    prompts = [tuple(range(i, i + 5)) for i in range(400)]
+    out = [data.Answer((*p, 1), 5).held_out(8) for p in prompts]
+    assert [data.Answer((*p, 2, 3), 5).held_out(8) for p in prompts] == out
+    assert 25 < sum(out) < 80
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [(list(range(40)), False), ([1, 2, 3] * 20, True), ([1, 2] * 3, False)],
+)
+def test_loops_are_recognised(ids: list[int], expected: bool) -> None:
+    assert data.loops(ids) is expected
+
+
+def test_batches_are_a_function_of_seed_and_number(tmp_path: Path) -> None:
+    answers = [data.Answer(tuple(range(4, 10 + i)), 6) for i in range(9)]
+    taps = data.Taps(4)
+    one = data.Batches(answers, 2, 3, 5, 20, taps)
+    other = data.Batches(answers, 2, 3, 5, 20, taps)
+    for i in (7, 0, 19, 7):
+        assert all(torch.equal(one[i][k], other[i][k]) for k in one[i])
+    assert any(not torch.equal(one[0]["anchors"], one[i]["anchors"]) for i in range(1, 4))
+    for i in range(8):  # two epochs: an anchor and at least one label lie in the answer
+        anchors, length = one[i]["anchors"], one[i]["length"]
+        inside = (anchors >= 6) & (anchors < length[:, None] - 1)
+        assert bool((inside | (anchors == -1)).all())
+
+
+def test_lines_of_another_form_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"ids": [1, 2], "answer": 1}\n{"text": "no"}\n')
+    with pytest.raises(ConfigError, match="line 2"):
+        list(data.read_answers(file))
+
+
+def test_a_walk_goes_on_behind_the_first_wrong_draft() -> None:
+    answer = data.Answer((9, 9, 1, 2, 3, 4, 5, 6), 2)
+    drafts = torch.tensor([[2, 3, 0], [0, 0, 0], [0, 0, 0], [5, 6, 7], [0, 0, 0], [0, 0, 0]])
+    hits = matches(answer, drafts)
+    # at 1: 2 and 3 are right, 4 comes with the check; at 4: 5 and 6, and the answer ends
+    assert walk(hits) == [2, 2]
+    assert hits[3].tolist() == [1, 1, -1]
+
+
+@pytest.fixture(scope="module")
+def verifier() -> dllm.DiffusionModel:
+    return dllm.load("nano-ar")
+
+
+@pytest.fixture(scope="module")
+def answers(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Answers of nano-ar to generated tasks."""
+    from dllm.train.deer import task_prompts, teacher_answers
+
+    file = tmp_path_factory.mktemp("data") / "answers.jsonl"
+    with file.open("w") as out:
+        for prompt, answer in teacher_answers(verifier, task_prompts(240), 32, 64):
+            out.write(json.dumps({"ids": [*prompt, *answer], "answer": len(prompt)}) + "\n")
+    return file
+
+
+def small(steps: int) -> Recipe:
+    return Recipe(
+        layers=2, block_size=4, held_out=6, evaluated=8,
+        objective=Objective(head_rows=256, random_rows=32),
+        schedule=Schedule(steps=steps, rows=8, anchors=8, warmup=2, evaluate_every=5),
+    )  # fmt: skip
+
+
+def test_a_run_learns_and_its_drafter_can_be_used(
+    verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
+) -> None:
+    recipe = small(30)
+    config = recipe.config(verifier.hf.config, mask_id(verifier))
+    assert list(keep_taps([answers], verifier.hf, config))[-1] == 240
+    assert list(keep_taps([answers], verifier.hf, config)) == []
+    run, split = start(verifier, [answers], recipe, tmp_path, bf16=False)
+    assert all(answer.file is not None for answer in split.train)
+    resume(run)
+    points = curve(run.state.log_history, 64)
+    assert points[-1]["tokens_per_forward"] > points[0]["tokens_per_forward"] + 0.04
+    finish(run, verifier, recipe, split, tmp_path / "drafter")
+    text = (tmp_path / "drafter" / "README.md").read_text()
+    assert f"| 30 | 1920 | {points[-1]['tokens_per_forward']:.2f} |" in text
+    result = dllm.speculate(verifier, str(tmp_path / "drafter"), "3+4=", controller="whole")
+    assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
+    verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
+) -> None:
+    class Stopped(Exception):
+        pass
+
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            if state.global_step == 7:
+                raise Stopped
+
+    def weights(folder: Path, *callbacks: Any) -> dict[str, torch.Tensor]:
+        run, _ = start(verifier, [answers], small(10), folder, bf16=False, callbacks=callbacks)
+        resume(run)
+        return {k: v.clone() for k, v in run.model.state_dict().items()}
+
+    whole = weights(tmp_path / "a")
+    with pytest.raises(Stopped):
+        weights(tmp_path / "b", Stop())
+    again = weights(tmp_path / "b")
+    assert whole.keys() == again.keys()
+    for name in whole:
+        torch.testing.assert_close(whole[name], again[name], atol=1e-6, rtol=1e-5)
+
+
+def test_too_few_answers_are_refused(
+    verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
+) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(answers.read_text().splitlines(keepends=True)[:3]))
+    with pytest.raises(ConfigError, match="more answers are needed"):
+        start(verifier, [few], small(1), tmp_path, bf16=False)
+
+
+def test_an_8b_verifier_fits_the_same_recipe() -> None:
+    verifier = Qwen3Config(
+        hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, vocab_size=151936,
+    )  # fmt: skip
+    recipe = Recipe(layers=5, block_size=16, mask_token_id=151669, schedule=Schedule(anchors=64))
+    plan = dry_run(verifier, recipe)
+    layer = 4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
+    assert plan["parameters_m"] * 1e6 == 5 * layer + 5 * 4096 * 4096 + 2 * 4096
+    assert plan["rows_per_step"] == 8 * 64 * 16
+    assert plan["taps_gb_per_m_tokens"] == pytest.approx(6 * 4096 * 2 / 1e3)
+
+
+def test_the_curve_is_what_was_logged() -> None:
+    history = [{"step": 5, "loss": 1.0},
+               {"step": 10, "eval_tokens_per_forward": 1.5, "eval_reached_1": 0.5}]  # fmt: skip
+    points = curve(history, 100)
+    assert points == [{"step": 10, "blocks": 1000, "tokens_per_forward": 1.5, "reached_1": 0.5}]
+    assert table(points)[-1] == "| 10 | 1000 | 1.50 | 0.50 |"
+
+
+def test_a_verifier_of_another_form_starts_from_random_weights() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from dllm.train.dflash.model import copy_layers
+
+    drafter = new_drafter(drafter_config(shape(), layers=2, block_size=4, mask_token_id=3))
+    with pytest.raises(ConfigError, match="random weights"):
+        copy_layers(drafter, LlamaForCausalLM(shape(intermediate_size=40)))
+    with pytest.raises(ConfigError):
+        copy_layers(drafter, GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=4)))
