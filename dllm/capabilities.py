@@ -52,6 +52,9 @@ BRANCHES = Capability("several continuations of a row in one forward", {"a cache
 SLIDING_BRANCHES = Capability(
     "branches whose windows slide, each computed anew", {"a cache": f"{NO_CACHE} or blocks"}
 )
+ATTENTION_MAPS = Capability(
+    "the attention between all positions at every step", {"a cache": NO_CACHE}
+)
 SHADOW = Capability(
     "second predictions of the window's positions",
     {"a cache": NO_CACHE, "a model": "use a model that predicts in place, such as LLaDA,"},
