@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
@@ -18,7 +18,7 @@ from ..config import GenerationConfig
 from ..errors import ConfigError, PromptError, UnknownNameError
 from ..models import DiffusionModel, load
 from ..models.checkpoint import BUNDLED
-from ..prompts import encode, is_batch
+from ..prompts import ManyPrompts, OnePrompt, encode, is_batch
 from ..text import GrowingText
 from . import register_all
 from .accept.defaults import own_processors
@@ -50,8 +50,6 @@ DRAFTING = (
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
 VerifierLike = str | PreTrainedModel | DiffusionModel
-OnePrompt = str | Sequence[int] | Sequence[Mapping[str, str]] | IntArray | torch.Tensor
-ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[IntArray]
 
 
 class TokenStreamer(Protocol):

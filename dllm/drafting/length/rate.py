@@ -268,7 +268,8 @@ class Rate(_Calibrated):
     def _refine(self, confidence: Array) -> int:
         confidence = confidence[: self.k_max]
         acceptance = self.acceptance(confidence, self._after_whole, self.optimism)
-        return self._worth_it(np.cumprod(acceptance))
+        alive: Array = np.cumprod(acceptance, dtype=np.float64)
+        return self._worth_it(alive)
 
     def _worth_it(self, alive: Array) -> int:
         """How many tokens to send that are accepted with chances ``alive`` (n,)."""
