@@ -27,7 +27,7 @@ from ..capabilities import (
 )
 from ..errors import ConfigError
 from ..registry import Registry
-from ..spec import FamilyDefaults, arguments, fill_open, parse
+from ..spec import FamilyDefaults, arguments, describe, fill_open, parse
 
 # What caches offer: SOME those that answer part of what is asked.  The others serve all of it, by
 # computing more where they must: BLOCK those that plan for the window, REGION those that compute
@@ -215,10 +215,11 @@ def check(plan: Plan, canvas: Canvas, slots: Slots) -> None:
 
 @dataclass(frozen=True)
 class Info:
-    """One line of a listing."""
+    """What a listing says: ``summary`` in one line, ``about`` the rest of the description."""
 
     name: str
     summary: str
+    about: str
     paper: str
     arxiv: str
     offers: tuple[str, ...]
@@ -230,9 +231,9 @@ def available() -> list[Info]:
     infos = []
     for name in sorted(CACHES):
         cls = CACHES[name]
-        summary = (cls.__doc__ or "").strip().split("\n")[0]
+        summary, about = describe(cls)
         offers = tuple(sorted(map(str, cls().offers)))
-        infos.append(Info(name, summary, cls.paper, cls.arxiv, offers, arguments(cls)))
+        infos.append(Info(name, summary, about, cls.paper, cls.arxiv, offers, arguments(cls)))
     return infos
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray
-from ..capabilities import MEMORYLESS, PROBABILITY
+from ..capabilities import PROBABILITY, REPEATABLE
 from ..errors import ConfigError
 from .base import Selector, View
 from .compose import register
@@ -21,15 +21,15 @@ from .threshold import check_probability
 )
 @dataclass(frozen=True)
 class Hierarchical(Selector):
-    """In every run of undecided positions commit the best above ``low_threshold``; and all above
-    ``threshold``.
+    """Commit what is sure, and in every run of undecided positions its best.
 
-    ``threshold`` 0.9, ``low_threshold`` 0.4, both exceeded strictly; ties within a run go to the
-    lowest position.  Large blocks suit it: commits spread out instead of lying side by side.
+    Sure is what exceeds ``threshold`` (0.9); the best of a run has to exceed ``low_threshold``
+    (0.4).  Both are exceeded strictly; ties within a run go to the lowest position.  Large blocks
+    suit it: commits spread out instead of lying side by side.
     """
 
     needs = frozenset({PROBABILITY})
-    offers = frozenset({MEMORYLESS})
+    offers = frozenset({REPEATABLE})
 
     threshold: float = 0.9
     low_threshold: float = 0.4

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW, UNSHIFTED
+from ..capabilities import FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
 from .base import NOTHING, Part, Reviser, Selector, View, top
 from .compose import register
 from .threshold import check_probability
@@ -45,8 +45,7 @@ class LastAccepts:
 @register("wino", paper=WINO, arxiv="2507.18578")
 @dataclass(frozen=True)
 class Wino(Reviser):
-    """Predict every block position once more without its own token; take back what falls below
-    ``tau2``.
+    """Predict each position once more without its own token; take back what is unlikely then.
 
     Each forward also feeds a [MASK] token per position of the block that sees all tokens but the
     one in its place (only directly: deeper layers of the others have seen it; that is part of the
@@ -56,7 +55,7 @@ class Wino(Reviser):
     (``tau1`` 0.5 to 0.8 by task in the paper), blocks have 128 positions.
     """
 
-    needs = frozenset({SHADOW, FIXED_WINDOW, UNSHIFTED, KEEPS_TEXT})
+    needs = frozenset({SHADOW, FIXED_WINDOW, KEEPS_TEXT})
 
     tau2: float = 0.9
 

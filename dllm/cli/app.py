@@ -79,7 +79,6 @@ def _print_version(wanted: bool) -> None:
 app = typer.Typer(
     cls=Commands,
     name="dllm",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

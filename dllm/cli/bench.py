@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ..errors import ConfigError
 from .options import DECODING, MEASURING, OUTPUT, Measured, option, takes
-from .output import check_output, interactive, note, stderr
+from .output import check_output, interactive, note, stderr, waiting
 
 if TYPE_CHECKING:
     from ..eval.measure import Cell, Record
@@ -50,10 +50,11 @@ def bench(*, options: Bench) -> None:
 
     A sweep that was stopped goes on where it was; --preset quick takes seconds.
     """
-    from ..eval import report
-    from ..eval.plot import check_plots, multiples, pareto
-    from ..eval.problems import problems
-    from ..eval.sweep import Journal, distinct, run
+    with waiting("loading dllm"):
+        from ..eval import report
+        from ..eval.plot import check_plots, multiples, pareto
+        from ..eval.problems import problems
+        from ..eval.sweep import Journal, distinct, run
 
     sweeps = _sweeps(options)
     cells = distinct(cell for sweep in sweeps for cell in sweep.cells())

@@ -99,7 +99,7 @@ def settle(
     canvas.computed += positions
     canvas.step += 1
     canvas.block_step += 1
-    if row.recipe.after_step is not None and not canvas.finished:
+    if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
     complete(canvas)
     return Step(row, canvas, plan, prediction, decision, positions)
@@ -121,7 +121,7 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
     fork, trial = job.canvas, row.trials[kept] if row.trials else None
     if trial is not None:
         canvas.window = fork.window
-        canvas.memory, canvas.states = fork.memory, fork.states
+        canvas.states = fork.states
         canvas.block, canvas.block_step = fork.block, fork.block_step
         row.recipe.sampler.adopt(canvas, trial)
     width = row.recipe.width
