@@ -39,8 +39,9 @@ PATIENCE = 5.0  # times the latency of a request alone: the load that p99 bears
 
 def load(name: str) -> Any:
     """The model that is served."""
-    import dllm
     from shapes import llada_135m
+
+    import dllm
 
     return llada_135m() if name == "135M" else dllm.load(name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,19 @@ CHAT = "/v1/chat/completions"
 URL = "http://127.0.0.1:8917"
 
 
+# On a busy machine Ray gives its own processes up before they have started.
+PATIENT = {
+    "RAY_raylet_start_wait_time_s": "240",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "240",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "240",
+    "OMP_NUM_THREADS": "1",
+}
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    environment = {"env_vars": {"OMP_NUM_THREADS": "1"}}
-    ray.init(num_cpus=4, log_to_driver=False, include_dashboard=False, runtime_env=environment)
+    os.environ.update(PATIENT)
+    ray.init(num_cpus=4, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
 
