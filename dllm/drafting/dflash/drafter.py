@@ -126,7 +126,8 @@ class Binding:
             self.head = own.to(self.device, self.dtype)
         else:
             self.head = weight if ids is None else weight.detach()[self.draft_ids].clone()
-        self.walk = head_of(checkpoint, self.device)
+        with torch.inference_mode():
+            self.walk = head_of(checkpoint, self.device, embedding.weight, self.head)
 
     @torch.inference_mode()
     def hidden(self, drafting: Sequence[BlockDrafting]) -> torch.Tensor:
