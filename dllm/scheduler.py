@@ -71,7 +71,7 @@ class Scheduler:
         self.running: dict[Row, Request] = {}
         self.budget = None if full_step_tokens is None else DeficitBudget(full_step_tokens)
         self.memory = PeakMemory(model.device)
-        self.forward_seconds = 0.0
+        self._deadlines: set[Request] = set()
 
     @property
     def busy(self) -> bool:
@@ -79,7 +79,10 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
+        """Let a request wait for its turn."""
         self.waiting.append(request)
+        if request.deadline is not None:
+            self._deadlines.add(request)
 
     def cancel(self, request: Request, error: BaseException | None = None) -> None:
         """Let a request go: its slots are free at once."""
@@ -121,8 +124,11 @@ class Scheduler:
 
     def _expire(self) -> list[Request]:
         """Requests whose deadline has passed."""
+        if not self._deadlines:
+            return []
         now, late = time.perf_counter(), []
-        for request in [*self.waiting, *self.running.values()]:
+        self._deadlines = {request for request in self._deadlines if not request.done}
+        for request in list(self._deadlines):
             if request.deadline is not None and now - request.submitted > request.deadline:
                 error = DeadlineError(f"not answered within {request.deadline:g} s")
                 self.cancel(request, error)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import groupby
@@ -24,7 +25,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from ..api import generate
+from ..api import as_completed
 from ..cache import compose as compose_cache
 from ..config import GenerationConfig
 from ..errors import ConfigError, UnknownNameError
@@ -47,10 +48,10 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
 
     ``pretrained``: whatever `dllm.load` takes.  ``sampler``, ``cache`` and ``arguments``
     (``steps``, ``block_length``, ``cfg_scale``, ``seed``, ...) go to `dllm.generate`.
-    ``batch_size``: requests decoded together (default 32).  ``max_gen_toks``: where a task does
-    not say (default 256).  ``estimator``, ``samples``, ``early_stop``: see `dllm.score`;
-    ``check_greedy`` (default off) answers whether a continuation is the greedy one, which a few
-    tasks such as lambada need and which costs a forward per token.
+    ``batch_size``: requests decoded at a time (default 32); when one is finished, the next joins.
+    ``max_gen_toks``: where a task does not say (default 256).  ``estimator``, ``samples``,
+    ``early_stop``: see `dllm.score`; ``check_greedy`` (default off) answers whether a continuation
+    is the greedy one, which a few tasks such as lambada need and which costs a forward per token.
     """
 
     def __init__(
@@ -275,16 +276,19 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         ) as (bar):
             for indices in kinds.values():
                 indices.sort(key=lambda i: -len(prompts[i]))
-                for start in range(0, len(indices), self.batch_size):
-                    batch = indices[start : start + self.batch_size]
-                    texts = self._texts(
-                        [prompts[i] for i in batch], settings[batch[0]],
-                        [repetitions[i] for i in batch],
-                    )  # fmt: skip
-                    for i, text in zip(batch, texts, strict=True):
-                        answers[i] = text
-                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
-                    bar.update(len(batch))
+                began = time.perf_counter()
+                finished = as_completed(
+                    self.model, [prompts[i] for i in indices], max_rows=self.batch_size,
+                    repetitions=[repetitions[i] for i in indices],
+                    **(self.how | settings[indices[0]]),
+                )  # fmt: skip
+                for k, out in finished:
+                    answers[indices[k]] = out.text
+                    self.usage.add(out)
+                    request = requests[indices[k]].args
+                    self.cache_hook.add_partial("generate_until", request, out.text)
+                    bar.update()
+                self.usage.seconds += time.perf_counter() - began
         return answers
 
     def _settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,18 +317,6 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         if new < wanted or len(ids) > room:
             self._shortened()
         return ids[max(0, len(ids) - room) :], setting | {"max_new_tokens": new}
-
-    def _texts(
-        self, prompts: list[list[int]], setting: dict[str, Any], repetitions: list[int]
-    ) -> list[str]:
-        """One batch."""
-        outs = generate(self.model, prompts, repetitions=repetitions, **(self.how | setting))
-        self.usage.requests += len(outs)
-        self.usage.tokens += sum(len(out.tokens) for out in outs)
-        self.usage.nfe += sum(out.nfe for out in outs)
-        self.usage.computed += sum(out.computed for out in outs)
-        self.usage.seconds += outs[0].seconds
-        return [out.text for out in outs]
 
     def _shortened(self) -> None:
         self.usage.shortened += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,13 +132,9 @@ def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str
         generate(model, prompts[:1], **how)  # warm-up, not measured
     except ConfigError as error:
         raise RefusedError(str(error)) from error
-    outs: list[Any] = []
-    seconds, peak = 0.0, 0
-    for start in range(0, len(prompts), cell.rows):
-        result = generate(model, prompts[start : start + cell.rows], **how)
-        seconds += result[0].seconds
-        peak = max(peak, result[0].peak_memory)
-        outs += result
+    began = time.perf_counter()
+    outs: list[Any] = generate(model, prompts, max_rows=cell.rows, **how)
+    seconds = time.perf_counter() - began
     strict = getattr(problems, "strict", None)
     texts = [out.text for out in outs]
     return Record(
@@ -149,7 +146,8 @@ def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str
         right=[bool(problems.check(e, t)) for e, t in zip(examples, texts, strict=True)],
         tokens=[len(out.tokens) for out in outs], nfe=[out.nfe for out in outs],
         computed=[out.computed for out in outs], forced=sum(out.forced for out in outs),
-        seconds=seconds, peak_memory=peak,
+        seconds=seconds,
+        peak_memory=max(out.peak_memory for out in outs),
         strict=None if strict is None else [
             bool(strict(e, t)) for e, t in zip(examples, texts, strict=True)
         ],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ..likelihood.scoring import Score
+from ..result import Result
 
 
 @dataclass
@@ -23,6 +24,13 @@ class Usage:
     likelihood_nfe: int = 0
     largest_stderr: float = 0.0
     shortened: int = 0  # requests whose prompt or canvas was cut to fit the context
+
+    def add(self, answer: Result) -> None:
+        """Count a generation."""
+        self.requests += 1
+        self.tokens += len(answer.tokens)
+        self.nfe += answer.nfe
+        self.computed += answer.computed
 
     def __add__(self, other: Usage) -> Usage:
         """Of two processes together."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import Capability
+from ..errors import ConfigError
 from .base import (
     NOTHING,
     Decision,
@@ -28,6 +29,22 @@ from .base import (
     View,
     Window,
 )
+
+
+def checked(part: Window | Selector, view: View) -> BoolArray:
+    """What a part selects; an error that names the part where that is no choice of positions."""
+    chosen: object = part.select(view)
+    n = len(view.score)
+    if isinstance(chosen, np.ndarray) and chosen.dtype == np.bool_ and chosen.shape == (n,):
+        return chosen
+    if isinstance(chosen, np.ndarray):
+        got = f"an array of {chosen.dtype}, shape {chosen.shape}"
+    else:
+        got = "None" if chosen is None else f"a {type(chosen).__name__}"
+    raise ConfigError(
+        f"{part.name or type(part).__name__}.select returned {got}, not one bool per position of "
+        f"the view, shape ({n},); for indices: chosen = np.zeros({n}, bool); chosen[indices] = True"
+    )
 
 
 @dataclass(frozen=True)
@@ -180,8 +197,8 @@ class Sampler:
         it had to be forced."""
         p = view.prediction
         if self.window.decides(view.canvas):
-            return self.window.select(view), p.token, p.logprob, False
-        chosen = self.selectors[0].select(view)
+            return checked(self.window, view), p.token, p.logprob, False
+        chosen = checked(self.selectors[0], view)
         tokens, logprobs = self.selectors[0].proposals(view, chosen)
         forced = False
         for selector in self.selectors[1:]:
@@ -189,7 +206,7 @@ class Sampler:
                 forced |= self._force(view, chosen)
             left = (~chosen).nonzero()[0]
             rest = view.take(left)
-            more = selector.select(rest)
+            more = checked(selector, rest)
             chosen[left] = more
             own, sure = selector.proposals(rest, more)
             if own is not rest.prediction.token:

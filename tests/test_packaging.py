@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 import zipfile
 from importlib import import_module
 from pathlib import Path
@@ -120,3 +123,54 @@ def test_the_wheel_holds_what_the_packages_hold(tmp_path: Path) -> None:
     }
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert wheel.stat().st_size < 2 * LARGEST_FILE
+
+
+def copy_of_the_checkout(folder: Path) -> Path:
+    left_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "runs", "__pycache__")
+    return Path(shutil.copytree(ROOT, folder / "checkout", ignore=left_out))
+
+
+def environment(folder: Path, *install: str | Path) -> Path:
+    """The interpreter of a fresh virtual environment with the library installed in it.
+
+    Its dependencies are those of the running one, whose own way of finding the library stays out.
+    """
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    ask = [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]
+    own = Path(subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip())
+    (own / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", *install]
+    subprocess.run(pip, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    return python
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("editable", [False, True], ids=["installed", "editable"])
+def test_an_installation_works_from_any_directory(tmp_path: Path, editable: bool) -> None:
+    """Inside the checkout, whose folder `dllm` shadows an installed package, as elsewhere."""
+    checkout = copy_of_the_checkout(tmp_path)
+    python = environment(tmp_path / "venv", *(["-e"] if editable else []), checkout)
+    program = (
+        "import dllm\n"
+        "print(dllm.__file__, dllm.samplers.__file__, dllm.cache.__file__, sep='\\n')\n"
+        "print(dllm.generate('nano', 'Compute 1 + 1.', max_new_tokens=8).text or '(nothing)')"
+    )
+    places = {}
+    plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    for place in (checkout, tmp_path):
+        done = subprocess.run(
+            [python, "-c", program], cwd=place, capture_output=True, text=True, env=plain
+        )
+        assert done.returncode == 0, done.stderr
+        *files, answer = done.stdout.splitlines()
+        assert answer
+        places[place] = {Path(file).is_relative_to(checkout) for file in files}
+        tests = [str(checkout / "tests" / name) for name in ("cache",)]
+        collected = subprocess.run(
+            [python, "-m", "pytest", "--collect-only", "-q", *tests],
+            cwd=place, capture_output=True, text=True, env=plain,
+        )  # fmt: skip
+        assert collected.returncode == 0, collected.stdout + collected.stderr
+    assert places[checkout] == {True}  # never half of one and half of the other
+    assert places[tmp_path] == {editable}

@@ -68,8 +68,9 @@ def batch(
     """
     from ..serve.batch import Lines, Results, open_requests
 
-    if options.watch:
-        raise ConfigError("a batch is not watched: drop --watch")
+    for name in ("watch", "server"):
+        if getattr(options, name):
+            raise ConfigError(f"a batch runs here, and is not watched: drop --{name}")
     target = output or requests.with_suffix(".results.jsonl")
     if target.resolve() == requests.resolve():
         raise ConfigError("the results would overwrite the requests: name another file with -o")

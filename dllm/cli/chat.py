@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import DllmError, PromptError
+from . import remote
 from .options import DECODING, Generation, option, takes
 from .output import complain, interactive, note, waiting
 from .watch import watch
@@ -14,6 +16,7 @@ from .watch import watch
 if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..result import Result
+    from ..serve.client import Answer, Client
 
 HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops an answer"
 
@@ -33,6 +36,10 @@ def chat(*, options: Talking) -> None:
 
     /reset forgets the conversation, /quit or the end of input ends it.
     """
+    if options.server is not None:
+        note(f"{options.server}: {HELP}")
+        Conversation(None, options, remote.connect(options, options.server)).run()
+        return
     model = options.load()
     if model.tokenizer is None or not model.tokenizer.chat_template:
         raise PromptError(f"{model.name} has no chat template: use dllm generate")
@@ -41,10 +48,12 @@ def chat(*, options: Talking) -> None:
 
 
 class Conversation:
-    """The messages so far, and the loop that adds to them."""
+    """The messages so far, and the loop that adds to them; ``model`` or ``client`` answers."""
 
-    def __init__(self, model: DiffusionModel, options: Talking) -> None:
-        self.model, self.options = model, options
+    def __init__(
+        self, model: DiffusionModel | None, options: Talking, client: Client | None = None
+    ) -> None:
+        self.model, self.options, self.client = model, options, client
         self.messages: list[dict[str, str]] = []
         self.reset()
 
@@ -85,11 +94,15 @@ class Conversation:
             print(result.text, flush=True)
             note(result.footer())
 
-    def answer(self) -> Result:
+    def answer(self) -> Result | Answer:
         """What the model says to the messages."""
         from ..api import generate, stream
 
         options = self.options
+        if self.client is not None:
+            with nullcontext() if options.watch else waiting("writing"):
+                return remote.ask(self.client, options, self.messages)
+        assert self.model is not None
         given: dict[str, Any] = options.arguments()
         given |= {"sampler": options.sampler, "cache": options.cache}
         if options.watch:

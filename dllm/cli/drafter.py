@@ -32,10 +32,17 @@ def serve_drafter(
     from ..drafting import DiffusionDrafter
     from ..drafting.api import is_drafter_spec
     from ..drafting.base import DRAFTERS, Drafter, single
-    from ..drafting.bridges.service import Service, serve
+    from ..drafting.bridges.service import Service
     from ..drafting.drafters.composite import FirstOf
     from ..drafting.vocabulary import fingerprint
     from ..models import load
+
+    try:
+        from ..serve.drafts import DraftServer
+        from ..serve.run import run
+        from ..serve.settings import Settings
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is missing: pip install 'dllm[serve]'") from error
 
     parts: list[Drafter] = []
     vocabularies = set()
@@ -50,11 +57,6 @@ def serve_drafter(
             vocabularies.add(fingerprint(model.tokenizer, model.facts.vocab_size))
     if len(vocabularies) > 1:
         raise ConfigError("the drafters use different vocabularies: serve each on its own port")
-    service = Service(FirstOf(tuple(parts)), next(iter(vocabularies), ""))
-    try:
-        server = serve(service, host, port)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    note(f"drafting at http://{host}:{server.server_address[1]}")
-    with server:
-        server.serve_forever()
+    drafts = Service(FirstOf(tuple(parts)), next(iter(vocabularies), ""))
+    settings = Settings(page=False, api_key=None)
+    run(DraftServer(drafts, settings), host, port, lambda url: note(f"drafting at {url}"))

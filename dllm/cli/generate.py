@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from . import remote
 from .inputs import read_prompts
 from .options import DECODING, DRAFTING, OUTPUT, Generation, option, takes
 from .output import as_json, interactive, note, save_traces, trace_files
@@ -84,6 +85,11 @@ def generate(
 ) -> None:
     """Answer a prompt.  The answer goes to stdout, figures and --watch to stderr."""
     prompts = read_prompts(prompt, file, lines)
+    if options.server is not None:
+        if options.verifier is not None:
+            raise ConfigError("--verifier does not go with --server: serve the verifier")
+        remote.generate(options.server, prompts, options, trace_files(options.trace, len(prompts)))
+        return
     if options.verifier is not None:
         speculate(prompts, options)
         return

@@ -218,6 +218,11 @@ class Decoding(Loaded):
 class Generation(Decoding):
     """Decoding after a prompt."""
 
+    server: Annotated[
+        str | None,
+        option("--server", panel=MODEL, text="Ask 'dllm serve' at this URL instead of a model."),
+    ] = None
+
     max_new_tokens: Annotated[
         int | None, option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.")
     ] = None

@@ -18,6 +18,7 @@ from ..models import DiffusionModel, load
 from ..prompts import encode, is_batch
 from ..text import GrowingText
 from . import register_all
+from .accept.defaults import own_processors
 from .accept.rows import Coins, LogitsProcessor, Sampling
 from .base import DRAFTERS, RULES, AcceptRule, Drafter, Request, single
 from .length.control import CONTROLLERS, LengthController
@@ -116,7 +117,8 @@ def speculate(
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
       ``stop_strings``, ``seed`` and ``max_rows`` (texts written at a time) of
       `dllm.GenerationConfig`; ``repetition_penalty`` and ``logits_processor`` (transformers'
-      callables), which act on the verifier's logits with the history that each row would have.
+      callables), which act on the verifier's logits with the history that each row would have,
+      as does everything of that kind in the verifier's ``generation_config``.
     - ``chat``: whether strings go through the chat template (default: when there is one);
       ``tokenizer``: of the verifier, if it is not its own.
     - ``exact`` (default True): in half precision on a CPU, score in a way that does not depend on
@@ -258,12 +260,13 @@ class Session:
         config: GenerationConfig,
         rule: str | AcceptRule | None = None,
         controller: str | LengthController | None = None,
-        repetition_penalty: float = 1.0,
+        repetition_penalty: float | None = None,
         logits_processor: Sequence[LogitsProcessor] = (),
         exact: bool = True,
+        own_defaults: bool = True,
     ) -> None:
         register_all()
-        if repetition_penalty <= 0:
+        if repetition_penalty is not None and repetition_penalty <= 0:
             raise ConfigError(f"repetition_penalty must be positive, not {repetition_penalty}")
         self.model, self.drafter, self.config = model, drafter, config
         self.rule = single(rule or ("keyed" if config.temperature else "greedy"), RULES, AcceptRule)
@@ -271,7 +274,7 @@ class Session:
             raise ConfigError("rule 'greedy' is for temperature 0: use 'keyed' or 'match'")
         self.controller = single(controller or "rate", CONTROLLERS, LengthController)
         self.repetition_penalty = repetition_penalty
-        self.processors = tuple(logits_processor)
+        self.processors, self.own_defaults = tuple(logits_processor), own_defaults
         if drafter is not None and not drafter.distributions & self.rule.accepts:
             self.rule.check(next(iter(drafter.distributions)), False)
         self.verifier = open_verifier(model, drafter.taps if drafter is not None else (), exact)
@@ -323,9 +326,13 @@ class Session:
             noise_key=coins.emission, draft_key=coins.drafting, tokenizer=model.tokenizer,
             name=model.name, trees=self.verifier.trees and self.rule.trees, verifier=model,
         )  # fmt: skip
+        penalty, processors = self.repetition_penalty, self.processors
+        if self.own_defaults:
+            given = () if penalty is None else ("repetition_penalty",)
+            processors = (*own_processors(model, prompt, limit, given), *processors)
         sampling = Sampling(
-            config.temperature, config.top_p, config.top_k, self.repetition_penalty,
-            self.processors, model.facts.stop_token_ids, len(prompt) + config.min_new_tokens,
+            config.temperature, config.top_p, config.top_k, 1.0 if penalty is None else penalty,
+            processors, model.facts.stop_token_ids, len(prompt) + config.min_new_tokens,
         )  # fmt: skip
         return Speculation(
             self.verifier, self.verifier.open(prompt, limit),

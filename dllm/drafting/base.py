@@ -118,9 +118,11 @@ class Draft:
                      self.source, self.search_seconds)  # fmt: skip
 
 
-def chain(tokens: Sequence[int] | IntArray, source: str = "") -> Draft:
+def chain(
+    tokens: Sequence[int] | IntArray, source: str = "", confidence: Array | None = None
+) -> Draft:
     """A chain found by lookup: distribution POINT."""
-    return Draft(np.asarray(tokens, np.int64), source=source)
+    return Draft(np.asarray(tokens, np.int64), confidence=confidence, source=source)
 
 
 EMPTY = chain([])
@@ -130,16 +132,22 @@ EMPTY = chain([])
 class Budget:
     """What a round may use: ``length`` of a chain or depth of a tree (0 = do not draft), ``room``
     that the sequence leaves; ``refine`` turns the drafter's largest probability per position (w,)
-    into the length of a chain, once the drafter has run."""
+    into the length of a chain, once the drafter has run, and ``nodes`` the probabilities (n,) that
+    the nodes of a tree are accepted, best first, into how many of them are worth their time."""
 
     length: int
     room: int
     refine: Callable[[Array], int] | None = None
+    nodes: Callable[[Array], int] | None = None
 
     def chain_length(self, confidence: Array) -> int:
         """Tokens to send to the verifier, given the drafter's confidences."""
         length = self.length if self.refine is None else self.refine(confidence)
         return max(0, min(length, self.room, len(confidence)))
+
+    def tree_size(self, alive: Array) -> int:
+        """Nodes to send to the verifier: the first of those whose chances are ``alive`` (n,)."""
+        return len(alive) if self.nodes is None else max(0, min(self.nodes(alive), len(alive)))
 
 
 @dataclass(frozen=True)

@@ -141,18 +141,12 @@ class Forward:
         self, jobs: list[Job], hidden: torch.Tensor, maps: AttentionMaps | None
     ) -> list[Predictions | NumericError]:
         """Statistics of every group of equal options, each job's part of them, on the host."""
-        ends = np.cumsum([len(job.asked) for job in jobs])
-        rows = [np.arange(end - len(job.asked), end) for job, end in zip(jobs, ends, strict=True)]
-        groups: dict[Options, list[int]] = {}
-        for i, job in enumerate(jobs):
-            groups.setdefault(job.row.options, []).append(i)
         device: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
-        for options, members in groups.items():
-            here = hidden
-            if len(groups) > 1:
-                index = np.concatenate([rows[i] for i in members])
-                here = hidden[torch.from_numpy(index).to(hidden.device)]
-            self._group([jobs[i] for i in members], [device[i] for i in members], options, here)
+        options = jobs[0].row.options
+        if all(job.row.options is options for job in jobs):
+            self._group(jobs, device, options, hidden)
+        else:
+            self._groups(jobs, device, hidden)
         if maps is not None:
             for job, own in zip(jobs, device, strict=True):
                 own |= maps.of_job(job)
@@ -162,6 +156,20 @@ class Forward:
         for (i, name), array in zip(names, arrays, strict=True):
             host[i][name] = array
         return [_predictions(job, numbers) for job, numbers in zip(jobs, host, strict=True)]
+
+    def _groups(
+        self, jobs: list[Job], device: list[dict[str, torch.Tensor]], hidden: torch.Tensor
+    ) -> None:
+        """`_group` for jobs whose options differ."""
+        ends = np.cumsum([len(job.asked) for job in jobs])
+        rows = [np.arange(end - len(job.asked), end) for job, end in zip(jobs, ends, strict=True)]
+        groups: dict[Options, list[int]] = {}
+        for i, job in enumerate(jobs):
+            groups.setdefault(job.row.options, []).append(i)
+        for options, members in groups.items():
+            index = torch.from_numpy(np.concatenate([rows[i] for i in members]))
+            here = hidden[index.to(hidden.device)]
+            self._group([jobs[i] for i in members], [device[i] for i in members], options, here)
 
     def _group(
         self, jobs: list[Job], numbers: list[dict[str, torch.Tensor]], options: Options,

@@ -23,8 +23,8 @@ class Row:
     slots, one after the other from ``base`` on.  ``jobs`` is the planned step that has not run
     yet.  ``fresh`` is the canvas as it was admitted: a row that had to give its memory back
     starts again from it (``restarts`` times so far).  ``alone``: it shares its forwards with no
-    other row, because one that it shared failed.  ``held``: stays in the engine when it is finished.
-    ``seconds``: time of the steps between its admission and its end.
+    other row, because one that it shared failed.  ``held``: stays in the engine when it is
+    finished.  ``seconds``: time of the steps between its admission and its end.
     """
 
     canvas: Canvas

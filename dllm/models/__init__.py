@@ -3,17 +3,6 @@
 `load` turns a name into a `DiffusionModel`; a `Family` says how checkpoints of one kind are read.
 """
 
-from . import (
-    a2d,
-    autoregressive,
-    block_causal,
-    dream,
-    llada,
-    llada2,
-    mixtures,
-    nemotron,
-    seed,
-)
 from .attention import Segment
 from .family import (
     Facts,
@@ -35,18 +24,9 @@ __all__ = [
     "Published",
     "Release",
     "Segment",
-    "a2d",
-    "autoregressive",
-    "block_causal",
     "demand",
-    "dream",
     "families",
-    "llada",
-    "llada2",
     "load",
-    "mixtures",
-    "nemotron",
     "register_family",
     "require",
-    "seed",
 ]

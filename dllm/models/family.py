@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -127,6 +128,26 @@ class Family:
 
 _FAMILIES: dict[str, Family] = {}
 
+# Families of this library: name -> (module, architectures).  A module is imported, with its network
+# of transformers, when its family is met; of two that read an architecture the later is meant.
+OWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "llada": ("llada", ("LLaDAModelLM",)),
+    "dream": ("dream", ("DreamModel",)),
+    "a2d_llama": ("a2d", ("A2DLlamaLMHeadModel",)),
+    "a2d_qwen2": ("a2d", ("A2DQwen2LMHeadModel",)),
+    "a2d_qwen3": ("a2d", ("A2DQwen3LMHeadModel",)),
+    "illada": ("seed", ("ILLaDAForCausalLM",)),
+    "stable_diffcoder": ("seed", ("StableDiffcoderForCausalLM",)),
+    "sdar": ("block_causal", ("SDARForCausalLM",)),
+    "fast_dllm_v2": ("block_causal", ("Fast_dLLM_QwenForCausalLM",)),
+    "llada2": ("llada2", ("LLaDA2MoeModelLM",)),
+    "llada_moe": ("mixtures", ("LLaDAMoEModelLM", "LLaDAMoEModel")),
+    "sdar_moe": ("mixtures", ("SDARMoeForCausalLM",)),
+    "nemotron_causal": ("nemotron", ("NemotronLabsDiffusionModel",)),
+    "nemotron": ("nemotron", ("NemotronLabsDiffusionModel",)),
+    "autoregressive": ("autoregressive", ()),  # every causal model of transformers
+}
+
 # Diffusion models of other kinds, and why they cannot be read as masked ones.
 ELSEWHERE = {
     **dict.fromkeys(
@@ -148,14 +169,19 @@ def register_family(family: Family) -> Family:
 
 
 def families() -> Mapping[str, Family]:
-    """All registered families by name, read-only."""
-    return MappingProxyType(_FAMILIES)
+    """All families by name: those of this library, then those that were registered."""
+    others = {name: family for name, family in _FAMILIES.items() if name not in OWN}
+    return MappingProxyType({name: get_family(name) for name in OWN} | others)
 
 
 def get_family(name: str) -> Family:
     """The family of that name.  Raises `UnknownNameError`."""
+    if name not in _FAMILIES and name in OWN:
+        before = dict(_FAMILIES)
+        import_module(f".{OWN[name][0]}", __package__)
+        _FAMILIES.update(before)  # one that somebody put in the place of ours stays
     if name not in _FAMILIES:
-        raise UnknownNameError("model family", name, _FAMILIES)
+        raise UnknownNameError("model family", name, {*OWN, *_FAMILIES})
     return _FAMILIES[name]
 
 
@@ -169,10 +195,14 @@ def family_for(config: ConfigDict) -> Family | None:
         raise CheckpointError(
             f"architecture {architecture!r} is not supported: {ELSEWHERE[architecture]}"
         )
-    for family in reversed(_FAMILIES.values()):  # the latest registration wins
-        if architecture in family.architectures:
+    for name, family in reversed(_FAMILIES.items()):  # the latest registration wins
+        if name not in OWN and architecture in family.architectures:
             return family
-    return None
+    for name, (_, architectures) in reversed(OWN.items()):
+        if architecture in architectures:
+            return get_family(name)
+    causal = get_family("autoregressive")
+    return causal if architecture in causal.architectures else None
 
 
 def require(config: ConfigDict, names: Iterable[str], family: str) -> dict[str, Any]:

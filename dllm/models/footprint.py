@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from .checkpoint import Checkpoint
 from .headers import blueprint
+from .precision import SMALL, auto_dtype
 from .reading import family_of, native_config
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
@@ -42,7 +45,7 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     config, _ = native_config(checkpoint, family)
     network = blueprint(family, config, checkpoint.name)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    dtype = stored_dtype(checkpoint)
+    dtype = stored_dtype(checkpoint, parameters)
     text: Any = config.get_text_config()
     queries = getattr(text, "num_attention_heads", None) or 0  # none: a network without attention
     heads = getattr(text, "num_key_value_heads", None) or queries
@@ -53,9 +56,14 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     return Footprint(parameters, dtype, parameters * width, context, numbers * width)
 
 
-def stored_dtype(checkpoint: Checkpoint) -> str:
-    """The dtype of the loaded weights; bundled models are widened to float32."""
+def stored_dtype(checkpoint: Checkpoint, parameters: int = 0) -> str:
+    """The dtype of the loaded weights: as stored, or what `dllm.load` makes of it here."""
     if checkpoint.bundled:
         return "float32"
-    dtype = checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "float32"
-    return str(dtype).removeprefix("torch.")
+    stored = str(
+        checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "float32"
+    ).removeprefix("torch.")
+    if torch.cuda.is_available() or parameters < SMALL:
+        return stored
+    chosen = auto_dtype(checkpoint.name, stored, parameters)
+    return stored if chosen == "auto" else str(chosen).removeprefix("torch.")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from ..errors import CheckpointError, one_line
 from .checkpoint import INDEX, SINGLE, read_json
@@ -165,7 +165,9 @@ def blueprint(family: Family, config: PreTrainedConfig, name: str) -> Any:
     try:
         with quiet(), torch.device("meta"):
             if family.model_class is None:
-                return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+                from transformers import AutoModelForCausalLM as Auto  # knows every network
+
+                return Auto.from_config(config)  # type: ignore[no-untyped-call]
             return family.model_class(config)
     except Exception as error:  # networks check their sizes in their own ways, or divide by them
         raise CheckpointError(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ConfigError
 from .adopt import adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint
 from .facts import SETTABLE, generation_defaults, read_facts
+from .headers import read_headers
 from .model import DiffusionModel
+from .precision import auto_dtype
 from .quiet import quiet
 from .reading import family_of, native_config
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
@@ -33,8 +36,9 @@ def load(
     Args:
         model: a hub id, a folder, a bundled name ("nano", "nano-ar"), a loaded transformers
             model (changed in place: attention, eval mode), or a `DiffusionModel` (returned as is).
-        dtype: "auto" (as stored; float32 for bundled models), "float32", "bfloat16", "float16",
-            or one of these torch dtypes.
+        dtype: "float32", "bfloat16", "float16", or one of these torch dtypes.  "auto": on a GPU as
+            stored; on a CPU bfloat16 where the processor has it natively, else float32; networks
+            of less than 50M parameters as stored, bundled ones float32 (docs/models.md).
         device: where to put the whole model, CPU by default, "auto" for CUDA where there is one;
             or ``device_map`` as in transformers.
         attn_implementation: "sdpa", "eager", "flex_attention", "flash_attention_2" or "_3";
@@ -110,14 +114,29 @@ def _from_files(
     )  # fmt: skip
     if spoken is not None:
         complete_tokenizer(spoken, family, facts.mask_token_id, facts.vocab_size)
-    if dtype == "auto" and checkpoint.bundled:
-        dtype = torch.float32  # stored in half precision to keep the package small
-    hf = load_weights(
-        checkpoint.with_weights(), family, config, official=official, dtype=dtype, **options
-    )
+    folder = checkpoint.with_weights()
+    if dtype == "auto":
+        dtype = _auto_dtype(checkpoint, config, **options)
+    hf = load_weights(folder, family, config, official=official, dtype=dtype, **options)
     prepare(hf, family, attn_implementation, facts.block_length)
     return DiffusionModel(
         hf, spoken, family, facts, checkpoint.name,
         generation_defaults(raw, checkpoint.generation, facts),
         raw if official else raw.get("dllm", {}).get("official_config", {}),
     )  # fmt: skip
+
+
+def _auto_dtype(
+    checkpoint: Checkpoint, config: PreTrainedConfig, device: Any = None, device_map: Any = None,
+    quantization_config: Any = None, **_: Any,
+) -> str | torch.dtype:  # fmt: skip
+    """What "auto" stands for: see `load`."""
+    if checkpoint.bundled:
+        return torch.float32  # stored in half precision to keep the package small
+    on_cpu = device_map is None and torch.device(device or "cpu").type == "cpu"
+    quantised = quantization_config or getattr(config, "quantization_config", None)
+    if not on_cpu or quantised:
+        return "auto"
+    numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
+    stored = checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype")
+    return auto_dtype(checkpoint.name, stored, numbers)

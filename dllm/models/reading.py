@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+import transformers
+from transformers import PreTrainedConfig
 
 from ..errors import CheckpointError, ConfigError, DllmError, one_line
 from .checkpoint import Checkpoint
@@ -96,7 +97,7 @@ def native_config(checkpoint: Checkpoint, family: Family) -> tuple[PreTrainedCon
 def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTrainedConfig:
     raw = checkpoint.config
     if family.model_class is None or family.to_native is None:
-        auto: PreTrainedConfig = AutoConfig.from_pretrained(
+        auto: PreTrainedConfig = transformers.AutoConfig.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False
         )
         return auto

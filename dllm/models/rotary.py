@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaAttention
-from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
 from .attention import FUNCTIONS
 
-LAYERS = (LlamaAttention, Qwen2Attention)
+LAYERS = (  # by name: a network that nobody loads is not imported
+    "transformers.models.llama.modeling_llama.LlamaAttention",
+    "transformers.models.qwen2.modeling_qwen2.Qwen2Attention",
+)
 
 
 def rotate_in_cache(hf: PreTrainedModel) -> None:
@@ -28,7 +29,8 @@ def rotate_in_cache(hf: PreTrainedModel) -> None:
     """
     module: Any
     for module in hf.modules():
-        if type(module) in LAYERS and "forward" not in module.__dict__:
+        kind = type(module)
+        if f"{kind.__module__}.{kind.__qualname__}" in LAYERS and "forward" not in module.__dict__:
             module.forward = partial(_forward, module)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import transformers
-from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AddedToken, PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, one_line
 from .checkpoint import find
@@ -26,7 +27,7 @@ def load_tokenizer(folder: Path, family: Family) -> PreTrainedTokenizerBase | No
     if not any((folder / name).exists() for name in FILES):
         return None
     auto = family.model_class is None
-    loader = AutoTokenizer if auto else getattr(transformers, family.tokenizer_class)
+    loader: Any = getattr(transformers, "AutoTokenizer" if auto else family.tokenizer_class)
     try:
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the backends raise many types, all of them about the files

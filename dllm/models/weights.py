@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import CheckpointError, ConfigError, UnknownNameError, one_line
 from .facts import SETTABLE
@@ -59,7 +60,7 @@ def load_weights(
             raise UnknownNameError("option", name, (*ARGUMENTS, *SETTABLE, *OPTIONS))
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
-    cls: Any = family.model_class or AutoModelForCausalLM
+    cls: Any = family.model_class or transformers.AutoModelForCausalLM
     check_headers(folder, family, config, official)
     try:
         with _bar(folder):

@@ -7,6 +7,7 @@ the reason.  Every other field is refused; nothing is ignored silently.
 
 from __future__ import annotations
 
+import json
 import math
 import reprlib
 from collections.abc import Callable, Collection
@@ -97,7 +98,7 @@ DECODING: dict[str, Checked] = {
     "cache": TEXT,
     "steps": integer(1),
     "block_length": integer(1),
-    "cfg_scale": number(0),
+    "cfg_scale": number(0, 100),
     "eos_policy": TEXT,
     "temperature": number(0, 100),
     "top_p": (lambda v: number(0, 1)[0](v) and v > 0, "a number above 0, at most 1"),
@@ -147,7 +148,7 @@ HONOURED: dict[str, dict[str, Checked]] = {
         "samples": integer(1, 4096),
         "greedy": BOOLEAN,
         "early_stop": BOOLEAN,
-        "cfg_scale": number(0),
+        "cfg_scale": number(0, 100),
         "seed": integer(0, 2**63 - 1),
     },
 }  # fmt: skip
@@ -221,6 +222,9 @@ def checked(kind: str, body: Any) -> dict[str, Any]:
     neutral = NEUTRAL if kind in ("chat", "text") else {}
     result: dict[str, Any] = {}
     for name, value in body.items():
+        if not is_unicode([name, value]):
+            raise Problem(400, f"{ascii(name)[:80]} is not valid Unicode: it has half a surrogate",
+                          name.encode(errors="replace").decode()[:80], "invalid_value")  # fmt: skip
         if name in honoured:
             if value is not None:
                 require(name, value, honoured[name])
@@ -232,6 +236,15 @@ def checked(kind: str, body: Any) -> dict[str, Any]:
         else:
             raise unknown_field(name, [*honoured, *neutral])
     return result
+
+
+def is_unicode(value: Any) -> bool:
+    """Whether all texts in a JSON value can be encoded."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def require(name: str, value: Any, check: Checked) -> None:

@@ -11,8 +11,7 @@ from types import FrameType
 import uvicorn
 
 from ..errors import ConfigError
-from .app import create_app
-from .service import Service
+from .app import Serving, create_app
 
 KEEP_ALIVE = 30  # seconds that a connection may be idle
 BACKLOG = 2048
@@ -39,40 +38,40 @@ def listen(host: str, port: int, write_patience: float) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn, which stops only when the requests that run are answered."""
 
-    def __init__(self, service: Service, log_level: str = "warning") -> None:
+    def __init__(self, serving: Serving, log_level: str = "warning") -> None:
         super().__init__(
             uvicorn.Config(
-                create_app(service), log_level=log_level, timeout_keep_alive=KEEP_ALIVE,
+                create_app(serving), log_level=log_level, timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=2, server_header=False, date_header=True,
             )
         )  # fmt: skip
-        self.service = service
+        self.serving = serving
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets requests end, the second one does not."""
-        if self.service.draining:
+        if self.serving.draining:
             self.should_exit = self.force_exit = True
             return
-        self.service.draining = True
+        self.serving.draining = True
         asyncio.get_running_loop().call_soon_threadsafe(self._begin_to_drain)
 
     def _begin_to_drain(self) -> None:
         async def drain() -> None:
-            await self.service.drain()
+            await self.serving.drain()
             self.should_exit = True
 
         self._draining = asyncio.ensure_future(drain())
 
 
 def run(
-    service: Service, host: str, port: int, ready: Callable[[str], None] = lambda url: None,
+    serving: Serving, host: str, port: int, ready: Callable[[str], None] = lambda url: None,
     log_level: str = "warning",
 ) -> None:  # fmt: skip
     """Serve until SIGTERM or SIGINT; ``ready`` gets the address once it is open."""
-    with listen(host, port, service.settings.write_patience) as sock:
+    with listen(host, port, serving.settings.write_patience) as sock:
         name = f"[{host}]" if ":" in host else host
         ready(f"http://{name}:{sock.getsockname()[1]}")
-        server = Server(service, log_level)
+        server = Server(serving, log_level)
         with suppress(KeyboardInterrupt):  # uvicorn raises the signals again that it has handled
             server.run(sockets=[sock])

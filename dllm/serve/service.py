@@ -17,6 +17,8 @@ from ..errors import CancelledError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
 from ..prompts import encode, encode_continuation
 from ..session import Handle, Session
+from .drafts import DraftRoutes
+from .http import Path
 from .metrics import Metrics
 from .problems import Problem, problem_of
 from .protocol import Ask
@@ -25,7 +27,6 @@ from .settings import Settings
 from .texts import hole_sizes, hole_texts
 
 if TYPE_CHECKING:
-
     from ..models import DiffusionModel
     from ..result import Result
 
@@ -63,6 +64,7 @@ class Service:
         self._scores = threading.BoundedSemaphore(MOST_SCORES)
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
+        self.drafting = DraftRoutes.of(model)
 
     def _session(self, cache: str) -> Session:
         settings = self.settings
@@ -98,6 +100,23 @@ class Service:
     def broken(self) -> bool:
         """Whether an engine has ended: the process has to be started anew."""
         return any(session.failure is not None for session in self.sessions.values())
+
+    def paths(self) -> list[Path]:
+        from .routes import TextRoutes
+
+        return [*TextRoutes(self).paths(), *(self.drafting.paths() if self.drafting else ())]
+
+    def state(self) -> dict[str, Any]:
+        status = "broken" if self.broken else "stopping" if self.draining else "ready"
+        return {
+            "status": status, "running": self.running, "waiting": self.waiting,
+            "max_rows": self.settings.max_rows * len(self.sessions),
+            "max_waiting": self.settings.max_waiting * len(self.sessions),
+            "cache_positions_used_ratio": round(self.used, 4),
+        }  # fmt: skip
+
+    def exposition(self) -> bytes:
+        return self.metrics.text()
 
     def fingerprint(self, ask: Ask) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
@@ -258,6 +277,8 @@ class Service:
             session.close(drain=False)
         for pool in (self._encoder, self._scorer):
             pool.shutdown(wait=True, cancel_futures=True)
+        if self.drafting is not None:
+            self.drafting.close()
 
 
 def _cancel_all(future: Future[list[Handle]]) -> None:

@@ -42,9 +42,10 @@ SCENES = tuple(
 )  # fmt: skip
 QUEUE = "A help desk keeps its queue as a JSON list of names.  {}\n\nQueue: {}\n\nAnswer with the "
 QUEUE += "resulting JSON list and nothing else."
-SHORTEST, LONGEST = 3, 6
+SHORT, LONG = (3, 6), (15, 15)  # people in a queue; where many are, contradictions show
 LEVELS = {"easy": 1, "medium": 2, "hard": 4}  # scenes that the four words come from
 
+Sizes = tuple[int, int]
 Edit = Callable[[list[str], int, str], list[str]]
 Check = Callable[[Example, str], bool]
 
@@ -96,11 +97,12 @@ def _queue_task(
     solve: Callable[[list[str], int, str, random.Random], list[str]],
     valid: Callable[[list[str], int, str, list[str]], bool],
     new_slot: bool = False,
+    sizes: Sizes = SHORT,
 ) -> ParallelTask:
     """``sentence`` may speak of {index} (from 0) and {word}."""
 
     def once(rng: random.Random) -> tuple[str, list[str], tuple[object, ...]]:
-        *items, word = _people(rng, rng.randint(SHORTEST, LONGEST) + 1)
+        *items, word = _people(rng, rng.randint(*sizes) + 1)
         index = rng.randrange(len(items) + new_slot)
         prompt = QUEUE.format(sentence.format(index=index, word=word), show(items))
         return prompt, solve(items, index, word, rng), (*items, index, word)
@@ -122,23 +124,28 @@ def _queue_task(
     )  # fmt: skip
 
 
-def _exact(name: str, sentence: str, edit: Edit, new_slot: bool = False) -> ParallelTask:
+def _exact(
+    name: str, sentence: str, edit: Edit, new_slot: bool = False, sizes: Sizes = SHORT
+) -> ParallelTask:
     """One answer is right."""
     return _queue_task(
         name, sentence, lambda items, index, word, rng: edit(items, index, word),
-        lambda items, index, word, got: got == edit(items, index, word), new_slot,
+        lambda items, index, word, got: got == edit(items, index, word), new_slot, sizes,
     )  # fmt: skip
 
 
-def _any(name: str, sentence: str, edit: Edit, new_slot: bool = False) -> ParallelTask:
+def _any(
+    name: str, sentence: str, edit: Edit, new_slot: bool = False, sizes: Sizes = SHORT
+) -> ParallelTask:
     """The edit at any index is right."""
 
     def valid(items: list[str], index: int, word: str, got: list[str]) -> bool:
         return any(edit(items, i, word) == got for i in range(len(items) + new_slot))
 
     return _queue_task(
-        name, sentence, lambda items, index, word, rng: edit(items, index, word), valid, new_slot
-    )
+        name, sentence, lambda items, index, word, rng: edit(items, index, word), valid, new_slot,
+        sizes,
+    )  # fmt: skip
 
 
 def _insert(items: list[str], index: int, word: str) -> list[str]:
@@ -264,19 +271,35 @@ def is_sentence(example: Example, text: str) -> bool:
     return formed and 3 <= other <= 36 and not stutters and includes_words(example, line)
 
 
+def _queues(end: str = "", sizes: Sizes = SHORT) -> tuple[ParallelTask, ...]:
+    """The tasks on queues of some sizes; their names end in ``end``."""
+
+    def exact(name: str, sentence: str, edit: Edit, new_slot: bool = False) -> ParallelTask:
+        return _exact(f"pb_{name}{end}", sentence, edit, new_slot, sizes)
+
+    def any_(name: str, sentence: str, edit: Edit, new_slot: bool = False) -> ParallelTask:
+        return _any(f"pb_{name}{end}", sentence, edit, new_slot, sizes)
+
+    other = "Put the queue into another order."
+    return (
+        exact("copy", "Nobody came or left: repeat the queue.", lambda items, *_: items),
+        exact("reverse", "Turn the queue around.", lambda items, *_: items[::-1]),
+        exact("sort", "Sort the queue by last name.", _by_last_name),
+        exact("insert", "Insert {word} at index {index}, counting from 0.", _insert, True),
+        exact("remove", "Remove the person at index {index}, counting from 0.", _remove),
+        exact("replace", "Put {word} in place of index {index}, counting from 0.", _replace),
+        _queue_task(f"pb_shuffle{end}", other, _shuffled, _is_shuffle, sizes=sizes),
+        any_("insert_random", "Insert {word} at an index of your choice.", _insert, True),
+        any_("remove_random", "Remove one person of your choice.", _remove),
+        any_("replace_random", "Put {word} in place of one person of your choice.", _replace),
+    )
+
+
 PARALLEL: dict[str, ParallelTask] = {
     task.name: task
     for task in (
-        _exact("pb_copy", "Nobody came or left: repeat the queue.", lambda items, *_: items),
-        _exact("pb_reverse", "Turn the queue around.", lambda items, *_: items[::-1]),
-        _exact("pb_sort", "Sort the queue by last name.", _by_last_name),
-        _exact("pb_insert", "Insert {word} at index {index}, counting from 0.", _insert, True),
-        _exact("pb_remove", "Remove the person at index {index}, counting from 0.", _remove),
-        _exact("pb_replace", "Put {word} in place of index {index}, counting from 0.", _replace),
-        _queue_task("pb_shuffle", "Put the queue into another order.", _shuffled, _is_shuffle),
-        _any("pb_insert_random", "Insert {word} at an index of your choice.", _insert, True),
-        _any("pb_remove_random", "Remove one person of your choice.", _remove),
-        _any("pb_replace_random", "Put {word} in place of one person of your choice.", _replace),
+        *_queues(),
+        *_queues("_15", LONG),
         _grid_task("pb_latin", _draw_latin, _check_latin, r"[A-Z](,[A-Z]){3}"),
         _grid_task("pb_sudoku", _draw_sudoku, _check_digits, r"[1-4]{4}"),
         *(_sentence_task(level) for level in LEVELS),

@@ -16,6 +16,7 @@ import dllm
 from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
 from dllm.cli.gains import Gain, gains
+from dllm.models import precision
 from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import Footprint, footprint
 
@@ -34,8 +35,9 @@ LLADA_8B: dict[str, Any] = {
 
 
 @pytest.fixture
-def llada_8b(tmp_path: Path) -> Path:
-    """A folder with nothing but a config.json."""
+def llada_8b(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with nothing but a config.json, on a processor that has bfloat16."""
+    monkeypatch.setattr(precision, "native_bfloat16", lambda: True)
     (tmp_path / "config.json").write_text(json.dumps(LLADA_8B))
     return tmp_path
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from dllm.drafting.base import (
     RoundStats,
     single,
 )
-from dllm.drafting.drafters.suffix import SuffixTree
+from dllm.drafting.drafters.history import BORDER, History
+from dllm.drafting.drafters.hits import HitRates
 from dllm.drafting.length.control import CONTROLLERS, AdaptiveDraftLength, LengthController
 
 register_all()
@@ -147,30 +148,81 @@ def test_anpd_prefers_frequent_successors_and_adapts() -> None:
         assert drafting.length == expected
 
 
-def test_the_suffix_tree_counts_every_substring() -> None:
-    rng = np.random.default_rng(0)
-    text = rng.integers(0, 3, 40).tolist()
-    tree = SuffixTree(depth=4)
-    for end in range(0, 40, 8):
-        tree.extend(text[: end + 8], 8)
-    for size in range(1, 5):
-        for path in itertools.product(range(3), repeat=size):
-            count = sum(text[i : i + size] == list(path) for i in range(41 - size))
-            node = tree.find(list(path))
-            assert (node.count if node else 0) == count
-    other = rng.integers(0, 4, 30).tolist()
-    tree.extend(other, len(other))
-    tree.forget(text)
-    alone = SuffixTree(depth=4)
-    alone.extend(other, len(other))
-    assert shape(tree.root) == shape(alone.root)  # nothing is left behind
-    tree.forget(other)
-    assert not tree.root.children
+@pytest.mark.parametrize("seed", range(6))
+def test_a_history_knows_where_suffixes_occurred(seed: int) -> None:
+    """Every length whose places differ from those of the next, against a search of the text."""
+    rng = np.random.default_rng(seed)
+    texts = [rng.integers(0, 4, rng.integers(2, 60)).tolist() for _ in range(3)]
+    history = History()
+    for text in texts:
+        for at in range(0, len(text), 7):
+            history.extend(text[at : at + 7])
+        history.extend([BORDER])
+    flat = [token for text in texts for token in [*text, BORDER]]
+    low = len(texts[0]) + 1 if seed % 2 else 0
+    history.forget(low)
+    context = rng.integers(0, 4, 12).tolist()
+    expected: dict[tuple[int, ...], int] = {}
+    for n in range(1, 9):
+        places = tuple(i for i in range(low + n, len(flat)) if flat[i - n : i] == context[-n:])
+        if places:
+            expected[places] = n  # the largest n of equal places
+    result = {tuple(places.tolist()): n for n, places in history.matches(context, 8)}
+    assert result == expected
 
 
-def shape(node: Any) -> Any:
-    """A suffix tree as nested values that can be compared."""
-    return node.count, {token: shape(child) for token, child in node.children.items()}
+def test_the_suffix_drafter_grows_the_most_probable_tree() -> None:
+    """Behind 1 2: three times 3, once 4; behind 3 twice 5 and once 6."""
+    text = [1, 2, 3, 5, 0, 1, 2, 3, 5, 0, 1, 2, 3, 6, 0, 1, 2, 4, 0, 7, 1, 2]
+    part = single("suffix(depth=3, factor=3.0, least=0.2)", DRAFTERS, Drafter)
+    drafting = part.open(replace(request(text), trees=True))
+    draft = drafting.propose(np.array(text), Budget(3, 9))
+    below = {tuple(draft.tokens[draft.path(node)].tolist()) for node in range(len(draft))}
+    assert below == {(3,), (3, 5), (3, 5, 0), (4,), (3, 6), (4, 0)}  # 0.75, 0.5, 0.5, then 0.25
+    small = drafting.propose(np.array(text), Budget(3, 9, nodes=lambda alive: 2))
+    assert small.tokens.tolist() == [3, 5]
+    chain = part.open(request(text)).propose(np.array(text), Budget(4, 9))
+    assert chain.is_chain and chain.tokens.tolist() == [3, 5, 0, 1]
+
+
+def test_a_long_prompt_is_indexed_in_linear_time() -> None:
+    """Ten times the tokens take about ten times as long; a tree of substrings took twenty-four
+    steps per token."""
+    rng, part = np.random.default_rng(0), single("suffix", DRAFTERS, Drafter)
+    seconds = []
+    for size in (2_000, 20_000):
+        text = rng.integers(0, 2_000, size).tolist()
+        began = time.process_time()
+        drafting = part.open(request(text))
+        drafting.propose(np.array(text), Budget(9, 9))
+        seconds.append(time.process_time() - began)
+    assert seconds[0] < 0.1 and seconds[1] < 40 * max(seconds[0], 1e-3)
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "anpd", "suffix", "token_recycling"])
+def test_lookups_are_as_sure_as_they_were_right(verifier: dllm.DiffusionModel, name: str) -> None:
+    """Their confidence rises with accepted drafts and falls with rejected ones."""
+    part: Any = single(name, DRAFTERS, Drafter)
+    prefix = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
+    if name == "token_recycling":
+        part.table = {token: [*range(token + 1, token + 9)] for token in range(60)}
+    levels = []
+    for accepted in (0, 1):
+        part.hits = HitRates()
+        for _ in range(20):
+            drafting = part.open(request(prefix))
+            draft = drafting.propose(np.array(prefix), Budget(4, 4))
+            path = list(range(len(draft) * accepted))
+            scores = torch.zeros(len(draft) + 1, 70)
+            fed = np.array([prefix[-1], *draft.tokens])
+            table = dict(getattr(part, "table", {}))
+            drafting.observe(Feedback(draft, path, [1], fed, scores))
+            if name == "token_recycling":
+                part.table = table
+        draft = part.open(request(prefix)).propose(np.array(prefix), Budget(4, 4))
+        assert draft.confidence is not None
+        levels.append(float(draft.confidence[0]))
+    assert levels[0] < 0.2 and levels[1] > 0.6
 
 
 def test_the_suffix_drafter_remembers_earlier_requests() -> None:
@@ -197,7 +249,7 @@ def test_the_suffix_drafter_remembers_whole_texts(
 
 def test_token_recycling_keeps_the_verifiers_candidates() -> None:
     part = single("token_recycling(width=4)", DRAFTERS, Drafter)
-    drafting = part.open(request([5]))
+    drafting = part.open(replace(request([5]), trees=True))
     assert len(drafting.propose(np.array([5]), Budget(9, 9))) == 0
     scores = torch.zeros(2, 10)
     scores[0, [1, 2, 3, 4]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
@@ -206,6 +258,8 @@ def test_token_recycling_keeps_the_verifiers_candidates() -> None:
     tree = drafting.propose(np.array([0, 5]), Budget(2, 9))
     below = {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))}
     assert below == {(1,), (2,), (3,), (4,), (1, 6), (1, 7), (1, 8)}
+    few = drafting.propose(np.array([0, 5]), Budget(2, 9, nodes=lambda alive: 3))
+    assert few.tokens.tolist() == tree.tokens[:3].tolist()  # the cost of nodes is checked
     assert part.open(request([1])).propose(np.array([1]), Budget(1, 1)).tokens[0] == 6
 
 

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 
+import dllm
 from dllm.drafting.accept.chains import Block, Keyed, Match, Point, Ratio
 from dllm.drafting.accept.rows import Coins, Rows, Sampling
 from dllm.drafting.accept.trees import MultiRound, Traversal
 from dllm.drafting.base import AcceptRule, Draft
 
 from . import toy
+from .conftest import Scripted, make_verifier, prompts
 from .toy import LENGTH, V
 
 SETTINGS = {
@@ -138,3 +140,49 @@ class ForgetfulRows(ToyRows):
 @pytest.mark.parametrize(("case", "rows"), [("ratio", LateRows), ("point", ForgetfulRows)])
 def test_a_fault_is_noticed(case: str, rows: type[Rows]) -> None:
     assert p_value("all", *RULES[case], FEW, rows) < 1e-6
+
+
+DEFAULTS: dict[str, Any] = {
+    "repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "bad_words_ids": [[7], [9, 11]],
+    "suppress_tokens": [5, 6, 8], "begin_suppress_tokens": [10, 12], "min_new_tokens": 12,
+    "sequence_bias": [[[33], 4.0]], "forced_eos_token_id": 3, "forced_bos_token_id": 21,
+    "exponential_decay_length_penalty": (4, 1.2), "encoder_repetition_penalty": 1.3,
+    "encoder_no_repeat_ngram_size": 2, "remove_invalid_values": True, "min_length": 18,
+    "renormalize_logits": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_verifiers_own_defaults_are_honoured(name: str) -> None:
+    """Text and drafted text are those of ``generate`` of transformers, field by field."""
+    model = make_verifier("full", seed=5)
+    setattr(model.hf.generation_config, name, DEFAULTS[name])
+    for prompt in prompts(3, seed=6):
+        ids = torch.tensor([prompt])
+        hf: Any = model.hf
+        theirs = hf.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16
+        )[0, len(prompt) :].tolist()
+        plain = dllm.speculate(model, None, prompt, max_new_tokens=16)
+        assert plain.tokens == theirs
+        drafter = Scripted([*prompt, *theirs], noise=0.2)
+        drafted = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
+        assert drafted.tokens == theirs
+
+
+def test_the_call_overrides_the_penalty() -> None:
+    model = make_verifier("full", seed=5)
+    (prompt,) = prompts(1)
+    expected = dllm.speculate(model, None, prompt, max_new_tokens=60).tokens
+    model.hf.generation_config.repetition_penalty = 30.0  # type: ignore[union-attr]
+    again = dllm.speculate(model, None, prompt, max_new_tokens=60, repetition_penalty=1.0)
+    assert again.tokens == expected
+    assert dllm.speculate(model, None, prompt, max_new_tokens=60).tokens != expected
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_beams", 4), ("guidance_scale", 1.5)])
+def test_what_cannot_be_honoured_is_refused(name: str, value: Any) -> None:
+    model = make_verifier("full")
+    setattr(model.hf.generation_config, name, value)
+    with pytest.raises(dllm.ConfigError, match=f"sets {name}, which drafting cannot honour"):
+        dllm.speculate(model, None, [5, 6, 7], max_new_tokens=4)

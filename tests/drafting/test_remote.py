@@ -16,8 +16,11 @@ import dllm
 from dllm.drafting.api import make_drafter
 from dllm.drafting.base import Budget, Draft, Drafter, Drafting, Request
 from dllm.drafting.bridges.remote import checked
-from dllm.drafting.bridges.service import Service, serve, with_window
+from dllm.drafting.bridges.service import Service, with_window
 from dllm.drafting.vocabulary import fingerprint
+from dllm.serve.drafts import DraftServer
+from dllm.serve.run import Server, listen
+from dllm.serve.settings import Settings
 
 from .conftest import Scripted, prompts
 
@@ -44,20 +47,25 @@ class Slow(Drafter):
 
 @pytest.fixture
 def served() -> Iterator[Any]:
-    servers = []
+    running = []
 
     def start(drafter: Any, vocabulary: str = "") -> tuple[str, Any]:
         service = drafter if isinstance(drafter, Service) else Service(drafter, vocabulary)
-        server = serve(service)
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        server = Server(DraftServer(service, Settings(page=False)))
+        sock = listen("127.0.0.1", 0, 5.0)
+        thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
         thread.start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_address[1]}", server
+        running.append((server, thread))
+        until = time.monotonic() + 20
+        while not server.started and time.monotonic() < until:
+            time.sleep(0.01)
+        return f"http://127.0.0.1:{sock.getsockname()[1]}", server
 
     yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -195,7 +203,7 @@ def test_drafts_that_fit_are_taken() -> None:
 def test_answers_that_make_no_sense_are_no_drafts(
     fake: Callable[..., str], status: int, body: str
 ) -> None:
-    for failing in ("/open", "/draft"):
+    for failing in ("/v1/draft/open", "/v1/draft/draft"):
         url = fake(lambda path, m, bad=failing: (status, body) if path == bad else good(path, m))
         drafting = asked(url, deadline=20)
         assert len(drafting.propose(np.array([1, 2, 3]), Budget(4, 4))) == 0
@@ -221,7 +229,7 @@ def test_a_service_that_dies_in_the_middle_of_a_text(
     def mortal(path: str, message: dict[str, Any]) -> tuple[int, str]:
         if message.get("base_len", 0) > len(prompt) + 4:
             raise ConnectionAbortedError  # no reply, this time and ever after
-        return 200, json.dumps(service.handle(path.strip("/"), message))
+        return 200, json.dumps(service.handle(path.rpartition("/")[2], message))
 
     result = dllm.speculate(
         verifier, f"remote(url={fake(mortal)!r}, deadline=20, patience=1)", prompt,

@@ -26,14 +26,18 @@ def cell(sampler: str = "threshold", examples: int = 8, **how: Any) -> Cell:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What was asked for; the first call costs 100 s, others 1 s and growing memory."""
+    """What was asked for; the first call costs 100 s, others 1 s, by the clock of the measurement;
+    memory grows."""
     asked: list[list[str]] = []
+
+    now = [0.0]
+    monkeypatch.setattr("dllm.eval.measure.time.perf_counter", lambda: now[0])
 
     def generate(_: object, prompts: list[str], **__: Any) -> list[SimpleNamespace]:
         asked.append(list(prompts))
         first = len(asked) == 1
+        now[0] += 100.0 if first else 1.0
         figures = {"tokens": [1] * 5, "nfe": 3, "computed": 40, "forced": 1, "text": "x",
-                   "seconds": 100.0 if first else 1.0,
                    "peak_memory": 1000 if first else len(asked)}  # fmt: skip
         return [SimpleNamespace(**figures) for _ in prompts]
 
@@ -59,8 +63,8 @@ def test_tokens_end_with_the_first_stop_and_leave_out_the_prompt() -> None:
 
 def test_the_warm_up_is_not_counted(tiny: dllm.DiffusionModel, calls: list[list[str]]) -> None:
     result = measure(tiny, problems("sort"), cell(rows=3), "tiny")
-    assert [len(prompts) for prompts in calls] == [1, 3, 3, 2]
-    assert result.seconds == 3.0 and result.peak_memory == 4
+    assert [len(prompts) for prompts in calls] == [1, 8]
+    assert result.seconds == 1.0 and result.peak_memory == 2
 
 
 def test_figures_are_kept_apart(tiny: dllm.DiffusionModel, calls: list[list[str]]) -> None:

@@ -40,12 +40,22 @@ def test_the_original_list_is_wrong_where_something_changes() -> None:
         for example in PARALLEL[name].examples(20):
             items = [str(fact) for fact in example.facts[:-2]]
             same = PARALLEL[name].check(example, str(items))
-            unchanged = name == "pb_copy" or loose_items(example.answer) == items
+            unchanged = name.startswith("pb_copy") or loose_items(example.answer) == items
             assert same == unchanged, (name, example)
 
 
-def test_sorting_is_by_last_name() -> None:
-    for example in PARALLEL["pb_sort"].examples(20):
+@pytest.mark.parametrize("name", QUEUES)
+def test_queues_are_as_long_as_they_should_be(name: str) -> None:
+    """3 to 6 people, or 15; none of them twice."""
+    examples = PARALLEL[name].examples(60)
+    sizes = {len(example.facts) - 2 for example in examples}
+    assert sizes == ({15} if name.endswith("_15") else {3, 4, 5, 6})
+    assert all(len(set(example.facts[:-2])) == len(example.facts) - 2 for example in examples)
+
+
+@pytest.mark.parametrize("name", ["pb_sort", "pb_sort_15"])
+def test_sorting_is_by_last_name(name: str) -> None:
+    for example in PARALLEL[name].examples(20):
         lasts = [name.split()[1] for name in loose_items(example.answer)]
         assert lasts == sorted(lasts)
 

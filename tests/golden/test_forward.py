@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from dllm.models import load
 
-TOLERANCE = {"sdpa": 1e-5, "eager": 3e-4}
+TOLERANCE = {"sdpa": 2e-6, "eager": 1.2e-4}  # reached on the machine at hand: 0.0 and 8.5e-5
 INPUTS = ("a_plain", "b_half_masked", "c_mostly_masked", "d_left_padded")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,8 @@ from dllm.samplers.dream import Dream
 from dllm.samplers.scorers import Margin, NegEntropy
 from dllm.samplers.threshold import Threshold
 from dllm.samplers.windows import StaticBlocks, WholeRegion
+
+from .test_vectors import canvas_of, predict
 
 
 def test_a_bare_name_is_the_complete_method() -> None:
@@ -209,3 +212,37 @@ def test_words_of_a_specification_mean_what_they_say() -> None:
     ):
         compose("r2(temporal_steps=none)")
     assert compose("threshold+r2(temporal_steps=None)").selectors[1].temporal_steps is None  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Odd(Selector):
+    """Returns whatever it was given."""
+
+    name = "odd"
+
+    value: object = None
+
+    def select(self, view: View) -> BoolArray:
+        return self.value  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (None, "None"),
+        ([True, False, True], "a list"),
+        (np.array([0, 2]), "an array of int64, shape (2,)"),
+        (np.ones(2, np.bool_), "an array of bool, shape (2,)"),
+        (np.ones(3, np.float32), "an array of float32, shape (3,)"),
+        (np.ones((3, 1), np.bool_), "an array of bool, shape (3, 1)"),
+    ],
+)
+@pytest.mark.parametrize("chained", [False, True])
+def test_what_a_selector_must_return(value: object, got: str, chained: bool) -> None:
+    canvas = canvas_of(3)
+    sampler = compose((Threshold(math.inf), Odd(value)) if chained else Odd(value))
+    sampler.prepare(canvas)
+    with pytest.raises(ConfigError) as result:
+        sampler.decide(canvas, predict(canvas, [0.9, 0.8, 0.7]))
+    assert f"odd.select returned {got}, not one bool per position" in str(result.value)
+    assert "shape (3,)" in str(result.value) and "\n" not in str(result.value)

@@ -5,13 +5,14 @@ service is late or gone, or answers nonsense, the verifier goes on without a dra
 probabilities are sent, so the distribution is POINT; with the rule `keyed` the shared seed does the
 coupling.
 
-Messages are JSON over HTTP: ``open`` {sid, vocabulary, prompt, vocab_size, stop_ids, limit,
-temperature, noise_key, draft_key, w, deadline_ms}, ``draft`` {sid, base_len, commit, k,
-deadline_ms} -> {base_len, tokens, parents, end}, ``close`` {sid, commit}.  ``w`` is the number of
-masks a diffusion model sees, null for the service's own; it stands in ``open`` because what is
-kept of a text depends on it.  ``commit`` are the tokens committed since the previous call; a reply
-counts only if its ``base_len`` is the verifier's present length.  ``deadline_ms`` is what is left
-of the client's patience: a draft that is not ready by then is not sent, and its session is closed.
+Messages are JSON, posted to ``/v1/draft/open`` and so on of `dllm.serve`: ``open`` {sid,
+vocabulary, prompt, vocab_size, stop_ids, limit, temperature, noise_key, draft_key, w,
+deadline_ms}, ``draft`` {sid, base_len, commit, k, deadline_ms} -> {base_len, tokens, parents,
+end}, ``close`` {sid, commit}. ``w`` is the number of masks a diffusion model sees, null for the
+service's own; it stands in ``open`` because what is kept of a text depends on it. ``commit`` are
+the tokens committed since the previous call; a reply counts only if its ``base_len`` is the
+verifier's present length. ``deadline_ms`` is what is left of the client's patience: a draft that
+is not ready by then is not sent, and its session is closed.
 Opening a ``sid`` again replaces its session.
 """
 
@@ -37,9 +38,12 @@ from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request
 from ..vocabulary import fingerprint
-from .service import LARGEST_BODY, OTHER_VOCABULARY, VocabularyError
+from .service import VocabularyError
 
 MOST_NODES = 512
+LARGEST_REPLY = 1 << 24  # bytes
+OTHER_VOCABULARY = "other_vocabulary"  # the one error after which nobody asks again
+PATH = "/v1/draft"
 
 T = TypeVar("T")
 
@@ -191,11 +195,12 @@ def _converse(
             raise TimeoutError
         _send(connection, action, message | {"deadline_ms": math.ceil(1000 * left)})
         response = connection.getresponse()
-        reply = json.loads(response.read(LARGEST_BODY))
+        reply = json.loads(response.read(LARGEST_REPLY))
         if not isinstance(reply, dict):
             raise ValueError("the reply is no object")
-        if response.status == OTHER_VOCABULARY and reply.get("refused") == "vocabulary":
-            raise VocabularyError(reply.get("error"))
+        error = reply.get("error")
+        if isinstance(error, dict) and error.get("code") == OTHER_VOCABULARY:
+            raise VocabularyError(error.get("message"))
         if response.status != 200:
             raise ValueError(f"status {response.status}")
     result: dict[str, Any] = reply
@@ -204,7 +209,7 @@ def _converse(
 
 def _send(connection: http.client.HTTPConnection, action: str, message: dict[str, Any]) -> None:
     headers = {"Content-Type": "application/json"}
-    connection.request("POST", f"/{action}", json.dumps(message), headers)
+    connection.request("POST", f"{PATH}/{action}", json.dumps(message), headers)
 
 
 def checked(

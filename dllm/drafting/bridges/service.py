@@ -1,27 +1,22 @@
-"""The server's side of remote drafting; `remote` describes the messages."""
+"""The server's side of drafts: `remote` describes the messages, `dllm.serve` carries them."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import threading
 import time
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from ...canvas import IntArray
-from ...errors import ConfigError, DllmError
+from ...errors import ConfigError
 from ..base import Budget, Drafter, Request
 from .follow import Followed
 
 MOST_SESSIONS = 256
-LARGEST_BODY = 1 << 24
 LONGEST_WAIT = 60.0  # seconds that a message without a deadline waits for its turn
-OTHER_VOCABULARY = 409  # the only status that says: do not ask again, ask for another drafter
 
 
 class VocabularyError(ConfigError):
@@ -46,15 +41,20 @@ class Service:
         self.sessions: dict[str, Followed] = {}
         self.lock = threading.Lock()
 
-    def handle(self, action: str, message: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a message; raises `DllmError` or `KeyError` on a bad one, `TimeoutError`
-        when its deadline has passed."""
+    def handle(
+        self, action: str, message: dict[str, Any], arrived: float | None = None
+    ) -> dict[str, Any]:
+        """The answer to a message that came at ``arrived`` (of `time.monotonic`; default now).
+
+        Raises `DllmError`, `KeyError`, `TypeError` or `ValueError` on a bad one, `TimeoutError`
+        when its deadline has passed.
+        """
         actions = {"open": self._open, "draft": self._draft, "close": self._close}
         if action not in actions:
             raise ConfigError(f"unknown action {action!r}")
-        seconds = min(float(message.get("deadline_ms", math.inf)) / 1000, LONGEST_WAIT)
-        until = time.monotonic() + seconds
-        if not self.lock.acquire(timeout=max(0.0, seconds)):
+        until = patience_of(message) + (time.monotonic() if arrived is None else arrived)
+        seconds = max(0.0, until - time.monotonic())
+        if not seconds or not self.lock.acquire(timeout=seconds):
             raise TimeoutError("busy with the drafts of others")
         try:
             return actions[action](message, until)
@@ -115,6 +115,12 @@ class Service:
             session.close()
 
 
+def patience_of(message: dict[str, Any]) -> float:
+    """Seconds that the sender of a message waits for the answer."""
+    seconds = float(message.get("deadline_ms", math.inf)) / 1000
+    return min(max(0.0, seconds), LONGEST_WAIT)
+
+
 def _extended(session: Followed, message: dict[str, Any]) -> IntArray:
     commit = np.asarray([int(i) for i in message["commit"]], np.int64)
     return np.concatenate([session.tokens, commit])
@@ -127,48 +133,3 @@ def with_window(drafter: Drafter, window: int) -> Drafter:
         inner = tuple(with_window(one, window) for one in inner)
         return replace(drafter, drafters=inner)  # type: ignore[call-arg]
     return replace(drafter, window=window) if drafter.name == "diffusion" else drafter  # type: ignore[call-arg]
-
-
-def serve(service: Service, host: str = "127.0.0.1", port: int = 0) -> ThreadingHTTPServer:
-    """A server for ``service`` that listens already; call ``serve_forever``, and ``shutdown``."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm: ClassVar[bool] = True
-
-        def do_POST(self) -> None:
-            size = int(self.headers.get("Content-Length", 0))
-            status, answer = 400, {"error": "the message is too large"}
-            if 0 <= size <= LARGEST_BODY:
-                status, answer = _answer(service, self.path, self.rfile.read(size))
-            body = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            with contextlib.suppress(ConnectionError):  # a client that waited long enough
-                self.end_headers()
-                self.wfile.write(body)
-
-        def handle(self) -> None:
-            with contextlib.suppress(ConnectionError):  # it hung up
-                super().handle()
-
-        def log_message(self, *_: Any) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
-    return server
-
-
-def _answer(service: Service, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-    try:
-        return 200, service.handle(path.strip("/"), json.loads(body))
-    except VocabularyError as error:
-        return OTHER_VOCABULARY, {"error": str(error), "refused": "vocabulary"}
-    except TimeoutError as error:
-        return 503, {"error": str(error)}
-    except (DllmError, KeyError, TypeError, ValueError) as error:
-        return 400, {"error": f"{type(error).__name__}: {error}"}
-    except Exception as error:  # a drafter that breaks must not take the connection with it
-        return 500, {"error": f"{type(error).__name__}: {error}"}

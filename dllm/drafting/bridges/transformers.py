@@ -86,7 +86,7 @@ def custom_generate(
     )  # fmt: skip
     session = Session(
         verifier, part, config, rule, controller,
-        logits_processor=_once(logits_processor),
+        logits_processor=_once(logits_processor), own_defaults=False,
     )  # fmt: skip
     run = session.start(prompt)
     stops = getattr(generation_config, "_eos_token_tensor", None)

@@ -9,6 +9,7 @@ import numpy as np
 from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request, chain
+from .hits import HitRates
 
 register = DRAFTERS.register
 
@@ -25,15 +26,20 @@ def last_match(tokens: IntArray, n: int) -> int:
 @register("prompt_lookup", paper="Prompt Lookup Decoding (github.com/apoorvumang)")
 @dataclass
 class PromptLookup(Drafter):
-    """Copy what followed the last n-gram the last time, trying longer n-grams first."""
+    """Copy what followed the last n-gram the last time, trying longer n-grams first.
+
+    n-grams of ``n`` down to ``least`` tokens, at most ``k`` tokens copied.  Its confidence is how
+    often copies after an n-gram of that length were right so far.
+    """
 
     n: int = 3
     k: int = 10
-    least: int = 1
+    least: int = 2
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.n or self.k < 1:
             raise ConfigError("prompt_lookup takes 1 <= least <= n and k >= 1")
+        self.hits = HitRates()
 
     def open(self, request: Request) -> Drafting:
         return _Copying(self)
@@ -41,15 +47,23 @@ class PromptLookup(Drafter):
 
 class _Copying(Drafting):
     def __init__(self, part: PromptLookup) -> None:
-        self.part = part
+        self.part, self.matched = part, 0
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         for n in range(self.part.n, self.part.least - 1, -1):
             at = last_match(prefix, n)
             if at >= 0:
-                length = min(self.part.k, budget.length)
-                return chain(prefix[at : at + length], self.part.name)
+                self.matched = n
+                tokens = prefix[at : at + self.part.k]
+                confidence = np.full(len(tokens), self.part.hits(n))
+                length = budget.chain_length(confidence)
+                return chain(tokens[:length], self.part.name, confidence[:length])
         return EMPTY
+
+    def observe(self, feedback: Feedback) -> None:
+        if feedback.draft.source == self.part.name and len(feedback.draft):
+            hits = self.part.hits
+            hits.update_chain(self.matched, feedback.accepted, len(feedback.draft))
 
 
 @register(
@@ -63,7 +77,8 @@ class AdaptiveNGram(Drafter):
 
     Every step of a draft takes the most frequent successor of the longest known context of up to
     ``n`` - 1 tokens.  The draft grows by ``grow`` after it was accepted whole and is cut back to
-    what was accepted otherwise (adaptation reconstructed), within [1, ``k_max``].
+    what was accepted otherwise (adaptation reconstructed), within [1, ``k_max``].  A token's
+    confidence is its share times how often contexts of that length were right so far.
     """
 
     n: int = 5
@@ -74,6 +89,7 @@ class AdaptiveNGram(Drafter):
     def __post_init__(self) -> None:
         if self.n < 2 or not 1 <= self.k <= self.k_max:
             raise ConfigError("anpd takes n >= 2 and 1 <= k <= k_max")
+        self.hits = HitRates()
 
     def open(self, request: Request) -> Drafting:
         return _NGrams(self)
@@ -92,12 +108,18 @@ class _NGrams(Drafting):
         tokens = prefix.tolist()
         self._learn(tokens)
         drafted: list[int] = []
+        confidence: list[float] = []
+        self.levels: list[int] = []
         while len(drafted) < min(self.length, budget.length):
             successor = self._successor(tokens[-self.part.n :] + drafted)
             if successor is None:
                 break
-            drafted.append(successor)
-        return chain(drafted, self.part.name)
+            token, level, share = successor
+            drafted.append(token)
+            self.levels.append(level)
+            confidence.append(share * self.part.hits(level))
+        length = budget.chain_length(np.array(confidence))
+        return chain(drafted[:length], self.part.name, np.array(confidence[:length]))
 
     def _learn(self, tokens: list[int]) -> None:
         for end in range(max(1, self.known), len(tokens)):
@@ -107,18 +129,22 @@ class _NGrams(Drafting):
                 seen[tokens[end]] = seen.pop(tokens[end], 0) + 1
         self.known = len(tokens)
 
-    def _successor(self, tokens: list[int]) -> int | None:
+    def _successor(self, tokens: list[int]) -> tuple[int, int, float] | None:
+        """The most frequent successor, the length of its context, and its share."""
         for n in range(self.part.n - 1, 0, -1):
             seen = self.counts.get(tuple(tokens[-n:])) if len(tokens) >= n else None
             if seen:
                 most = max(seen.values())
-                return [token for token, count in seen.items() if count == most][-1]
+                token = [token for token, count in seen.items() if count == most][-1]
+                return token, n, most / sum(seen.values())
         return None
 
     def observe(self, feedback: Feedback) -> None:
         drafted = len(feedback.draft)
         if feedback.draft.source != self.part.name or not drafted:
             return
+        for i, level in enumerate(self.levels[: min(feedback.accepted + 1, drafted)]):
+            self.part.hits.update(level, int(i < feedback.accepted), 1)
         whole = feedback.accepted == drafted
         target = self.length + self.part.grow if whole else feedback.accepted + 1
         self.length = int(np.clip(target, 1, self.part.k_max))

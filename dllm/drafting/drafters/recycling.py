@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,19 @@ import numpy as np
 
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import DRAFTERS, EMPTY, ROOT, Budget, Draft, Drafter, Drafting, Feedback, Request
+from ..base import (
+    DRAFTERS,
+    EMPTY,
+    ROOT,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    Feedback,
+    Request,
+    chain,
+)
+from .hits import HitRates
 
 # Ranks of the children that each level of the static tree expands, chosen like the paper's: wide
 # near the root, narrow below.  A path is the ranks from the root down.
@@ -31,8 +44,10 @@ PATHS = (
 class TokenRecycling(Drafter):
     """For every token the ``width`` successors the verifier found most likely the last time.
 
-    The table outlives requests.  The draft is a tree of fixed shape filled from it (the shape here
-    has 16 nodes and is this library's, after the paper's), or with ``tree=False`` its first chain.
+    The table outlives requests.  The draft is a tree filled from it, of at most 16 nodes (its
+    shape is this library's, after the paper's), of which the budget takes those that are worth
+    their time: how often successors of each rank were right so far says which.  With
+    ``tree=False``, or a verifier that takes chains only, it is the chain of first successors.
     """
 
     width: int = 8
@@ -44,33 +59,42 @@ class TokenRecycling(Drafter):
         if self.width < 4:
             raise ConfigError(f"token_recycling needs width >= 4, not {self.width}")
         self.table: dict[int, list[int]] = {}
+        self.hits = HitRates()  # by rank among siblings
 
     def open(self, request: Request) -> Drafting:
-        return _Recycling(self)
+        return _Recycling(self, request.trees and self.tree)
 
 
 class _Recycling(Drafting):
-    def __init__(self, part: TokenRecycling) -> None:
-        self.part = part
+    def __init__(self, part: TokenRecycling, trees: bool) -> None:
+        self.part, self.trees = part, trees
+        self.ranks: list[int] = []  # of the nodes of the last draft
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         last = int(prefix[-1])
         if last not in self.part.table:
             return EMPTY
-        return self._tree(last, budget) if self.part.tree else self._chain(last, budget)
+        return self._tree(last, budget) if self.trees else self._chain(last, budget)
 
     def _chain(self, token: int, budget: Budget) -> Draft:
         tokens: list[int] = []
         while len(tokens) < budget.length and token in self.part.table:
             token = self.part.table[token][0]
             tokens.append(token)
-        return Draft(np.asarray(tokens, np.int64), source=self.part.name)
+        confidence = np.full(len(tokens), self.part.hits(0))
+        length = budget.chain_length(confidence)
+        self.ranks = [0] * length
+        return chain(tokens[:length], self.part.name, confidence[:length])
 
     def _tree(self, last: int, budget: Budget) -> Draft:
+        chances = [math.prod(map(self.part.hits, path)) for path in PATHS]
         nodes: dict[tuple[int, ...], int] = {(): ROOT}
         tokens: list[int] = []
         parents: list[int] = []
-        for path in PATHS:
+        alive: list[float] = []
+        self.ranks = []
+        # parents stay in front: they are no less probable, and sorting keeps the order of equals
+        for chance, path in sorted(zip(chances, PATHS, strict=True), key=lambda pair: -pair[0]):
             above = nodes.get(path[:-1])
             if above is None or len(path) > budget.length:
                 continue
@@ -80,10 +104,18 @@ class _Recycling(Drafting):
                 nodes[path] = len(tokens)
                 tokens.append(successors[path[-1]])
                 parents.append(above)
-        return Draft(np.asarray(tokens, np.int64), np.asarray(parents, np.int64),
-                     source=self.part.name)  # fmt: skip
+                alive.append(chance)
+                self.ranks.append(path[-1])
+        n = budget.tree_size(np.array(alive))
+        return Draft(np.asarray(tokens[:n], np.int64), np.asarray(parents[:n], np.int64),
+                     confidence=np.array(alive[:n]), source=self.part.name)  # fmt: skip
 
     def observe(self, feedback: Feedback) -> None:
+        draft, path = feedback.draft, set(feedback.path)
+        if draft.source == self.part.name:
+            for parent in (ROOT, *feedback.path):
+                for child in draft.children(parent):
+                    self.part.hits.update(self.ranks[child], int(child in path), 1)
         scores: Any = feedback.scores
         best = scores.topk(min(self.part.width, scores.shape[-1]), dim=-1).indices.tolist()
         for token, successors in zip(feedback.fed.tolist(), best, strict=True):

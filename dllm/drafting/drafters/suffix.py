@@ -1,153 +1,194 @@
-"""SuffixDecoding: continue the longest suffix that was seen before, here or in earlier requests."""
+"""SuffixDecoding: continue suffixes that were seen before, here or in earlier requests."""
 
 from __future__ import annotations
 
+import heapq
+import threading
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request, chain
+from ..base import (
+    DRAFTERS,
+    EMPTY,
+    ROOT,
+    Array,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    Feedback,
+    Request,
+)
+from .history import BORDER, History
+from .hits import HitRates
 
 
-class Node:
-    """A node of a suffix tree: how often its path occurred, and what came next."""
+@dataclass
+class Continuation:
+    """Nodes that may follow a matched suffix of ``size`` tokens, most probable first.
 
-    __slots__ = ("children", "count")
+    ``alive`` is the product of the empirical shares from the root down to each node, ``shares``
+    the last factor; their sum is the score by which continuations are compared.
+    """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.children: dict[int, Node] = {}
+    size: int
+    tokens: list[int]
+    parents: list[int]
+    depths: list[int]
+    alive: list[float]
+    shares: list[float]
 
-
-class SuffixTree:
-    """All substrings of up to ``depth`` tokens of the texts added, with their counts."""
-
-    def __init__(self, depth: int) -> None:
-        self.depth, self.root = depth, Node()
-
-    def extend(self, text: list[int], fresh: int) -> None:
-        """Count the substrings that end in the last ``fresh`` tokens of ``text``."""
-        for end in range(len(text) - fresh, len(text)):
-            for start in range(max(0, end - self.depth + 1), end + 1):
-                self._add(text[start : end + 1], 1)
-
-    def forget(self, text: list[int]) -> None:
-        """Undo `extend` of a whole text.
-
-        From its end on, so that a path is gone before the shorter one that leads to it.
-        """
-        for end in reversed(range(len(text))):
-            for start in range(max(0, end - self.depth + 1), end + 1):
-                self._add(text[start : end + 1], -1)
-
-    def _add(self, path: list[int], amount: int) -> None:
-        node = self.root
-        for token in path[:-1]:
-            node = node.children[token]
-        child = node.children.setdefault(path[-1], Node())
-        child.count += amount
-        if child.count == 0:
-            del node.children[path[-1]]
-
-    def find(self, suffix: list[int]) -> Node | None:
-        """The node at the end of ``suffix``, if it occurred."""
-        node = self.root
-        for token in suffix:
-            result = node.children.get(token)
-            if result is None:
-                return None
-            node = result
-        return node
+    @property
+    def score(self) -> float:
+        return sum(self.alive)
 
 
 @DRAFTERS.register("suffix", paper="SuffixDecoding: Extreme Speculative Decoding for Emerging AI "
                    "Applications", arxiv="2411.04975")  # fmt: skip
 @dataclass
 class SuffixDecoding(Drafter):
-    """Follow the most frequent continuations of the longest known suffix.
+    """Follow what came after suffixes of every length, as the tree with most expected tokens.
 
-    One tree holds the present text, one the outputs of the last ``requests`` sequences.  The draft
-    has at most ``factor`` times as many tokens as the suffix that matched, and ends where the
-    product of the empirical probabilities falls below ``least``.
+    One history holds the present text, one the outputs of the last ``requests`` sequences.  For
+    each suffix of up to ``depth`` - 1 tokens that occurred before, the most probable continuations
+    are grown, at most ``factor`` nodes per matched token and none whose product of empirical shares
+    is below ``least``; of all lengths and both histories the one with the largest sum of these
+    products is drafted.  ``tree=False``, or a verifier that takes chains only: the most frequent
+    continuation.  Both are built in linear time while prompts are read.
     """
 
     depth: int = 24
     factor: float = 1.0
     least: float = 0.1
     requests: int = 1_000
+    tree: bool = True
 
     def __post_init__(self) -> None:
         if self.depth < 2 or self.factor <= 0 or self.requests < 0:
             raise ConfigError("suffix takes depth >= 2, factor > 0 and requests >= 0")
-        self.shared = SuffixTree(self.depth)
-        self.texts: deque[list[int]] = deque()
+        self.shared, self.hits = History(), HitRates()
+        self.ends: deque[int] = deque()  # where the kept outputs end in `shared`
+        self.lock = threading.Lock()
 
     def open(self, request: Request) -> Drafting:
         return _Suffixes(self, request)
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """The outputs that are kept, oldest first."""
+        result: list[list[int]] = [[]]
+        for token in self.shared.tokens[self.shared.low :].tolist():
+            if token == BORDER:
+                result.append([])
+            else:
+                result[-1].append(token)
+        return result[:-1]
 
     def remember(self, text: list[int]) -> None:
         """Keep an output for later requests; the oldest makes room."""
         if self.requests == 0 or not text:
             return
-        while len(self.texts) >= self.requests:
-            self.shared.forget(self.texts.popleft())
-        self.texts.append(text)
-        self.shared.extend(text, len(text))
+        with self.lock:
+            before = self.shared.size
+            self.shared.extend([*text, BORDER])
+            self.ends.append(self.shared.size)
+            if len(self.ends) > self.requests:
+                self.shared.forget(self.ends.popleft())
+                moved = before + len(text) + 1 - self.shared.size
+                self.ends = deque(end - moved for end in self.ends)
 
 
 class _Suffixes(Drafting):
     def __init__(self, part: SuffixDecoding, request: Request) -> None:
-        self.part, self.tree = part, SuffixTree(part.depth)
-        self.start, self.known = len(request.prompt), 0
+        self.part, self.own = part, History()
+        self.start, self.trees = len(request.prompt), request.trees and part.tree
         self.text: list[int] = request.prompt.tolist()
+        self.own.extend(self.text)
+        self.size = 0  # matched tokens of the last draft
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        self._follow(prefix)
-        best: tuple[float, list[int]] = (0.0, [])
-        for tree in (self.tree, self.part.shared):
-            best = max(best, self._continue(tree, budget.length), key=lambda result: result[0])
-        return chain(best[1], self.part.name) if best[1] else EMPTY
+        self._follow(prefix.tolist())
+        best = self._best(self.own, budget.length)
+        with self.part.lock:
+            other = self._best(self.part.shared, budget.length)
+        if other is not None and (best is None or other.score > best.score):
+            best = other
+        return EMPTY if best is None else self._draft(best, budget)
 
-    def _follow(self, prefix: IntArray) -> None:
-        self.text = prefix.tolist()
-        self.tree.extend(self.text, len(self.text) - self.known)
-        self.known = len(self.text)
+    def _follow(self, text: list[int]) -> None:
+        known = self.own.size
+        self.own.extend(text[known:])
+        self.text = text
 
-    def _continue(self, tree: SuffixTree, length: int) -> tuple[float, list[int]]:
-        """Expected accepted tokens, and the continuation of the longest suffix with one."""
-        for size in range(min(self.part.depth - 1, len(self.text)), 0, -1):
-            node = tree.find(self.text[-size:])
-            if node is None or not node.children:
-                continue
-            most = min(length, max(1, int(self.part.factor * size)))
-            return self._walk(tree, size, most)
-        return 0.0, []
+    def _best(self, history: History, length: int) -> Continuation | None:
+        """The continuation with the largest score, of suffixes of all lengths."""
+        best = None
+        for size, places in history.matches(self.text, self.part.depth - 1):
+            most = max(1, int(self.part.factor * size))
+            result = self._grow(history, places, size, most, length)
+            if result.tokens and (best is None or result.score >= best.score):
+                best = result
+        return best
 
-    def _walk(self, tree: SuffixTree, size: int, most: int) -> tuple[float, list[int]]:
-        tokens: list[int] = []
-        alive, expected = 1.0, 0.0
-        while len(tokens) < most:
-            node = None  # the tree is only so deep: shorten the suffix until it has a successor
-            context = (self.text + tokens)[-min(self.part.depth - 1, size + len(tokens)) :]
-            while context and (node is None or not node.children):
-                node, context = tree.find(context), context[1:]
-            alternatives = {} if node is None else node.children
-            if not alternatives:
-                break
-            total = sum(child.count for child in alternatives.values())
-            token, count = max(((t, c.count) for t, c in alternatives.items()),
-                               key=lambda pair: (pair[1], -pair[0]))  # fmt: skip
-            alive *= count / total
-            if alive < self.part.least:
-                break
-            tokens.append(token)
-            expected += alive
-        return expected, tokens
+    def _grow(
+        self, history: History, places: IntArray, size: int, most: int, length: int
+    ) -> Continuation:
+        """The ``most`` most probable nodes behind ``places``, at depths below ``length``."""
+        result = Continuation(size, [], [], [], [], [])
+        heap: list[tuple[float, int, int, int, float, int, IntArray]] = []
+        arrivals = 0
+
+        def push(parent: int, depth: int, alive: float, behind: IntArray) -> None:
+            nonlocal arrivals
+            following = history.following(behind)
+            tokens, counts = np.unique(following[following != BORDER], return_counts=True)
+            order = np.lexsort((tokens, -counts))[: None if self.trees else 1]
+            for i in order.tolist():
+                share = float(counts[i] / counts.sum())
+                if alive * share < self.part.least:
+                    break
+                here = behind[following == tokens[i]]
+                item = (-alive * share, arrivals, parent, depth, share, int(tokens[i]), here)
+                heapq.heappush(heap, item)
+                arrivals += 1
+
+        push(ROOT, 0, 1.0, places)
+        while heap and len(result.tokens) < most:
+            minus, _, parent, depth, share, token, here = heapq.heappop(heap)
+            me = len(result.tokens)
+            result.tokens.append(token)
+            result.parents.append(parent)
+            result.depths.append(depth)
+            result.alive.append(-minus)
+            result.shares.append(share)
+            if depth + 1 < length:
+                push(me, depth + 1, -minus, here + 1)
+        return result
+
+    def _draft(self, best: Continuation, budget: Budget) -> Draft:
+        """As many nodes as the budget finds worth their time."""
+        self.size = best.size
+        rate = self.part.hits(best.size)
+        confidence: Array = np.array(best.shares) * rate
+        if best.parents == list(range(-1, len(best.tokens) - 1)):
+            n, parents = budget.chain_length(confidence), None
+        else:
+            n = budget.tree_size(np.array(best.alive) * rate ** (1.0 + np.array(best.depths)))
+            parents = np.asarray(best.parents[:n], np.int64)
+        tokens = np.asarray(best.tokens[:n], np.int64)
+        return Draft(tokens, parents, confidence=confidence[:n], source=self.part.name)
 
     def observe(self, feedback: Feedback) -> None:
-        # also when another drafter was asked; the tree grows when this one is
+        # also when another drafter was asked
         self.text += feedback.emitted
+        draft = feedback.draft
+        if draft.source == self.part.name and len(draft):
+            longest = 1 + max(draft.depth(node) for node in range(len(draft)))
+            self.part.hits.update_chain(self.size, feedback.accepted, longest)
 
     def close(self) -> None:
         self.part.remember(self.text[self.start :])

@@ -254,12 +254,16 @@ class Rate(_Calibrated):
         if self._resting > 0 or self._line().lacks_ones:
             self._resting = max(0, self._resting - 1)
             return Budget(0, room)
-        return Budget(min(self.k_max, room), room, self._refine)
+        return Budget(min(self.k_max, room), room, self._refine, self._worth_it)
 
     def _refine(self, confidence: Array) -> int:
         confidence = confidence[: self.k_max]
-        lengths = np.arange(len(confidence) + 1)
-        alive = np.cumprod(self.acceptance(confidence, self._after_whole, self.optimism))
+        acceptance = self.acceptance(confidence, self._after_whole, self.optimism)
+        return self._worth_it(np.cumprod(acceptance))
+
+    def _worth_it(self, alive: Array) -> int:
+        """How many tokens to send that are accepted with chances ``alive`` (n,)."""
+        lengths = np.arange(len(alive) + 1)
         expected = np.concatenate([[0.0], alive.cumsum()])
         return int(np.argmax((self._beside_emitted + 1 + expected) / self._seconds(lengths)))
 

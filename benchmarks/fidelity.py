@@ -1,0 +1,151 @@
+"""Write docs/fidelity.md: which recorded runs of official code are replayed, and what deviates.
+
+    python benchmarks/fidelity.py [--check]
+
+Everything but the reasons comes from the recorded runs and the tests that replay them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from dllm.cache import CACHES  # noqa: E402
+from dllm.cache import compose as compose_cache  # noqa: E402
+from dllm.samplers import SAMPLERS, compose  # noqa: E402
+
+from fidelity_notes import METHODS, ROUTINES  # isort: skip  # noqa: E402
+from tests.golden import test_traces  # noqa: E402
+from tests.golden.conftest import goldens_dir  # noqa: E402
+
+GOLDEN = ROOT / "tests" / "golden"
+MODULES = [  # whoever replays cases lists them as CASES, and how as BUILDERS
+    importlib.import_module(f"tests.golden.{path.stem}")
+    for path in sorted((*GOLDEN.glob("test_*.py"), *GOLDEN.glob("replay*.py")))
+]
+BUILDERS = {k: b for module in MODULES for k, b in getattr(module, "BUILDERS", {}).items()}
+
+PAGE = ROOT / "docs" / "fidelity.md"
+HEAD = """# Fidelity
+
+A bare name is the published method.  Where its authors have published code, that code was run on
+tiny random networks, on a CPU in float32 at temperature 0, and what it did was recorded: the
+tokens, what was decided after every forward, how many positions every forward was fed.  The tests
+replay each case with the sampler and the cache named here and compare all three (`tests/golden`).
+A case counts as *whole* when it is equal from the first forward to the last, as *in part* when the
+official run has a defect named below: the case is then equal up to it.  Forwards of the official
+code that reveal nothing have no counterpart.
+"""
+
+
+def cases() -> Iterator[tuple[dict[str, Any], bool]]:
+    """Every case that is replayed, and whether to its end."""
+    for module in MODULES:
+        deviations = getattr(module, "DEVIATIONS", ())
+        for case in (p.values[0] for p in getattr(module, "CASES", ())):
+            whole = not any(deviation.applies(case) for deviation in deviations)
+            if module is test_traces and case["algorithm"] not in test_traces.REVISING:
+                whole = "batch" in case or test_traces.sound(case, _steps(case))[1]
+            yield case, whole
+
+
+def _steps(case: dict[str, Any]) -> test_traces.Steps:
+    return test_traces._expected(case, 0, 0)
+
+
+def parts_of(case: dict[str, Any]) -> tuple[set[str], str]:
+    """Registered names of the sampler parts and the cache that replay a case."""
+    sampler, cache, arguments = BUILDERS[case["algorithm"]](case)
+    family = case["model"].split("-")[0]
+    options = {k: v for k, v in arguments.items() if k in ("steps", "block_length")}
+    parts = {part.name for part in compose(sampler, options=options, family=family).parts}
+    return parts & set(SAMPLERS), compose_cache(cache, family).name
+
+
+def main() -> int:
+    recorded = {path.stem: path for path in sorted((goldens_dir() / "traces").glob("*.json"))}
+    count: dict[str, Counter[str]] = {}
+    names: dict[str, set[str]] = {}
+    reasons: dict[str, list[str]] = defaultdict(list)
+    seen: dict[str, Counter[str]] = {"sampler": Counter(), "cache": Counter()}
+    for case, whole in cases():
+        stem = max((s for s in recorded if case["id"].startswith(s)), key=len)
+        count.setdefault(stem, Counter())["whole" if whole else "part"] += 1
+        reasons[stem].extend(
+            d.reason for module in MODULES for d in getattr(module, "DEVIATIONS", ())
+            if d.applies(case) and d.reason not in reasons[stem]
+        )  # fmt: skip
+        parts, cache = parts_of(case)
+        names.setdefault(stem, set()).update(parts - BESIDES, {cache} & set(CACHES) - {"none"})
+        seen["sampler"].update(parts)
+        seen["cache"][cache] += 1
+    text = "\n".join([HEAD, *routines(recorded, count, names, reasons), *methods(seen)])
+    if "--check" in sys.argv:
+        same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
+        print("docs/fidelity.md is current" if same else "run: python benchmarks/fidelity.py")
+        return 0 if same else 1
+    PAGE.write_text(text, encoding="utf-8")
+    print(f"{sum(sum(c.values()) for c in count.values())} cases -> {PAGE}")
+    return 0
+
+
+BESIDES = {"eos", "prob", "blocks", "whole", "fixed"}  # parts that nearly every composition has
+
+
+def routines(
+    recorded: dict[str, Path], count: dict[str, Counter[str]], names: dict[str, set[str]],
+    reasons: dict[str, list[str]],
+) -> list[str]:  # fmt: skip
+    """One row per file of recorded runs."""
+    whole, part = (sum(c[kind] for c in count.values()) for kind in ("whole", "part"))
+    lines = [
+        "## Recorded runs", "",
+        f"{whole + part} decoding traces are replayed, {whole} of them whole, {part} in part.", "",
+        "| recorded | source | replayed by | cases | whole | what deviates, and why |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for stem, path in recorded.items():
+        data = json.loads(path.read_text(encoding="utf-8"))
+        source = data["provenance"]
+        link = f"[{source['repo']}](https://github.com/{source['repo']}) @ {source['commit'][:10]}"
+        own = count.get(stem, Counter())
+        by = " ".join(f"`{name}`" for name in sorted(names.get(stem, ()))) or "-"
+        replayed = f"{sum(own.values())} of {len(data['cases'])}"
+        note = " ".join(filter(None, [ROUTINES.get(stem, ""), *reasons[stem]]))
+        if (sum(own.values()) < len(data["cases"]) or own["part"]) and not note:
+            raise SystemExit(f"{stem}: say in fidelity_notes.py what is not replayed, and why")
+        lines.append(
+            f"| `{stem}` | {link}, {source['file']} | {by} | {replayed} | {own['whole']} | {note} |"
+        )
+    return [*lines, ""]
+
+
+def methods(seen: dict[str, Counter[str]]) -> list[str]:
+    """One row per registered part."""
+    lines = [
+        "## Methods", "",
+        "In how many cases a part is at work, and where it deviates from the published code.",
+        "", "| name | paper | cases | what deviates, and why |", "| --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for kind, registry in (("sampler", SAMPLERS), ("cache", CACHES)):
+        for name in sorted(registry):
+            cls, cases, note = registry[name], seen[kind][name], METHODS.get((kind, name), "")
+            if not cases and not note:
+                raise SystemExit(f"{kind} {name}: say in fidelity_notes.py why nothing is replayed")
+            link = f"[{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})" if cls.arxiv else "-"
+            shown = f"`{name}`" if kind == "sampler" else f"cache `{name}`"
+            lines.append(f"| {shown} | {link} | {cases or '-'} | {note} |")
+    return [*lines, "", "Made by `python benchmarks/fidelity.py`.", ""]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

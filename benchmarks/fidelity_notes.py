@@ -1,0 +1,101 @@
+"""The reasons in docs/fidelity.md: what is not replayed to the end, and where defaults differ."""
+
+from __future__ import annotations
+
+OVERWRITES = (
+    "The last top-k of the official run takes more positions than are eligible and masks decided "
+    "ones; such a case is compared up to there."
+)
+RECONSTRUCTED = "No official code was at hand"
+
+# Recorded file -> what of it deviates.
+ROUTINES: dict[str, str] = {
+    "window_diffusion_dream": OVERWRITES,
+    "klass_llada": "With `official=True`. A block whose steps run out while masks are left is left "
+    "for good by the official loop; here it is decoded to its end.",
+    "freedave_llada": "Eager acceptance over several blocks is not built. A draft is committed one "
+    "forward earlier, so after each forward the official canvas lies between two of ours. Official "
+    "drafts repeat once they are complete, and a forward may feed nothing else: not paid for here.",
+    "freedave_dream": "As for LLaDA. In eager mode the official code also overwrites the first "
+    "position of a block.",
+    "lopa_dream": "D2F's block-causal window and its checkpoints are not built; the branches and "
+    "their scores are those of the rule, on any window.",
+    "d3llm_multi_block_dream": "The delayed cache is not built; every case without it is replayed.",
+    "d3llm_multi_block_llada": "The delayed cache is not built; every case without it is replayed.",
+    "saber_llada": "With `official=True` and `cumulative_blocks`.",
+    "slowfast_llada": "The official code cuts the canvas behind a cycle from its second forward "
+    "on; so does the cache that the replay uses. In the library the cache decides what is fed.",
+    "slowfast_dream": "As for LLaDA.",
+    "localleap_llada": "A third-party copy of the authors' code.",
+    "localleap_dream": "A third-party copy of the authors' code.",
+    "learn2pd_llada": "With random filters of the stated size: the authors' filter is not public.",
+    "dinfer_blockwise": "After an early stop the official code fills behind the block, this one "
+    "behind the stop id: compared is the text.",
+    "fastdllm_v1_llada_factor": "With `official=True`: the scan also commits the last-ranked "
+    "position when it alone fails its bound.",
+    "r2_dllm_llada": "Its factor cases with the official scan (`factor(official=True)`).",
+}
+
+# (kind, registered name) -> where its default differs from the published code, or why no case.
+METHODS: dict[tuple[str, str], str] = {
+    ("sampler", "random"): "Recorded orders are replayed; the draws are this library's.",
+    ("sampler", "factor"): "The official scan commits the last-ranked position when it alone fails "
+    "its bound: a defect, `official=True` has it.",
+    (
+        "sampler",
+        "eos",
+    ): "`rank_last` orders positions that propose a stop id behind all others; the "
+    "official code removes both ids from the softmax after the argmax, by a chained assignment.",
+    ("sampler", "adablock"): "Given positions are no delimiters, and delimiters follow from the "
+    "tokenizer unless they are named.",
+    ("sampler", "eb"): f"{RECONSTRUCTED}: the rule follows the paper.",
+    ("sampler", "multi_blocks"): f"{RECONSTRUCTED}: reconstructed for `ete`.",
+    ("sampler", "ete"): "No official code and no full text were at hand: reconstructed from the "
+    "abstract. On `nano` it gained nothing over its base: 775 forwards (`order=conf` 780) against "
+    "787.",
+    ("sampler", "klass"): "By default only the window's positions are followed, which caches of a "
+    "block can serve; `official=True` follows the region. Not kept: confidence from noised logits "
+    "at temperature > 0, and a fallback that overwrites decided positions.",
+    ("sampler", "learn2pd"): "The width of the filter is not published; 64 is this library's. "
+    "The paper's 22x are LLaDA-8B at 1024 tokens with the end of text predicted: most of what is "
+    "saved is padding, which answers of `nano` do not have.",
+    ("sampler", "eotp"): "The official variants fix one id of LLaDA's vocabulary and could not be "
+    "recorded. They have no bound; `tau=0` removes it here.",
+    (
+        "sampler",
+        "localleap",
+    ): "The authors' code was not readable; a third-party copy was recorded. "
+    "The abstract says 14.2 % of the steps of one token per step.",
+    ("sampler", "lopa"): "See `lopa_dream` above: D2F is not built.",
+    ("sampler", "certainty_prior"): "Alone: no official code; the rule is that of a third party.",
+    ("sampler", "pc"): "No official code was readable; the formula is that of a third party, the "
+    "fading with the position that of the paper.",
+    ("sampler", "prophet"): "Where no selector keeps a schedule and no `steps` are given, progress "
+    "is the decided share; regions other than the answer behind given text are extensions.",
+    (
+        "sampler",
+        "r2",
+    ): "The paper's 88 % fewer steps are with its fine-tuned checkpoints; the rules "
+    "alone save what `docs/samplers/r2.md` measures.",
+    ("sampler", "saber"): "Ranked by the change of the committed token's own probability; the "
+    "official code takes the likeliest token's (`official=True`).",
+    ("sampler", "saber_accept"): "Tokens that were taken back no longer count in the mean; in the "
+    "official code they do (`official=True`).",
+    ("sampler", "slowfast"): "`early` ends exploring when the end is known, as the text suggests.",
+    ("sampler", "wino"): "Given positions are never taken back.",
+    ("sampler", "dcd"): "Each row has its own window; the official code shares one over a batch.",
+    (
+        "sampler",
+        "dsb",
+    ): "`k_max` is the official `max_block_length`, in its scripts the block length.",
+    ("cache", "dcd"): "Each row refreshes on its own count; the official code takes the average.",
+    ("cache", "dsb"): "Each row refreshes on its own count.",
+    ("cache", "d2"): "Each row chooses its own positions.",
+    ("sampler", "d3llm"): "The delayed cache is not built.",
+    ("sampler", "staged_blocks"): "The delayed cache is not built.",
+    ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",
+    ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",
+    ("cache", "vicinity"): "Not recorded: the rule follows dInfer's code.",
+    ("cache", "window_diffusion"): "Speed-ups of up to 99x are the paper's, with long canvases of "
+    "8B models; `docs/caches.md` has what was measured here.",
+}

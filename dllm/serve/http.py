@@ -1,0 +1,90 @@
+"""What all routes need: bodies, answers, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from .problems import Problem
+from .replies import dumps
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
+T = TypeVar("T")
+Path = tuple[str, str, Callable[[Request], Awaitable[Response]]]  # verb, path, what answers
+BODY_PATIENCE = 30.0  # seconds in which a body must have arrived
+OPEN_PATHS = ("/", "/health", "/ready", "/version", "/metrics")  # these need no key
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The result of ``work``, which is cancelled when the client leaves."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def read_json(request: Request, most: int) -> Any:
+    """The body as JSON; `Problem` where it is too large, too slow, or something else."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Problem(415, "send JSON, with the header Content-Type: application/json")
+    too_large = Problem(413, f"the body may have {most} bytes", code="body_too_large")
+    length = request.headers.get("content-length", "0")
+    if length.isascii() and length.isdigit() and int(length[:19]) > most:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_PATIENCE):
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise too_large
+    except TimeoutError:
+        raise Problem(408, f"the body did not arrive in {BODY_PATIENCE:g} seconds") from None
+    try:
+        return json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, f"the body is not JSON: {error}", code="invalid_json") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def check_key(request: Request, key: str | None) -> None:
+    if key is None or request.url.path in OPEN_PATHS:
+        return
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), key.encode()):
+        raise Problem(401, "the API key is missing or wrong", code="invalid_api_key")
+
+
+def as_json(value: Any, status: int = 200) -> Response:
+    return Response(dumps(value), status, media_type="application/json")
+
+
+def refusal(problem: Problem) -> Response:
+    response = as_json(problem.body(), problem.status)
+    response.headers.update(problem.headers())
+    return response

@@ -1,0 +1,169 @@
+"""What a model that writes answers: completions, infills, likelihoods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .http import Path, as_json, disconnected, read_json, unless_gone
+from .protocol import Ask, read_chat, read_infill, read_score, read_text
+from .replies import Reply, event
+from .service import Service
+from .stream import Stream
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
+log = logging.getLogger("dllm.serve")
+
+
+class TextRoutes:
+    """The paths of a `Service`."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def paths(self) -> list[Path]:
+        return [
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/v1/completions", self.completions),
+            ("POST", "/v1/infill", self.infill),
+            ("POST", "/v1/score", self.score),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{name:path}", self.model),
+        ]
+
+    async def chat(self, request: Request) -> Response:
+        return await self._write(request, read_chat)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._write(request, read_text)
+
+    async def infill(self, request: Request) -> Response:
+        return await self._write(request, read_infill)
+
+    async def _write(self, request: Request, read: Callable[[Any], Ask]) -> Response:
+        arrived, service = time.monotonic(), self.service
+        ask = read(await read_json(request, service.settings.max_body))
+        handles = await service.start(ask)
+        reply = Reply(ask, service.name, service.fingerprint(ask), service.piece)
+        if ask.stream:
+            stream = Stream(service, ask, reply, handles, arrived)
+            return await unless_gone(request, Streaming.begun(service, stream))
+        try:
+            results = await unless_gone(
+                request, asyncio.gather(*(_answer(handle) for handle in handles))
+            )
+        finally:
+            for handle in handles:
+                handle.cancel()
+        for result in results:
+            service.answered(result, arrived)
+        return as_json(reply.body([service.choice(ask, result) for result in results]))
+
+    async def score(self, request: Request) -> Response:
+        service = self.service
+        body = await read_json(request, service.settings.max_body)
+        prompt, texts, how = read_score(body)
+        service.check_model(body.get("model"))
+        scores = await unless_gone(request, service.score(prompt, texts, how))
+        data = [
+            {
+                "index": index, "logprob": one.logprob, "stderr": one.stderr,
+                "tokens": one.tokens, "forwards": one.nfe, "computed": one.computed,
+                "greedy": one.greedy,
+            }
+            for index, one in enumerate(scores)
+        ]  # fmt: skip
+        return as_json({"object": "list", "model": service.name, "data": data})
+
+    async def models(self, request: Request) -> Response:
+        return as_json({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        self.service.check_model(request.path_params["name"])
+        return as_json(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        service = self.service
+        return {
+            "id": service.name, "object": "model", "created": service.started, "owned_by": "dllm",
+            "max_model_len": service.model.facts.context_length,
+            "dllm": {
+                "family": service.model.family.name,
+                "sampler": service.settings.sampler,
+                "caches": list(service.sessions),
+                "defaults": {
+                    k: v for k, v in service.model.generation_defaults.items()
+                    if isinstance(v, int | float | str)
+                },
+            },
+        }  # fmt: skip
+
+
+class Streaming(Response):
+    """Server-sent events.  Ends when the stream does, or the client is gone, or does not read."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, service: Service, first: bytes, rest: AsyncIterator[bytes]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self.service, self.first, self.rest = service, first, rest
+
+    @classmethod
+    async def begun(cls, service: Service, stream: Stream) -> Streaming:
+        """A stream whose first chunk is there: until then an error is an HTTP status."""
+        rest = aiter(stream)
+        try:
+            return cls(service, await anext(rest), rest)
+        except BaseException:
+            await rest.aclose()  # type: ignore[attr-defined]
+            raise
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.ensure_future(self._write(send))
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                self.service.failed(asyncio.CancelledError())
+        finally:
+            for task in (writing, gone):
+                task.cancel()
+            results = await asyncio.gather(writing, gone, return_exceptions=True)
+            await self.rest.aclose()  # type: ignore[attr-defined]
+        if isinstance(results[0], OSError | TimeoutError):  # the connection closes without an end
+            log.info("a reader left or stopped reading")
+        elif isinstance(results[0], Exception):
+            raise results[0]
+
+    async def _write(self, send: Send) -> None:
+        start: Message = {
+            "type": "http.response.start", "status": 200, "headers": self.raw_headers
+        }  # fmt: skip
+        await send(start)
+        await self._send(send, self.first)
+        try:
+            async for chunk in self.rest:
+                await self._send(send, chunk)
+        except (OSError, TimeoutError):
+            raise
+        except Exception as error:
+            await self._send(send, event(self.service.failed(error).body()))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, chunk: bytes) -> None:
+        body: Message = {"type": "http.response.body", "body": chunk, "more_body": True}
+        async with asyncio.timeout(self.service.settings.write_patience):
+            await send(body)
+
+
+async def _answer(handle: Any) -> Any:
+    return await handle

@@ -1,0 +1,82 @@
+"""What dtype="auto" stands for."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dllm.models import load, precision
+from dllm.models.precision import SMALL, auto_dtype, native_bfloat16
+
+FLAGS = "processor : 0\nflags\t\t: fpu sse2 avx512f {}\nbugs : none\n"
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Any:
+    native_bfloat16.cache_clear()
+    yield
+    native_bfloat16.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("flags", "native"),
+    [("amx_bf16 amx_tile", True), ("avx512_bf16", True), ("avx512_fp16", False), ("", False)],
+)
+def test_the_processor_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, native: bool
+) -> None:
+    (tmp_path / "cpuinfo").write_text(FLAGS.format(flags))
+    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
+    assert native_bfloat16() is native
+
+
+def test_nothing_is_assumed_where_the_system_does_not_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "absent")
+    assert native_bfloat16() is False
+
+
+@pytest.mark.parametrize(
+    ("native", "stored", "parameters", "chosen", "said"),
+    [
+        (True, "float32", SMALL, torch.bfloat16, "computed in bfloat16"),
+        (True, "float16", SMALL, torch.bfloat16, "computed in bfloat16"),
+        (True, "torch.bfloat16", SMALL, torch.bfloat16, None),
+        (True, "float32", SMALL - 1, "auto", None),
+        (True, "float8_e4m3fn", SMALL, "auto", None),
+        (False, "bfloat16", SMALL, torch.float32, "no native bfloat16"),
+        (False, "bfloat16", 2**40, "auto", None),  # would not fit
+        (False, None, SMALL, "auto", None),
+    ],
+)
+def test_what_auto_stands_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, native: bool,
+    stored: str | None, parameters: int, chosen: Any, said: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(precision, "native_bfloat16", lambda: native)
+    monkeypatch.setattr(precision, "free_memory", lambda: 10**9)
+    with caplog.at_level(logging.WARNING, "dllm"):
+        assert auto_dtype("x", stored, parameters) == chosen
+    assert (said is None) == (not caplog.messages)
+    assert said is None or said in caplog.messages[0]
+
+
+def test_loading_follows_it(
+    monkeypatch: pytest.MonkeyPatch, copy: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Large enough by decree; a dtype that is asked for is kept, and bundled models are float32."""
+    monkeypatch.setattr(precision, "native_bfloat16", lambda: True)
+    monkeypatch.setattr(precision, "SMALL", 1000)
+    folder = copy("llada-tiny")
+    stored = json.loads((folder / "config.json").read_text()).get("torch_dtype")
+    assert stored in (None, "float32")
+    assert load(folder).dtype == torch.bfloat16
+    assert load(folder, dtype="float32").dtype == torch.float32
+    assert load("nano").dtype == torch.float32
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,389 @@
+"""What clients, models and machines do wrong.  After each fault nothing is left over: no row, no
+slot, no task, no thread, no connection; and the next request works."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+import dllm
+from dllm.serve.app import create_app
+from dllm.serve.service import Service
+from dllm.serve.settings import Settings
+
+from .conftest import PATIENCE, Served, Start, idle, raw, until
+
+CHAT = "/v1/chat/completions"
+SLOWLY = {"sampler": "fixed(n=1)", "max_tokens": 64, "block_length": 64, "ignore_eos": True}
+
+
+def body(text: str = "one two", **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], **SLOWLY, **more}
+
+
+def tasks(served: Served) -> int:
+    """Tasks in the server's event loop, without the one that counts."""
+
+    async def count() -> int:
+        return len(asyncio.all_tasks()) - 1
+
+    loop = served.server.servers[0].get_loop()
+    return asyncio.run_coroutine_threadsafe(count(), loop).result(PATIENCE)
+
+
+def nothing_left(served: Served, model: dllm.DiffusionModel, threads: int) -> None:
+    """The state of a server that nobody has asked anything."""
+    until(lambda: idle(served))
+    until(lambda: tasks(served) <= 3)  # uvicorn's own loop and the lifespan
+    until(lambda: not served.server.server_state.connections)
+    assert threading.active_count() <= threads
+    for session in served.service.sessions.values():
+        engine = session._scheduler.engine
+        assert not engine.live and not session._handles
+    answer = served.post(CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8})
+    assert answer.status_code == 200
+    text = dllm.generate(model, "hi", max_new_tokens=8).text
+    assert answer.json()["choices"][0]["message"]["content"] == text
+
+
+@pytest.fixture
+def threads(served: Served) -> int:
+    """Threads once everything that a server needs has run."""
+    served.post(CHAT, body(max_tokens=4))
+    return threading.active_count() + 1  # the score thread starts when it is first needed
+
+
+@pytest.fixture
+def caught(served: Served, tiny: dllm.DiffusionModel, threads: int) -> Iterator[Served]:
+    """The server, looked at after the test."""
+    yield served
+    nothing_left(served, tiny, threads)
+
+
+async def crowd(url: str, count: int) -> dict[str, int]:
+    """A third of the clients leave, a third has a deadline that cannot be kept."""
+    ends = dict.fromkeys(("left", "late", "served", "full"), 0)
+    rng = random.Random(5)
+    delays = [rng.uniform(0.0, 0.05) for _ in range(count)]
+
+    async def one(client: httpx.AsyncClient, i: int) -> None:
+        kind, stream = i % 3, i % 2 == 0
+        request = body(f"request {i}", stream=stream)
+        if kind == 1:
+            request["deadline"] = 0.002
+        try:
+            async with asyncio.timeout(delays[i] if kind == 0 else PATIENCE * 6):
+                answer = await client.post(url + CHAT, json=request)
+        except TimeoutError:
+            ends["left"] += 1
+            return
+        if answer.status_code == 429:
+            ends["full"] += 1
+        elif "deadline_exceeded" in answer.text:
+            ends["late"] += 1
+        else:
+            assert answer.status_code == 200
+            ends["served"] += 1
+
+    limits = httpx.Limits(max_connections=64)
+    async with httpx.AsyncClient(timeout=PATIENCE * 6, limits=limits) as client:
+        await asyncio.gather(*(one(client, i) for i in range(count)))
+    return ends
+
+
+@pytest.mark.parametrize("count", [45, pytest.param(500, marks=pytest.mark.slow)])
+def test_clients_that_leave_and_deadlines_that_pass(caught: Served, count: int) -> None:
+    ends = asyncio.run(crowd(caught.url, count))
+    assert sum(ends.values()) == count
+    assert ends["left"] and ends["late"] and ends["served"]
+    assert ends["late"] >= count // 6
+
+
+def test_a_client_that_is_killed(caught: Served) -> None:
+    """Its kernel resets the connection in the middle of a stream."""
+    host, port = caught.url.removeprefix("http://").split(":")
+    data = json.dumps(body(stream=True, stream_options={"include_drafts": True})).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as sock:
+        sock.sendall(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        assert b"200 OK" in sock.recv(4096)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_leaving_frees_the_row_before_the_next_step(served: Served) -> None:
+    """Also while a request waits in the queue, and without a stream."""
+    for stream in (False, True):
+        with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post(served.url + CHAT, json=body(stream=stream, n=8), timeout=0.05)
+        left = time.monotonic()
+        until(lambda: idle(served))
+        assert time.monotonic() - left < 5
+
+
+def test_a_reader_that_stops_reading(
+    start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row runs to the end, others are not held up, its connection is closed."""
+    made = socket.socket
+
+    def small(*arguments: Any, **more: Any) -> socket.socket:
+        sock = made(*arguments, **more)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return sock
+
+    monkeypatch.setattr("dllm.serve.run.socket.socket", small)
+    served = start(tiny, write_patience=0.3)
+    monkeypatch.undo()
+    host, port = served.url.removeprefix("http://").split(":")
+    request = body(stream=True, stream_options={"include_drafts": "text"}, n=8)
+    data = json.dumps(request).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    before = threading.active_count() + 1  # the thread that encodes starts with the first request
+    with made(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.connect((host, int(port)))
+        sock.sendall(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        until(lambda: served.service.running)
+        assert served.post(CHAT, body(max_tokens=8)).status_code == 200
+        until(lambda: idle(served))
+        until(lambda: tasks(served) <= 3)
+    nothing_left(served, tiny, before)
+
+
+def test_a_model_that_raises(
+    start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that makes it raise gets a 500, the others go on."""
+    served = start(tiny)
+    marked = [7, 7, 7]
+    forward = served.service.sessions["none"]._scheduler.engine.forward
+    predict = forward.predict
+
+    def failing(jobs: list[Any]) -> Any:
+        if any(job.canvas.tokens[:3].tolist() == marked for job in jobs):
+            raise ZeroDivisionError("a secret of the server")
+        return predict(jobs)
+
+    monkeypatch.setattr(forward, "predict", failing)
+    prompts = [[5, 6, 7], marked, [8, 9, 10]]
+    with_ids = {**SLOWLY, "n": 1}
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            return await asyncio.gather(
+                *(
+                    client.post(served.url + "/v1/completions", json={"prompt": p, **with_ids})
+                    for p in prompts
+                )
+            )
+
+    answers = asyncio.run(ask())
+    assert [answer.status_code for answer in answers] == [200, 500, 200]
+    assert "secret" not in answers[1].text and answers[1].json()["error"]["type"] == "server_error"
+    stream = served.post("/v1/completions", {"prompt": marked, "stream": True, **with_ids})
+    assert stream.status_code == 500
+    monkeypatch.undo()
+    nothing_left(served, tiny, threading.active_count())
+
+
+def test_memory_that_runs_out(
+    start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forced: more than one row at a time does not fit; then nothing fits."""
+    served = start(tiny)
+    forward = served.service.sessions["none"]._scheduler.engine.forward
+    predict, most = forward.predict, [1]
+
+    def tight(jobs: list[Any]) -> Any:
+        if len(jobs) > most[0]:
+            raise torch.OutOfMemoryError("forced")
+        return predict(jobs)
+
+    monkeypatch.setattr(forward, "predict", tight)
+    answer = served.post("/v1/completions", {"prompt": "one two", **SLOWLY, "n": 3})
+    assert answer.status_code == 200 and len(answer.json()["choices"]) == 3
+    most[0] = 0
+    answer = served.post(CHAT, body())
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "out_of_memory" and "retry-after" in answer.headers
+    monkeypatch.undo()
+    nothing_left(served, tiny, threading.active_count())
+
+
+def test_a_queue_that_is_full(start: Start, tiny: dllm.DiffusionModel) -> None:
+    served = start(tiny, max_rows=1, max_waiting=2)
+
+    async def flood() -> list[httpx.Response]:
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            posts = (client.post(served.url + CHAT, json=body(f"r {i}")) for i in range(12))
+            return await asyncio.gather(*posts)
+
+    answers = asyncio.run(flood())
+    codes = {answer.status_code for answer in answers}
+    assert codes == {200, 429}
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    many = served.post(CHAT, body(n=8))
+    assert many.status_code == 429  # all of them or none
+    nothing_left(served, tiny, threading.active_count())
+
+
+def test_requests_that_are_not_http(caught: Served) -> None:
+    length = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    assert b"400" in raw(caught, b"nonsense\r\n\r\n")
+    assert raw(caught, length + b"Content-Length: nan\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert b" 413 " in raw(caught, length + b"Content-Length: 99999999999\r\n\r\n")[:40]
+    assert raw(caught, length + b"Content-Length: -5\r\n\r\n").startswith(b"HTTP/1.1 400")
+    answer = httpx.post(caught.url + CHAT, content=b"{}", timeout=PATIENCE)
+    assert answer.status_code == 415 and "Content-Type" in answer.json()["error"]["message"]
+    assert caught.get(CHAT).status_code == 405
+    assert caught.get("/none").json()["error"]["type"] == "not_found_error"
+
+
+def test_a_body_that_is_too_large(start: Start, tiny: dllm.DiffusionModel) -> None:
+    served = start(tiny, max_body=2000, max_prompt_tokens=20)
+    large = served.post(CHAT, body("x" * 3000))
+    assert large.status_code == 413
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b"x" * 100
+
+    headers = {"Content-Type": "application/json"}
+    chunked = httpx.post(served.url + CHAT, content=parts(), headers=headers, timeout=PATIENCE)
+    assert chunked.status_code == 413
+    long = served.post("/v1/completions", {"prompt": "a b " * 20, "max_tokens": 4})
+    assert long.status_code == 400 and "takes 20" in long.json()["error"]["message"]
+
+
+VALUES = [None, True, False, 0, -1, 1, 3, 2**31, 2**63, 10**30, 0.5, -0.5, 1e308, "", "x", "\ud800",
+          "\x00", "threshold", "threshold(", "a" * 500, [], [[]], {}, [None], ["x"], [1, 2], [0],
+          [10**9], {"a": 1}, [{"role": "user", "content": "x"}], [{"role": "user"}],
+          [{"type": "text", "text": "x"}], {"include_usage": True}, "[[1]]",
+          "[[0]]", "[[99999]]"]  # fmt: skip
+
+
+def fuzzed(rng: random.Random) -> tuple[str, bytes]:
+    """A path and a body that is wrong in some way, or right by accident."""
+    path = rng.choice([CHAT, "/v1/completions", "/v1/infill", "/v1/score"])
+    names = ["messages", "prompt", "suffix", "text", "continuation", "max_tokens", "n", "stop",
+             "temperature", "top_p", "top_k", "seed", "stream", "stream_options", "logprobs",
+             "top_logprobs", "sampler", "cache", "steps", "block_length", "constraints", "model",
+             "min_tokens", "ignore_eos", "eos_policy", "cfg_scale", "samples", "estimator",
+             "deadline", "diffusing", "tools", "bogus", "response_format"]  # fmt: skip
+    content: dict[str, Any] = {}
+    if rng.random() < 0.85:
+        content = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "text": "[[1]]",
+                   "continuation": "x"}  # fmt: skip
+        wanted = {CHAT: ["messages"], "/v1/completions": ["prompt"], "/v1/infill": ["text"],
+                  "/v1/score": ["prompt", "continuation"]}[path]  # fmt: skip
+        content = {name: content[name] for name in wanted}
+        if path in (CHAT, "/v1/completions"):
+            content["max_tokens"] = 4
+        if path == "/v1/score":
+            content["samples"] = 1
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 4])):
+        content[rng.choice(names)] = rng.choice(VALUES)
+    data = json.dumps(content).encode()
+    if rng.random() < 0.1:
+        at = rng.randrange(len(data))
+        data = data[:at] + bytes([rng.randrange(256)]) * rng.randint(0, 3) + data[at + 1 :]
+    if rng.random() < 0.02:
+        data = b"[" * 100_000
+    return path, data
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_fuzzed_bodies(tiny: dllm.DiffusionModel, count: int) -> None:
+    """Every body is answered or refused; none is the server's fault."""
+    service = Service(tiny, Settings())
+    rng = random.Random(17)
+
+    async def ask() -> list[int]:
+        transport = httpx.ASGITransport(create_app(service))
+        headers = {"Content-Type": "application/json"}
+        codes = []
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            for _ in range(count):
+                path, data = fuzzed(rng)
+                answer = await client.post(path, content=data, headers=headers, timeout=PATIENCE)
+                assert answer.status_code in (200, 400, 404, 504), (answer.text, data[:300])
+                if answer.status_code != 200:
+                    error = answer.json()["error"]
+                    assert error["message"] and error["type"]
+                codes.append(answer.status_code)
+        return codes
+
+    codes = asyncio.run(ask())
+    assert codes.count(200) > count // 20 and codes.count(400) > count // 3
+    until(lambda: not (service.running or service.waiting))
+    service.close()
+
+
+def test_sigterm_lets_requests_end(start: Start, tiny: dllm.DiffusionModel) -> None:
+    served = start(tiny, max_rows=2)
+    loop = served.server.servers[0].get_loop()
+
+    async def ask() -> tuple[list[httpx.Response], httpx.Response, httpx.Response]:
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            posts = [
+                asyncio.ensure_future(
+                    client.post(served.url + CHAT, json=body(f"r {i}", stream=i % 2 == 0))
+                )
+                for i in range(6)
+            ]
+            while served.service.running + served.service.waiting < 6:
+                await asyncio.sleep(0.005)
+            loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
+            while not served.service.draining:
+                await asyncio.sleep(0.005)
+            late = await client.post(served.url + CHAT, json=body())
+            health = await client.get(served.url + "/health")
+            return await asyncio.gather(*posts), late, health
+
+    answers, late, health = asyncio.run(ask())
+    assert [answer.status_code for answer in answers] == [200] * 6
+    assert late.status_code == 503 and "retry-after" in late.headers
+    assert health.status_code == 503
+    served.thread.join(PATIENCE)
+    assert not served.thread.is_alive()
+
+
+@pytest.mark.slow
+def test_sigterm_of_the_command() -> None:
+    """The real process, a real signal, a request in the middle."""
+    command = [sys.executable, "-m", "dllm", "serve", "nano", "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
+    assert run.stderr is not None
+    try:
+        line = run.stderr.readline()
+        url = line.split()[2].removesuffix(",").removesuffix("/v1")
+        request = {"messages": [{"role": "user", "content": "Compute 69 + 49."}], "stream": True,
+                   "sampler": "llada(steps=64)", "ignore_eos": True, "max_tokens": 64}  # fmt: skip
+        with httpx.stream("POST", url + CHAT, json=request, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            run.send_signal(signal.SIGTERM)
+            assert list(lines)[-2] == "data: [DONE]"
+        assert run.wait(60) == 0
+    finally:
+        run.kill()
+        run.wait()
+        run.stderr.close()

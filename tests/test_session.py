@@ -1,0 +1,287 @@
+"""Continuous batching inside a program: joining, reading, cancelling, deadlines, endings."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import dllm
+from dllm.engine.forward import Forward
+from dllm.events import Event
+from dllm.scheduler import DeficitBudget
+from dllm.text import GrowingText
+
+PROMPTS = ["Tom has 3 apples.", "Sort 3 1 2.", "x", "Reverse this list: Tom, Anna"]
+HOW: dict[str, Any] = {"max_new_tokens": 16, "sampler": "threshold(tau=0.3)"}
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Make every forward take so many seconds."""
+    predict = Forward.predict
+
+    def delay(seconds: float) -> None:
+        def waiting(self: Forward, jobs: list[Any]) -> Any:
+            time.sleep(seconds)
+            return predict(self, jobs)
+
+        monkeypatch.setattr(Forward, "predict", waiting)
+
+    return delay
+
+
+@pytest.fixture
+def session(tiny: dllm.DiffusionModel) -> Iterator[dllm.Session]:
+    with dllm.Session(tiny, cache="dual", max_rows=2) as opened:
+        yield opened
+    assert (opened.running, opened.waiting, opened.positions_used) == (0, 0, 0)
+    assert not opened._thread.is_alive()
+
+
+def same(a: dllm.Result, b: dllm.Result) -> bool:
+    return (a.tokens, a.order, a.nfe, a.computed) == (b.tokens, b.order, b.nfe, b.computed)
+
+
+def test_what_is_submitted_together_is_what_it_is_alone(
+    tiny: dllm.DiffusionModel, session: dllm.Session
+) -> None:
+    calls = [
+        {**HOW, "temperature": 0.7, "seed": 3}, {**HOW, "sampler": "localleap"}, HOW,
+        {**HOW, "sampler": "llada", "cfg_scale": 0.5}, {**HOW, "repetition": 1, "temperature": 1.0},
+    ]  # fmt: skip
+    handles = [session.submit(p, **call) for call in calls for p in PROMPTS]
+    results = iter([handle.result(timeout=60) for handle in handles])
+    for call in calls:
+        arguments = dict(call)
+        repetition = arguments.pop("repetition", 0)
+        for prompt in PROMPTS:
+            (alone,) = dllm.generate(
+                tiny, [prompt], cache="dual", repetitions=[repetition], **arguments
+            )
+            assert same(next(results), alone)
+
+
+def test_events_carry_text_that_only_grows(session: dllm.Session) -> None:
+    handle = session.submit(PROMPTS[0], **HOW)
+    events = list(handle)
+    result = handle.result()
+    assert "".join(event.text for event in events) == result.text
+    assert events[-1].result is result and all(event.result is None for event in events[:-1])
+    committed = {i for event in events for i in event.committed}
+    assert committed >= set(range(result.prompt_length, result.prompt_length + len(result.tokens)))
+    assert all(event.draft for event in events[:-1]) and not events[-1].draft
+
+
+def test_a_reader_that_lags_loses_nothing(session: dllm.Session) -> None:
+    handle = session.submit(PROMPTS[0], max_events=1, **{**HOW, "sampler": "llada"})
+    result = handle.result(timeout=60)
+    (event,) = list(handle)
+    assert event.text == result.text and event.result is result
+    assert len(event.committed) == 16
+
+
+def test_tasks_read_beside_one_another(session: dllm.Session) -> None:
+    async def read(prompt: str) -> tuple[str, dllm.Result]:
+        handle = session.submit(prompt, **HOW)
+        text = "".join([event.text async for event in handle])
+        return text, await handle
+
+    async def everybody() -> list[tuple[str, dllm.Result]]:
+        return await asyncio.gather(*(read(prompt) for prompt in PROMPTS * 3))
+
+    for text, result in asyncio.run(everybody()):
+        assert text == result.text
+
+
+def test_a_cancelled_request_leaves_at_once(
+    session: dllm.Session, slow: Callable[[float], None]
+) -> None:
+    slow(0.02)
+    running = [session.submit(p, **{**HOW, "sampler": "llada"}) for p in PROMPTS]
+    events = iter(running[0])
+    for _ in range(3):  # the first step may have begun before the others came
+        next(events)
+    assert session.running == 2 and session.waiting == 2 and session.positions_used
+    for handle in running[:3]:  # two that run and one that waits
+        handle.cancel()
+    for handle in running[:3]:
+        with pytest.raises(dllm.CancelledError):
+            handle.result(timeout=10)
+        with pytest.raises(dllm.CancelledError):
+            list(handle)
+    assert len(running[3].result(timeout=60).tokens)
+
+
+def test_what_is_late_fails_with_its_deadline(
+    session: dllm.Session, slow: Callable[[float], None]
+) -> None:
+    slow(0.05)
+    late = session.submit(PROMPTS[0], deadline=0.12, **{**HOW, "sampler": "llada"})
+    with pytest.raises(dllm.DeadlineError, match=r"0\.12 s"):
+        late.result(timeout=10)
+    with pytest.raises(TimeoutError, match="no result after"):
+        session.submit(PROMPTS[1], **{**HOW, "sampler": "llada"}).result(timeout=0.01)
+
+
+def test_the_queue_has_an_end(tiny: dllm.DiffusionModel, slow: Callable[[float], None]) -> None:
+    slow(0.05)
+    with dllm.Session(tiny, max_rows=1, max_waiting=1) as session:
+        first = session.submit(PROMPTS[0], **HOW)
+        next(iter(first))
+        session.submit(PROMPTS[1], **HOW)
+        with pytest.raises(dllm.QueueFullError, match="max_waiting=1"):
+            session.submit(PROMPTS[2], **HOW)
+
+
+def test_what_is_wrong_with_a_request_is_said_at_once(session: dllm.Session) -> None:
+    for wrong, message in (
+        ({"sampler": "nosuch"}, "unknown sampler"), ({"temprature": 1}, "did you mean"),
+        ({"max_rows": 3}, "belongs to the session"), ({"max_new_tokens": 4000}, "context"),
+        ({"sampler": "wino"}, "dual"),
+    ):  # fmt: skip
+        with pytest.raises(dllm.DllmError, match=message):
+            session.submit(PROMPTS[0], **{**HOW, **wrong})
+    with pytest.raises(dllm.PromptError):
+        session.submit("", **HOW)
+    assert session.submit(PROMPTS[0], **HOW).result(timeout=60).tokens
+
+
+def test_a_request_that_fails_takes_nobody_with_it(
+    tiny: dllm.DiffusionModel, session: dllm.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict = Forward.predict
+
+    def faulty(self: Forward, jobs: list[Any]) -> Any:
+        if any(job.row.recipe.config.seed == 13 for job in jobs):
+            raise ZeroDivisionError("a kernel gave up")
+        return predict(self, jobs)
+
+    monkeypatch.setattr(Forward, "predict", faulty)
+    good, bad = (session.submit(PROMPTS[0], **HOW, seed=seed) for seed in (0, 13))
+    with pytest.raises(ZeroDivisionError, match="a kernel gave up"):
+        bad.result(timeout=60)
+    monkeypatch.undo()
+    assert same(good.result(timeout=60), dllm.generate(tiny, PROMPTS[0], cache="dual", **HOW))
+    assert session.submit(PROMPTS[1], **HOW).result(timeout=60).tokens
+
+
+def test_an_engine_that_dies_keeps_nobody_waiting(
+    tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = dllm.Session(tiny)
+    monkeypatch.setattr(session._scheduler, "advance", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        session.submit(PROMPTS[0], **HOW).result(timeout=10)
+    with pytest.raises(dllm.ConfigError, match="closed"):
+        session.submit(PROMPTS[0], **HOW)
+    session.close()
+
+
+def test_closing_drains_or_cancels(
+    tiny: dllm.DiffusionModel, slow: Callable[[float], None]
+) -> None:
+    slow(0.02)
+    how = {**HOW, "sampler": "llada"}
+    session = dllm.Session(tiny, max_rows=1)
+    handles = [session.submit(p, **how) for p in PROMPTS[:2]]
+    session.close()
+    assert all(handle.result(timeout=0).tokens for handle in handles)
+    session = dllm.Session(tiny, max_rows=1)
+    handles = [session.submit(p, **how) for p in PROMPTS[:2]]
+    session.close(timeout=0.05)
+    for handle in handles:
+        with pytest.raises(dllm.CancelledError):
+            handle.result(timeout=0)
+    with pytest.raises(dllm.ConfigError, match="closed"):
+        session.submit(PROMPTS[0])
+
+
+def test_holes_are_filled_and_steps_are_reported(tiny: dllm.DiffusionModel) -> None:
+    reports: list[dllm.StepReport] = []
+    with dllm.Session(tiny, observe=reports.append) as session:
+        result = session.infill("Tom has [[2]] apples, [[1]] more").result(timeout=60)
+    assert result.text == dllm.infill(tiny, "Tom has [[2]] apples, [[1]] more").text
+    assert result.decided == 3 == sum(report.committed for report in reports)
+    assert sum(report.positions for report in reports) == result.computed
+    assert all(0 < report.forward_seconds <= report.seconds for report in reports)
+
+
+def test_threads_submit_at_once(tiny: dllm.DiffusionModel, session: dllm.Session) -> None:
+    alone = [dllm.generate(tiny, p, cache="dual", **HOW) for p in PROMPTS]
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        for i in range(3):
+            which = (number + i) % len(PROMPTS)
+            result = session.submit(PROMPTS[which], **HOW).result(timeout=60)
+            if not same(result, alone[which]):
+                wrong.append(which)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# -- the parts it is made of ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("partial", "full", "taken", "saved"),
+    [
+        ([], [5, 5, 5], 2, 0),  # 10 of 10 spent
+        ([4], [5, 5], 1, 1),  # 6 left: one goes, 1 is saved for the other
+        ([8], [5], 0, 2),  # none fits: what is left is saved
+        ([], [30, 5], 1, 0),  # too large for any budget: goes alone, nothing overtakes it
+        ([2], [30, 5], 0, 8),
+        ([50], [5], 0, 0),  # steps that are not whole always run
+        ([3], [], 0, 0),  # nobody waits: nothing is saved
+    ],
+)
+def test_whole_texts_share_what_is_left(
+    partial: list[int], full: list[int], taken: int, saved: int
+) -> None:
+    budget = DeficitBudget(10)
+    assert budget.take(partial, full) == taken
+    assert budget.saved == saved
+
+
+def test_savings_let_a_large_text_in() -> None:
+    budget = DeficitBudget(10)
+    assert [budget.take([6], [11]) for _ in range(3)] == [0, 0, 1]
+
+
+def test_a_budget_changes_no_text(tiny: dllm.DiffusionModel) -> None:
+    with dllm.Session(tiny, cache="dual", full_step_tokens=40) as session:
+        results = [session.submit(p, **HOW) for p in PROMPTS]
+        for handle, prompt in zip(results, PROMPTS, strict=True):
+            assert same(handle.result(timeout=60), dllm.generate(tiny, prompt, cache="dual", **HOW))
+
+
+def test_text_waits_for_whole_characters_and_stop_strings() -> None:
+    pieces = {1: b"a", 2: "é".encode()[:1], 3: "é".encode()[1:], 4: b"STO", 5: b"P!", 6: b"x"}
+
+    def decode(ids: Any) -> str:
+        return b"".join(pieces[i] for i in ids).decode(errors="replace")
+
+    text = GrowingText(decode, ("STOP",))
+    assert [text.feed([i]) for i in (1, 2, 3, 4, 6)] == ["a", "", "é", "", "STOx"]
+    stopped = GrowingText(decode, ("STOP",))
+    assert [stopped.feed([i]) for i in (1, 4, 5)] == ["a", "", ""]
+    assert stopped.end("a") == ""
+
+
+def test_merged_events_say_what_both_said() -> None:
+    canvas: Any = None
+    first = Event(0, 1, {3: 7, 4: 8}, {5: 1}, [], canvas, final=[7])
+    second = Event(0, 2, {5: 9}, {6: 1}, [4], canvas, final=[9], tail=[-1])
+    both = first.merged(second)
+    assert both.committed == {3: 7, 5: 9} and both.remasked == [4]
+    assert both.drafts == {6: 1} and both.final == [7, 9] and both.step == 2
