@@ -94,10 +94,13 @@ def methods(
         "suffix": ("bfloat16", our_way(low, tokens, "suffix", **whole)),
         "dflash argmax": ("bfloat16", our_way(low, tokens, block(head="none"), **whole)),
         "dflash walk": ("bfloat16", our_way(low, tokens, block(), **whole)),
+        "dflash walk tree": ("bfloat16", our_way(low, tokens, block(head="tree"), **whole)),
         "dflash cps": ("bfloat16", our_way(low, tokens, block(search="cps"), **whole)),
         "dflash tree": ("bfloat16", our_way(low, tokens, block(search=tree), **whole)),
         "dflash rate": ("bfloat16", our_way(low, tokens, block())),
         "dflash walk float32": ("float32", our_way(full, tokens, block(), **whole)),
+        "prompt_lookup+dflash tree": (
+            "bfloat16", our_way(low, tokens, ["prompt_lookup", block(head="tree")], **whole)),
         "prompt_lookup+dflash": (
             "bfloat16", our_way(low, tokens, ["prompt_lookup", block()], **whole)),
         "transformers prompt lookup": (
@@ -156,7 +159,7 @@ def measure(
                 float(np.mean([r.accepted >= k for r in drafted])) for k in range(1, 8)
             ] if drafted else []  # fmt: skip
             row["shares"] = shares(rounds[name])
-    for name, row in rows.items():
+    for row in rows.values():
         for plain in ("plain", "plain float32"):
             if plain in rows:
                 per_token = rows[plain]["cpu_seconds"] / rows[plain]["tokens"]
