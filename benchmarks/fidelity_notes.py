@@ -29,6 +29,9 @@ ROUTINES: dict[str, str] = {
     "localleap_llada": "A third-party copy of the authors' code.",
     "localleap_dream": "A third-party copy of the authors' code.",
     "learn2pd_llada": "With random filters of the stated size: the authors' filter is not public.",
+    "dawn_dream": "Once every candidate is taken or struck out, the official loop goes on and writes "
+    "over the first token of the prompt.",
+    "dawn_llada": "As for Dream.",
     "dinfer_blockwise": "After an early stop the official code fills behind the block, this one "
     "behind the stop id: compared is the text.",
     "fastdllm_v1_llada_factor": "With `official=True`: the scan also commits the last-ranked "

@@ -187,7 +187,7 @@ def main() -> None:
         needs = ", ".join(sorted(map(str, cls.needs))) or "nothing"
         page = (
             f"# {name}\n\n{summary}\n\n{paper}\n\n{body}\n\n**When.** {advice}\n\n"
-            f"**Needs** {needs}.\n\n## What it costs\n\n{rows_of(result, spec)}\n"
+            f"**Needs** {needs}.\n\n## What it costs\n\n{rows_of(outcome, spec)}\n"
             f'## Its order\n\n`dllm generate "{PROMPT}" -s "{spec}"`: {result.nfe} forwards, '
             f"{result.computed} positions computed.\n\n![commit order]({name}.svg)\n\n"
             f"```\n{result.text}\n```\n"

@@ -70,7 +70,6 @@ class Canvas:
     given: BoolArray = field(init=False)
     commit_step: IntArray = field(init=False)
     logprob: FloatArray = field(init=False)
-    memory: dict[str, Any] = field(default_factory=dict)
     states: dict[type, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -179,6 +178,5 @@ class Canvas:
         twin = copy.copy(self)
         for name in ("tokens", "masked", "given", "commit_step", "logprob"):
             setattr(twin, name, getattr(self, name).copy())
-        twin.memory = copy.deepcopy(self.memory)
         twin.states = copy.deepcopy(self.states)
         return twin

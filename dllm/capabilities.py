@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -9,13 +10,12 @@ from dataclasses import dataclass, field
 class Capability:
     """Something one part needs and another offers.
 
-    ``source`` says what kind of part can offer it ("a scorer", "a cache", ...), ``remedy`` what to
-    do where it is missing, for errors.
+    ``remedies``: what kinds of part have to offer it ("a scorer", "a cache", ...), each with what
+    to do where it is missing, for errors; "" lists the parts that offer it.
     """
 
     name: str
-    source: str
-    remedy: str = field(default="", compare=False)
+    remedies: Mapping[str, str] = field(compare=False)
 
     def __str__(self) -> str:
         return self.name
@@ -23,37 +23,43 @@ class Capability:
 
 NO_CACHE = "use cache='none'"
 
-PROBABILITY = Capability("probability scores", "a scorer")
-ENTROPY = Capability("negative-entropy scores", "a scorer")
-FIXED_WINDOW = Capability("a window that stays until it is decided", "a window", "use blocks")
-PLACED = Capability("a window that follows from what is decided", "a window", "use blocks")
-FINAL = Capability("decisions that nobody takes back", "a reviser", "leave the reviser out")
+PROBABILITY = Capability("probability scores", {"a scorer": ""})
+ENTROPY = Capability("negative-entropy scores", {"a scorer": ""})
+FIXED_WINDOW = Capability("a window that stays until it is decided", {"a window": "use blocks"})
+REPEATABLE = Capability(
+    "steps that follow from the row alone",
+    {"a window": "use blocks", "a scorer": "use prob", "a selector": "use threshold or fixed"},
+)
+FINAL = Capability("decisions that nobody takes back", {"a reviser": "leave the reviser out"})
 KEEPS_TEXT = Capability(
-    "an end-of-text rule that overwrites nothing decided", "an eos rule",
-    "use eos_policy='prefix_complete'",
-)  # fmt: skip
-GREEDY = Capability("greedy proposals", "a temperature", "use temperature=0")
-UNSHIFTED = Capability("logits that stand at their own position", "a model", "use a LLaDA model")
-BLOCK_CAUSAL = Capability("block-causal attention", "a model", "use cache='dual'")
+    "an end-of-text rule that overwrites nothing decided",
+    {"an eos rule": "use eos_policy='prefix_complete'"},
+)
+GREEDY = Capability("greedy proposals", {"a temperature": "use temperature=0"})
+BLOCK_CAUSAL = Capability("block-causal attention", {"a model": "use cache='dual'"})
 REGION_LOGITS = Capability(
-    "predictions of every undecided position at every step", "a cache", NO_CACHE
+    "predictions of every undecided position at every step", {"a cache": NO_CACHE}
 )
-WINDOW_LOGITS = Capability("predictions of the whole window at every step", "a cache", NO_CACHE)
-COMMITTED_LOGITS = Capability("predictions of decided positions at every step", "a cache", NO_CACHE)
-FRESH_LOGITS = Capability("predictions that every step computes anew", "a cache", NO_CACHE)
+WINDOW_LOGITS = Capability("predictions of the whole window at every step", {"a cache": NO_CACHE})
+COMMITTED_LOGITS = Capability(
+    "predictions of decided positions at every step", {"a cache": NO_CACHE}
+)
+FRESH_LOGITS = Capability("predictions that every step computes anew", {"a cache": NO_CACHE})
 WHOLE_REGION = Capability(
-    "choices among the whole region", "a cache", "use a window of blocks, or cache='none'"
+    "choices among the whole region", {"a cache": "use a window of blocks, or cache='none'"}
 )
-BRANCHES = Capability("several continuations of a row in one forward", "a cache", NO_CACHE)
+BRANCHES = Capability("several continuations of a row in one forward", {"a cache": NO_CACHE})
 SLIDING_BRANCHES = Capability(
-    "branches whose windows slide, each computed anew", "a cache", f"{NO_CACHE} or blocks"
+    "branches whose windows slide, each computed anew", {"a cache": f"{NO_CACHE} or blocks"}
 )
-SHADOW = Capability("second predictions of the window's positions", "a cache", NO_CACHE)
-MEMORYLESS = Capability(
-    "choices that depend on the present scores alone", "a selector", "use threshold or fixed"
+ATTENTION_MAPS = Capability(
+    "the attention between all positions at every step", {"a cache": NO_CACHE}
 )
-STEADY = Capability("scores without noise", "a scorer", "use prob")
+SHADOW = Capability(
+    "second predictions of the window's positions",
+    {"a cache": NO_CACHE, "a model": "use a model that predicts in place, such as LLaDA,"},
+)
 FORESIGHT = Capability(
-    "commits that are known before the forward", "a sampler",
-    "use sampler='llada(remasking=random)'",
-)  # fmt: skip
+    "commits that are known before the forward",
+    {"a sampler": "use sampler='llada(remasking=random)'"},
+)

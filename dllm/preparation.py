@@ -99,7 +99,7 @@ class Preparation:
             raise ConfigError(
                 f"{len(prompts)} prompts have as many repetitions, not {len(repetitions)}"
             )
-        requests = []
+        requests: list[Request] = []
         given = [
             (offset, _constraint(self.model, wanted))
             for offset, wanted in self.config.constraints.items()

@@ -12,6 +12,7 @@ from . import (
     adablock,
     credit,
     d3llm,
+    dawn,
     dcd,
     dparallel,
     dream,
@@ -58,8 +59,8 @@ from .sampler import Sampler
 __all__ = [
     "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Trial", "Info", "Part",
     "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform", "View",
-    "Window", "available", "compose", "register", "adablock", "credit", "d3llm", "dcd", "dparallel",
-    "dream", "dsb", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass", "learn2pd",
-    "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber", "scorers", "slowfast",
-    "threshold", "windows", "wino",
+    "Window", "available", "compose", "register", "adablock", "credit", "d3llm", "dawn", "dcd",
+    "dparallel", "dream", "dsb", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass",
+    "learn2pd", "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber", "scorers",
+    "slowfast", "threshold", "windows", "wino",
 ]  # fmt: skip

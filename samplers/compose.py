@@ -78,8 +78,8 @@ def check_needs(
     ``offerer``, which fills that place, does not."""
     for part in parts:
         for need in sorted(part.needs - offered, key=str):
-            if need.source == source:
-                remedy = need.remedy or f"use {' or '.join(_offering(need))}"
+            if source in need.remedies:
+                remedy = need.remedies[source] or f"use {' or '.join(_offering(need))}"
                 raise ConfigError(
                     f"{part.name} needs {need}, which {offerer} does not offer; {remedy} instead"
                 )
@@ -171,7 +171,7 @@ def _join(roles: dict[str, list[Part]], parts: Iterable[Part]) -> list[Part]:
         group = roles[part.role]
         open_ = all(part.role == "selector" and getattr(p, "extends", False) for p in group)
         if open_ and not any(
-            need.source == SOURCES.get(role, f"a {role}") and need not in other.offers
+            SOURCES.get(role, f"a {role}") in need.remedies and need not in other.offers
             for role, others in roles.items()
             for other in others
             for need in part.needs

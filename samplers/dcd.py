@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import PLACED, Capability
+from ..capabilities import REPEATABLE, Capability
 from ..errors import ConfigError
 from .base import Part, View, Window
 from .compose import register
@@ -72,7 +72,7 @@ class DCD(Window):
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
-        return frozenset() if self.e_max else frozenset({PLACED})
+        return frozenset() if self.e_max else frozenset({REPEATABLE})
 
     def companions(self) -> tuple[Part, ...]:
         return (Eos("first_commit"),)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..canvas import BoolArray
-from ..capabilities import ENTROPY, MEMORYLESS
+from ..capabilities import ENTROPY, REPEATABLE
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
 from .base import Part, Selector, View
@@ -26,7 +26,7 @@ class EntropyThreshold(Selector):
     """
 
     needs = frozenset({ENTROPY})
-    offers = frozenset({MEMORYLESS})
+    offers = frozenset({REPEATABLE})
 
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"inclusive": True},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas
-from ..capabilities import PLACED
+from ..capabilities import REPEATABLE
 from ..errors import ConfigError
 from .base import Window
 from .compose import register
@@ -30,7 +30,7 @@ class DSB(Window):
     Dream commits exactly the first undecided position there.
     """
 
-    offers = frozenset({PLACED})
+    offers = frozenset({REPEATABLE})
 
     block_length: int | None = None
     k_max: int | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray
-from ..capabilities import MEMORYLESS
+from ..capabilities import REPEATABLE
 from ..errors import ConfigError, UnknownNameError
 from .base import Part, Scorer, Selector, View, top
 from .compose import register
@@ -35,7 +35,7 @@ class EntropyBounded(Selector):
     code was available.
     """
 
-    offers = frozenset({MEMORYLESS})
+    offers = frozenset({REPEATABLE})
     statistics = frozenset({"entropy"})
 
     gamma: float = 0.1

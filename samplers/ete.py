@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray
-from ..capabilities import BRANCHES, PLACED, PROBABILITY
+from ..capabilities import BRANCHES, PROBABILITY, REPEATABLE
 from ..errors import ConfigError, UnknownNameError
 from .base import Decide, Explorer, Part, Prediction, View, Window, top
 from .compose import register
@@ -34,7 +34,7 @@ class MultiBlocks(Window):
     ``block_length`` (32).  The window moves on when its first block is decided.
     """
 
-    offers = frozenset({PLACED})
+    offers = frozenset({REPEATABLE})
 
     block_length: int | None = None
     lookahead: int = 1

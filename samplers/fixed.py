@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import BoolArray
-from ..capabilities import MEMORYLESS
+from ..capabilities import REPEATABLE
 from ..errors import ConfigError
 from .base import Selector, View, top
 from .compose import register
@@ -19,7 +19,7 @@ class Fixed(Selector):
     Unlike the quota of ``llada`` it keeps no schedule, so it suits windows that slide.
     """
 
-    offers = frozenset({MEMORYLESS})
+    offers = frozenset({REPEATABLE})
 
     n: int = 1
 

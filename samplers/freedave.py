@@ -9,16 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import (
-    BRANCHES,
-    FINAL,
-    GREEDY,
-    KEEPS_TEXT,
-    MEMORYLESS,
-    PLACED,
-    SLIDING_BRANCHES,
-    STEADY,
-)
+from ..capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
 from .base import Decide, Explorer, Part, Prediction, View
@@ -46,9 +37,7 @@ class FreeDave(Explorer):
     with such bases, and no longer exactly their text.
     """
 
-    needs = frozenset(
-        {BRANCHES, FINAL, GREEDY, KEEPS_TEXT, MEMORYLESS, PLACED, SLIDING_BRANCHES, STEADY}
-    )
+    needs = frozenset({BRANCHES, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES})
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"draft_depth": 4},
         "dream": {"draft_depth": 8},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray
-from ..capabilities import MEMORYLESS, PROBABILITY
+from ..capabilities import PROBABILITY, REPEATABLE
 from ..errors import ConfigError
 from .base import Selector, View
 from .compose import register
@@ -29,7 +29,7 @@ class Hierarchical(Selector):
     """
 
     needs = frozenset({PROBABILITY})
-    offers = frozenset({MEMORYLESS})
+    offers = frozenset({REPEATABLE})
 
     threshold: float = 0.9
     low_threshold: float = 0.4

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import BoolArray
-from ..capabilities import MEMORYLESS, PROBABILITY
+from ..capabilities import PROBABILITY, REPEATABLE
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
 from .base import Selector, View
@@ -32,7 +32,7 @@ class LocalLeap(Selector):
     """
 
     needs = frozenset({PROBABILITY})
-    offers = frozenset({MEMORYLESS})
+    offers = frozenset({REPEATABLE})
 
     family_defaults: ClassVar[FamilyDefaults] = {"llada": {"tau_r": 0.75}, "dream": {"tau_r": 0.8}}
 

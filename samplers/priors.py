@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..canvas import Canvas, FloatArray
-from ..capabilities import STEADY
+from ..capabilities import REPEATABLE
 from ..errors import ConfigError
 from .base import Part, Prediction, Scorer
 from .compose import register
@@ -31,7 +31,7 @@ class CertaintyPrior(Scorer):
     as its last position.  A small sigma decodes nearly from left to right.
     """
 
-    offers = frozenset({STEADY})
+    offers = frozenset({REPEATABLE})
 
     sigma: float = 10.0
 
@@ -89,7 +89,7 @@ class PC(Scorer):
     token id; the default is the bundled model's and fits no other.
     """
 
-    offers = frozenset({STEADY})
+    offers = frozenset({REPEATABLE})
 
     alpha: float = 10.0
     decay: float = 0.25

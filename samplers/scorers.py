@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import SELECTION, Canvas, FloatArray
-from ..capabilities import ENTROPY, FORESIGHT, PROBABILITY, STEADY
+from ..capabilities import ENTROPY, FORESIGHT, PROBABILITY, REPEATABLE
 from .base import Prediction, Scorer
 from .compose import register
 
@@ -21,7 +21,7 @@ from .compose import register
 class Probability(Scorer):
     """The probability of the proposed token, in [0, 1]."""
 
-    offers = frozenset({PROBABILITY, STEADY})
+    offers = frozenset({PROBABILITY, REPEATABLE})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         return np.exp(prediction.logprob)
@@ -33,7 +33,7 @@ class Margin(Scorer):
     """The probability of the best token minus that of the second, in [0, 1]."""
 
     statistics = frozenset({"margin"})
-    offers = frozenset({STEADY})
+    offers = frozenset({REPEATABLE})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         assert prediction.margin is not None
@@ -47,7 +47,7 @@ class NegEntropy(Scorer):
 
     tau_low = -0.5
     statistics = frozenset({"entropy"})
-    offers = frozenset({ENTROPY, STEADY})
+    offers = frozenset({ENTROPY, REPEATABLE})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         assert prediction.entropy is not None

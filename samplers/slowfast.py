@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import MEMORYLESS, PROBABILITY
+from ..capabilities import PROBABILITY, REPEATABLE
 from ..errors import ConfigError, UnknownNameError
 from ..spec import FamilyDefaults
 from .base import Part, Prediction, Selector, View, Window
@@ -48,7 +48,7 @@ class Pairs(Selector):
     """
 
     needs = frozenset({PROBABILITY})
-    offers = frozenset({MEMORYLESS})
+    offers = frozenset({REPEATABLE})
     family_defaults: ClassVar[FamilyDefaults] = {"dream": {"tau_explore": 0.8}}
 
     tau: float = 0.9

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import FIXED_WINDOW, MEMORYLESS, PROBABILITY
+from ..capabilities import FIXED_WINDOW, PROBABILITY, REPEATABLE
 from ..errors import ConfigError
 from .base import NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
@@ -36,7 +36,7 @@ class Threshold(Selector):
     """
 
     needs = frozenset({PROBABILITY})
-    offers = frozenset({MEMORYLESS})
+    offers = frozenset({REPEATABLE})
 
     tau: float = 0.9
 
@@ -57,7 +57,7 @@ class Factor(Selector):
     """
 
     needs = frozenset({PROBABILITY})
-    offers = frozenset({MEMORYLESS})
+    offers = frozenset({REPEATABLE})
 
     factor: float = 1.0
     official: bool = False

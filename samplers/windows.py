@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import FIXED_WINDOW, PLACED, WHOLE_REGION
+from ..capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
 from ..errors import ConfigError
 from .base import View, Window
 from .compose import register
@@ -23,7 +23,7 @@ class StaticBlocks(Window):
     only for parity with the cached Dream code of Fast-dLLM, which cannot predict it later.
     """
 
-    offers = frozenset({FIXED_WINDOW, PLACED})
+    offers = frozenset({FIXED_WINDOW, REPEATABLE})
 
     block_length: int | None = None
     force_first: bool = False
@@ -68,7 +68,7 @@ class WholeRegion(Window):
     """Every undecided position of the region, from the first step on."""
 
     needs = frozenset({WHOLE_REGION})
-    offers = frozenset({FIXED_WINDOW, PLACED})
+    offers = frozenset({FIXED_WINDOW, REPEATABLE})
 
     def advance(self, canvas: Canvas) -> None:
         if canvas.window != (canvas.start, canvas.end):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW, UNSHIFTED
+from ..capabilities import FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
 from .base import NOTHING, Part, Reviser, Selector, View, top
 from .compose import register
 from .threshold import check_probability
@@ -56,7 +56,7 @@ class Wino(Reviser):
     (``tau1`` 0.5 to 0.8 by task in the paper), blocks have 128 positions.
     """
 
-    needs = frozenset({SHADOW, FIXED_WINDOW, UNSHIFTED, KEEPS_TEXT})
+    needs = frozenset({SHADOW, FIXED_WINDOW, KEEPS_TEXT})
 
     tau2: float = 0.9
 

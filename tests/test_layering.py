@@ -33,13 +33,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "kernels": ({"errors"}, {"numpy", "torch", "triton"}),
     "models": (
         {"errors", "registry", "kernels"},
-        {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"},
+        {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy", "einops"},
     ),
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),
     "engine": (
         GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config"},
-        {"numpy", "torch", "transformers"},
+        {"numpy", "torch", "transformers", "einops"},
     ),
     "trace": ({"canvas", "engine"}, set()),
     "result": ({"canvas", "trace"}, {"numpy"}),

@@ -120,7 +120,7 @@ class Forward:
                 return result
         if self.buffer is not None:
             self.buffer.slots = packed.slots
-        inputs = {
+        inputs: dict[str, Any] = {
             "input_ids": packed.ids,
             "position_ids": packed.positions,
             "attention_mask": self._no_mask,

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from ..cache import Cache
@@ -122,7 +123,7 @@ class LayerHook:
             self.buffer.keep(index, self._slots(streams), hidden[0])
         if not self._ask():
             self.buffer.slots = self.packed.slots
-            output = module(hidden, **kwargs)
+            output: Tensor = module(hidden, **kwargs)
             if self.cache.keeps == "change":
                 self.buffer.keep(index, self._slots(streams), (output - hidden)[0])
             return output
@@ -216,10 +217,9 @@ class View:
         rows = hook.inputs[0, self._where(self.stream, positions, own=True)]
         fresh = module.self_attn.v_proj(module.input_layernorm(rows))
         slots = self._indices(self._piece.slots(positions))
-        stored = hook.buffer.values(self.index)[0, :, slots].transpose(0, 1).flatten(1)
-        hook.buffer.values(self.index)[0, :, slots] = fresh.unflatten(
-            1, (-1, module.self_attn.head_dim)
-        ).transpose(0, 1)
+        values = hook.buffer.values(self.index)[0]
+        stored = rearrange(values[:, slots], "h n d -> n (h d)")
+        values[:, slots] = rearrange(fresh, "n (h d) -> h n d", d=module.self_attn.head_dim)
         return _numpy(torch.cosine_similarity(fresh.float(), stored.float(), dim=1))
 
     def attention(self, queries: IntArray) -> FloatArray:

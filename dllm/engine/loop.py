@@ -211,7 +211,7 @@ class Engine:
     def run(self, canvases: Iterable[Canvas], recipe: Recipe) -> Iterator[list[Step]]:
         """Decode canvases from beginning to end, as many at a time as there is room for; yields
         what happened after every step.  A generator that is closed leaves nothing behind."""
-        left, mine = deque(canvases), []
+        left, mine = deque(canvases), list[Row]()
         try:
             while left or any(not row.canvas.finished for row in mine):
                 mine = [row for row in mine if not row.canvas.finished]

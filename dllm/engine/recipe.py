@@ -12,7 +12,6 @@ from ..capabilities import (
     FIXED_WINDOW,
     SHADOW,
     SLIDING_BRANCHES,
-    UNSHIFTED,
 )
 from ..config import GenerationConfig
 from ..errors import ConfigError
@@ -108,7 +107,7 @@ def check_recipe(recipe: Recipe, cache: Cache, model: DiffusionModel) -> None:
     if config.temperature > 0:
         name = f"temperature={config.temperature}"
         check_needs(sampler.parts, "a temperature", name, frozenset())
-    offered = frozenset({UNSHIFTED} if model.facts.logit_shift == 0 else ())
+    offered = frozenset({SHADOW} if model.facts.logit_shift == 0 else ())
     if model.facts.block_length:
         offered |= {BLOCK_CAUSAL}
     check_needs([*sampler.parts, cache], "a model", model.name, offered)

@@ -121,7 +121,7 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
     fork, trial = job.canvas, row.trials[kept] if row.trials else None
     if trial is not None:
         canvas.window = fork.window
-        canvas.memory, canvas.states = fork.memory, fork.states
+        canvas.states = fork.states
         canvas.block, canvas.block_step = fork.block, fork.block_step
         row.recipe.sampler.adopt(canvas, trial)
     width = row.recipe.width

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.llama import modeling_llama
@@ -112,13 +113,12 @@ def _packed(
     call: Callable[..., Attended], module: nn.Module, q: Tensor, k: Tensor, v: Tensor,
     segments: Sequence[Segment],
 ) -> Tensor:  # fmt: skip
-    _, heads, count, _ = q.shape
-    out = v.new_zeros(1, count, heads, v.shape[-1])
+    out = v.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1])
     for segment in segments:
-        queries = q[0, :, segment.queries].reshape(heads, segment.rows, -1, q.shape[-1])
+        queries = rearrange(q[0, :, segment.queries], "h (r n) d -> r h n d", r=segment.rows)
         rows, _ = call(
             module,
-            queries.transpose(0, 1),
+            queries,
             _rows_of(k, segment),
             _rows_of(v, segment),
             None if segment.mask is None else segment.mask[None, None].to(v.dtype),
@@ -133,7 +133,7 @@ def _grouped_rows(
     """As `_packed`, with `grouped`."""
     out = v.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1])
     for segment in segments:
-        queries = q[0, :, segment.queries].unflatten(1, (segment.rows, -1))
+        queries = rearrange(q[0, :, segment.queries], "h (r n) d -> h r n d", r=segment.rows)
         keys, values = _rows_of(k, segment), _rows_of(v, segment)
         attended = grouped(queries, keys, values, scale, segment.mask, exact)
         out[0, segment.queries] = attended.flatten(0, 1)
@@ -151,9 +151,8 @@ def grouped(
     bfloat16 on a CPU each query's result then does not depend on how many others there are, nor on
     keys that the mask hides; SDPA's does.
     """
-    heads, rows, n, _ = q.shape
-    kv = k.shape[1]
-    folded = q.unflatten(0, (kv, -1)).permute(2, 0, 1, 3, 4).reshape(rows, kv, heads // kv * n, -1)
+    (heads, rows, n, _), kv = q.shape, k.shape[1]
+    folded = rearrange(q, "(kv group) r n d -> r kv (group n) d", kv=kv)
     if mask is not None:
         mask = mask.repeat(1, heads // kv, 1)
     if exact:
@@ -167,7 +166,7 @@ def grouped(
         attended = F.scaled_dot_product_attention(
             folded, k, v, attn_mask=None if mask is None else mask[:, None], scale=scale
         )
-    return attended.view(rows, heads, n, -1).transpose(1, 2)
+    return rearrange(attended, "r kv (group n) d -> r n (kv group) d", n=n)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:

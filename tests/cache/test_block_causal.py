@@ -194,3 +194,25 @@ def test_it_is_saved_and_loaded(model: dllm.DiffusionModel, tmp_path: Path) -> N
     assert outcome(run(again, PROMPTS[0], "llada", "block")) == outcome(
         run(model, PROMPTS[0], "llada", "block")
     )
+
+
+@pytest.mark.parametrize("cfg_scale", [0.0, 0.7])
+def test_likelihoods_see_the_blocks_that_decoding_sees(
+    model: dllm.DiffusionModel, cfg_scale: float
+) -> None:
+    """The chain rule from left to right, against the dense network, whose attention is
+    block-causal."""
+    prompt, text = PROMPTS[0], PROMPTS[2][:7]
+    given = len(prompt)
+
+    def logprobs(masked: range) -> torch.Tensor:
+        """(V,) at the first of the masked offsets, guided by a lane without the prompt."""
+        rows = torch.tensor([prompt + text, [MASK] * given + text])
+        rows[:, [given + i for i in masked]] = MASK
+        with torch.inference_mode():
+            lanes = model.hf(rows).logits.double()[:, given + masked[0] - model.facts.logit_shift]
+        return (lanes[1] + (cfg_scale + 1) * (lanes[0] - lanes[1])).log_softmax(-1)
+
+    expected = sum(float(logprobs(range(i, len(text)))[text[i]]) for i in range(len(text)))
+    result = dllm.score(model, prompt, text, estimator="left_to_right", cfg_scale=cfg_scale)
+    assert result.logprob == pytest.approx(expected, abs=1e-3)

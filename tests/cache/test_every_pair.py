@@ -12,7 +12,7 @@ import pytest
 
 import dllm
 from dllm import cache as caches
-from dllm.capabilities import FIXED_WINDOW, SLIDING_BRANCHES, UNSHIFTED
+from dllm.capabilities import FIXED_WINDOW, SHADOW, SLIDING_BRANCHES
 from dllm.result import Result
 from dllm.samplers import compose
 
@@ -51,13 +51,13 @@ def refused(name: str, sampler: str, cache: str) -> bool:
     family, model = load(name).family.name, load(name).facts
     parts, how = compose(sampler, family=family), caches.compose(cache, family)
     needs = {need for part in parts.parts for need in part.needs}
-    lacks = {need for need in needs if need.source == "a cache"} - how.offers
+    lacks = {need for need in needs if "a cache" in need.remedies} - how.offers
     if FIXED_WINDOW in parts.window.offers:  # which is what branches ask for under a cache
         lacks -= {SLIDING_BRANCHES}
     return bool(
         lacks
-        or {need for need in how.needs if need.source == "a sampler"} - parts.offers
-        or (UNSHIFTED in needs and model.logit_shift)
+        or {need for need in how.needs if "a sampler" in need.remedies} - parts.offers
+        or (SHADOW in needs and model.logit_shift)
     )
 
 

@@ -49,6 +49,13 @@ class Some(Selector):
         return chosen
 
 
+@dataclass
+class Taken:
+    """How often decisions were taken back."""
+
+    times: int = 0
+
+
 @dataclass(frozen=True)
 class TakeBack(Reviser):
     """Takes decisions back now and then."""
@@ -60,10 +67,10 @@ class TakeBack(Reviser):
         canvas, rng = view.canvas, np.random.default_rng((self.seed, view.canvas.step, 1))
         low, high = canvas.window
         mine = np.flatnonzero(~canvas.masked[low:high] & ~canvas.given[low:high]) + low
-        taken = canvas.memory.get("taken", 0)
-        if taken > 6 or rng.random() < 0.6 or len(mine) < 2:
+        taken = canvas.state(Taken)
+        if taken.times > 6 or rng.random() < 0.6 or len(mine) < 2:
             return committed[:0]
-        canvas.memory["taken"] = taken + 1
+        taken.times += 1
         return rng.choice(mine, 1)
 
 

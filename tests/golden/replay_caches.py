@@ -16,6 +16,7 @@ from dllm.canvas import BoolArray, Canvas, IntArray
 from dllm.capabilities import PROBABILITY
 from dllm.samplers import compose
 from dllm.samplers.base import View
+from dllm.samplers.dawn import DAWN
 from dllm.samplers.dcd import slide
 from dllm.samplers.dsb import DSB
 from dllm.samplers.priors import CertaintyPrior
@@ -182,7 +183,38 @@ def d2(case: dict[str, Any]) -> Built:
     return [*parts, AllMasks(case["block_length"])], cache, {}
 
 
-BUILDERS = {"d2cache_llada": d2, "d2cache_dream": d2, "dcd_llada": dcd, "dcd_dream": dcd, "dsb_llada": dsb, "dsb_dream": dsb}
+@dataclass(frozen=True)
+class ReleasedDAWN(DAWN):
+    """DAWN's greedy loop as released: it runs until it has as many entries as candidates, and when
+    some were struck out, the index 0 of an exhausted search overwrites the canvas's first token."""
+
+    name = "released_dawn"
+
+    def select(self, view: View) -> BoolArray:
+        chosen = super().select(view)
+        # what super() left out of the candidates, or of all: recompute who was struck out
+        edge, at, score = self.edges(view), view.positions, view.score
+        sure = score >= self.tau
+        induced = (score >= self.tau_induce) & edge[np.ix_(at, self._anchors(view))].any(1)
+        near = edge[np.ix_(at, at[sure & induced])].any(1)
+        candidates = (score >= self.tau_low) & ~sure & ~induced & ~near
+        if (candidates & ~chosen).any():
+            view.canvas.tokens[0] = view.everything.at(np.zeros(1, np.int64)).token[0]
+        return chosen
+
+
+def dawn(case: dict[str, Any]) -> Built:
+    layers = 3 - case["attention_from_layer"]
+    taus = (case[name] for name in ("tau_sink", "tau_edge", "tau_induce", "tau_low"))
+    parts = [ReleasedDAWN(0.9, *taus, layers=layers), StaticBlocks(case["block_length"])]
+    return parts, "none", {}
+
+
+BUILDERS: dict[str, Callable[[dict[str, Any]], Built]] = {
+    f"{name}_{family}": builder
+    for name, builder in {"d2cache": d2, "dawn": dawn, "dcd": dcd, "dsb": dsb}.items()
+    for family in ("llada", "dream")
+}
 
 
 @dataclass(frozen=True)

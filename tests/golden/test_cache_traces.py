@@ -1,4 +1,4 @@
-"""Traces of methods that belong to a cache or to attention: DCD, DSB, d2Cache.
+"""Traces of methods that slide, cache or look at attention: DCD, DSB, d2Cache, DAWN.
 
 What is compared is what `test_traces` compares; a deviation is a rule over a case, with its reason.
 """
@@ -41,6 +41,8 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     computed = [step.computed for step in result.trace.steps]
     if "eos_id" in case:
         expected, outcome = (left_of_padding(case, steps) for steps in (expected, outcome))
+    if "tau_sink" in case:  # the first token of the canvas is overwritten: see the final one
+        expected = [[pair for pair in step if pair[0]] for step in expected]
     for deviation in DEVIATIONS:
         if deviation.applies(case):
             same = deviation.same_until(result.trace.steps)

@@ -1,0 +1,76 @@
+"""Every Python block of the documents runs as it stands.
+
+The blocks of a document run in order and share their names.  A block that cannot run, because it
+needs files or models of the reader's, is fenced as ``python notest``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dllm.cache import CACHES
+from dllm.models import family as families
+from dllm.samplers import SAMPLERS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+BLOCK = re.compile(r"^```python *(?P<mark>[^\n]*)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def blocks(text: str) -> Iterator[tuple[int, str, str]]:
+    """(line of the first statement, mark, code) of each block."""
+    for match in BLOCK.finditer(text):
+        yield text[: match.start()].count("\n") + 2, match["mark"].strip(), match["code"]
+
+
+def executable(document: Path) -> bool:
+    return any(not mark for _, mark, _ in blocks(document.read_text(encoding="utf-8")))
+
+
+@pytest.fixture
+def _registries() -> Iterator[None]:
+    """What a document registers is gone afterwards."""
+    tables: list[dict[str, Any]] = [CACHES._entries, SAMPLERS._entries, families._FAMILIES]
+    for registry in (CACHES, SAMPLERS):
+        list(registry)  # plug-ins come in now
+    before = [set(table) for table in tables]
+    yield
+    for table, known in zip(tables, before, strict=True):
+        for name in set(table) - known - set(families.OWN):
+            del table[name]
+
+
+@pytest.mark.usefixtures("_registries")
+@pytest.mark.parametrize(
+    "document", [*filter(executable, DOCUMENTS)], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_its_blocks_run(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    names = ModuleType("document")
+    monkeypatch.setitem(sys.modules, "document", names)
+    for line, mark, code in blocks(document.read_text(encoding="utf-8")):
+        if not mark:
+            at = "\n" * (line - 1)  # so that errors name the line of the document
+            exec(compile(at + code, str(document), "exec", dont_inherit=True), names.__dict__)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_marks_are_known() -> None:
+    for document in DOCUMENTS:
+        for line, mark, _ in blocks(document.read_text(encoding="utf-8")):
+            assert mark in ("", "notest"), f"{document.name}:{line}: {mark}"
+
+
+def test_blocks_are_seen() -> None:
+    text = "a\n```python\nx = 1\n```\n```python notest\ny\n```\n```bash\nls\n```\n"
+    assert list(blocks(text)) == [(3, "", "x = 1\n"), (6, "notest", "y\n")]
