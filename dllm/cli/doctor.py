@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import requires
@@ -48,6 +49,12 @@ def doctor(
     new_tokens: Annotated[
         int, typer.Option("--new-tokens", min=4, help="Answer that --caches assumes.")
     ] = 256,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Compare what can be compared on this machine.")
+    ] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="What a server of the model can carry here.")
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
     ] = False,
@@ -57,6 +64,10 @@ def doctor(
     Nothing is fetched but a model's small files; weights that are here are read once, for NaN and
     infinity.  Exits with 1 when the model cannot be used here.
     """
+    if selftest:
+        raise typer.Exit(_selftest())
+    if serve and model is None:
+        raise typer.BadParameter("name the model it would serve: --model", param_hint="--serve")
     if caches and model is None:
         raise typer.BadParameter("name the model they are for: --model", param_hint="--caches")
     console = Console(highlight=False, soft_wrap=True)
@@ -71,10 +82,28 @@ def doctor(
     _report(console, verdict)
     if any(finding.state == BAD for finding in verdict):
         raise typer.Exit(1)
+    if serve:
+        from .capacity import table
+
+        with waiting("multiplying matrices of its size"):
+            lines = table(model, prompt_tokens, new_tokens, memory[1])
+        print("\n".join(lines))
     if caches:
         with waiting("decoding with every cache"):
             result = list(expected(model, prompt_tokens, new_tokens))
         _report(console, result)
+
+
+def _selftest() -> int:
+    """Print the checks as they are made, then the block to paste; 1 when something differs."""
+    from ..eval.selftest import report, run
+
+    done = []
+    for check in run():
+        done.append(check)
+        print(check, file=sys.stderr, flush=True)
+    print(report(done))
+    return int(any(check.same is False for check in done))
 
 
 def environment() -> Iterator[Finding]:

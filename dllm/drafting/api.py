@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -15,7 +17,8 @@ from ..canvas import IntArray
 from ..config import GenerationConfig
 from ..errors import ConfigError, PromptError, UnknownNameError
 from ..models import DiffusionModel, load
-from ..prompts import encode, is_batch
+from ..models.checkpoint import BUNDLED
+from ..prompts import ManyPrompts, OnePrompt, encode, is_batch
 from ..text import GrowingText
 from . import register_all
 from .accept.defaults import own_processors
@@ -47,8 +50,6 @@ DRAFTING = (
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
 VerifierLike = str | PreTrainedModel | DiffusionModel
-OnePrompt = str | Sequence[int] | Sequence[Mapping[str, str]] | IntArray | torch.Tensor
-ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[IntArray]
 
 
 class TokenStreamer(Protocol):
@@ -237,9 +238,17 @@ def fit(drafter: Drafter | None, verifier: DiffusionModel, vocabulary: str) -> D
 
 
 def is_drafter_spec(name: str) -> bool:
-    """Whether ``name`` is the spec of a registered drafter, not the name of a model."""
+    """Whether ``name`` is the spec of a registered drafter, not the name of a model.
+
+    Raises `UnknownNameError` for what is neither, but nearly the name of a drafter.
+    """
     register_all()
-    return name.split("(")[0].strip() in DRAFTERS
+    start = name.split("(")[0].strip()
+    if start in DRAFTERS or start in BUNDLED or "/" in start or Path(start).exists():
+        return start in DRAFTERS
+    if get_close_matches(start, list(DRAFTERS), cutoff=0.75):
+        raise UnknownNameError("drafter", start, DRAFTERS)
+    return False
 
 
 def _config(model: DiffusionModel, arguments: dict[str, Any]) -> GenerationConfig:

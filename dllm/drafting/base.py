@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ..canvas import IntArray
 from ..errors import ConfigError
 from ..registry import Registry
-from ..spec import arguments, parse
+from ..spec import arguments, describe, parse
 
 Array = npt.NDArray[np.float64]
 ROOT = -1  # the parent of a draft's first tokens: the last committed token
@@ -322,11 +322,12 @@ def single(spec: str | T, registry: Registry[T], kind: type[T]) -> T:
 
 @dataclass(frozen=True)
 class Info:
-    """One line of a listing."""
+    """What a listing says: ``summary`` in one line, ``about`` the rest of the description."""
 
     name: str
     role: str
     summary: str
+    about: str
     paper: str
     arxiv: str
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -334,5 +335,5 @@ class Info:
 
 def info(cls: type[DraftPart], role: str) -> Info:
     """What a listing says about a registered class."""
-    summary = (cls.__doc__ or "").strip().split("\n")[0]
-    return Info(cls.name, role, summary, cls.paper, cls.arxiv, arguments(cls))
+    summary, about = describe(cls)
+    return Info(cls.name, role, summary, about, cls.paper, cls.arxiv, arguments(cls))

@@ -1,0 +1,99 @@
+"""``dllm doctor --selftest`` and ``--serve``, on a CPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dllm.cli.app import app
+from dllm.cli.capacity import PER_STEP, ROWS, table
+from dllm.errors import ConfigError
+from dllm.eval import selftest
+from dllm.eval.cost import Rates
+from dllm.eval.selftest import Check, report
+
+FIELDS = {
+    "architectures": ["A2DLlamaLMHeadModel"], "model_type": "a2d-llama", "vocab_size": 128,
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+    "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 1e4, "mask_token_id": 127,
+    "eos_token_id": 126, "torch_dtype": "float32",
+}  # fmt: skip
+
+
+def test_everything_agrees_here_and_is_one_block_of_text() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--selftest"])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "dllm selftest" and torch.__version__ in lines[1]
+    names = " ".join(lines[2:])
+    for what in ("token statistics, torch, bfloat16", "rotation, torch", "keyed noise",
+                 "attention, eager", "padded steps", "batch = alone, float32, cache dual",
+                 "step time"):  # fmt: skip
+        assert f"ok       {what}" in names
+    assert "skipped  attention, flash_attention_2: no GPU" in names and "DIFFERS" not in names
+
+
+def test_a_wrong_kernel_differs_and_the_switch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults put in on purpose: each turns exactly its own check."""
+    right = selftest.token_statistics
+
+    def wrong(*given: Any, backend: str, **named: Any) -> Any:
+        result = right(*given, backend=backend, **named)
+        return result if backend == "naive" else replace(result, token=result.token + 1)
+
+    monkeypatch.setattr(selftest, "token_statistics", wrong)
+    assert all(check.same is False for check in selftest.statistics("cpu"))
+    decode = selftest._decode
+    monkeypatch.setattr(
+        selftest, "_decode",
+        lambda *given, **named: [ids[1:] for ids in decode(*given, **named)]
+        if named.get("cuda_graphs") else decode(*given, **named),
+    )  # fmt: skip
+    (check,) = selftest.padded_steps("cpu")
+    assert check.same is False and "avoid it with cuda_graphs=False" in str(check)
+
+
+def test_a_check_that_raises_counts_as_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str) -> Any:
+        raise RuntimeError("no such\nkernel")
+        yield
+
+    broken.__name__ = "rotation"
+    for name in ("statistics", "random_numbers", "attention", "padded_steps", "batches",
+                 "step_time"):  # fmt: skip
+        monkeypatch.setattr(selftest, name, lambda _: iter(()))
+    monkeypatch.setattr(selftest, "rotation", broken)
+    checks = list(selftest.run("cpu"))
+    assert [(c.name, c.same) for c in checks] == [("rotation", False)]
+    assert "no such kernel" in report(checks)
+    monkeypatch.setattr(selftest, "run", lambda: iter([Check("x", False, "1 differs", "y=1")]))
+    assert CliRunner().invoke(app, ["doctor", "--selftest"]).exit_code == 1
+
+
+def test_what_a_server_can_carry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At a rate of 10^9 operations per second everything can be worked out by hand."""
+    (tmp_path / "config.json").write_text(json.dumps(FIELDS))
+    flat = Rates((1, 512), (1e9, 1e9))
+    monkeypatch.setattr(Rates, "measure", classmethod(lambda *_: flat))
+    row = 2 * 2 * (2 * 16) * 96 * 4  # keys and values, layers, heads, canvas, bytes
+    layer = 2 * 64 * 16 * (4 + 2) + 3 * 64 * 96
+    weights = 4 * (2 * layer + 2 * 128 * 64 + 5 * 64)
+    free = int((weights + 10.5 * row) / 0.9)
+    lines = table(str(tmp_path), 64, 32, free)
+    assert "rows that fit: 10 " in lines[1]
+    full = (2 * 96 * 2 * layer + 4 * 96 * 96 * 64 * 2 + 2 * 32 * 64 * 128) / 1e9
+    one = lines[3].split()
+    assert one[0] == "1" and float(one[1]) == pytest.approx(1000 * full, abs=0.06)
+    assert float(one[3].replace(",", "")) == pytest.approx(PER_STEP / full, abs=0.6)
+    assert len(lines) == 3 + len(ROWS) + 1 and "(does not fit)" in lines[3 + ROWS.index(16)]
+    with pytest.raises(ConfigError, match="more than the 512 positions"):
+        table(str(tmp_path), 500, 32, free)
+    with pytest.raises(ConfigError, match="autoregressive"):
+        table("nano-ar", 10, 10, free)
