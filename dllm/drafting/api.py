@@ -45,6 +45,7 @@ DRAFTING = (
     "end_marker",
     "marker_position",
     "head",
+    "nodes",
 )
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
