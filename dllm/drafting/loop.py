@@ -93,7 +93,7 @@ class Speculation:
             verify_seconds=clock.verify + judged - began,
             other_seconds=time.perf_counter() - judged, context=len(prefix),
             first=not self.rounds, attempted=clock.attempted, beside=clock.beside,
-            beside_emitted=clock.beside_emitted,
+            beside_emitted=clock.beside_emitted, deviations=outcome.deviations,
         )  # fmt: skip
         self.rounds.append(stats)
         self.controller.update(stats, feedback)
