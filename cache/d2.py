@@ -29,17 +29,18 @@ class Seen:
 )  # fmt: skip
 @dataclass(frozen=True)
 class D2Cache(Refreshing):
-    """Compute the ``k`` masks of highest confidence among decided neighbours, what was decided
-    just now, and those of the rest that hold the share ``p`` of the attention flowing to it.
+    """Compute the surest masks among decided neighbours, and what the rest attends to most.
 
-    A mask's score is its last confidence times the density of decided positions around it
-    (Gaussian of width ``sigma``).  Masks of the window come before those to its right, which
-    compete up to the end of the block that holds the ``k``-th mask of the row.  Attention flow is
-    the column mass of the product of all layers' attention (attention rollout), where positions
-    that are not computed pass on only themselves; at least one position is taken for it.  What lies
-    between two computed positions at most ``inflate`` apart is computed, too.  Where logits are
-    shifted, the rows that score the masks stand for them.  Everything is computed in the first step
-    only.  Needs room for the attention of all layers, L x Q x N, in the host's memory.
+    These are ``k`` masks, what was decided just now, and those of the rest that hold the share
+    ``p`` of the attention flowing to it.  A mask's score is its last confidence times the density
+    of decided positions around it (Gaussian of width ``sigma``).  Masks of the window come before
+    those to its right, which compete up to the end of the block that holds the ``k``-th mask of the
+    row.  Attention flow is the column mass of the product of all layers' attention (attention
+    rollout), where positions that are not computed pass on only themselves; at least one position
+    is taken for it.  What lies between two computed positions at most ``inflate`` apart is
+    computed, too.  Where logits are shifted, the rows that score the masks stand for them.
+    Everything is computed in the first step only.  Needs room for the attention of all layers, L x
+    Q x N, in the host's memory.
 
     ``official`` reproduces the released code where an oversight is at work: confidences stay those
     of the first step, the block is what was undecided in it before the last commits (also where its

@@ -125,13 +125,12 @@ class DKVPD(DKVDecode):
 @register("dkv_greedy", paper=PAPER, arxiv=ARXIV)
 @dataclass(frozen=True)
 class DKVGreedy(Refreshing):
-    """Compute what was just decided, what is decided next and a few undecided neighbours
-    (dKV-Cache-Greedy): a constant number of positions per step.
+    """Compute what was just decided, what is next and a few neighbours (dKV-Cache-Greedy).
 
-    For samplers that know what they commit before the forward.  ``refresh_every`` (2) counts from
-    each block opening; ``window`` (4) neighbours are taken around every position of ``center``:
-    "next", those to be decided (as released), or "prev", those just decided (which the paper
-    reports as better).
+    That is a constant number of positions per step, for samplers that know what they commit before
+    the forward.  ``refresh_every`` (2) counts from each block opening; ``window`` (4) neighbours
+    are taken around every position of ``center``: "next", those to be decided (as released), or
+    "prev", those just decided (which the paper reports as better).
     """
 
     needs = frozenset({FORESIGHT})

@@ -32,15 +32,16 @@ class Phases:
 )
 @dataclass(frozen=True)
 class DLLMCache(Cache):
-    """Recompute the prompt every ``prompt_every`` steps, the response every ``response_every``, and
-    in between, at each layer, the ``ratio`` of the response whose values changed most.
+    """Recompute prompt and response now and then, in between what of the response changed most.
 
-    Every position has a current hidden state at every layer; a layer adds to those it does not
-    compute what it added to them last time.  The first layer is always computed in full.  Defaults
-    are the paper's for instruct models on GSM8K: 50, 7 for LLaDA, 25, 2 for Dream (whose base
-    model takes 100, 8), and 0.25; 1, 1 is exact, ``inf`` is never.  ``force_pending`` (default)
-    also recomputes positions that have just changed; the released code trusts that their values
-    moved enough.  With shifted logits the prompt's last position belongs to the response.
+    The prompt is computed every ``prompt_every`` steps, the response every ``response_every``, in
+    between, at each layer, the ``ratio`` of the response whose values changed most.  Every position
+    has a current hidden state at every layer; a layer adds to those it does not compute what it
+    added to them last time.  The first layer is always computed in full.  Defaults are the paper's
+    for instruct models on GSM8K: 50, 7 for LLaDA, 25, 2 for Dream (whose base model takes 100, 8),
+    and 0.25; 1, 1 is exact, ``inf`` is never.  ``force_pending`` (default) also recomputes
+    positions that have just changed; the released code trusts that their values moved enough.  With
+    shifted logits the prompt's last position belongs to the response.
 
     The keys, values and changes of all positions are kept: more memory than other caches.
     """

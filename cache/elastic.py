@@ -29,15 +29,14 @@ class Watch:
 )
 @dataclass(frozen=True)
 class ElasticCache(Refreshing):
-    """Compute the first ``beta`` masks; where the attention of a watched token has turned, compute
-    everything from the next layer on.
+    """Compute the first masks; where attention has turned, everything from the next layer on.
 
-    Each layer watches the decided token that the masks attend to most.  When the cosine between
-    its attention now and in the step before falls below ``gamma``, all layers above are refreshed
-    from the inputs they had when last computed, so that no setting of ``gamma`` is exact;
-    ``refresh_every=1`` is.  ``beta`` 16 and ``gamma`` 0.9 as released.  Reconstructed: the
-    attention is averaged over heads, and a token is compared in its own layer only, from its
-    second step under watch on.
+    Computed are the first ``beta`` masks.  Each layer watches the decided token that the masks
+    attend to most.  When the cosine between its attention now and in the step before falls below
+    ``gamma``, all layers above are refreshed from the inputs they had when last computed, so that
+    no setting of ``gamma`` is exact; ``refresh_every=1`` is.  ``beta`` 16 and ``gamma`` 0.9 as
+    released.  Reconstructed: the attention is averaged over heads, and a token is compared in its
+    own layer only, from its second step under watch on.
     """
 
     offers = SOME - {WHOLE_REGION}

@@ -29,16 +29,16 @@ class Phase:
 @register("window_diffusion", paper="Window-Diffusion", arxiv="2601.20332")
 @dataclass(frozen=True)
 class WindowDiffusion(Refreshing):
-    """Compute the first ``active`` masks, attend to the first ``window`` masks and to what is
-    decided; masks farther away neither attend nor are attended to.
+    """Compute the first masks, attend to a window of them and to what is decided.
 
-    A phase is a refresh, which serves every target, and ``refresh_every - 1`` steps that serve
-    only the active masks.  Positions decided during a phase stay active until it ends.  With one
-    token per step the paper uses ``active`` 16, ``refresh_every`` 32 and, by family, ``window`` 64
-    and refreshes of all positions (``far`` True, LLaDA), or 128 and refreshes that leave out the
-    masks beyond the window (Dream).  A phase ends early when the active masks leave the window,
-    which the released code does not check.  Exact with ``refresh_every=1``, if ``far`` or if no
-    mask lies beyond the window.
+    The first ``active`` masks are computed; they attend to the first ``window`` masks.  Masks
+    farther away neither attend nor are attended to.  A phase is a refresh, which serves every
+    target, and ``refresh_every - 1`` steps that serve only the active masks.  Positions decided
+    during a phase stay active until it ends.  With one token per step the paper uses ``active`` 16,
+    ``refresh_every`` 32 and, by family, ``window`` 64 and refreshes of all positions (``far`` True,
+    LLaDA), or 128 and refreshes that leave out the masks beyond the window (Dream).  A phase ends
+    early when the active masks leave the window, which the released code does not check.  Exact
+    with ``refresh_every=1``, if ``far`` or if no mask lies beyond the window.
 
     ``official`` reproduces released code: "llada" without that check; "dream" and "dream_sliding"
     compute the range from the first mask to the one after the ``active``-th, an end that stays or
@@ -79,7 +79,8 @@ class WindowDiffusion(Refreshing):
             phase.masked = canvas.masked.copy()
             phase.window = self._near(canvas, masks) if phase.near is None else phase.near
         masked, window = phase.masked, phase.window
-        if due or (not self.official and not np.isin(active[-1], window)):
+        left = window is None or not np.isin(active[-1], window)
+        if due or (not self.official and left):
             phase.masked = phase.window = phase.near = None
             if not due:
                 self.restart(canvas, slots)

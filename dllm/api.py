@@ -4,43 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from typing import Any, Literal, Protocol, overload
-
-import numpy as np
-import torch
+from typing import Any, Literal, Unpack, overload
 
 from .cache.base import CacheLike
-from .config import GenerationConfig
-from .engine import Step
+from .config import GenerationArguments, GenerationConfig
 from .errors import ConfigError
 from .events import Event, Reader, events
 from .models import load
-from .preparation import Preparation, holes_of
-from .prompts import is_batch
+from .preparation import Preparation
+from .prompts import ManyPrompts, OnePrompt, encode_holes, is_batch
 from .result import Result
 from .samplers.compose import SamplerLike
 from .scheduler import Request, Scheduler
+from .streamers import Streamer, feeding
 
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
-Messages = Sequence[dict[str, Any]]
 
 
-class Streamer(Protocol):
-    """transformers' ``TextDiffusionStreamer`` and whatever looks like it."""
+class Options(GenerationArguments, total=False):
+    """What every call takes: a sampler, a cache, and the fields of a `GenerationConfig`."""
 
-    def put(self, value: torch.Tensor) -> None: ...
-    def put_draft(self, value: torch.Tensor, **kwargs: Any) -> None: ...
-    def end(self) -> None: ...
+    sampler: SamplerLike
+    cache: CacheLike
+    chat: bool | None
+    trace: bool
+    config: GenerationConfig | None
 
 
-@overload
-def generate(model: ModelLike, prompt: str, *, n: Literal[1] = 1, **rest: Any) -> Result: ...
+class GenerateOptions(Options, total=False):
+    """What `generate` takes beside."""
+
+    progress: bool
+    streamer: Streamer | None
+    repetitions: Sequence[int] | None
+
+
 @overload
 def generate(
-    model: ModelLike, prompt: Sequence[str], *, n: Literal[1] = 1, **rest: Any
+    model: ModelLike, prompt: ManyPrompts, *, n: Literal[1] = 1, **options: Unpack[GenerateOptions]
 ) -> list[Result]: ...
 @overload
-def generate(model: ModelLike, prompt: Any, **rest: Any) -> Any: ...
+def generate(
+    model: ModelLike, prompt: OnePrompt, *, n: Literal[1] = 1, **options: Unpack[GenerateOptions]
+) -> Result: ...
+@overload
+def generate(
+    model: ModelLike, prompt: ManyPrompts, *, n: int, **options: Unpack[GenerateOptions]
+) -> list[list[Result]]: ...
+@overload
+def generate(
+    model: ModelLike, prompt: OnePrompt, *, n: int, **options: Unpack[GenerateOptions]
+) -> list[Result]: ...
 def generate(
     model: ModelLike,
     prompt: Any,
@@ -54,7 +68,7 @@ def generate(
     streamer: Streamer | None = None,
     repetitions: Sequence[int] | None = None,
     config: GenerationConfig | None = None,
-    **arguments: Any,
+    **arguments: Unpack[GenerationArguments],
 ) -> Any:
     """Write an answer to ``prompt``, or to each of several prompts.
 
@@ -66,10 +80,11 @@ def generate(
     `dllm.cache.available`.  ``chat``: whether a string goes through the chat template (default:
     when there is one).  ``n``: answers per prompt, each with noise of its own.  ``trace`` keeps
     every step in ``result.trace``; ``progress`` shows a bar on stderr; ``streamer`` (one prompt
-    only) receives text as it is decided.  ``repetitions``: per prompt how many times it was
-    answered before, so that a new answer draws new noise; by default equal prompts of a batch are
-    counted, from 0.  ``config``: a `dllm.GenerationConfig` in place of the checkpoint's defaults;
-    ``arguments``: single fields of it.
+    only) receives what is final as it is decided, and drafts where it has ``put_draft``.
+    ``repetitions``: per prompt how many times it was answered before, so that a new answer draws
+    new noise; by default equal prompts of a batch are counted, from 0.  ``config``: a
+    `dllm.GenerationConfig` in place of the checkpoint's defaults; ``arguments``: single fields of
+    it.
 
     Returns a `Result`, or a list of them for a list of prompts; with ``n`` > 1 a list of ``n`` in
     place of each.  Raises `dllm.DllmError` with one sentence that says what to do.
@@ -95,7 +110,7 @@ def as_completed(
     trace: bool = False,
     repetitions: Sequence[int] | None = None,
     config: GenerationConfig | None = None,
-    **arguments: Any,
+    **arguments: Unpack[GenerationArguments],
 ) -> Iterator[tuple[int, Result]]:
     """Like `generate` for many prompts: yields (index of the prompt, result) as each is finished.
 
@@ -115,7 +130,7 @@ def stream(
     chat: bool | None = None,
     trace: bool = False,
     config: GenerationConfig | None = None,
-    **arguments: Any,
+    **arguments: Unpack[GenerationArguments],
 ) -> Iterator[Event]:
     """Like `generate`, step by step: yields an `Event` per row and step; the last one of a row
     carries its result."""
@@ -134,7 +149,7 @@ def infill(
     cache: CacheLike = "none",
     trace: bool = False,
     config: GenerationConfig | None = None,
-    **arguments: Any,
+    **arguments: Unpack[GenerationArguments],
 ) -> Result:
     """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
 
@@ -146,7 +161,7 @@ def infill(
     """
     loaded = load(model)
     how = Preparation.of(loaded, sampler, cache, config, arguments, holes=True)
-    return _completed(how.scheduler([how.text(*holes_of(loaded, text), prompt, trace)]), how)[0]
+    return _completed(how.scheduler([how.text(*encode_holes(loaded, text), prompt, trace)]), how)[0]
 
 
 def _completed(
@@ -156,17 +171,17 @@ def _completed(
     """All results, in the order of the requests; the first error is raised."""
     requests = list(scheduler.waiting)
     bar = _Bar(how, requests) if progress else nullcontext()
-    with closing(scheduler), bar as shown:
+    with closing(scheduler), feeding(streamer) as feed, bar as shown:
         while scheduler.busy:
-            for request, step in scheduler.advance():
+            happened = scheduler.advance()
+            for request, _ in happened:
                 if request.error is not None:
                     raise request.error
-                if streamer is not None and step is not None:
-                    _feed(streamer, step, request)
+            if feed is not None:
+                for _, event in events(happened, scheduler.model.facts.stop_token_ids):
+                    feed.take(event)
             if shown is not None:
                 shown.update()
-    if streamer is not None:
-        streamer.end()
     return [request.result for request in requests if request.result is not None]
 
 
@@ -232,22 +247,3 @@ class _Bar:
         rate = f"{decided / max(1, forwards):.2f} tokens per forward"
         rows = f"{done}/{len(self.requests)} texts" if len(self.requests) > 1 else ""
         self.progress.update(self.task, completed=decided, rate=rate, rows=rows)
-
-
-def _feed(streamer: Streamer, step: Step, request: Request) -> None:
-    """Hand a streamer what became final, then the rest of the window as a draft."""
-    canvas, p = step.canvas, step.prediction
-    shown = request.frontier
-    if shown < 0:
-        streamer.put(torch.from_numpy(canvas.tokens[: canvas.prompt_length]))
-        shown = canvas.start
-    end = canvas.end if canvas.stop_position is None else canvas.stop_position + 1
-    undecided = canvas.masked[shown:end]
-    frontier = shown + int(undecided.argmax()) if undecided.any() else end
-    if frontier > shown:
-        streamer.put(torch.from_numpy(canvas.tokens[shown:frontier]))
-    request.frontier = frontier
-    if not canvas.finished:
-        draft = canvas.tokens.copy()
-        draft[p.positions] = np.where(canvas.masked[p.positions], p.token, draft[p.positions])
-        streamer.put_draft(torch.from_numpy(draft[frontier : canvas.window[1]]))

@@ -3,11 +3,88 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, NamedTuple, TypedDict
 
-from .errors import ConfigError, UnknownNameError
+from .errors import ConfigError, UnknownNameError, check_unicode, short
+
+MOST = 2**31 - 1  # of what is counted
+HOTTEST = 1e6  # temperature and guidance in float32; all tokens are alike long before
+SEEDS = 2**63
+
+
+class Range(NamedTuple):
+    """The numbers that a field takes, ends included."""
+
+    low: float
+    high: float
+    whole: bool = True
+    optional: bool = False
+
+
+NUMBERS = {
+    "max_new_tokens": Range(1, MOST, optional=True),
+    "min_new_tokens": Range(0, MOST),
+    "steps": Range(1, MOST, optional=True),
+    "block_length": Range(1, MOST, optional=True),
+    "temperature": Range(0, HOTTEST, whole=False),
+    "top_p": Range(0, 1, whole=False),
+    "top_k": Range(0, MOST),
+    "cfg_scale": Range(0, HOTTEST, whole=False),
+    "seed": Range(0, SEEDS - 1),
+    "max_rows": Range(1, MOST),
+    "max_batch_tokens": Range(1, MOST, optional=True),
+    "top_candidates": Range(0, MOST),
+}
+SWITCHES = ("cuda_graphs", "compile", "suppress_mask")
+
+# What other libraries call it, and what to write here.
+ELSEWHERE = {
+    **dict.fromkeys(("max_tokens", "max_length", "gen_length", "max_completion_tokens"),
+                    "max_new_tokens"),
+    **dict.fromkeys(("stop", "stop_sequences", "stop_words", "stop_string"), "stop_strings"),
+    **dict.fromkeys(("num_steps", "num_inference_steps", "diffusion_steps"), "steps"),
+    **dict.fromkeys(("block_size", "blocks"), "block_length"),
+    **dict.fromkeys(("guidance_scale", "cfg"), "cfg_scale"),
+    **dict.fromkeys(("batch_size", "max_num_seqs"), "max_rows"),
+    **dict.fromkeys(("logprobs", "top_logprobs", "n_probs"), "top_candidates"),
+    "do_sample": "temperature: 0 is greedy, anything above samples",
+    **dict.fromkeys(("stop_token_ids", "eos_token_id", "mask_token_id", "pad_token_id"),
+                    "an argument of dllm.load"),
+    **dict.fromkeys(("num_return_sequences", "best_of", "num_samples"), "n"),
+    "remasking": "sampler='llada(remasking=random)'",
+    **dict.fromkeys(("alg", "alg_temp"), "sampler='dream(alg=entropy)'"),
+    "threshold": "sampler='threshold(tau=0.9)'",
+    **dict.fromkeys(("input_ids", "inputs", "messages"), "prompt"),
+    "attention_mask": "prompts without padding: a list of them may differ in length",
+    **dict.fromkeys(("output_history", "return_dict_in_generate"), "trace=True"),
+    "use_cache": "cache='dual' or another name of 'dllm caches'",
+}  # fmt: skip
+
+
+class GenerationArguments(TypedDict, total=False):
+    """The keyword arguments that end up in a `GenerationConfig`, for type checkers and editors."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int
+    steps: int | None
+    block_length: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    cfg_scale: float
+    eos_policy: str | None
+    stop_strings: str | Iterable[str]
+    seed: int
+    max_rows: int
+    max_batch_tokens: int | None
+    top_candidates: int
+    cuda_graphs: bool
+    compile: bool
+    suppress_mask: bool
+    constraints: Mapping[int, int | str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,40 +130,21 @@ class GenerationConfig:
     constraints: Mapping[int, int | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop_strings, str):
-            object.__setattr__(self, "stop_strings", (self.stop_strings,))
-        object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
-        for name in ("max_new_tokens", "steps", "block_length", "max_rows", "max_batch_tokens"):
-            self._at_least(name, 1)
-        for name in ("min_new_tokens", "top_k", "temperature", "cfg_scale", "top_candidates"):
-            self._at_least(name, 0)
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p must lie in (0, 1], not {self.top_p}")
+        for name, allowed in NUMBERS.items():
+            object.__setattr__(self, name, _number(name, getattr(self, name), allowed))
+        for name in SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is True or False, not {short(getattr(self, name))}")
+        if not self.top_p:
+            raise ConfigError("top_p must be above 0: there nothing is left to propose")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ConfigError(
                 f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}"
             )
-        for offset, wanted in self.constraints.items():
-            if not isinstance(offset, int) or offset < 0 or not isinstance(wanted, int | str):
-                raise ConfigError(
-                    "constraints map offsets in the answer (0 is its first token) to a token id or "
-                    f"a text, not {offset!r} to {wanted!r}"
-                )
-        if any(not text for text in self.stop_strings):
-            raise ConfigError("stop_strings must not be empty strings")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed must lie in [0, 2**63), not {self.seed}")
-
-    def _at_least(self, name: str, least: int) -> None:
-        value, integral = getattr(self, name), name not in ("temperature", "cfg_scale")
-        if value is None:
-            return
-        if isinstance(value, bool) or not isinstance(value, int if integral else int | float):
-            raise ConfigError(f"{name} must be a number, not {value!r}")
-        if not math.isfinite(value):
-            raise ConfigError(f"{name} must be finite, not {value}")
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least}, not {value}")
+        if not isinstance(self.eos_policy, str | None):
+            raise ConfigError(f"eos_policy is a name such as 'none', not {short(self.eos_policy)}")
+        object.__setattr__(self, "stop_strings", _texts("stop_strings", self.stop_strings))
+        object.__setattr__(self, "constraints", _constraints(self.constraints))
 
     @classmethod
     def build(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> GenerationConfig:
@@ -94,12 +152,99 @@ class GenerationConfig:
         known = {f.name for f in fields(cls)}
         for name in given:
             if name not in known:
-                raise UnknownNameError("generation argument", name, known)
+                raise UnknownNameError(
+                    "generation argument", name, known, ELSEWHERE.get(name.lower())
+                )
         merged = {key: value for key, value in defaults.items() if key in known}
         return cls(**{**merged, **given})
+
+    def check_used(
+        self, given: Collection[str], *, canvas: int, tempered: bool, cached: bool, traced: bool
+    ) -> None:
+        """Raise `ConfigError` where something ``given`` would change nothing.
+
+        ``canvas``: positions of the longest answer; ``tempered``: whether samplers see the
+        probabilities after temperature and filters; ``cached``, ``traced``: whether there is a
+        cache and a trace.
+        """
+        for name in ("top_p", "top_k"):
+            plain = getattr(self, name) == getattr(type(self), name) or name not in given
+            if not (plain or self.temperature or tempered):
+                raise ConfigError(
+                    f"{name} has no effect at temperature 0, where the likeliest token is taken: "
+                    f"raise temperature or drop {name}"
+                )
+        if "block_length" in given and self.block_length and self.block_length > canvas:
+            raise ConfigError(
+                f"block_length={self.block_length} exceeds the canvas of {canvas}: blocks have at "
+                f"most {canvas} positions, or raise max_new_tokens"
+            )
+        if "top_candidates" in given and self.top_candidates and not traced:
+            raise ConfigError(
+                "top_candidates are written to the trace: ask for a trace, or drop them"
+            )
+        for name in ("compile", "cuda_graphs"):
+            if name in given and getattr(self, name) and not cached:
+                raise ConfigError(
+                    f"{name} is for steps that read a cache: choose one, e.g. 'dual', or drop it"
+                )
 
     @property
     def sampler_options(self) -> dict[str, Any]:
         """What goes to the parts of the sampler."""
         names = ("steps", "block_length", "eos_policy")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def _number(name: str, value: Any, allowed: Range) -> Any:
+    """``value`` as a Python number, or `ConfigError`."""
+    if value is None and allowed.optional:
+        return None
+    kind = "a whole number" if allowed.whole else "a number"
+    if isinstance(value, bool) or not isinstance(value, Integral if allowed.whole else Real):
+        raise ConfigError(f"{name} must be {kind}, not {short(value)}")
+    number: Any = value
+    if not isinstance(value, Integral) and not math.isfinite(number):
+        raise ConfigError(f"{name} must be finite, not {value}")
+    if number < allowed.low:
+        raise ConfigError(f"{name} must be at least {allowed.low}, not {short(value)}")
+    if number > allowed.high:
+        raise ConfigError(f"{name} must be at most {allowed.high:g}, not {short(value)}")
+    return int(number) if allowed.whole else float(number)
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    """One text or several, as a tuple."""
+    texts = (value,) if isinstance(value, str) else value
+    if isinstance(texts, Mapping | bytes) or not isinstance(texts, Iterable):
+        raise ConfigError(f"{name} is a text or a list of texts, not {short(value)}")
+    texts = tuple(texts)
+    for text in texts:
+        if not isinstance(text, str):
+            raise ConfigError(f"{name} is a text or a list of texts, not one with {short(text)}")
+        if not text:
+            raise ConfigError(f"{name} must not be empty strings")
+        check_unicode(text, name)
+    return texts
+
+
+def _constraints(value: Any) -> dict[int, int | str]:
+    """Offsets in the answer and what stands there."""
+    shape = "constraints map offsets in the answer (0 is its first token) to a token id or a text"
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{shape}, e.g. {{0: 'The'}}, not {short(value)}")
+    result: dict[int, int | str] = {}
+    for offset, wanted in value.items():
+        numbers: list[Any] = [x for x in (offset, wanted) if isinstance(x, Integral)]
+        if (
+            not isinstance(offset, Integral)
+            or not isinstance(wanted, Integral | str)
+            or any(isinstance(x, bool) for x in numbers)
+            or any(not 0 <= x <= MOST for x in numbers)
+            or wanted == ""
+        ):
+            raise ConfigError(f"{shape}, not {short(offset)} to {short(wanted)}")
+        if isinstance(wanted, str):
+            check_unicode(wanted, "constraints")
+        result[int(offset)] = wanted if isinstance(wanted, str) else int(wanted)
+    return result

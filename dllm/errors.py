@@ -13,8 +13,14 @@ class DllmError(Exception):
 class UnknownNameError(DllmError, ValueError):
     """A sampler, cache, model family, argument or option that does not exist."""
 
-    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
+    def __init__(
+        self, kind: str, name: object, known: Iterable[str], instead: str | None = None
+    ) -> None:
+        """``instead``: what stands for it here, where that is known."""
         self.kind, self.name, self.known = kind, str(name), sorted(known)
+        if instead is not None:
+            super().__init__(f"unknown {kind} {self.name!r}; here it is {instead}")
+            return
         near = get_close_matches(self.name, self.known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "known: "
         listing = "" if near else ", ".join(self.known) + "."
@@ -51,6 +57,23 @@ class DeadlineError(DllmError, TimeoutError):
 
 class OutOfMemoryError(DllmError, RuntimeError):
     """The device ran out of memory during a step; the model stays usable."""
+
+
+def check_unicode(text: str, what: str = "the prompt") -> None:
+    """Raise `PromptError` for text with half of a surrogate pair, which no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"{what} is not valid Unicode: {error.reason}") from None
+
+
+def short(value: object) -> str:
+    """``value`` as it is written, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        text = "a number of that size"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def one_line(error: BaseException, most: int = 300) -> str:

@@ -73,12 +73,15 @@ class Reader:
     def __init__(self, model: DiffusionModel, recipe: Recipe) -> None:
         tokenizer = model.tokenizer
         self.decode = None if tokenizer is None else _decoder(model)
-        stop_strings = recipe.config.stop_strings
-        self._text = None if self.decode is None else GrowingText(self.decode, stop_strings)
+        self._stops = recipe.config.stop_strings
+        self._text: GrowingText | None = None
 
     def read(self, event: Event) -> Event:
-        if self._text is None or self.decode is None:
+        if self.decode is None:
             return event
+        if self._text is None:
+            floor = max(0, event.canvas.text_floor - event.canvas.prompt_length)
+            self._text = GrowingText(self.decode, self._stops, floor)
         text = self._text.feed(event.final)
         if event.result is not None:
             text += self._text.end(event.result.text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,25 +18,27 @@ from .canvas import BoolArray, Canvas, IntArray
 from .config import GenerationConfig
 from .engine import Engine, Recipe
 from .engine.recipe import check_recipe
-from .errors import ConfigError, PromptError
+from .errors import ConfigError, PromptError, short
 from .kernels.noise import uniform
 from .models import DiffusionModel
-from .prompts import encode, encode_continuation, encode_text
+from .prompts import encode, encode_continuation
 from .samplers import Sampler
 from .samplers.compose import SamplerLike
 from .scheduler import Request, Scheduler
+from .text import stop_at
 
-HOLE = re.compile(r"\[\[(\d+)\]\]")
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """A sampler, a cache and arguments that go together on a model."""
+    """A sampler, a cache and arguments that go together on a model.  ``given``: the arguments that
+    the caller named, which must not be without effect."""
 
     model: DiffusionModel
     cache: Cache
     recipe: Recipe
+    given: frozenset[str] = frozenset()
 
     @property
     def sampler(self) -> Sampler:
@@ -76,7 +77,7 @@ class Preparation:
         recipe = Recipe(composed, built, ban_stops=holes, after_step=watch)
         chosen = caches.compose(cache, model.family.name)
         check_recipe(recipe, chosen, model)
-        return cls(model, chosen, recipe)
+        return cls(model, chosen, recipe, frozenset(given))
 
     def prompts(
         self,
@@ -95,17 +96,18 @@ class Preparation:
         encoded = [encode(self.model, prompt, chat) for prompt in prompts]
         if repetitions is None:
             repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]
-        if len(repetitions) != len(prompts):
-            raise ConfigError(
-                f"{len(prompts)} prompts have as many repetitions, not {len(repetitions)}"
-            )
+        _check_repetitions(repetitions, len(prompts))
+        lengths = [
+            canvas_length(self.model, len(ids), self.config, "max_new_tokens" in self.given)
+            for ids in encoded
+        ]
+        self._check_used(max(lengths), traced)
         requests: list[Request] = []
         given = [
             (offset, _constraint(self.model, wanted))
             for offset, wanted in self.config.constraints.items()
         ]
-        for ids, first in zip(encoded, repetitions, strict=True):
-            length = canvas_length(self.model, len(ids), self.config)
+        for ids, length, first in zip(encoded, lengths, repetitions, strict=True):
             for offset, tokens in given:
                 _check_constraint(offset, tokens, length)
             for i in range(n):
@@ -126,6 +128,7 @@ class Preparation:
             raise PromptError(
                 f"{total} tokens exceed the context of {limit}: shorten the text or its holes"
             )
+        self._check_used(len(ids), traced)
         tokens = np.concatenate([before, ids])
         masked = np.concatenate([np.zeros(len(before), np.bool_), holes])
         make = partial(
@@ -133,6 +136,13 @@ class Preparation:
             **_facts(self.model, self.config),
         )  # fmt: skip
         return Request(0, make, self.recipe, total, int(holes.sum()), traced)
+
+    def _check_used(self, canvas: int, traced: bool) -> None:
+        """Refuse what the caller named and what would change nothing."""
+        self.config.check_used(
+            self.given, canvas=canvas, tempered=self.model.facts.score_source == "tempered",
+            cached=self.cache.name != "none", traced=traced,
+        )  # fmt: skip
 
     def scheduler(self, requests: Sequence[Request]) -> Scheduler:
         """An engine that holds the ``max_rows`` largest requests, and all of them in its queue."""
@@ -185,6 +195,17 @@ def occurrences(items: Sequence[Hashable]) -> list[int]:
     return counts
 
 
+def _check_repetitions(repetitions: Any, prompts: int) -> None:
+    """One whole number from 0 per prompt."""
+    if not isinstance(repetitions, Sequence) or not all(
+        isinstance(row, int | np.integer) and not isinstance(row, bool) and row >= 0
+        for row in repetitions
+    ):
+        raise ConfigError(f"repetitions are whole numbers from 0, not {short(repetitions)}")
+    if len(repetitions) != prompts:
+        raise ConfigError(f"{prompts} prompts have as many repetitions, not {len(repetitions)}")
+
+
 def _constraint(model: DiffusionModel, wanted: int | str) -> IntArray:
     """The ids that a constraint fixes."""
     if isinstance(wanted, int):
@@ -220,42 +241,26 @@ def _facts(model: DiffusionModel, config: GenerationConfig) -> dict[str, Any]:
     }
 
 
-def canvas_length(model: DiffusionModel, prompt: int, config: GenerationConfig) -> int:
-    """How many positions to write after ``prompt`` tokens, within the context."""
-    limit, wanted = model.facts.context_length, config.max_new_tokens
-    if prompt >= limit:
+def canvas_length(
+    model: DiffusionModel, prompt: int, config: GenerationConfig, given: bool = True
+) -> int:
+    """How many positions to write after ``prompt`` tokens, within the context.  A length that is
+    not ``given`` by the caller is shortened to what fits."""
+    limit = model.facts.context_length
+    room, wanted = limit - prompt, config.max_new_tokens
+    if room < 1:
         raise PromptError(
             f"the prompt has {prompt} tokens, the context {limit}: shorten it by at least "
             f"{prompt - limit + 1}"
         )
-    if wanted is None:
-        return max(config.min_new_tokens, min(DEFAULT_LENGTH, limit - prompt))
-    if prompt + wanted > limit:
+    if wanted is None or not given:
+        wanted = max(config.min_new_tokens, min(wanted or DEFAULT_LENGTH, room))
+    if wanted > room:
         raise PromptError(
             f"{prompt} prompt tokens and {wanted} new ones exceed the context of {limit}: "
-            f"shorten the prompt or pass max_new_tokens={limit - prompt}"
+            f"shorten the prompt or pass max_new_tokens={room}"
         )
     return wanted
-
-
-def holes_of(model: DiffusionModel, text: str | Sequence[int]) -> tuple[IntArray, BoolArray]:
-    """Ids with anything at the holes, and where the holes are."""
-    if isinstance(text, str):
-        if model.tokenizer is None:
-            raise PromptError(f"{model.name} came without a tokenizer: pass ids with -1 for holes")
-        ids: list[int] = []
-        for i, piece in enumerate(HOLE.split(text)):
-            if i % 2:
-                ids += [-1] * int(piece)
-            elif piece:
-                encode_piece = encode_continuation if ids else encode_text
-                ids += encode_piece(model.tokenizer, piece)
-    else:
-        ids = [int(i) for i in text]
-    array = np.asarray(ids, np.int64)
-    if not (array == -1).any():
-        raise PromptError("there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids")
-    return np.maximum(array, 0), array == -1
 
 
 @dataclass(slots=True)
@@ -266,7 +271,8 @@ class StopSearch:
 
 
 def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[Canvas], None]:
-    """After a step: finish a row whose decided beginning contains a stop string."""
+    """After a step: finish a row whose decided beginning contains a stop string, also where a stop
+    id of the same step lies behind it.  The text does not end before what is given in it."""
     if model.tokenizer is None:
         raise ConfigError(f"{model.name} came without a tokenizer: it has no stop_strings")
     tokenizer = model.tokenizer
@@ -282,9 +288,8 @@ def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[C
             return
         search.frontier = frontier
         tokens = canvas.tokens[canvas.start : canvas.start + frontier]
-        text = decode(tokens)
-        if any(stop in text for stop in config.stop_strings):
-            last = _shortest_with(decode, tokens, config.stop_strings)
+        last = _stop_in(decode, tokens, config.stop_strings, canvas.text_floor - canvas.start)
+        if last is not None:
             canvas.stop_position = canvas.start + last
             canvas.cut(canvas.stop_position)
             canvas.finish("stop")
@@ -292,14 +297,23 @@ def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[C
     return check
 
 
-def _shortest_with(
-    decode: Callable[[IntArray], str], tokens: IntArray, stops: Sequence[str]
-) -> int:
-    """Index of the token that completes the first stop string."""
-    low, high = 0, len(tokens) - 1
+def _stop_in(
+    decode: Callable[[IntArray], str], tokens: IntArray, stops: Sequence[str], floor: int
+) -> int | None:
+    """Index of the token that completes the first stop string, beyond the first ``floor`` ones."""
+    if len(tokens) <= floor:
+        return None
+    least = len(decode(tokens[:floor])) if floor > 0 else 0
+
+    def stopped(index: int) -> bool:
+        return stop_at(decode(tokens[: index + 1]), stops, least) is not None
+
+    if not stopped(len(tokens) - 1):
+        return None
+    low, high = max(0, floor), len(tokens) - 1
     while low < high:
         middle = (low + high) // 2
-        if any(stop in decode(tokens[: middle + 1]) for stop in stops):
+        if stopped(middle):
             high = middle
         else:
             low = middle + 1

@@ -6,7 +6,8 @@ spell a special token, such as the mask, it is encoded as ordinary characters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -14,24 +15,32 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .canvas import IntArray
-from .errors import PromptError
+from .canvas import BoolArray, IntArray
+from .errors import PromptError, UnknownNameError, check_unicode, short
 from .models import DiffusionModel
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
-Prompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
+HOLE = re.compile(r"\[\[(\d+)\]\]")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+OnePrompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
+ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[IntArray]
 
 
 def is_batch(prompt: Any) -> bool:
     """Whether ``prompt`` is several prompts: a list of strings, of conversations, of id lists."""
+    if isinstance(prompt, Iterator | Set):
+        raise PromptError(f"several prompts are a list, not a {type(prompt).__name__}: list(...)")
     if isinstance(prompt, str | Mapping) or not isinstance(prompt, Iterable):
         return False
     if isinstance(prompt, np.ndarray | torch.Tensor):
         return prompt.ndim > 1
     items = list(prompt)
-    return bool(items) and not isinstance(items[0], Mapping | int | np.integer)
+    return bool(items) and not (
+        isinstance(items[0], int | np.integer)
+        or (isinstance(items[0], Mapping) and "input_ids" not in items[0])
+    )
 
 
 def encode(model: DiffusionModel, prompt: Any, chat: bool | None = None) -> IntArray:
@@ -50,40 +59,63 @@ def encode(model: DiffusionModel, prompt: Any, chat: bool | None = None) -> IntA
         )  # fmt: skip
     if isinstance(prompt[0], Mapping):
         return _template(_tokenizer(model), prompt)
-    return _ids(model, prompt)
+    return check_ids(model, prompt)
 
 
 def checked(prompt: Any) -> str | list[Any]:
-    """The prompt as a string, a list of messages or a list of ids.
+    """The prompt as a string, a list of messages with texts, or a list of ids.
 
     Raises `PromptError` where it is none of these, empty, or not Unicode.
     """
     if isinstance(prompt, np.ndarray | torch.Tensor):
         prompt = prompt.tolist()
     if isinstance(prompt, Mapping):
+        if "input_ids" in prompt:
+            raise PromptError("what a tokenizer returns is no prompt: pass its ['input_ids']")
         prompt = [prompt]
     if not isinstance(prompt, str):
         if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
-            raise PromptError(f"{KINDS}, not {prompt!r}")
+            raise PromptError(f"{KINDS}, not {short(prompt)}")
         prompt = list(prompt)
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         raise PromptError("the prompt is empty: give some text, messages or token ids")
-    texts = [prompt]
-    if isinstance(prompt[0], Mapping):
-        for message in prompt:
-            if not isinstance(message, Mapping) or {"role", "content"} - set(message):
-                raise PromptError("chat messages look like {'role': 'user', 'content': 'text'}")
-        texts = [str(message["content"]) for message in prompt]
-    elif not isinstance(prompt, str):
-        texts = []
-        for item in prompt:
-            if not isinstance(item, int | np.integer) or isinstance(item, bool):
-                raise PromptError(f"{KINDS}, not a list with {item!r}")
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(f"the prompt is not valid Unicode: {error.reason}") from None
-    return prompt if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompt, str):
+        check_unicode(prompt)
+        return prompt
+    return _messages(prompt) if isinstance(prompt[0], Mapping) else _numbers(prompt, KINDS)
+
+
+def _messages(prompt: Sequence[Any]) -> list[Any]:
+    """Messages whose contents are texts; parts of text are joined."""
+    result = []
+    for message in prompt:
+        if not isinstance(message, Mapping) or {"role", "content"} - set(message):
+            raise PromptError("chat messages look like {'role': 'user', 'content': 'text'}")
+        if message["role"] not in ROLES:
+            raise UnknownNameError("role of a message", message["role"], ROLES)
+        content = message["content"]
+        if isinstance(content, list | tuple):
+            content = "".join(map(_part, content))
+        if not isinstance(content, str):
+            raise PromptError(f"the content of a message is a text, not {short(content)}")
+        check_unicode(content)
+        result.append({**message, "content": content})
+    return result
+
+
+def _part(part: Any) -> str:
+    """The text of a part of a content, such as ``{"type": "text", "text": "Hello"}``."""
+    if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        raise PromptError("only texts can be read: parts are {'type': 'text', 'text': ...}")
+    return str(part["text"])
+
+
+def _numbers(items: Sequence[Any], kinds: str) -> list[int]:
+    """Whole numbers as such."""
+    for item in items:
+        if not isinstance(item, int | np.integer) or isinstance(item, bool):
+            raise PromptError(f"{kinds}, not a list with {short(item)}")
+    return [int(item) for item in items]
 
 
 def _tokenizer(model: DiffusionModel) -> PreTrainedTokenizerBase:
@@ -92,13 +124,54 @@ def _tokenizer(model: DiffusionModel) -> PreTrainedTokenizerBase:
     return model.tokenizer
 
 
-def _ids(model: DiffusionModel, items: Sequence[Any]) -> IntArray:
-    ids = np.asarray(items, np.int64)
-    if ids.min() < 0 or ids.max() >= model.facts.vocab_size:
-        raise PromptError(
-            f"token id {int(ids.max() if ids.min() >= 0 else ids.min())} is outside the "
-            f"vocabulary of {model.facts.vocab_size}: was the prompt made with another tokenizer?"
-        )
+def check_ids(model: DiffusionModel, ids: Sequence[int], least: int = 0) -> IntArray:
+    """``ids`` as an array (P,) int64.  Raises `PromptError` for one outside the vocabulary; those
+    from ``least`` on pass."""
+    size = model.facts.vocab_size
+    for token in ids:
+        if not least <= token < size:
+            raise PromptError(
+                f"token id {short(token)} is outside the vocabulary of {size}: was the prompt made "
+                "with another tokenizer?"
+            )
+    return np.asarray(ids, np.int64)
+
+
+def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray]:
+    """A text with ``[[n]]`` holes, or ids with -1 for them: ids (n,), any at holes, and where the
+    holes are.
+
+    Raises `PromptError` where there is no hole, or more than the context holds.
+    """
+    if isinstance(text, str):
+        array = np.asarray(_pieces(model, text), np.int64)
+    else:
+        kinds = "a text to fill in is a string with [[8]] for 8 tokens, or token ids with -1"
+        if isinstance(text, np.ndarray | torch.Tensor):
+            text = text.tolist()
+        if isinstance(text, Mapping | bytes) or not isinstance(text, Iterable):
+            raise PromptError(f"{kinds}, not {short(text)}")
+        array = check_ids(model, _numbers(list(text), kinds), least=-1)
+    if not (array == -1).any():
+        raise PromptError("there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids")
+    return np.maximum(array, 0), array == -1
+
+
+def _pieces(model: DiffusionModel, text: str) -> list[int]:
+    """Ids of a text, -1 for each position of a hole."""
+    if model.tokenizer is None:
+        raise PromptError(f"{model.name} came without a tokenizer: pass ids with -1 for holes")
+    limit = model.facts.context_length
+    ids: list[int] = []
+    for i, piece in enumerate(HOLE.split(text)):
+        if i % 2:
+            if len(piece) > 9 or int(piece) > limit:
+                raise PromptError(
+                    f"a hole of {piece[:20]} tokens exceeds the context of {limit}: make it smaller"
+                )
+            ids += [-1] * int(piece)
+        elif piece:
+            ids += (encode_continuation if ids else encode_text)(model.tokenizer, piece)
     return ids
 
 
@@ -106,6 +179,7 @@ def encode_text(
     tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool = False
 ) -> list[int]:
     """Ids of plain text: nothing in it is taken for a special token."""
+    check_unicode(text)
     ids = tokenizer(
         text, add_special_tokens=add_special_tokens, split_special_tokens=True, verbose=False
     )
@@ -129,8 +203,7 @@ def encode_chat(
 ) -> IntArray:
     """Ids (P,) of a conversation, ready for the answer, or with ``continued`` for the rest of its
     last message, which is the answer's beginning."""
-    checked(messages)
-    return _template(_tokenizer(model), messages, continued)
+    return _template(_tokenizer(model), _messages(list(messages)), continued)
 
 
 def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
@@ -178,4 +251,5 @@ def _template(
 
 def _encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a rendered template, whose special tokens are meant."""
+    check_unicode(text)
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])

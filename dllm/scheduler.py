@@ -19,6 +19,7 @@ from .memory import PeakMemory
 from .models import DiffusionModel
 from .result import Result
 from .samplers.eos import stops
+from .text import stop_at
 from .trace import Trace
 
 
@@ -188,7 +189,12 @@ class Scheduler:
         tokens, reason = answer(canvas, self.model.facts.stop_token_ids)
         here = slice(canvas.prompt_length, canvas.prompt_length + len(tokens))
         return Result(
-            text=text_of(self.model, tokens, recipe.config.stop_strings),
+            text=text_of(
+                self.model,
+                tokens,
+                recipe.config.stop_strings,
+                canvas.text_floor - canvas.prompt_length,
+            ),
             tokens=tokens.tolist(),
             sequences=canvas.tokens.copy(),
             prompt_length=canvas.prompt_length,
@@ -244,10 +250,17 @@ def answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
     return tokens, canvas.finish_reason or "length"
 
 
-def text_of(model: DiffusionModel, tokens: IntArray, stop_strings: tuple[str, ...]) -> str:
-    """The answer as text, cut where the first stop string begins."""
-    if model.tokenizer is None:
+def text_of(
+    model: DiffusionModel, tokens: IntArray, stop_strings: tuple[str, ...], floor: int = 0
+) -> str:
+    """The answer as text, cut where the first stop string begins that is not complete within the
+    first ``floor`` tokens."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
         return ""
-    text = str(model.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-    starts = [text.index(stop) for stop in stop_strings if stop in text]
-    return text[: min(starts)] if starts else text
+
+    def decode(ids: IntArray) -> str:
+        return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+    text = decode(tokens)
+    return text[: stop_at(text, stop_strings, len(decode(tokens[:floor])) if floor > 0 else 0)]

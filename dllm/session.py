@@ -23,7 +23,8 @@ from .engine import Engine
 from .errors import CancelledError, ConfigError, QueueFullError
 from .events import Event, Reader, events
 from .models import load
-from .preparation import Preparation, holes_of
+from .preparation import Preparation
+from .prompts import encode_holes
 from .result import Result
 from .samplers.compose import SamplerLike
 from .scheduler import Progress, Request, Scheduler
@@ -271,7 +272,7 @@ class Session:
     ) -> Handle:
         """Ask for the holes of a text to be filled, see `dllm.infill`; returns at once."""
         how = self._prepare(sampler, config, arguments, holes=True)
-        ids, holes = holes_of(self.model, text)
+        ids, holes = encode_holes(self.model, text)
         request = how.text(ids, holes, prompt, trace, repetition)
         return self._enqueue(request, deadline, max_events)
 

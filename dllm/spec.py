@@ -7,6 +7,7 @@ string (``remasking=random``), ``inf`` is infinity, and a positional name or cal
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -20,12 +21,20 @@ from .registry import Registry
 
 T = TypeVar("T")
 FamilyDefaults = Mapping[str, Mapping[str, Any]]  # family -> field -> value
+LONGEST = 4096  # characters of a spec
 WORDS = {"inf": math.inf, "true": True, "false": False}
 
 
 def arguments(cls: Any) -> dict[str, Any]:
     """Argument names of a part class and their defaults."""
     return {field.name: field.default for field in fields(cls)} if is_dataclass(cls) else {}
+
+
+def describe(cls: type[Any]) -> tuple[str, str]:
+    """The first paragraph of a class's docstring as one line, and the rest of it."""
+    text = inspect.cleandoc(cls.__doc__ or "")
+    summary, _, about = text.partition("\n\n")
+    return " ".join(summary.split()), about
 
 
 def fill_open(part: T, family: str, facts: Mapping[str, Any] | None = None) -> T:
@@ -43,15 +52,26 @@ def fill_open(part: T, family: str, facts: Mapping[str, Any] | None = None) -> T
     return cast(T, changed)
 
 
-def parse(spec: str, registry: Registry[T]) -> tuple[T, ...]:
+def parse(spec: Any, registry: Registry[T]) -> tuple[T, ...]:
     """The parts that ``spec`` names, in order, each built with its arguments."""
+    if not isinstance(spec, str):
+        raise ConfigError(f"a {registry.kind} is a name or an object of one, not {spec!r}")
+    if len(spec) > LONGEST:
+        raise ConfigError(
+            f"a {registry.kind} is written in at most {LONGEST} characters, not {len(spec)}: "
+            f"{spec[:40]!r}..."
+        )
+    unreadable = ConfigError(
+        f"cannot read {registry.kind} {spec[:80]!r}: write name(key=value) and join with '+'"
+    )
     try:
         tree = ast.parse(spec.strip(), mode="eval").body
-    except SyntaxError:
-        raise ConfigError(
-            f"cannot read {registry.kind} {spec!r}: write name(key=value) and join with '+'"
-        ) from None
-    return tuple(_build(node, registry, spec) for node in _terms(tree))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise unreadable from None
+    try:
+        return tuple(_build(node, registry, spec) for node in _terms(tree))
+    except RecursionError:  # nested too deeply
+        raise unreadable from None
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:

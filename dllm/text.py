@@ -13,10 +13,11 @@ class GrowingText:
 
     ``decode``: ids to text.  A character whose bytes are not all there is held back, and so is
     what may be the beginning of one of the ``stops``; behind the first of these nothing follows.
+    The text does not end within its first ``floor`` tokens.
     """
 
-    def __init__(self, decode: Decode, stops: tuple[str, ...] = ()) -> None:
-        self._decode, self._stops = decode, stops
+    def __init__(self, decode: Decode, stops: tuple[str, ...] = (), floor: int = 0) -> None:
+        self._decode, self._stops, self._floor = decode, stops, floor
         self._ids: list[int] = []
         self._shown = ""
 
@@ -24,7 +25,8 @@ class GrowingText:
         """What ``ids``, the next final ones, add to the text."""
         self._ids += ids
         text = self._decode(self._ids).rstrip(UNFINISHED)
-        text = text[: len(text) - _held_back(text, self._stops)]
+        floor = len(self._decode(self._ids[: self._floor])) if self._stops and self._floor else 0
+        text = text[: len(text) - _held_back(text, self._stops, floor)]
         # Some tokenizers rewrite what stands before, e.g. blanks: then the text waits.
         if not ids or not text.startswith(self._shown):
             return ""
@@ -38,11 +40,17 @@ class GrowingText:
         return piece
 
 
-def _held_back(text: str, stops: tuple[str, ...]) -> int:
+def stop_at(text: str, stops: Sequence[str], floor: int = 0) -> int | None:
+    """Where the first of the ``stops`` begins that ends behind the first ``floor`` characters."""
+    starts = (text.find(stop, max(0, floor - len(stop) + 1)) for stop in stops)
+    return min((at for at in starts if at >= 0), default=None)
+
+
+def _held_back(text: str, stops: tuple[str, ...], floor: int) -> int:
     """Characters at the end that a stop string takes away or may take away."""
-    starts = [at for stop in stops if (at := text.find(stop)) >= 0]
-    if starts:
-        return len(text) - min(starts)
+    start = stop_at(text, stops, floor)
+    if start is not None:
+        return len(text) - start
     longest = 0
     for stop in stops:
         for n in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -185,9 +185,10 @@ def pooled(records: Sequence[Record]) -> dict[tuple[str, str], Pooled]:
     }
 
 
-def fastest_table(records: Sequence[Record]) -> str:
+def fastest_table(records: Sequence[Record], most: int | None = None) -> str:
     """Per method: its setting with most tokens per forward, among those that are shown to lose at
-    most `DROP` points against one token per step (lower end of the paired 95 % interval)."""
+    most `DROP` points against one token per step (lower end of the paired 95 % interval).
+    ``most``: only that many rows; p-values are adjusted for all of them."""
     result = pooled([record for record in records if record.cache == BASE])
     if not result:
         return ""
@@ -206,6 +207,8 @@ def fastest_table(records: Sequence[Record]) -> str:
     ]  # fmt: skip
     header = ["fastest setting", *CHANGE, "tokens per forward", "fewer forwards",
               "fewer positions", "faster"]  # fmt: skip
+    if most is not None:
+        return markdown(header, rows[:most])
     none = sorted({f"`{method}`" for method, _ in result if method not in fastest})
     return markdown(header, rows) + (f"\n\nNo such setting: {', '.join(none)}." if none else "")
 

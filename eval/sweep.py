@@ -17,7 +17,7 @@ from ..samplers import compose as compose_sampler
 from .curves import settings
 from .machine import machine
 from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure
-from .problems import Problems, problems, stamp
+from .problems import Problems, problems, stamp, task_names
 
 FIELDS = {field.name for field in fields(Record)}
 
@@ -41,12 +41,13 @@ class Sweep:
 
     def cells(self) -> list[Cell]:
         """What there is to measure, without `refused`; names are checked here."""
+        chosen = self._settings()
         if not self.tasks:
-            raise ConfigError("a sweep needs at least one task")
+            raise ConfigError(f"there is no task: name one or more of {', '.join(task_names())}")
         return [
             Cell(task, setting, self.examples, self.seed, self.rows)
             for task in self.tasks
-            for setting in self._settings()
+            for setting in chosen
             if refusal(setting) is None
         ]
 

@@ -1,9 +1,9 @@
 """The fastest setting that is as good as one token per step: successive halving, then a proof.
 
 All candidates answer the same prompts as the baseline.  Each rung brings new prompts, drops what is
-clearly worse and keeps the cheapest share of the rest.  Who is fastest by luck is not believed: a
-few finalists are confirmed, cheapest first, on prompts that had no part in choosing them, at a
-level that allows for their number.
+clearly worse and keeps the cheapest share of the rest.  The fastest of one sample may be so by
+luck: a few finalists are confirmed, cheapest first, on prompts that had no part in choosing them,
+at a level that allows for their number.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .sweep import refusal
 COSTS = ("seconds", "nfe", "computed")
 LEVEL = 0.05  # of the interval that confirms, for all finalists together
 FORMAT = 1
+UNREACHABLE = 2**62  # prompts
 
 
 @dataclass
@@ -114,6 +115,35 @@ class Tuning:
             )
 
 
+def needed(how: Tuning, settings: int) -> int:
+    """Confirming prompts, all tasks together, from which ``settings`` that change no answer are
+    confirmed: Tango's interval around no difference in n pairs ends at -z^2 / (n + z^2)."""
+    z, room = _z(min(how.finalists, settings)), how.tolerance + 1 - how.keep
+    return max(1, math.ceil(z * z * (1 / room - 1))) if room > 0 else UNREACHABLE
+
+
+def check_enough(how: Tuning, settings: int) -> None:
+    """Raise `ConfigError` where even settings that change no answer could not be confirmed."""
+    asked, least = how.confirm * len(how.tasks), needed(how, settings)
+    if asked >= least:
+        return
+    prompts = "1 prompt" if asked == 1 else f"{asked} prompts"
+    if least == UNREACHABLE:
+        raise ConfigError(
+            "keep 1 and tolerance 0 cannot be confirmed by any number of prompts: leave some room"
+        )
+    raise ConfigError(
+        f"{prompts} cannot confirm that {100 * how.keep:g} % of the accuracy is kept within "
+        f"{100 * how.tolerance:g} points, even if no answer changes: take at least "
+        f"{math.ceil(least / len(how.tasks))} per task (-n), or a larger tolerance"
+    )
+
+
+def _z(finalists: int) -> float:
+    """Width of the interval that confirms one of so many (Bonferroni)."""
+    return NormalDist().inv_cdf(1 - LEVEL / max(1, finalists) / 2)
+
+
 def tune(
     model: DiffusionModel,
     candidates: Sequence[Setting],
@@ -124,15 +154,17 @@ def tune(
 ) -> Choice:
     """Search ``candidates`` for the cheapest that keeps the accuracy of ``baseline``.
 
-    ``run_code``: see `problems`.
+    ``run_code``: see `problems`.  Raises `ConfigError` where the prompts are too few to confirm
+    anything, before any is answered.
     """
+    check_enough(how, len(candidates) * (1 + len(how.caches)))
     identity = fingerprint(model)
     tasks = {name: problems(name, run_code) for name in how.tasks}
     # One order of each task's prompts, cut into rounds.  Seed 0 leaves files as they stand, maybe
     # sorted by difficulty, so it is not used.
     starts = [0, *accumulate(how.rungs)]
     for task in tasks.values():
-        draw(task, starts[-1] + how.confirm, how.seed + 1)  # too few are told now
+        draw(task, starts[-1] + how.confirm, how.seed + 1)  # too few are refused now
 
     def answer(setting: Setting, n: int, start: int) -> list[Record]:
         cells = [Cell(name, setting, n, how.seed + 1, how.rows, start) for name in tasks]
@@ -172,7 +204,7 @@ def tune(
         quickest = min(spans.pop(0))
         slowest = {who.setting.label: max(span) for who, span in zip(finalists, spans, strict=True)}
         finalists.sort(key=lambda who: slowest[who.setting.label])
-    z = NormalDist().inv_cdf(1 - LEVEL / max(1, len(finalists)) / 2)
+    z = _z(len(finalists))
     for who in finalists:
         fresh = Candidate(who.setting, answer(who.setting, how.confirm, starts[-1]))
         change = paired(fresh.right, proof.right, z)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, cast
 from ..capabilities import Capability
 from ..errors import ConfigError, UnknownNameError
 from ..registry import Registry
-from ..spec import arguments, fill_open, parse
+from ..spec import arguments, describe, fill_open, parse
 from .base import (
     EosRule,
     Explorer,
@@ -38,11 +38,12 @@ SamplerLike = str | Part | Sequence[Part] | Sampler
 
 @dataclass(frozen=True)
 class Info:
-    """One line of a listing."""
+    """What a listing says: ``summary`` in one line, ``about`` the rest of the description."""
 
     name: str
     role: str
     summary: str
+    about: str
     paper: str
     arxiv: str
     needs: tuple[str, ...]
@@ -51,9 +52,9 @@ class Info:
 
 def info(cls: type[Part]) -> Info:
     """What a listing says about a registered class."""
-    summary = (cls.__doc__ or "").strip().split("\n")[0]
+    summary, about = describe(cls)
     needs = tuple(sorted(map(str, cls.needs)))
-    return Info(cls.name, cls.role, summary, cls.paper, cls.arxiv, needs, arguments(cls))
+    return Info(cls.name, cls.role, summary, about, cls.paper, cls.arxiv, needs, arguments(cls))
 
 
 def available() -> list[Info]:
@@ -110,6 +111,8 @@ def compose(
     finds it) and from what the paper uses for
     the model's ``family``.
     """
+    if isinstance(sampler, list | tuple) and not sampler:
+        raise ConfigError("there is no sampler: name one, e.g. 'threshold'")
     parts, spec = _as_parts(sampler), _spec_of(sampler)
     roles = _complete(parts, family)
     roles = _fill_options(roles, options or {}, spec, given=parts)

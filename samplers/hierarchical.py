@@ -21,11 +21,11 @@ from .threshold import check_probability
 )
 @dataclass(frozen=True)
 class Hierarchical(Selector):
-    """In every run of undecided positions commit the best above ``low_threshold``; and all above
-    ``threshold``.
+    """Commit what is sure, and in every run of undecided positions its best.
 
-    ``threshold`` 0.9, ``low_threshold`` 0.4, both exceeded strictly; ties within a run go to the
-    lowest position.  Large blocks suit it: commits spread out instead of lying side by side.
+    Sure is what exceeds ``threshold`` (0.9); the best of a run has to exceed ``low_threshold``
+    (0.4).  Both are exceeded strictly; ties within a run go to the lowest position.  Large blocks
+    suit it: commits spread out instead of lying side by side.
     """
 
     needs = frozenset({PROBABILITY})

@@ -45,8 +45,7 @@ class LastAccepts:
 @register("wino", paper=WINO, arxiv="2507.18578")
 @dataclass(frozen=True)
 class Wino(Reviser):
-    """Predict every block position once more without its own token; take back what falls below
-    ``tau2``.
+    """Predict each position once more without its own token; take back what is unlikely then.
 
     Each forward also feeds a [MASK] token per position of the block that sees all tokens but the
     one in its place (only directly: deeper layers of the others have seen it; that is part of the

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import TextDiffusionStreamer
+from transformers import TextDiffusionStreamer, TextIteratorStreamer, TextStreamer
 
 import dllm
 from dllm.errors import ConfigError, OutOfMemoryError, PromptError, UnknownNameError
@@ -83,15 +83,15 @@ def test_stream_tells_everything_once(tiny: dllm.DiffusionModel) -> None:
     finals = {event.row: event.result for event in events if event.result is not None}
     whole = dllm.generate(tiny, [PROMPT, "Hello"], max_new_tokens=10)
     for row, expected in enumerate(whole):
-        told: dict[int, int] = {}
+        streamed: dict[int, int] = {}
         for event in events:
             if event.row == row:
-                assert not told.keys() & event.committed.keys()
-                told |= event.committed
+                assert not streamed.keys() & event.committed.keys()
+                streamed |= event.committed
         result = finals[row]
         assert result is not None and result.text == expected.text
-        written = {p: int(t) for p, t in enumerate(expected.sequences) if p in told}
-        assert {p: told[p] for p in written} == written
+        written = {p: int(t) for p, t in enumerate(expected.sequences) if p in streamed}
+        assert {p: streamed[p] for p in written} == written
 
 
 def test_a_transformers_streamer_prints_the_text(
@@ -157,13 +157,22 @@ def test_a_trace_is_plain_json(tiny: dllm.DiffusionModel, tmp_path: Path) -> Non
         ({"role": "user"}, {}, PromptError, "chat messages look like"),
         ("\ud800", {}, PromptError, "not valid Unicode"),
         (PROMPT, {"repetitions": [0, 1]}, ConfigError, "1 prompts have as many repetitions"),
+        (PROMPT, {"repetitions": 5}, ConfigError, "repetitions are whole numbers from 0, not 5"),
+        (PROMPT, {"repetitions": ["a"]}, ConfigError, "repetitions are whole numbers from 0"),
+        (PROMPT, {"repetitions": [-1]}, ConfigError, "repetitions are whole numbers from 0"),
+        (PROMPT, {"cache": None}, ConfigError, "a cache is a name"),
+        (PROMPT, {"sampler": []}, ConfigError, "there is no sampler"),
+        (PROMPT, {"top_p": 0.5}, ConfigError, "top_p has no effect at temperature 0"),
+        (PROMPT, {"top_candidates": 3}, ConfigError, "ask for a trace"),
+        (PROMPT, {"compile": True}, ConfigError, "steps that read a cache"),
+        (PROMPT, {"block_length": 100, "max_new_tokens": 64}, ConfigError, "the canvas of 64"),
         ([{"text": "hi"}], {}, PromptError, "'role'"),
         (PROMPT, {"sampler": "trheshold"}, UnknownNameError, "did you mean 'threshold'"),
         (PROMPT, {"cache": "daul"}, UnknownNameError, "did you mean 'dual'"),
         (PROMPT, {"cache": "dual+prefix"}, ConfigError, "choose one"),
         (PROMPT, {"temprature": 1}, UnknownNameError, "did you mean 'temperature'"),
         (PROMPT, {"max_new_tokens": 0}, ConfigError, "at least 1"),
-        (PROMPT, {"max_new_tokens": 2.5}, ConfigError, "must be a number"),
+        (PROMPT, {"max_new_tokens": 2.5}, ConfigError, "a whole number"),
         (PROMPT, {"temperature": -1}, ConfigError, "at least 0"),
         (PROMPT, {"temperature": float("inf")}, ConfigError, "must be finite"),
         (PROMPT, {"temperature": float("nan")}, ConfigError, "must be finite"),
@@ -197,10 +206,15 @@ def test_bad_input_gets_one_sentence(
 @pytest.mark.parametrize(
     ("text", "arguments", "words"),
     [("no hole", {}, "no hole"), ("[[3]]", {"max_new_tokens": 4}, "drop max_new_tokens"),
-     ("[[500]]", {}, "context")],
+     ("[[500]]", {}, "context"), ("[[99999999999999999999]]", {}, "context"),
+     (None, {}, "not None"),
+     ([10**9, -1], {}, "outside the vocabulary"), ([1.5, -1], {}, "not a list with 1.5"),
+     ("[[1]]\ud800", {}, "not valid Unicode"), (["a [[1]]"], {}, "not a list with"),
+     ("[[2]]", {"constraints": {0: "\ud800"}}, "not valid Unicode"),
+     ("[[2]]", {"top_k": 3}, "no effect at temperature 0")],
 )  # fmt: skip
 def test_bad_holes(
-    tiny: dllm.DiffusionModel, text: str, arguments: dict[str, Any], words: str
+    tiny: dllm.DiffusionModel, text: Any, arguments: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(dllm.DllmError, match=words):
         dllm.infill(tiny, text, **arguments)
@@ -256,3 +270,117 @@ def test_bfloat16_decodes(tiny_folder: Path) -> None:
     for cache in ("none", "dual"):
         out = dllm.generate(model, PROMPT, cache=cache, max_new_tokens=12, block_length=4)
         assert np.isfinite(out.logprobs).all()
+
+
+class Recorder:
+    """What transformers' plain streamers have: no drafts."""
+
+    def __init__(self) -> None:
+        self.values: list[list[int]] = []
+        self.ends = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.values.append(value.tolist())
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"sampler": "whole+threshold(0.8)"},
+        {"eos_policy": "none", "temperature": 1.5, "seed": 3},
+        {"sampler": "wino", "max_new_tokens": 30},
+        {"constraints": {4: "Tom"}},
+        {"stop_strings": ("a", "e")},
+    ],
+)
+def test_a_streamer_gets_what_is_final_once(tiny: dllm.DiffusionModel, how: dict[str, Any]) -> None:
+    """The prompt, then the ids of the result, also where the canvas goes on behind a stop id."""
+    recorder, how = Recorder(), {"max_new_tokens": 24, "block_length": 8} | how
+    if "sampler" in how:
+        del how["block_length"]
+    out = dllm.generate(tiny, PROMPT, streamer=recorder, **how)
+    assert recorder.values[0] == encode(tiny, PROMPT).tolist() and recorder.ends == 1
+    streamed = [token for value in recorder.values[1:] for token in value]
+    assert streamed == out.tokens
+
+
+def test_text_streamers_of_transformers(
+    tiny: dllm.DiffusionModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tiny.tokenizer is not None
+    how = {"skip_prompt": True, "skip_special_tokens": True}
+    out = dllm.generate(
+        tiny, PROMPT, max_new_tokens=16, streamer=TextStreamer(tiny.tokenizer, **how)
+    )
+    assert capsys.readouterr().out == out.text + "\n"
+    pieces = TextIteratorStreamer(tiny.tokenizer, timeout=60, **how)
+    dllm.generate(tiny, PROMPT, max_new_tokens=16, streamer=pieces)
+    assert "".join(pieces) == out.text
+
+
+def test_a_reader_does_not_wait_when_the_answer_fails(
+    tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    pieces = TextIteratorStreamer(tiny.tokenizer, timeout=5)
+    with monkeypatch.context() as patch, pytest.raises(OutOfMemoryError):
+        patch.setattr(type(tiny.backbone), "forward", fail)
+        dllm.generate(tiny, PROMPT, max_new_tokens=8, streamer=pieces)
+    assert list(pieces) == [""]
+
+
+def test_only_decided_tokens_are_counted() -> None:
+    out = dllm.infill("nano", "23 + 12: 3 + 2 =[[1]], 2 + 1 = 3: 35. The answer is 35.")
+    assert len(out.tokens) > 20 and out.decided == 1
+    assert out.tokens_per_forward == 1 / out.nfe
+    assert out.footer().startswith("1 token · 1 forward · 1.00 tokens per forward")
+
+
+@pytest.mark.parametrize("how", [{}, {"max_new_tokens": 1, "constraints": {0: 5}}])
+def test_every_row_ends_with_its_result(tiny: dllm.DiffusionModel, how: dict[str, Any]) -> None:
+    """Also one that has nothing left to decide."""
+    events = list(dllm.stream(tiny, [PROMPT, "Tom"], **{"max_new_tokens": 6, **how}))
+    for row in (0, 1):
+        mine = [event for event in events if event.row == row]
+        assert [event.result is not None for event in mine] == [False] * (len(mine) - 1) + [True]
+        assert "".join(event.text for event in mine) == mine[-1].result.text  # type: ignore[union-attr]
+
+
+def test_a_stop_string_before_a_stop_id_ends_the_tokens_too() -> None:
+    """nano decides the whole answer, its end among it, in one step."""
+    whole = dllm.generate("nano", "What is 4 + 5?")
+    assert whole.nfe == 1 and whole.text == "4 + 5 = 9."
+    out = dllm.generate("nano", "What is 4 + 5?", stop_strings="=")
+    assert out.text == "4 + 5 " and out.nfe == 1 and out.finish_reason == "stop"
+    assert dllm.load("nano").tokenizer.decode(out.tokens).strip() == "4 + 5 ="  # type: ignore[union-attr]
+
+
+def test_a_stop_string_does_not_end_before_what_is_given() -> None:
+    how: dict[str, Any] = {"constraints": {6: " Tom"}, "max_new_tokens": 16, "eos_policy": "none"}
+    whole = dllm.generate("nano", "What is 4 + 5?", **how)
+    first = whole.text[:1]
+    assert first in whole.text[: whole.text.index("Tom")]
+    out = dllm.generate("nano", "What is 4 + 5?", stop_strings=first, **how)
+    assert "Tom" in out.text and out.text.startswith(whole.text[: whole.text.index("Tom") + 3])
+    assert first not in out.text[out.text.index("Tom") + 3 :]
+    streamed = "".join(
+        e.text for e in dllm.stream("nano", "What is 4 + 5?", stop_strings=first, **how)
+    )
+    assert streamed == out.text
+
+
+def test_a_long_prompt_leaves_a_short_answer() -> None:
+    """The checkpoint recommends 64 new tokens; what is left of its context is taken instead."""
+    nano = dllm.load("nano")
+    out = dllm.generate(nano, [5] * 127)
+    assert len(out.sequences) == 128
+    with pytest.raises(PromptError, match="pass max_new_tokens=1"):
+        dllm.generate(nano, [5] * 127, max_new_tokens=2)
+    with pytest.raises(PromptError, match="shorten it by at least 1"):
+        dllm.generate(nano, [5] * 128)

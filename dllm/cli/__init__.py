@@ -9,6 +9,7 @@ import sys
 def main() -> None:
     """Entry point of the ``dllm`` command."""
     code: str | int | None = 0
+    _open_closed_streams()
     try:
         from .app import app
 
@@ -21,6 +22,18 @@ def main() -> None:
     except SystemExit as end:
         code = end.code
     sys.exit(_flush(code))
+
+
+def _open_closed_streams() -> None:
+    """A shell can start a program without stdin, stdout or stderr (``<&-``): nothing is read then,
+    and what is written is lost."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _flush(code: str | int | None) -> str | int | None:

@@ -39,16 +39,16 @@ class Commands(TyperGroup):
     """Runs a command; what goes wrong outside this program becomes one line on stderr."""
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        with told({}):
+        with reported({}):
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        with told(ctx.meta):
+        with reported(ctx.meta):
             return super().invoke(ctx)
 
 
 @contextmanager
-def told(meta: dict[str, Any]) -> Iterator[None]:
+def reported(meta: dict[str, Any]) -> Iterator[None]:
     """Errors of users and of their files and devices leave as one line, and status 2."""
     try:
         yield
@@ -79,7 +79,6 @@ def _print_version(wanted: bool) -> None:
 app = typer.Typer(
     cls=Commands,
     name="dllm",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ..errors import ConfigError
 from .options import DECODING, MEASURING, OUTPUT, Measured, option, takes
-from .output import check_output, interactive, note, stderr
+from .output import check_output, interactive, note, stderr, waiting
 
 if TYPE_CHECKING:
     from ..eval.measure import Cell, Record
@@ -50,16 +50,17 @@ def bench(*, options: Bench) -> None:
 
     A sweep that was stopped goes on where it was; --preset quick takes seconds.
     """
-    from ..eval import report
-    from ..eval.plot import check_plots, multiples, pareto
-    from ..eval.problems import problems
-    from ..eval.sweep import Journal, distinct, run
+    with waiting("loading dllm"):
+        from ..eval import report
+        from ..eval.plot import check_plots, multiples, pareto
+        from ..eval.problems import problems
+        from ..eval.sweep import Journal, distinct, run
 
     sweeps = _sweeps(options)
     cells = distinct(cell for sweep in sweeps for cell in sweep.cells())
     refused = {label: why for sweep in sweeps for label, why in sweep.refused().items()}
     for task in dict.fromkeys(cell.task for cell in cells):
-        problems(task, options.confirm_run_unsafe_code)  # what is wrong with one is told at once
+        problems(task, options.confirm_run_unsafe_code)  # a mistake in one is reported at once
     if options.plot:
         check_plots()
     journal = Journal(options.output / "results.jsonl")

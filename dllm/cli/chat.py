@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import DllmError, PromptError
 from . import remote
+from .bundled import ABILITIES, is_bundled, warn_of_unknown_words
 from .options import DECODING, Generation, option, takes
 from .output import complain, interactive, note, waiting
 from .watch import watch
@@ -44,16 +45,23 @@ def chat(*, options: Talking) -> None:
     if model.tokenizer is None or not model.tokenizer.chat_template:
         raise PromptError(f"{model.name} has no chat template: use dllm generate")
     note(f"{model.name}: {HELP}")
+    if is_bundled(model):
+        note(
+            f"{model.name} was trained on single questions, so each is asked alone, without what "
+            f"was said before; it can {ABILITIES}"
+        )
     Conversation(model, options).run()
 
 
 class Conversation:
-    """The messages so far, and the loop that adds to them; ``model`` or ``client`` answers."""
+    """The messages so far, and the loop that adds to them; ``model`` or ``client`` answers.
+    ``single``: questions are asked without the messages before them."""
 
     def __init__(
         self, model: DiffusionModel | None, options: Talking, client: Client | None = None
     ) -> None:
         self.model, self.options, self.client = model, options, client
+        self.single = model is not None and is_bundled(model)
         self.messages: list[dict[str, str]] = []
         self.reset()
 
@@ -78,6 +86,10 @@ class Conversation:
 
     def turn(self, text: str) -> None:
         """One question; when it fails or is stopped, the conversation stays as it was."""
+        if self.model is not None:
+            warn_of_unknown_words(self.model, [text])
+        if self.single:
+            self.reset()
         self.messages.append({"role": "user", "content": text})
         try:
             result = self.answer()
@@ -103,8 +115,7 @@ class Conversation:
             with nullcontext() if options.watch else waiting("writing"):
                 return remote.ask(self.client, options, self.messages)
         assert self.model is not None
-        given: dict[str, Any] = options.arguments()
-        given |= {"sampler": options.sampler, "cache": options.cache}
+        given: dict[str, Any] = options.arguments() | options.parts()
         if options.watch:
             events = stream(self.model, self.messages, **given)
             return watch(events, self.model, 1, options.delay)[0]

@@ -12,9 +12,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from .bundled import warn_of_unknown_words
 from .inputs import read_text
 from .options import DECODING, OUTPUT, Ways, option, takes
-from .output import as_json
+from .output import as_json, waiting
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
@@ -51,13 +52,15 @@ def compare(
     options: Comparison,
 ) -> None:
     """Answer one prompt in several ways: text, forwards, positions, seconds."""
-    from ..api import generate
-    from ..eval.curves import settings
+    with waiting("loading dllm"):
+        from ..api import generate
+        from ..eval.curves import settings
 
     text = read_text(prompt, None)
     given = options.given("max_new_tokens", "block_length", "temperature", "seed")
     ways = settings(options.sampler or DEFAULT, [], options.cache or ["none"], given)
     model = options.load()
+    warn_of_unknown_words(model, [text])
     chat = False if options.raw else None
     calls = [{"sampler": w.sampler, "cache": w.cache, "chat": chat, **w.arguments} for w in ways]
     generate(model, text, **calls[0])  # warm-up, not shown

@@ -98,8 +98,8 @@ def evaluate(
     names = known_tasks(tasks, manager)
     with waiting(f"loading {options.model}"):  # by name: a process has to know its device first
         lm = DLLM(
-            options.model, options.sampler, options.cache, dtype=options.dtype,
-            device=options.device, **_harness_arguments(options),
+            options.model, dtype=options.dtype, device=options.device, **options.parts(),
+            **_harness_arguments(options),
         )  # fmt: skip
     try:
         result = lm_eval.simple_evaluate(

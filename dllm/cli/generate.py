@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +11,11 @@ import typer
 
 from ..errors import ConfigError
 from . import remote
+from .bundled import warn_of_unknown_words
 from .inputs import read_prompts
+from .lines import Bar, Journal, Printer, Question
 from .options import DECODING, DRAFTING, OUTPUT, Generation, option, takes
-from .output import as_json, interactive, note, save_traces, trace_files
+from .output import as_json, note, save_traces, trace_files
 from .speculate import speculate
 from .watch import watch
 
@@ -61,6 +64,14 @@ class Answers(Generation):
     trace: Annotated[
         Path | None, option("--trace", panel=OUTPUT, text="Write every step to this JSON file.")
     ] = None
+    n: Annotated[int, option("-n", panel=DECODING, text="Answers per prompt.", min=1)] = 1
+    output: Annotated[
+        Path | None,
+        option("--output", "-o", panel=OUTPUT, text="Write JSON lines to this file."),
+    ] = None
+    resume: Annotated[
+        bool, option("--resume", panel=OUTPUT, text="Go on with --output: answer what it lacks.")
+    ] = False
 
     @property
     def drafters(self) -> list[str]:
@@ -78,47 +89,123 @@ def generate(
         Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")
     ] = None,
     lines: Annotated[
-        bool, typer.Option("--lines", help="Every line is a prompt; all run as one batch.")
+        bool, typer.Option("--lines", help="Every line is a prompt; answers come as they finish.")
     ] = False,
     *,
     options: Answers,
 ) -> None:
-    """Answer a prompt.  The answer goes to stdout, figures and --watch to stderr."""
+    """Answer a prompt.  The answer goes to stdout, figures and --watch to stderr.
+
+    With --lines a line of the input is a prompt.  Texts come in the order of the lines, JSON as it
+    is ready, with the line's number from 0 as "index".
+    """
     prompts = read_prompts(prompt, file, lines)
+    questions = [
+        Question(index, text, sample)
+        for index, text in enumerate(prompts)
+        for sample in range(options.n)
+        if text.strip()
+    ]
+    if options.resume and (options.output is None or options.watch):
+        raise ConfigError(
+            "--resume goes on with a file of answers: name it with --output, unwatched"
+        )
     if options.server is not None:
         if options.verifier is not None:
             raise ConfigError("--verifier does not go with --server: serve the verifier")
-        remote.generate(options.server, prompts, options, trace_files(options.trace, len(prompts)))
+        if options.output is not None or options.n > 1:
+            raise ConfigError("--output and -n are not for --server: use dllm batch there")
+        asked = [question.prompt for question in questions]
+        remote.generate(options.server, asked, options, trace_files(options.trace, len(asked)))
         return
     if options.verifier is not None:
-        speculate(prompts, options)
+        if options.output is not None or options.n > 1:
+            raise ConfigError("--output and -n are not for --verifier: leave them out")
+        speculate([question.prompt for question in questions], options)
         return
     for name in ("drafter", "search", "rule", "controller"):
         if getattr(options, name):
             raise ConfigError(f"--{name} goes with --verifier: name the model that verifies")
-    files = trace_files(options.trace, len(prompts))
+    files = trace_files(options.trace, len(questions))
     model = options.load()
-    results = run(model, prompts, options)
-    save_traces(results, files)
-    for result in results:
-        print(as_json(result, model) if options.json else result.text, flush=True)
-        if not options.json or options.watch:
-            note(result.footer())
+    warn_of_unknown_words(model, [question.prompt for question in questions])
+    answer(model, questions, len(prompts), options, files)
 
 
-def run(model: DiffusionModel, prompts: list[str], options: Answers) -> list[Result]:
-    """All prompts as one batch, watched or not."""
-    from ..api import generate as api_generate
-    from ..api import stream
+def answer(
+    model: DiffusionModel,
+    questions: list[Question],
+    lines: int,
+    options: Answers,
+    files: list[Path],
+) -> None:
+    """Write every answer as soon as it is there; ``lines``: of the input, with blank ones."""
+    printer, journal, asked = Printer(questions, lines), None, questions
+    if options.output is not None:
+        about = {"model": model.name, **options.parts(), "seed": options.seed or 0}
+        journal = Journal.open(options.output, options.resume, questions, about)
+        asked = [question for question in questions if question.key not in journal.done]
+    done = 0
+    try:
+        with Bar(len(asked)) as bar:
+            for number, result in run(model, questions, asked, options):
+                done += 1
+                question = asked[number]
+                if files:
+                    save_traces([result], [files[questions.index(question)]])
+                bar.advance(result.decided, result.nfe)
+                with bar.hidden():
+                    write(question, result, model, options, printer, journal)
+    except KeyboardInterrupt:
+        rest = "--resume goes on" if journal else "with --output FILE, --resume could go on"
+        note(f"stopped: {done} of {len(asked)} answered; {rest}")
+        raise
+    finally:
+        if journal is not None:
+            journal.close()
+    if journal is not None:
+        note(f"{done} answered, {len(journal.done)} were there: {options.output}")
 
-    given: dict[str, Any] = options.arguments() | {
-        "sampler": options.sampler,
-        "cache": options.cache,
-        "chat": False if options.raw else None,
-        "trace": options.trace is not None,
-    }
+
+def write(
+    question: Question, result: Result, model: DiffusionModel, options: Answers, printer: Printer,
+    journal: Journal | None,
+) -> None:  # fmt: skip
+    """An answer, and figures on stderr."""
+    if not options.json and journal is None:
+        for text, footer in printer.add(question, result.text, result.footer()):
+            print(text, flush=True)
+            if footer:
+                note(footer)
+        return
+    line = as_json(result, model, asdict(question))
+    if journal is not None:
+        journal.add(line)
+    else:
+        print(line, flush=True)
     if options.watch:
-        return watch(stream(model, prompts, **given), model, len(prompts), options.delay)
-    bar = interactive() and not options.json
-    results: list[Result] = api_generate(model, prompts, progress=bar, **given)
-    return results
+        note(result.footer())
+
+
+def run(
+    model: DiffusionModel, questions: list[Question], asked: list[Question], options: Answers
+) -> Iterable[tuple[int, Result]]:
+    """Results of those that are ``asked``, by their number, as they are finished.  An answer does
+    not depend on which of the ``questions`` are asked beside it."""
+    from ..api import as_completed, stream
+    from ..preparation import occurrences
+    from ..prompts import encode
+
+    chat = False if options.raw else None
+    ids = [encode(model, question.prompt, chat).tobytes() for question in questions]
+    repetition = dict(zip((q.key for q in questions), occurrences(ids), strict=True))
+    given: dict[str, Any] = options.arguments() | options.parts()
+    given |= {"chat": chat, "trace": options.trace is not None}
+    prompts = [question.prompt for question in asked]
+    if not asked:
+        return ()
+    if options.watch:
+        events = stream(model, prompts, **given)
+        return enumerate(watch(events, model, len(prompts), options.delay))
+    rows = [repetition[question.key] for question in asked]
+    return as_completed(model, prompts, repetitions=rows, **given)

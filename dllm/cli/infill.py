@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .bundled import warn_of_unknown_words
 from .inputs import read_text
 from .options import OUTPUT, Decoding, option, takes
 from .output import as_json, note, save_traces, trace_files, waiting
@@ -32,8 +33,7 @@ def infill(
     text: Annotated[
         str | None,
         typer.Argument(
-            help="Text with holes, e.g. 'def f(x): [[8]] return y'; [[8]] is one of 8 tokens.  "
-            "'-' or nothing reads standard input."
+            help="Text with holes: [[8]] is one of 8 tokens.  '-' or nothing reads standard input."
         ),
     ] = None,
     file: Annotated[
@@ -42,16 +42,20 @@ def infill(
     *,
     options: Filling,
 ) -> None:
-    """Fill the holes of a text; all of it goes to stdout, figures to stderr."""
+    """Fill the holes of a text; all of it goes to stdout, figures to stderr.
+
+    Try: dllm infill "23 + 12: 3 + 2 =[[1]], 2 + 1 =[[1]]:[[2]]."
+    """
     content = read_text(text, file)
     files = trace_files(options.trace, 1)
     model = options.load()
+    warn_of_unknown_words(model, [content])
     from ..api import infill as api_infill
 
     with waiting("filling in"):
         result = api_infill(
-            model, content, sampler=options.sampler, cache=options.cache,
-            trace=options.trace is not None, **options.arguments(),
+            model, content, trace=options.trace is not None, **options.parts(),
+            **options.arguments(),
         )  # fmt: skip
     save_traces([result], files)
     print(as_json(result, model) if options.json else result.text, flush=True)

@@ -15,6 +15,13 @@ def read_text(prompt: str | None, file: Path | None) -> str:
 
     One line break at the end of a file or of standard input does not belong to the text.
     """
+    text = _read(prompt, file)
+    if not text.strip():
+        raise PromptError("the prompt is empty: give some text as an argument, a file or on stdin")
+    return text
+
+
+def _read(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and file is not None:
         raise PromptError("a prompt and --file are given: keep one of them")
     source = prompt if file is None else str(file)
@@ -29,14 +36,14 @@ def read_text(prompt: str | None, file: Path | None) -> str:
 
 
 def read_prompts(prompt: str | None, file: Path | None, lines: bool) -> list[str]:
-    """One prompt, or with ``lines`` one per line that is not blank."""
+    """One prompt, or with ``lines`` one per line, blank ones among them."""
     text = read_text(prompt, file)
-    if not lines:
-        return [text]
-    prompts = [line for line in text.split("\n") if line.strip()]
-    if not prompts:
-        raise PromptError("there is no prompt: every line is blank")
-    return prompts
+    return text.split("\n") if lines else [text]
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of a file that are not blank."""
+    return [line for line in read_prompts(None, file, lines=True) if line.strip()]
 
 
 def _read_stdin() -> str:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+
+from ..errors import ConfigError, UnknownNameError
+from . import completion
 
 if TYPE_CHECKING:
     from ..cache import Info as CacheInfo
     from ..samplers import Info as SamplerInfo
+
+    Info = SamplerInfo | CacheInfo
 
 DECIDES = {
     "selector": "which now",
@@ -34,67 +40,113 @@ CACHE_EXAMPLE = "dllm generate PROMPT --cache 'dual(refresh_every=4)'"
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 
 
-def samplers(as_json: AsJson = False) -> None:
-    """List the parts samplers are made of.
+def samplers(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One of them, with all it takes.", autocompletion=completion.samplers),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the parts samplers are made of, or explain one.
 
     A name alone is a complete sampler with the defaults of its paper; combine parts with '+'.
     """
+    from ..cache import CACHES
     from ..samplers import available
 
-    infos = available()
-    if as_json:
-        print(json.dumps([_plain(asdict(info)) for info in infos], ensure_ascii=False))
-        return
-    table = _table()
-    role = ""
-    for info in infos:
-        if info.role != role:
-            role = info.role
-            table.add_section()
-            table.add_row(Text(role, style="italic"), Text(DECIDES.get(role, ""), style="italic"))
-        _add(table, info, "needs", info.needs)
-    _print(table, SAMPLER_EXAMPLE)
+    infos = _named(name, available(), "sampler", "caches", CACHES)
+    if name is None and not as_json:
+        for role, group in groupby(infos, attrgetter("role")):
+            _print(Text(f"{role}: {DECIDES.get(role, '')}", style="italic"))
+            _lines(group)
+            print()
+        _print(Text(f"dllm samplers NAME explains one; e.g. {SAMPLER_EXAMPLE}", style="dim"))
+    else:
+        _show(infos, as_json)
 
 
-def caches(as_json: AsJson = False) -> None:
-    """List the caches."""
+def caches(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One of them, with all it takes.", autocompletion=completion.caches),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the caches, or explain one."""
     from ..cache import available
+    from ..samplers import SAMPLERS
 
-    infos = available()
+    infos = _named(name, available(), "cache", "samplers", SAMPLERS)
+    if name is None and not as_json:
+        _lines(infos)
+        _print(Text(f"\ndllm caches NAME explains one; e.g. {CACHE_EXAMPLE}", style="dim"))
+    else:
+        _show(infos, as_json)
+
+
+def _named(
+    name: str | None, infos: Sequence[Info], kind: str, elsewhere: str, others: Iterable[str]
+) -> list[Info]:
+    """All of them, or the one of that name."""
+    if name is None or name in (known := [info.name for info in infos]):
+        return [info for info in infos if name in (None, info.name)]
+    if name in others:
+        raise ConfigError(f"{name} is in the other list: dllm {elsewhere} {name}")
+    raise UnknownNameError(kind, name, known)
+
+
+def _show(infos: Sequence[Info], as_json: bool) -> None:
     if as_json:
         print(json.dumps([_plain(asdict(info)) for info in infos], ensure_ascii=False))
-        return
-    table = _table()
+    else:
+        _explain(infos[0])
+
+
+def _lines(infos: Iterable[Info]) -> None:
+    """One line each: cut at the edge of a terminal, whole in a file."""
     for info in infos:
-        _add(table, info, "offers", info.offers)
-    _print(table, CACHE_EXAMPLE)
+        text = Text.assemble((f"{info.name:<18}", "bold"), info.summary.replace("``", ""))
+        if sys.stdout.isatty():
+            _console().print(text, no_wrap=True, overflow="ellipsis")
+        else:
+            _print(text)
 
 
-def _table() -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Name", no_wrap=True)
-    table.add_column("What it does", ratio=1)
-    table.add_column("Defaults", overflow="fold")
-    return table
-
-
-def _add(table: Table, info: SamplerInfo | CacheInfo, relation: str, others: Sequence[str]) -> None:
-    paper = f"{info.paper}, arXiv {info.arxiv}" if info.arxiv else info.paper
-    about = Text(info.summary.replace("``", ""))
-    for line in filter(None, (paper, f"{relation} {', '.join(others)}" if others else "")):
-        about.append(f"\n{line}", style="dim")
-    table.add_row(Text(info.name, style="bold"), about, "\n".join(_settings(info.defaults)))
+def _explain(info: Info) -> None:
+    """Everything about one."""
+    role = getattr(info, "role", "")
+    kind = f"  {role}: {DECIDES.get(role, '')}" if role else ""
+    _print(Text.assemble((info.name, "bold"), (kind, "dim")))
+    about = f"{info.summary}\n\n{info.about}".replace("``", "").strip()
+    _print(Text(f"{about}\n"))
+    relation = "needs" if role else "offers"
+    facts = {
+        "paper": f"{info.paper}, arXiv {info.arxiv}" if info.arxiv else info.paper,
+        relation: ", ".join(getattr(info, relation)),
+        "defaults": ", ".join(_settings(info.defaults)),
+    }
+    for name, text in facts.items():
+        if text:
+            _print(Text.assemble((f"{name:<10}", "dim"), text))
 
 
 def _settings(defaults: Mapping[str, Any]) -> Iterable[str]:
+    """Arguments with their defaults; one that is open is set by the model or by other parts."""
     for name, value in defaults.items():
-        yield name if value is MISSING else f"{name}={value}"
+        if value is MISSING:
+            yield f"{name} (required)"
+        elif value in (None, ()):
+            yield f"{name} (open)"
+        else:
+            yield f"{name}={value}"
 
 
-def _print(table: Table, example: str) -> None:
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(Text(f"e.g. {example}", style="dim"))
+def _print(text: Text) -> None:
+    _console().print(text, soft_wrap=True)
+
+
+def _console() -> Console:
+    return Console(highlight=False)
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ import typer
 
 from ..config import GenerationConfig
 from ..errors import ConfigError
+from . import completion
 from .output import waiting
 from .preset import read_preset
 
@@ -52,8 +53,10 @@ class Loaded:
     """Which model, and where."""
 
     model: Annotated[
-        str, option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).")
-    ] = "nano"
+        str,
+        option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).",
+               autocompletion=completion.models),
+    ] = "nano"  # fmt: skip
     dtype: Annotated[
         str,
         option("--dtype", panel=MODEL, text="auto, float32, bfloat16 or float16, default auto."),
@@ -82,11 +85,14 @@ class Ways(Loaded):
 
     sampler: Annotated[
         list[str] | None,
-        option("--sampler", "-s", panel=DECODING, text="Repeatable; {a,b} for several values."),
-    ] = None
+        option("--sampler", "-s", panel=DECODING, text="Repeatable; {a,b} for several values.",
+               autocompletion=completion.samplers),
+    ] = None  # fmt: skip
     cache: Annotated[
-        list[str] | None, option("--cache", "-c", panel=DECODING, text="Default none; repeatable.")
-    ] = None
+        list[str] | None,
+        option("--cache", "-c", panel=DECODING, text="Default none; repeatable.",
+               autocompletion=completion.caches),
+    ] = None  # fmt: skip
     max_new_tokens: Annotated[
         int | None,
         option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.", min=1),
@@ -135,15 +141,18 @@ class Measured(Ways):
 @dataclass(frozen=True, kw_only=True)
 class Decoding(Loaded):
     """One way of decoding.  None leaves the default of the checkpoint or the API; a sampler or a
-    cache that is not given (empty) is that of the preset, or else `SAMPLER` and `CACHE`."""
+    cache that is not given is that of the preset, or else `SAMPLER` and `CACHE`."""
 
     sampler: Annotated[
-        str,
-        option("--sampler", "-s", panel=DECODING, text="See 'dllm samplers', default threshold."),
-    ] = ""
+        str | None,
+        option("--sampler", "-s", panel=DECODING, text="See 'dllm samplers', default threshold.",
+               autocompletion=completion.samplers),
+    ] = None  # fmt: skip
     cache: Annotated[
-        str, option("--cache", "-c", panel=DECODING, text="See 'dllm caches', default none.")
-    ] = ""
+        str | None,
+        option("--cache", "-c", panel=DECODING, text="See 'dllm caches', default none.",
+               autocompletion=completion.caches),
+    ] = None  # fmt: skip
     preset: Annotated[
         Path | None, option("--preset", panel=DECODING, text="A file that 'dllm tune' wrote.")
     ] = None
@@ -190,11 +199,11 @@ class Decoding(Loaded):
 
     def __post_init__(self) -> None:
         """A preset is the sampler, the cache, and whatever else was not given."""
-        if self.preset is not None and (self.sampler or self.cache):
+        if self.preset is not None and (self.sampler, self.cache) != (None, None):
             raise ConfigError("a preset says which sampler and cache: drop --preset or them")
         plain: dict[str, Any] = {
-            "sampler": self.sampler or SAMPLER,
-            "cache": self.cache or CACHE,
+            "sampler": SAMPLER if self.sampler is None else self.sampler,
+            "cache": CACHE if self.cache is None else self.cache,
             "arguments": {},
         }
         result = plain if self.preset is None else read_preset(self.preset)
@@ -206,6 +215,16 @@ class Decoding(Loaded):
             "cache": result["cache"],
         }.items():
             object.__setattr__(self, name, value)
+
+    def load(self) -> DiffusionModel:
+        model = super().load()
+        if self.cuda_graphs and model.device.type != "cuda":
+            raise ConfigError(f"--cuda-graphs needs a CUDA GPU, not {model.device}: leave it out")
+        return model
+
+    def parts(self) -> dict[str, Any]:
+        """The sampler and the cache."""
+        return {"sampler": self.sampler, "cache": self.cache}
 
     def arguments(self) -> dict[str, Any]:
         """What was given of the fields of `GenerationConfig`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,11 +39,14 @@ def interactive() -> bool:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Show ``text`` with a spinner on a terminal, nothing elsewhere."""
+    """Show ``text`` with a spinner on a terminal, nothing elsewhere.
+
+    What is imported for the first time takes seconds, so imports belong inside as well.
+    """
     if not interactive():
         yield
         return
-    with stderr().status(text):
+    with stderr().status(f"{text} ..."):
         yield
 
 
@@ -92,9 +95,10 @@ def versions() -> dict[str, str | None]:
     return {"dllm": __version__, "python": platform.python_version(), **result}
 
 
-def as_json(result: Result, model: DiffusionModel) -> str:
-    """One line of JSON: text, figures, and what determined them."""
-    payload: dict[str, Any] = {name: getattr(result, name) for name in MEASURED}
+def as_json(result: Result, model: DiffusionModel, about: Mapping[str, Any] | None = None) -> str:
+    """One line of JSON: ``about`` what was asked, text, figures, and what determined them."""
+    payload: dict[str, Any] = dict(about or {})
+    payload |= {name: getattr(result, name) for name in MEASURED}
     payload |= {
         "model": model.name,
         "dtype": str(model.dtype).removeprefix("torch."),

@@ -14,7 +14,9 @@ def trace(
     files: Annotated[list[Path], typer.Argument(help="One trace, or two to compare.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The page, default beside the trace.", show_default=""),
+        typer.Option(
+            "--output", "-o", help="The page, default beside the trace.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Turn traces into one self-contained HTML page with a step slider.

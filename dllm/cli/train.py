@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import ConfigError
-from .inputs import read_prompts
+from .inputs import read_lines
 from .options import remember_debug
 from .output import check_output, interactive, note, stderr
 
@@ -95,7 +95,7 @@ def learned_filter(
     from ..train.filter import save_filter, train_filter, trajectories
 
     if prompts is not None:
-        lines = read_prompts(None, prompts, lines=True)
+        lines = read_lines(prompts)
     else:
         lines = [e.prompt for task in TASKS.values() for e in task.examples(count, seed, "train")]
     check_output(output, "the filter ")
@@ -152,9 +152,7 @@ def deer(
         stage1_steps=stage1_steps, stage2_steps=stage2_steps, window=window, far=window,
         marker_position=marker_position, seed=seed,
     )  # fmt: skip
-    asked: list[str] = (
-        task_prompts(examples, seed) if prompts is None else read_prompts(None, prompts, lines=True)
-    )
+    asked: list[str] = task_prompts(examples, seed) if prompts is None else read_lines(prompts)
     note(f"{len(asked)} answers of {verifier}")
     pairs = teacher_answers(load(verifier), asked)
     for entry, model in align(load(drafter), pairs, recipe):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ..errors import ConfigError
 from .options import MEASURING, OUTPUT, Measured, option, takes
-from .output import check_output, note
+from .output import check_output, note, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,11 +55,12 @@ def tune(*, options: Tune) -> None:
 
     Use it: dllm generate PROMPT --preset preset.json
     """
-    from ..eval.curves import samplers_with_curves, settings
-    from ..eval.measure import Setting
-    from ..eval.problems import problems
-    from ..eval.tune import CACHES, Tuning, write_preset
-    from ..eval.tune import tune as search
+    with waiting("loading dllm"):
+        from ..eval.curves import samplers_with_curves, settings
+        from ..eval.measure import Setting
+        from ..eval.problems import problems
+        from ..eval.tune import CACHES, Tuning, check_enough, write_preset
+        from ..eval.tune import tune as search
 
     check_output(options.output, "the preset ")
     how = Tuning(
@@ -68,10 +69,11 @@ def tune(*, options: Tune) -> None:
         caches=() if options.cache or options.by == "nfe" else CACHES,
     )  # fmt: skip
     for task in how.tasks:
-        problems(task, options.confirm_run_unsafe_code)  # what is wrong with one is told at once
+        problems(task, options.confirm_run_unsafe_code)  # a mistake in one is reported at once
     arguments = {"max_new_tokens": 64} | options.given("max_new_tokens", "block_length")
     curves = options.curves() or ([] if options.sampler else samplers_with_curves())
     result = settings(options.sampler or [], curves, options.cache or ["none"], arguments)
+    check_enough(how, len(result) * (1 + len(how.caches)))
     model = options.load()
     baseline = Setting("llada", "llada", "none", arguments)
     choice = search(model, result, baseline, how, tell, options.confirm_run_unsafe_code)

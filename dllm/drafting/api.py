@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -15,7 +17,8 @@ from ..canvas import IntArray
 from ..config import GenerationConfig
 from ..errors import ConfigError, PromptError, UnknownNameError
 from ..models import DiffusionModel, load
-from ..prompts import encode, is_batch
+from ..models.checkpoint import BUNDLED
+from ..prompts import ManyPrompts, OnePrompt, encode, is_batch
 from ..text import GrowingText
 from . import register_all
 from .accept.defaults import own_processors
@@ -41,13 +44,13 @@ DRAFTING = (
     "refresh_rounds",
     "end_marker",
     "marker_position",
+    "trim",
     "head",
+    "nodes",
 )
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
 VerifierLike = str | PreTrainedModel | DiffusionModel
-OnePrompt = str | Sequence[int] | Sequence[Mapping[str, str]] | IntArray | torch.Tensor
-ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[IntArray]
 
 
 class TokenStreamer(Protocol):
@@ -107,11 +110,11 @@ def speculate(
 
     - ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
       above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
-      "multi_round" and "traversal" give the same distribution.
+      "multi_round" and "traversal" give the same distribution.  "fly" and "pivot" are LOSSY.
     - ``controller``: how many tokens to draft, e.g. "rate" (default) or "fixed(k=8)".
     - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
-      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``, ``marker_position``;
-      see `DiffusionDrafter`.
+      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``, ``marker_position``,
+      ``trim``; see `DiffusionDrafter`.
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
       "retokenize" and "intersect" bridge the difference.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
@@ -236,9 +239,17 @@ def fit(drafter: Drafter | None, verifier: DiffusionModel, vocabulary: str) -> D
 
 
 def is_drafter_spec(name: str) -> bool:
-    """Whether ``name`` is the spec of a registered drafter, not the name of a model."""
+    """Whether ``name`` is the spec of a registered drafter, not the name of a model.
+
+    Raises `UnknownNameError` for what is neither, but nearly the name of a drafter.
+    """
     register_all()
-    return name.split("(")[0].strip() in DRAFTERS
+    start = name.split("(")[0].strip()
+    if start in DRAFTERS or start in BUNDLED or "/" in start or Path(start).exists():
+        return start in DRAFTERS
+    if get_close_matches(start, list(DRAFTERS), cutoff=0.75):
+        raise UnknownNameError("drafter", start, DRAFTERS)
+    return False
 
 
 def _config(model: DiffusionModel, arguments: dict[str, Any]) -> GenerationConfig:
@@ -395,6 +406,7 @@ class Session:
             rounds=run.rounds,
             drafter="none" if self.drafter is None else repr(self.drafter),
             rule=self.rule.name,
+            lossy=self.rule.lossy,
         )
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ..canvas import IntArray
 from ..errors import ConfigError
 from ..registry import Registry
-from ..spec import arguments, parse
+from ..spec import arguments, describe, parse
 
 Array = npt.NDArray[np.float64]
 ROOT = -1  # the parent of a draft's first tokens: the last committed token
@@ -152,10 +152,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the verifier made of a draft: accepted nodes from the root down, and one more token."""
+    """What the verifier made of a draft: accepted nodes from the root down, and one more token;
+    ``deviations`` of the accepted ones are not what the verifier would have written, which lossy
+    rules allow."""
 
     path: list[int]
     extra: int
+    deviations: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,7 @@ class RoundStats:
     attempted: bool = False
     beside: int = 0
     beside_emitted: int = 0
+    deviations: int = 0
 
 
 @dataclass(frozen=True)
@@ -277,11 +281,12 @@ class Drafter(DraftPart):
 @dataclass
 class AcceptRule(DraftPart):
     """Which drafted tokens are kept.  ``accepts`` are the distributions for which it is
-    lossless.
+    lossless; a ``lossy`` rule is so for none, and says so wherever its results are shown.
     """
 
     accepts: ClassVar[frozenset[Distribution]] = frozenset(Distribution)
     trees: ClassVar[bool] = False
+    lossy: ClassVar[bool] = False
 
     def check(self, distribution: Distribution, tree: bool) -> None:
         """The distribution guard: raise when the rule would bias the output."""
@@ -322,11 +327,12 @@ def single(spec: str | T, registry: Registry[T], kind: type[T]) -> T:
 
 @dataclass(frozen=True)
 class Info:
-    """One line of a listing."""
+    """What a listing says: ``summary`` in one line, ``about`` the rest of the description."""
 
     name: str
     role: str
     summary: str
+    about: str
     paper: str
     arxiv: str
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -334,5 +340,5 @@ class Info:
 
 def info(cls: type[DraftPart], role: str) -> Info:
     """What a listing says about a registered class."""
-    summary = (cls.__doc__ or "").strip().split("\n")[0]
-    return Info(cls.name, role, summary, cls.paper, cls.arxiv, arguments(cls))
+    summary, about = describe(cls)
+    return Info(cls.name, role, summary, about, cls.paper, cls.arxiv, arguments(cls))

@@ -99,7 +99,7 @@ def settle(
     canvas.computed += positions
     canvas.step += 1
     canvas.block_step += 1
-    if row.recipe.after_step is not None and not canvas.finished:
+    if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
     complete(canvas)
     return Step(row, canvas, plan, prediction, decision, positions)

@@ -63,3 +63,50 @@ def test_a_full_disk_is_told_in_one_line(tiny_folder: Path, arguments: tuple[str
 
 def test_the_hole_in_the_help_is_shown(cli: Run) -> None:
     assert "[[8]]" in cli("infill", "--help").stdout
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the syntax of a POSIX shell")
+@pytest.mark.parametrize(
+    ("command", "code", "stderr"),
+    [
+        ("--version >&-", 0, ""),
+        ("samplers 2>&-", 0, ""),
+        ("generate <&-", 2, "error: the prompt is empty"),
+        ("generate <&- >&- 2>&-", 2, ""),
+        ("chat --model /no/such/folder <&- 2>&-", 2, ""),
+    ],
+)
+def test_streams_that_the_shell_has_closed(command: str, code: int, stderr: str) -> None:
+    shell = f'exec "$0" -m dllm {command}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", shell, sys.executable], env=ENVIRONMENT, capture_output=True,
+        stdin=subprocess.DEVNULL, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == code and done.stderr.startswith(stderr)
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_the_shell_completes_names() -> None:
+    def offered(typed: str) -> str:
+        asked = {"_DLLM_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": f"dllm {typed}"}
+        code = "import sys; from dllm.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", code], env=ENVIRONMENT | asked, capture_output=True, text=True,
+            timeout=120, check=False,
+        ).stdout  # fmt: skip
+
+    assert "localleap" in offered("samplers local") and "hierarchical" not in offered("samplers l")
+    assert '"adablock+localleap"' in offered("generate -s adablock+loc")
+
+
+def test_completion_imports_neither_torch_nor_transformers() -> None:
+    heavy = "{'torch', 'transformers'} & set(sys.modules)"
+    code = (
+        "import sys; from dllm.cli import completion as c; "
+        "assert 'adablock+localleap' in dict(c.samplers('adablock+loc')); "
+        "assert list(dict(c.samplers('lopa(thresh'))) == ['lopa(threshold']; "
+        "assert 'dual' in dict(c.caches('')) and list(dict(c.models('nano-'))) == ['nano-ar']; "
+        f"sys.exit(str({heavy} or '') or 0)"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr

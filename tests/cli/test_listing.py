@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import MISSING
+from typing import Any
 
 import pytest
 
@@ -22,25 +23,57 @@ def strict(text: str) -> list[dict[str, object]]:
     return result
 
 
-@pytest.mark.parametrize(
+LISTS = pytest.mark.parametrize(
     ("command", "package"), [("samplers", dllm.samplers), ("caches", dllm.cache)]
 )
-def test_everything_registered_is_listed(cli: Run, command: str, package: object) -> None:
-    available = package.available()  # type: ignore[attr-defined]
-    table, listed = cli(command).stdout, strict(cli(command, "--json").stdout)
-    assert [entry["name"] for entry in listed] == [info.name for info in available]
-    for info in available:
-        assert info.name in table and info.arxiv in table
+
+
+@LISTS
+def test_everything_registered_has_one_whole_line(cli: Run, command: str, package: Any) -> None:
+    lines = cli(command).stdout.splitlines()
+    listed = strict(cli(command, "--json").stdout)
+    assert [entry["name"] for entry in listed] == [info.name for info in package.available()]
+    for info in package.available():
+        (line,) = [line for line in lines if line.split(" ")[0] == info.name]
+        assert line.endswith(info.summary.replace("``", ""))
+        assert info.summary.endswith(".") and len(line) < 120, line
+
+
+@LISTS
+def test_one_is_explained(cli: Run, command: str, package: Any) -> None:
+    for info in list(package.available())[::6]:
+        shown = cli(command, info.name).stdout
+        assert shown.startswith(info.name) and info.arxiv in shown and "``" not in shown
+        assert shown.count(info.summary.replace("``", "")) == 1
+        for name in info.defaults:
+            assert name in shown.split("defaults", 1)[1]
+        assert "()" not in shown.replace("f()", "")
+        assert strict(cli(command, info.name, "--json").stdout)[0]["about"] == info.about
 
 
 def test_what_a_sampler_says_of_itself(cli: Run) -> None:
-    entries = {entry["name"]: entry for entry in strict(cli("samplers", "--json").stdout)}
-    threshold = entries["threshold"]
+    (threshold,) = strict(cli("samplers", "threshold", "--json").stdout)
     assert (threshold["role"], threshold["arxiv"]) == ("selector", "2505.22618")
     assert threshold["defaults"] == {"tau": 0.9}
     assert threshold["needs"] == ["probability scores"]
-    table = cli("samplers").stdout
-    assert "tau=0.9" in table and "needs probability scores" in table and "``" not in table
+    shown = cli("samplers", "threshold").stdout
+    assert "defaults  tau=0.9" in shown and "needs     probability scores" in shown
+    assert "steps (open)" in cli("samplers", "llada").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("samplers", "treshold"), "did you mean 'threshold'"),
+        (("samplers", "dual"), "dual is in the other list: dllm caches dual"),
+        (("caches", "threshold"), "dllm samplers threshold"),
+        (("caches", "duall"), "unknown cache 'duall'; did you mean 'dual'"),
+    ],
+)
+def test_a_name_that_is_not_there(cli: Run, arguments: tuple[str, ...], message: str) -> None:
+    result = cli(*arguments)
+    assert result.exit_code == 2 and result.stderr.startswith("error: ")
+    assert message in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_every_role_has_a_question() -> None:

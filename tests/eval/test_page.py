@@ -92,6 +92,23 @@ def test_the_slider_replays_the_canvas(browser: Any, traces: list[Path], tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_runs_of_end_of_text_are_one_box(browser: Any, traces: list[Path], tmp_path: Path) -> None:
+    trace = read_trace(traces[0])
+    end, length = trace["final"][-1], len(trace["final"])
+    tail = next(i for i in range(length, 0, -1) if trace["final"][i - 1] != end)
+    assert length - tail >= 8  # the answer is short, the canvas is not
+    tab, problems = show(browser, trace_page([trace]), tmp_path)
+    visible = tab.locator("#trace-0 .cell:visible").all_inner_texts()
+    kinds = tab.locator(f"#trace-0 .cell[data-position='{tail}']").inner_text()
+    assert len(visible) < length and kinds.rsplit(" ×", 1)[0] == trace["pieces"][str(end)]
+    counts = [int(text.rsplit(" ×", 1)[1]) if " ×" in text else 1 for text in visible]
+    assert sum(counts) == length
+    move(tab, 0)
+    assert tab.locator("#trace-0 .cell.folded").count() == 0 and not problems
+    tab.close()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_heat_hover_and_play(browser: Any, traces: list[Path], tmp_path: Path) -> None:
     trace = read_trace(traces[0])
     tab, problems = show(browser, trace_page([trace]), tmp_path)
@@ -102,10 +119,10 @@ def test_heat_hover_and_play(browser: Any, traces: list[Path], tmp_path: Path) -
         colours.append(cell.evaluate("e => e.style.background"))
     assert len(set(colours)) == 3
     cell.hover()
-    told = tab.locator("#tip").inner_text()
+    tip = tab.locator("#tip").inner_text()
     position = int(cell.get_attribute("data-position"))
-    assert told.startswith(f"position {position}") and "decided in step" in told
-    assert told.count(" %") == 4  # its probability and three candidates
+    assert tip.startswith(f"position {position}") and "decided in step" in tip
+    assert tip.count(" %") == 4  # its probability and three candidates
     move(tab, 0)
     tab.locator("#speed").select_option("50")
     tab.locator("#play").click()

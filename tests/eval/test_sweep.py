@@ -368,7 +368,7 @@ def test_tasks_by_commas_or_repeated(cli: Run, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["-t", "sorted"], "did you mean 'sort'"),
-        ([], "at least one task"),
+        ([], "there is no task: name one"),
         (["-t", "copy", "-s", "treshold"], "did you mean 'threshold'"),
         (["-t", "copy", "-c", "duall"], "did you mean 'dual'"),
         (["--preset", "read"], "did you mean 'readme'"),

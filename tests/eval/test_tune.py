@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import dllm
 from dllm.eval.measure import Cell, Record, RefusedError, Setting
 from dllm.eval.metrics import paired
 from dllm.eval.problems import FileTask, draw, problems
-from dllm.eval.tune import Candidate, Choice, Tuning, holds, survivors, tune
+from dllm.eval.tune import Candidate, Choice, Tuning, holds, needed, survivors, tune
 from tests.cli.conftest import Run
 
 CANVAS = {"max_new_tokens": 32}
@@ -185,6 +186,31 @@ def test_one_lucky_timing_is_not_believed(
     assert choice.saving == pytest.approx(1 / 0.75 if confirmed else 1)
 
 
+@pytest.mark.parametrize("settings", [1, 3, 40])
+@pytest.mark.parametrize(("tolerance", "keep"), [(0.2, 0.99), (0.05, 0.99), (0.02, 1.0)])
+def test_as_many_prompts_as_it_takes(settings: int, tolerance: float, keep: float) -> None:
+    """With one prompt less nothing could be confirmed; that many confirm what changes nothing."""
+    how = Tuning(["t"], keep=keep, tolerance=tolerance)
+    n, z = needed(how, settings), NormalDist().inv_cdf(1 - 0.05 / min(5, settings) / 2)
+    equal = paired([True] * n, [True] * n, z)
+    assert holds(equal, 1.0, how)
+    assert not holds(paired([True] * (n - 1), [True] * (n - 1), z), 1.0, how)
+
+
+def test_too_few_prompts_are_refused_before_anything_is_answered(
+    cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dllm.models.load", pytest.fail)
+    result = cli("tune", "-t", "copy", "-n", "24", "--tolerance", "0.2", "--by", "nfe")
+    assert result.exit_code == 2
+    assert "24 prompts cannot confirm that 99 %" in result.stderr
+    assert "take at least 25 per task (-n)" in result.stderr
+    two = cli("tune", "-t", "copy,sort", "-n", "5", "--tolerance", "0.2", "-s", "threshold")
+    assert "10 prompts" in two.stderr and "take at least" in two.stderr
+    exact = cli("tune", "-t", "copy", "--keep", "1", "--tolerance", "0")
+    assert "any number of prompts" in exact.stderr
+
+
 @pytest.mark.parametrize("name", ["fact", "sort"])
 def test_no_prompt_is_drawn_twice(name: str) -> None:
     task = problems(name)
@@ -211,9 +237,8 @@ def test_nano_reverses_in_one_step() -> None:
 
 
 def test_where_nothing_is_good_enough_the_baseline_stays() -> None:
-    """Four prompts prove nothing."""
-    settings = [Setting("threshold", "threshold(tau=0.9)", "none", CANVAS)]
-    how = Tuning(["reverse"], by="nfe", rungs=(2,), confirm=4)
+    settings = [Setting("threshold", "threshold(tau=0.0)", "none", CANVAS)]
+    how = Tuning(["remove_random"], by="nfe", rungs=(2,), confirm=24, tolerance=0.2)
     choice = tune(dllm.load("nano"), settings, BASE, how)
     assert not choice.confirmed and choice.setting == BASE and choice.saving == 1
 

@@ -1,0 +1,285 @@
+"""Bad values: one sentence each, before anything is decoded."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dllm
+from dllm.config import ELSEWHERE, NUMBERS, GenerationArguments, GenerationConfig
+from dllm.errors import ConfigError, DllmError, PromptError, UnknownNameError
+from dllm.prompts import encode, encode_holes, is_batch
+
+HUGE = 10**5000  # Python refuses to print it
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("temperature", 1e39, "at most 1e+06"),
+    ("temperature", float("nan"), "finite"),
+    ("temperature", float("inf"), "finite"),
+    ("temperature", "x", "must be a number, not 'x'"),
+    ("temperature", True, "must be a number, not True"),
+    ("temperature", -1, "at least 0"),
+    ("temperature", None, "must be a number"),
+    ("cfg_scale", 1e39, "at most"),
+    ("top_p", "x", "must be a number"),
+    ("top_p", None, "must be a number"),
+    ("top_p", True, "must be a number"),
+    ("top_p", 0, "above 0"),
+    ("top_p", 1.5, "at most 1"),
+    ("top_k", 2.0, "a whole number"),
+    ("top_k", 10**30, "at most"),
+    ("seed", None, "a whole number"),
+    ("seed", "a", "a whole number"),
+    ("seed", 1.5, "a whole number"),
+    ("seed", True, "a whole number"),
+    ("seed", -1, "at least 0"),
+    ("seed", 2**63, "at most"),
+    ("min_new_tokens", None, "a whole number"),
+    ("max_new_tokens", 0, "at least 1"),
+    ("max_new_tokens", 10**30, "at most"),
+    ("cuda_graphs", "yes", "True or False"),
+    ("compile", None, "True or False"),
+    ("suppress_mask", "no", "True or False"),
+    ("eos_policy", 5, "a name"),
+    ("stop_strings", None, "a text or a list of texts"),
+    ("stop_strings", 5, "a text or a list of texts"),
+    ("stop_strings", b"x", "a text or a list of texts"),
+    ("stop_strings", {"a": 1}, "a text or a list of texts"),
+    ("stop_strings", (5,), "not one with 5"),
+    ("stop_strings", ["a", ""], "empty"),
+    ("stop_strings", "", "empty"),
+    ("stop_strings", "\ud800", "not valid Unicode"),
+    ("constraints", None, "constraints map offsets"),
+    ("constraints", [1], "constraints map offsets"),
+    ("constraints", {"0": 1}, "not '0' to 1"),
+    ("constraints", {True: 5}, "not True to 5"),
+    ("constraints", {0: True}, "not 0 to True"),
+    ("constraints", {0: ""}, "not 0 to ''"),
+    ("constraints", {0: -1}, "not 0 to -1"),
+    ("constraints", {-1: 5}, "not -1 to 5"),
+    ("constraints", {0: "\ud800"}, "not valid Unicode"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), WRONG)
+def test_a_wrong_value_gets_one_sentence(name: str, value: Any, words: str) -> None:
+    with pytest.raises(DllmError) as result:
+        GenerationConfig(**{name: value})
+    assert words in str(result.value) and name in str(result.value)
+    assert "\n" not in str(result.value) and len(str(result.value)) < 200
+
+
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.integers(-(10**40), 10**40), st.floats(),
+    st.text(max_size=3), st.binary(max_size=2), st.lists(st.integers(-2, 2), max_size=2),
+    st.dictionaries(st.integers(-1, 3), st.one_of(st.integers(), st.text(max_size=2)), max_size=2),
+    st.just(HUGE), st.just(float("nan")), st.just("\ud800"),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([field.name for field in fields(GenerationConfig)]), ANYTHING)
+def test_any_value_is_taken_or_refused_in_one_sentence(name: str, value: Any) -> None:
+    try:
+        config = GenerationConfig(**{name: value})
+    except DllmError as error:
+        assert "\n" not in str(error) and len(str(error)) < 300
+    else:
+        kept = getattr(config, name)
+        assert kept is None or kept == value or kept == (value,) or kept == tuple(value)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    config = GenerationConfig(
+        max_new_tokens=np.int64(5), temperature=np.float32(0.5), seed=np.int64(3),
+        stop_strings=["a", "b"], constraints={np.int64(2): np.int64(7)},
+    )  # fmt: skip
+    assert (config.max_new_tokens, config.temperature, config.seed) == (5, 0.5, 3)
+    assert type(config.max_new_tokens) is int and type(config.temperature) is float
+    assert (config.stop_strings, config.constraints) == (("a", "b"), {2: 7})
+    assert all(type(key) is int for key in config.constraints)
+
+
+def test_every_number_of_a_config_has_its_range() -> None:
+    plain = {field.name for field in fields(GenerationConfig)} - set(NUMBERS)
+    assert plain == {
+        "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
+    }  # fmt: skip
+
+
+def test_editors_know_the_arguments() -> None:
+    """`GenerationArguments` has the fields of a config; types may be wider, for what is joined."""
+    config, arguments = get_type_hints(GenerationConfig), get_type_hints(GenerationArguments)
+    assert list(arguments) == list(config) == [field.name for field in fields(GenerationConfig)]
+    assert GenerationArguments.__total__ is False
+    wider = {"stop_strings"}
+    assert {n for n in config if config[n] != arguments[n]} == wider
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("stop", "stop_strings"),
+        ("do_sample", "temperature"),
+        ("stop_token_ids", "dllm.load"),
+        ("max_length", "max_new_tokens"),
+        ("guidance_scale", "cfg_scale"),
+        ("remasking", "sampler='llada(remasking=random)'"),
+    ],
+)
+def test_names_of_other_libraries_point_to_ours(name: str, here: str) -> None:
+    with pytest.raises(UnknownNameError) as result:
+        GenerationConfig.build({}, {name: 1})
+    assert f"unknown generation argument '{name}'; here it is" in str(result.value)
+    assert here in str(result.value)
+
+
+def test_no_name_of_ours_is_said_to_be_foreign() -> None:
+    assert not {field.name for field in fields(GenerationConfig)} & set(ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    ("given", "facts", "words"),
+    [
+        ({"top_p": 0.5}, {}, "top_p has no effect at temperature 0"),
+        ({"top_k": 5}, {}, "top_k has no effect at temperature 0"),
+        ({"block_length": 100}, {}, "exceeds the canvas of 64"),
+        ({"top_candidates": 3}, {"traced": False}, "written to the trace"),
+        ({"compile": True}, {"cached": False}, "read a cache"),
+        ({"cuda_graphs": True}, {"cached": False}, "read a cache"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    given: dict[str, Any], facts: dict[str, Any], words: str
+) -> None:
+    usual = {"canvas": 64, "tempered": False, "cached": True, "traced": True} | facts
+    with pytest.raises(ConfigError, match=words):
+        GenerationConfig(**given).check_used(given, **usual)
+    GenerationConfig(**given).check_used((), **usual)  # a checkpoint may recommend it
+
+
+@pytest.mark.parametrize(
+    ("given", "facts"),
+    [
+        ({"top_p": 0.5, "temperature": 1.0}, {}),
+        ({"top_p": 0.5}, {"tempered": True}),
+        ({"top_p": 1.0, "top_k": 0}, {}),
+        ({"block_length": 64}, {}),
+        ({"top_candidates": 3}, {}),
+        ({"top_candidates": 0, "compile": False}, {"traced": False, "cached": False}),
+    ],
+)
+def test_an_option_with_an_effect_is_taken(given: dict[str, Any], facts: dict[str, Any]) -> None:
+    usual = {"canvas": 64, "tempered": False, "cached": True, "traced": True} | facts
+    GenerationConfig(**given).check_used(given, **usual)
+
+
+@pytest.mark.parametrize("spec", [None, 5, [], ["dual"], b"dual"])
+def test_a_cache_is_a_name_or_an_object(spec: Any) -> None:
+    with pytest.raises(ConfigError, match="a cache is a name or an object"):
+        dllm.cache.compose(spec)
+
+
+@pytest.mark.parametrize("spec", [None, 5, [], (), [None]])
+def test_a_sampler_is_a_name_or_an_object(spec: Any) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        dllm.samplers.compose(spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["threshold" + "+threshold" * 3000, "a" + "+a" * 2000, "(" * 3000, "lopa(" * 190 + "a",
+     "a" + ".b" * 2000, "-" * 4000 + "a", "threshold\0", "threshold(" + "9" * 5000 + ")", ""],
+)  # fmt: skip
+def test_a_spec_that_is_no_spec(spec: str) -> None:
+    with pytest.raises(DllmError) as result:
+        dllm.samplers.compose(spec)
+    assert len(str(result.value)) < 300
+
+
+HOLES: list[tuple[Any, str]] = [
+    ([10**9, -1], "token id 1000000000 is outside the vocabulary"),
+    ([10**30, -1], "is outside the vocabulary"),
+    ([-2, -1], "token id -2"),
+    ("[[99999999999999999999]]", "exceeds the context"),
+    ("[[4000]]", "a hole of 4000 tokens exceeds the context"),
+    ("[[1]]\ud800", "not valid Unicode"),
+    (["a [[1]]"], "not a list with 'a [[1]]'"),
+    ([{"role": "user", "content": "x [[1]]"}], "token ids with -1"),
+    (None, "token ids with -1, not None"),
+    (b"[[1]]", "token ids with -1"),
+    ([1.5, -1], "not a list with 1.5"),
+    ([True, -1], "not a list with True"),
+    (torch.tensor([1.0, -1.0]), "not a list with 1.0"),
+    ("a [[0]]", "no hole"),
+    ([5, 6], "no hole"),
+    ([], "no hole"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), HOLES)
+def test_holes_that_cannot_be_filled(tiny: dllm.DiffusionModel, text: Any, words: str) -> None:
+    with pytest.raises(PromptError) as result:
+        encode_holes(tiny, text)
+    assert words in str(result.value)
+
+
+def test_holes_of_text_and_ids(tiny: dllm.DiffusionModel) -> None:
+    ids, holes = encode_holes(tiny, "Tom[[2]] has[[1]]")
+    assert holes.tolist()[1:] == [True, True, False, True] and not holes[0]
+    again, same = encode_holes(tiny, np.where(holes, -1, ids))
+    assert np.array_equal(again, ids) and np.array_equal(same, holes)
+
+
+def test_what_a_tokenizer_returns_is_no_prompt(tiny: dllm.DiffusionModel) -> None:
+    assert tiny.tokenizer is not None
+    for encoded in (tiny.tokenizer("Tom"), tiny.tokenizer("Tom", return_tensors="pt")):
+        with pytest.raises(PromptError, match="input_ids"):
+            encode(tiny, encoded)
+        assert is_batch([encoded, encoded])
+
+
+def test_a_role_is_one_that_templates_know(tiny: dllm.DiffusionModel) -> None:
+    with pytest.raises(UnknownNameError, match="role of a message 'usr'; did you mean 'user'"):
+        encode(tiny, [{"role": "usr", "content": "Tom"}])
+
+
+def test_contents_are_texts(tiny: dllm.DiffusionModel) -> None:
+    parts = [{"type": "text", "text": "Tom "}, {"type": "text", "text": "has"}]
+    joined = encode(tiny, [{"role": "user", "content": parts}])
+    assert joined.tolist() == encode(tiny, [{"role": "user", "content": "Tom has"}]).tolist()
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    for content in (None, 5, image, [{"text": 5}], ["Tom"]):
+        with pytest.raises(PromptError, match="text"):
+            encode(tiny, [{"role": "user", "content": content}])
+
+
+def test_ids_of_any_size(tiny: dllm.DiffusionModel) -> None:
+    for prompt in (10**30, [10**30], [HUGE], HUGE):
+        with pytest.raises(PromptError):
+            encode(tiny, prompt)
+
+
+@pytest.mark.parametrize("prompts", [iter(["a", "b"]), {"a", "b"}, (x for x in "ab")])
+def test_several_prompts_are_a_list(prompts: Any) -> None:
+    with pytest.raises(PromptError, match="several prompts are a list"):
+        is_batch(prompts)
+
+
+def test_a_drafter_that_is_nearly_one_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
+    from dllm.drafting.api import is_drafter_spec
+
+    for name in ("promptlookup", "prompt_lokup(k=3)", "sufix"):
+        with pytest.raises(UnknownNameError, match=r"unknown drafter .* did you mean"):
+            is_drafter_spec(name)
+    assert is_drafter_spec("prompt_lookup(k=3)")
+    (tmp_path / "suffix2").mkdir()
+    for model in ("nano", "nano-ar", "somebody/sufix", str(tmp_path / "suffix2")):
+        assert not is_drafter_spec(model)
