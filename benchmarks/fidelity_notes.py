@@ -29,9 +29,22 @@ ROUTINES: dict[str, str] = {
     "localleap_llada": "A third-party copy of the authors' code.",
     "localleap_dream": "A third-party copy of the authors' code.",
     "learn2pd_llada": "With random filters of the stated size: the authors' filter is not public.",
-    "dawn_dream": "Once every candidate is taken or struck out, the official loop goes on and writes "
-    "over the first token of the prompt.",
-    "dawn_llada": "As for Dream.",
+    "dawn_llada": "Once every candidate is taken or struck out, the official loop goes on and "
+    "writes over the first token of the canvas. A part that does the same replays it; the library "
+    "leaves given text alone.",
+    "dawn_dream": "As for LLaDA.",
+    "dcd_llada": "With `dcd(official=True)` where cached: what the window has left and the padding "
+    "behind an end of text stay as they were until the next refresh.",
+    "dcd_dream": "As for LLaDA.",
+    "dsb_llada": "Beside its cache the official code also commits in the suffix that is only to be "
+    "computed: its mask is cut by a position in the canvas, in an array that begins with the "
+    "slice. A part that does the same replays it.",
+    "dsb_dream": "Beside its cache the official code commits exactly the first mask in every full "
+    "pass. A part that does the same replays it.",
+    "d2cache_llada": "With `d2(official=True)`: the released code never updates its confidences "
+    "(it assigns to a copy), and its block shrinks with every commit (it is narrowed in place).",
+    "d2cache_dream": "As for LLaDA; the last position of the prompt is fed only if it scores a "
+    "chosen mask.",
     "dinfer_blockwise": "After an early stop the official code fills behind the block, this one "
     "behind the stop id: compared is the text.",
     "fastdllm_v1_llada_factor": "With `official=True`: the scan also commits the last-ranked "
@@ -91,9 +104,13 @@ METHODS: dict[tuple[str, str], str] = {
         "sampler",
         "dsb",
     ): "`k_max` is the official `max_block_length`, in its scripts the block length.",
-    ("cache", "dcd"): "Each row refreshes on its own count; the official code takes the average.",
+    ("cache", "dcd"): "Each row refreshes on its own count; the official code takes the average. "
+    "Padding is computed once; with `official=True` it waits for the next refresh, as do tokens "
+    "that the window has left where `delay` is 0.",
     ("cache", "dsb"): "Each row refreshes on its own count.",
-    ("cache", "d2"): "Each row chooses its own positions.",
+    ("cache", "d2"): "Each row chooses its own positions. Confidences are updated and blocks keep "
+    "their length, as meant; masks that were never predicted come by their place.",
+    ("sampler", "dawn"): "Given text is never overwritten.",
     ("sampler", "d3llm"): "The delayed cache is not built.",
     ("sampler", "staged_blocks"): "The delayed cache is not built.",
     ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",

@@ -82,8 +82,6 @@ class ReleasedDSB(DSB):
     that begins where the fed slice begins.
     """
 
-    name = "released_dsb"
-
     force_first: bool = False
     prefix: int = 0
     suffix: int = 0
@@ -145,8 +143,6 @@ def dsb(case: dict[str, Any]) -> Built:
 class AllMasks(StaticBlocks):
     """Blocks whose first step predicts all masks, which is when d2Cache's code looks at them."""
 
-    name = "all_masks"
-
     def wants(self, canvas: Canvas) -> IntArray | None:
         return np.flatnonzero(canvas.masked) if canvas.step == 0 else None
 
@@ -155,7 +151,6 @@ class AllMasks(StaticBlocks):
 class PriorAsProbability(CertaintyPrior):
     """A threshold compares what the density has left of the probability."""
 
-    name = "prior_as_probability"
     offers = CertaintyPrior.offers | {PROBABILITY}
 
 
@@ -187,8 +182,6 @@ def d2(case: dict[str, Any]) -> Built:
 class ReleasedDAWN(DAWN):
     """DAWN's greedy loop as released: it runs until it has as many entries as candidates, and when
     some were struck out, the index 0 of an exhausted search overwrites the canvas's first token."""
-
-    name = "released_dawn"
 
     def select(self, view: View) -> BoolArray:
         chosen = super().select(view)
