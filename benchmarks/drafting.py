@@ -51,9 +51,9 @@ class Clocked(Rate):
     """`rate` on the clock of this file."""
 
     def update(self, stats: RoundStats, feedback: Feedback) -> None:
-        told = replace(stats, draft_seconds=DRAFT * stats.attempted, search_seconds=0.0,
+        charged = replace(stats, draft_seconds=DRAFT * stats.attempted, search_seconds=0.0,
                        verify_seconds=1 + TOKEN * stats.drafted, other_seconds=0.0)  # fmt: skip
-        super().update(told, feedback)
+        super().update(charged, feedback)
 
 
 @dataclass(frozen=True)

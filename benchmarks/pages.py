@@ -1,4 +1,5 @@
-"""Write docs/samplers/: a page per method, with what it costs and a picture of its commit order.
+"""Write docs/samplers/, a page per method with what it costs and a picture of its commit order, and
+docs/gallery.md, all pictures on one page.
 
     python benchmarks/pages.py
 
@@ -146,28 +147,47 @@ def against_papers(result: dict[str, Any]) -> list[str]:
 
 
 def picture(result: Any, pieces: list[str]) -> str:
-    """Commit order as SVG: a cell per token, darker is later, with the step's number."""
-    per_line, width, height = 12, 62, 34
+    """Commit order as SVG: a cell per token, darker is later, with the step's number.  Cells bring
+    their own background, so that they are legible on light and dark pages; six of them fit a
+    phone."""
+    per_line, width, height = 6, 62, 34
     last = max(max(result.order), 1)
     cells = []
     for i, (step, piece) in enumerate(zip(result.order, pieces, strict=True)):
         x, y = i % per_line * width, i // per_line * height
-        light = 92 - 45 * step / last
+        light = 93 - 35 * step / last
         cells.append(
             f'<rect x="{x}" y="{y}" width="{width - 2}" height="{height - 2}" rx="3" '
             f'fill="hsl(212 60% {light:.0f}%)"/>'
             f'<text x="{x + width / 2 - 1}" y="{y + 14}" text-anchor="middle">'
             f"{html.escape(piece.strip() or '␣')}</text>"
-            f'<text x="{x + width / 2 - 1}" y="{y + 27}" text-anchor="middle" font-size="8">'
+            f'<text x="{x + width / 2 - 1}" y="{y + 27}" text-anchor="middle" font-size="9">'
             f"step {step + 1}</text>"
         )
-    lines = -(-len(pieces) // per_line)
-    size = f'width="{per_line * width}" height="{lines * height}"'
+    wide, high = per_line * width, -(-len(pieces) // per_line) * height
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" '
+        f'viewBox="0 0 {wide} {high}" font-family="monospace" font-size="11">'
         + "".join(cells)
         + "</svg>\n"
     )
+
+
+def gallery(cards: Iterable[tuple[str, str, int]]) -> str:
+    """All pictures on one page: (name, specification, forwards) of each."""
+    lines = [
+        "# Gallery", "",
+        "The order in which each sampler commits the tokens of one answer by the bundled model, "
+        "from light (early) to dark (late); the number is the step.  Tokens of one step were "
+        "decided in parallel.", "",
+        f"The question: {PROMPT}", "", '<div class="grid cards" markdown>', "",
+    ]  # fmt: skip
+    for name, spec, forwards in cards:
+        lines += [
+            f"- [`{spec}`](samplers/{name}.md): {forwards} forwards", "",
+            f"    ![commit order of {name}](samplers/{name}.svg)", "",
+        ]  # fmt: skip
+    return "\n".join([*lines, "</div>", "", "Made by `python benchmarks/pages.py`.", ""])
 
 
 def main() -> None:
@@ -179,6 +199,7 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     index = ["# Samplers", "", "| name | what it does | forwards on the example |",
              "| --- | --- | --- |"]  # fmt: skip
+    cards = []
     for name, (spec, advice) in PAGES.items():
         cls = SAMPLERS[name]
         result = dllm.generate(model, PROMPT, sampler=spec)
@@ -197,7 +218,9 @@ def main() -> None:
         )
         (FOLDER / f"{name}.md").write_text(page, encoding="utf-8")
         index.append(f"| [{name}]({name}.md) | {summary.splitlines()[0]} | {result.nfe} |")
+        cards.append((name, spec, result.nfe))
         print(f"{name:20} {result.nfe:3d} forwards  {result.text[-24:]}", flush=True)
+    (FOLDER.parent / "gallery.md").write_text(gallery(cards), encoding="utf-8")
     index += against_papers(outcome)
     index += ["", f"The example: {PROMPT}", "", "Made by `python benchmarks/pages.py`."]
     (FOLDER / "index.md").write_text("\n".join(index) + "\n", encoding="utf-8")

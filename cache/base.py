@@ -43,22 +43,21 @@ S = TypeVar("S")
 class Slots:
     """Freshness of one row's slots.  ``age`` (N,) int64: step of the last computation, -1 never;
     ``pending`` (N,) bool: the stored key and value belong to another token than the present one;
-    ``shift``: target t is scored by row t - shift; ``grid``: the block length of block-causal
-    attention, 0 for bidirectional; ``memory``: whatever the cache wants to remember about the row;
-    ``layers``: the same per lane and layer (see `Layer.memory`).
+    ``shift``: target t is scored by row t - shift; ``block_length`` of block-causal attention,
+    0 for bidirectional; ``layers``: what the cache remembers per lane and layer (see
+    `Layer.memory`), ``states`` the rest of what it remembers.
     """
 
     age: IntArray
     pending: BoolArray
     shift: int = 0
-    grid: int = 0
-    memory: dict[str, Any] = field(default_factory=dict)
+    block_length: int = 0
     layers: dict[int, dict[Any, Any]] = field(default_factory=dict)
     states: dict[type, Any] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, length: int, shift: int = 0, grid: int = 0) -> Slots:
-        return cls(np.full(length, -1), np.zeros(length, np.bool_), shift, grid)
+    def empty(cls, length: int, shift: int = 0, block_length: int = 0) -> Slots:
+        return cls(np.full(length, -1), np.zeros(length, np.bool_), shift, block_length)
 
     def state(self, kind: type[S]) -> S:
         """What the cache remembers of this row: an object of its own class ``kind``, made without

@@ -33,14 +33,14 @@ class ExactBlockCache(Cache):
     offers = REGION
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        grid, length = slots.grid, canvas.length
+        block_length, length = slots.block_length, canvas.length
         # What the last step computed whole and decided stays, unless something in it changed.
         finished = slots.state(Finished).end
         changed = np.flatnonzero(slots.pending[:finished])
         if changed.size:
-            finished = int(changed[0]) // grid * grid
+            finished = int(changed[0]) // block_length * block_length
         masked = np.flatnonzero(canvas.masked[:length])
-        frontier = int(masked[0]) // grid * grid if masked.size else length
+        frontier = int(masked[0]) // block_length * block_length if masked.size else length
         slots.state(Finished).end = max(finished, frontier)
-        end = min((int(targets[-1]) // grid + 1) * grid, length)
+        end = min((int(targets[-1]) // block_length + 1) * block_length, length)
         return Plan(np.arange(finished, end), np.arange(end))

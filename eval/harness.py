@@ -76,7 +76,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
             if name not in known:
                 own = list(inspect.signature(DLLM).parameters)[:-1]
                 raise UnknownNameError("argument", name, [*own, *known])
-        compose_sampler(sampler), compose_cache(cache)  # unknown names are told before loading
+        compose_sampler(sampler), compose_cache(cache)  # unknown names are refused before loading
         self._join()
         if isinstance(batch_size, str) and not batch_size.isdigit():
             raise ConfigError(f"batch_size is a number here, not {batch_size!r}")
@@ -154,7 +154,8 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         if string.startswith(self._openings):
             raise ConfigError(
                 "a prompt is a conversation that was not rendered here, so that its special tokens "
-                "cannot be told from text: leave out cache_requests, or a template in the task"
+                "cannot be distinguished from text: leave out cache_requests, or a template in "
+                "the task"
             )
         special = self.model.facts.bos_token_id is not None and add_special_tokens is not False
         return encode_text(self.tokenizer, string, add_special_tokens=special)

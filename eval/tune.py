@@ -1,9 +1,9 @@
 """The fastest setting that is as good as one token per step: successive halving, then a proof.
 
 All candidates answer the same prompts as the baseline.  Each rung brings new prompts, drops what is
-clearly worse and keeps the cheapest share of the rest.  Who is fastest by luck is not believed: a
-few finalists are confirmed, cheapest first, on prompts that had no part in choosing them, at a
-level that allows for their number.
+clearly worse and keeps the cheapest share of the rest.  The fastest of one sample may be so by
+luck: a few finalists are confirmed, cheapest first, on prompts that had no part in choosing them,
+at a level that allows for their number.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def tune(
     # sorted by difficulty, so it is not used.
     starts = [0, *accumulate(how.rungs)]
     for task in tasks.values():
-        draw(task, starts[-1] + how.confirm, how.seed + 1)  # too few are told now
+        draw(task, starts[-1] + how.confirm, how.seed + 1)  # too few are refused now
 
     def answer(setting: Setting, n: int, start: int) -> list[Record]:
         cells = [Cell(name, setting, n, how.seed + 1, how.rows, start) for name in tasks]

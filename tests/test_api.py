@@ -83,15 +83,15 @@ def test_stream_tells_everything_once(tiny: dllm.DiffusionModel) -> None:
     finals = {event.row: event.result for event in events if event.result is not None}
     whole = dllm.generate(tiny, [PROMPT, "Hello"], max_new_tokens=10)
     for row, expected in enumerate(whole):
-        told: dict[int, int] = {}
+        streamed: dict[int, int] = {}
         for event in events:
             if event.row == row:
-                assert not told.keys() & event.committed.keys()
-                told |= event.committed
+                assert not streamed.keys() & event.committed.keys()
+                streamed |= event.committed
         result = finals[row]
         assert result is not None and result.text == expected.text
-        written = {p: int(t) for p, t in enumerate(expected.sequences) if p in told}
-        assert {p: told[p] for p in written} == written
+        written = {p: int(t) for p, t in enumerate(expected.sequences) if p in streamed}
+        assert {p: streamed[p] for p in written} == written
 
 
 def test_a_transformers_streamer_prints_the_text(
@@ -304,8 +304,8 @@ def test_a_streamer_gets_what_is_final_once(tiny: dllm.DiffusionModel, how: dict
         del how["block_length"]
     out = dllm.generate(tiny, PROMPT, streamer=recorder, **how)
     assert recorder.values[0] == encode(tiny, PROMPT).tolist() and recorder.ends == 1
-    told = [token for value in recorder.values[1:] for token in value]
-    assert told == out.tokens
+    streamed = [token for value in recorder.values[1:] for token in value]
+    assert streamed == out.tokens
 
 
 def test_text_streamers_of_transformers(
@@ -369,8 +369,10 @@ def test_a_stop_string_does_not_end_before_what_is_given() -> None:
     out = dllm.generate("nano", "What is 4 + 5?", stop_strings=first, **how)
     assert "Tom" in out.text and out.text.startswith(whole.text[: whole.text.index("Tom") + 3])
     assert first not in out.text[out.text.index("Tom") + 3 :]
-    told = "".join(e.text for e in dllm.stream("nano", "What is 4 + 5?", stop_strings=first, **how))
-    assert told == out.text
+    streamed = "".join(
+        e.text for e in dllm.stream("nano", "What is 4 + 5?", stop_strings=first, **how)
+    )
+    assert streamed == out.text
 
 
 def test_a_long_prompt_leaves_a_short_answer() -> None:

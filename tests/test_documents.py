@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from dllm.cache import CACHES
+from dllm.drafting.base import DRAFTERS
 from dllm.models import family as families
 from dllm.samplers import SAMPLERS
 
@@ -37,8 +38,9 @@ def executable(document: Path) -> bool:
 @pytest.fixture
 def _registries() -> Iterator[None]:
     """What a document registers is gone afterwards."""
-    tables: list[dict[str, Any]] = [CACHES._entries, SAMPLERS._entries, families._FAMILIES]
-    for registry in (CACHES, SAMPLERS):
+    registries = CACHES, SAMPLERS, DRAFTERS
+    tables: list[dict[str, Any]] = [*(r._entries for r in registries), families._FAMILIES]
+    for registry in registries:
         list(registry)  # plug-ins come in now
     before = [set(table) for table in tables]
     yield

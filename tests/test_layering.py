@@ -33,7 +33,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "kernels": ({"errors"}, {"numpy", "torch", "triton"}),
     "models": (
         {"errors", "registry", "kernels"},
-        {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy", "einops"},
+        {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"}
+        | {"einops"},
     ),
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),

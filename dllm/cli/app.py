@@ -39,16 +39,16 @@ class Commands(TyperGroup):
     """Runs a command; what goes wrong outside this program becomes one line on stderr."""
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        with told({}):
+        with reported({}):
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        with told(ctx.meta):
+        with reported(ctx.meta):
             return super().invoke(ctx)
 
 
 @contextmanager
-def told(meta: dict[str, Any]) -> Iterator[None]:
+def reported(meta: dict[str, Any]) -> Iterator[None]:
     """Errors of users and of their files and devices leave as one line, and status 2."""
     try:
         yield

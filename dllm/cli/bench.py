@@ -60,7 +60,7 @@ def bench(*, options: Bench) -> None:
     cells = distinct(cell for sweep in sweeps for cell in sweep.cells())
     refused = {label: why for sweep in sweeps for label, why in sweep.refused().items()}
     for task in dict.fromkeys(cell.task for cell in cells):
-        problems(task, options.confirm_run_unsafe_code)  # what is wrong with one is told at once
+        problems(task, options.confirm_run_unsafe_code)  # a mistake in one is reported at once
     if options.plot:
         check_plots()
     journal = Journal(options.output / "results.jsonl")

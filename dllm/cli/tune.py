@@ -69,7 +69,7 @@ def tune(*, options: Tune) -> None:
         caches=() if options.cache or options.by == "nfe" else CACHES,
     )  # fmt: skip
     for task in how.tasks:
-        problems(task, options.confirm_run_unsafe_code)  # what is wrong with one is told at once
+        problems(task, options.confirm_run_unsafe_code)  # a mistake in one is reported at once
     arguments = {"max_new_tokens": 64} | options.given("max_new_tokens", "block_length")
     curves = options.curves() or ([] if options.sampler else samplers_with_curves())
     result = settings(options.sampler or [], curves, options.cache or ["none"], arguments)

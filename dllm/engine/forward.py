@@ -44,7 +44,7 @@ class Forward:
     ) -> None:
         self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
-        self.grid = model.facts.block_length  # of the attention; None: bidirectional
+        self.block_length = model.facts.block_length  # of the attention; None: bidirectional
         self.layers = model.hf.config.num_hidden_layers
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.count = 0
@@ -64,7 +64,7 @@ class Forward:
         most = None if most is None else most + scratch
         self.buffer = KVBuffer(self.layers, size + scratch, most)
         if self.cache.layerwise:
-            self.hook = LayerHook(self.backbone, self.cache, self.buffer, self.grid)
+            self.hook = LayerHook(self.backbone, self.cache, self.buffer, self.block_length)
         elif self._static:
             slot = self.buffer.allocate(1)
             assert slot is not None
@@ -99,7 +99,7 @@ class Forward:
 
     def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
         """`hidden`, and the attention maps that some of the jobs want."""
-        packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.grid)
+        packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.block_length)
         maps = AttentionMaps.of(jobs, packed, self.layers)
         hidden = self._backbone(packed, maps)
         scored = hidden[packed.scored]

@@ -82,9 +82,10 @@ class LayerHook:
     """Lets ``cache`` decide at every layer of ``backbone``, in the forwards of one engine."""
 
     def __init__(
-        self, backbone: nn.Module, cache: Cache, buffer: KVBuffer, grid: int | None = None
+        self, backbone: nn.Module, cache: Cache, buffer: KVBuffer, block_length: int | None = None
     ) -> None:
-        self.backbone, self.cache, self.buffer, self.grid = backbone, cache, buffer, grid
+        self.backbone, self.cache, self.buffer = backbone, cache, buffer
+        self.block_length = block_length  # of block-causal attention
         self.layers: Sequence[nn.Module] = getattr(backbone, "layers", ())
         self._hooked = hooked(backbone, self._run) if self.layers else backbone
         self.pieces: list[Piece] = []
@@ -184,7 +185,7 @@ class LayerHook:
             now, length = piece.now, piece.job.row.canvas.length
             if now.compute.size:
                 yield from segments_of(now.compute, now.read, at, piece.base, length,
-                                       self.inputs.device, self.grid)  # fmt: skip
+                                       self.inputs.device, self.block_length)  # fmt: skip
             at += len(now.compute)
 
     def _as_packed(self, hidden: Tensor) -> Tensor:
@@ -244,11 +245,11 @@ class View:
 
     def _unseen(self, queries: IntArray, keys: IntArray) -> Tensor:
         """(n, m) bool: keys in later blocks than the query, where attention is block-causal."""
-        grid = self._hook.grid
-        if grid is None:
+        block_length = self._hook.block_length
+        if block_length is None:
             hidden = np.zeros((len(queries), len(keys)), np.bool_)
         else:
-            hidden = keys // grid > queries[:, None] // grid
+            hidden = keys // block_length > queries[:, None] // block_length
         return torch.from_numpy(hidden).to(self._hook.inputs.device)
 
     def _queries(self, positions: IntArray) -> Tensor:

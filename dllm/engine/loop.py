@@ -94,10 +94,10 @@ class Engine:
         """
         with self._lock:
             options = self._options(recipe)
-            if self.forward.grid:
+            if self.forward.block_length:
                 canvas.origin = 0
             length = len(canvas.tokens)
-            slots = Slots.empty(length, self.forward.shift, self.forward.grid or 0)
+            slots = Slots.empty(length, self.forward.shift, self.forward.block_length or 0)
             row = Row(canvas, recipe, options, slots, canvas.fork(), capacity=length, held=held)
             if complete(canvas) and not held:
                 return row
@@ -128,7 +128,7 @@ class Engine:
         with self._lock:
             row.canvas, row.trials, row.previous, row.jobs = canvas, (), None, []
             if not kept:
-                row.slots = Slots.empty(row.capacity, row.slots.shift, row.slots.grid)
+                row.slots = Slots.empty(row.capacity, row.slots.shift, row.slots.block_length)
             row.slots.age[kept:] = -1
             row.slots.pending[:] = False
 

@@ -32,12 +32,12 @@ class Packed:
 
 def pack(
     jobs: Sequence[Job], shift: int, stored: bool, device: torch.device,
-    grid: int | None = None,
+    block_length: int | None = None,
 ) -> Packed:  # fmt: skip
     """Lay the jobs' computed positions end to end, all first lanes before the second ones.
 
     ``shift``: target t is scored by row t - shift.  ``stored``: keys are read from the buffer and
-    not from this forward.  ``grid``: block length of block-causal attention.
+    not from this forward.  ``block_length`` of block-causal attention.
     """
     order = [(job, lane) for lane in (0, 1) for job in jobs if lane < job.lanes]
     ids: list[IntArray] = []
@@ -55,16 +55,16 @@ def pack(
             base = job.base(lane)
             slots.append(compute + base)
             segments += segments_of(
-                compute, job.plan.read, at, base, job.canvas.length, device, grid
+                compute, job.plan.read, at, base, job.canvas.length, device, block_length
             )
         else:
-            segments += segments_of(compute, None, at, at, len(compute), device, grid)
+            segments += segments_of(compute, None, at, at, len(compute), device, block_length)
         scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
         at += len(compute)
         if job.shadow.size:
             ids.append(np.full(len(job.shadow), job.canvas.mask_id))
             positions.append(job.shadow)
-            segments.append(_shadow(queries, job.shadow, device, grid))
+            segments.append(_shadow(queries, job.shadow, device, block_length))
             scored[lane].append(at + np.arange(len(job.shadow)))
             at += len(job.shadow)
     return Packed(
@@ -93,15 +93,17 @@ def _guided(
     return tensor(_join(which), device), tensor(_join(second), device), scale[:, None]
 
 
-def _shadow(row: slice, shadow: IntArray, device: torch.device, grid: int | None) -> Segment:
+def _shadow(
+    row: slice, shadow: IntArray, device: torch.device, block_length: int | None
+) -> Segment:
     """Shadow tokens behind their row see the row but their own position, and one another; with a
-    ``grid`` no later block."""
+    ``block_length`` no later block."""
     length, count = row.stop - row.start, len(shadow)
     hidden = np.zeros((count, length + count), np.float32)
     hidden[np.arange(count), shadow] = -np.inf
-    if grid is not None:
-        blocks = np.concatenate([np.arange(length), shadow]) // grid
-        hidden[blocks > shadow[:, None] // grid] = -np.inf
+    if block_length is not None:
+        blocks = np.concatenate([np.arange(length), shadow]) // block_length
+        hidden[blocks > shadow[:, None] // block_length] = -np.inf
     keys = slice(row.start, row.stop + count)
     return Segment(
         slice(row.stop, row.stop + count), keys, mask=torch.from_numpy(hidden).to(device)
@@ -127,21 +129,21 @@ def _indices(compute: IntArray, rows: IntArray) -> IntArray:
 
 def segments_of(
     compute: IntArray, read: IntArray | None, at: int, base: int, length: int,
-    device: torch.device, grid: int | None = None,
+    device: torch.device, block_length: int | None = None,
 ) -> list[Segment]:  # fmt: skip
     """The segments of a row whose queries ``compute`` begin at ``at`` on the packed axis and whose
     keys lie in the slots from ``base``: those of ``read``, or all ``length`` live ones.
 
-    With a ``grid`` attention is block-causal: one segment per block of that length, counted from
-    position 0, whose queries see their block and what is left of it.
+    With a ``block_length`` attention is block-causal: one segment per block of that length, counted
+    from position 0, whose queries see their block and what is left of it.
     """
-    if grid is None:
+    if block_length is None:
         keys = slice(base, base + length) if read is None else _keys(read, base, device)
         return [Segment(slice(at, at + len(compute)), keys)]
-    result, blocks = [], compute // grid
+    result, blocks = [], compute // block_length
     borders = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(compute)]
     for first, last in pairwise(borders):
-        end = min(int(blocks[first] + 1) * grid, length)
+        end = min(int(blocks[first] + 1) * block_length, length)
         keys = slice(base, base + end) if read is None else _keys(read[read < end], base, device)
         result.append(Segment(slice(at + first, at + last), keys))
     return result

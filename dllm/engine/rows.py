@@ -82,7 +82,7 @@ class Row:
     def restart(self) -> None:
         """Forget everything since the admission."""
         self.canvas.become(self.fresh.fork())
-        self.slots = Slots.empty(self.capacity, self.slots.shift, self.slots.grid)
+        self.slots = Slots.empty(self.capacity, self.slots.shift, self.slots.block_length)
         self.trials, self.previous, self.jobs = (), None, []
         self.restarts += 1
 

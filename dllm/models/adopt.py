@@ -32,10 +32,10 @@ def adopt(
             f"family {family.name!r} runs on {family.model_class.__name__}, not {type(hf).__name__}"
         )
     generation = hf.generation_config.to_dict() if hf.can_generate() else {}
-    spoken = resolve_tokenizer(tokenizer, family, None)
-    facts = read_facts(family, hf.config, spoken, raw=raw, generation=generation, given=given)
-    if spoken is not None:
-        complete_tokenizer(spoken, family, facts.mask_token_id, facts.vocab_size)
+    resolved = resolve_tokenizer(tokenizer, family, None)
+    facts = read_facts(family, hf.config, resolved, raw=raw, generation=generation, given=given)
+    if resolved is not None:
+        complete_tokenizer(resolved, family, facts.mask_token_id, facts.vocab_size)
     if isinstance(dtype, torch.dtype):
         hf.to(dtype=dtype)  # type: ignore[call-arg]
     if device is not None:
@@ -44,7 +44,7 @@ def adopt(
     name = Path(getattr(hf.config, "name_or_path", "")).name or type(hf).__name__
     official = raw.get("dllm", {}).get("official_config", {})
     defaults = generation_defaults(raw, generation, facts)
-    return DiffusionModel(hf, spoken, family, facts, name, defaults, official)
+    return DiffusionModel(hf, resolved, family, facts, name, defaults, official)
 
 
 def prepare(

@@ -107,20 +107,20 @@ def _from_files(
     raw = checkpoint.config
     family = family_of(checkpoint, named, given)
     config, official = native_config(checkpoint, family)
-    spoken = resolve_tokenizer(tokenizer, family, checkpoint.folder)
+    resolved = resolve_tokenizer(tokenizer, family, checkpoint.folder)
     facts = read_facts(
-        family, config, spoken, raw=raw, generation=checkpoint.generation, given=given,
+        family, config, resolved, raw=raw, generation=checkpoint.generation, given=given,
         published=family.published(checkpoint.name),
     )  # fmt: skip
-    if spoken is not None:
-        complete_tokenizer(spoken, family, facts.mask_token_id, facts.vocab_size)
+    if resolved is not None:
+        complete_tokenizer(resolved, family, facts.mask_token_id, facts.vocab_size)
     folder = checkpoint.with_weights()
     if dtype == "auto":
         dtype = _auto_dtype(checkpoint, config, **options)
     hf = load_weights(folder, family, config, official=official, dtype=dtype, **options)
     prepare(hf, family, attn_implementation, facts.block_length)
     return DiffusionModel(
-        hf, spoken, family, facts, checkpoint.name,
+        hf, resolved, family, facts, checkpoint.name,
         generation_defaults(raw, checkpoint.generation, facts),
         raw if official else raw.get("dllm", {}).get("official_config", {}),
     )  # fmt: skip

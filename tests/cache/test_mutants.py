@@ -44,13 +44,13 @@ def forgets_changes(patch: Patch, cls: type[Cache]) -> None:
 
 
 def forgets_what_is_taken_back(patch: Patch, cls: type[Cache]) -> None:
-    changed, calls = Slots.changed, count()  # the engine tells of commits, then of what is remasked
+    changed, calls = Slots.changed, count()  # called with commits, then with what is remasked
 
-    def told(self: Slots, positions: Any) -> None:
+    def first_of_two(self: Slots, positions: Any) -> None:
         if next(calls) % 2 == 0:
             changed(self, positions)
 
-    patch.setattr(Slots, "changed", told)
+    patch.setattr(Slots, "changed", first_of_two)
 
 
 def closes(patch: Patch, **changed: Callable[[Any], Any]) -> None:
@@ -150,7 +150,7 @@ def test_a_refresh_that_is_left_out_is_noticed(monkeypatch: Patch, cache: str) -
 
 
 def trusts_values_alone(patch: Patch) -> None:
-    """The layers of dLLM-Cache are not told what has changed."""
+    """The layers of dLLM-Cache do not see what has changed."""
     plan: Any = DLLMCache.plan
 
     def untold(self: DLLMCache, canvas: Any, slots: Slots, targets: Any) -> Plan:

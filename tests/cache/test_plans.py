@@ -60,7 +60,7 @@ SHIFTED = {
 def plans(cache: Cache, shift: int = 0) -> Iterator[Plan]:
     """What ``cache`` plans for `STEPS`, closed as the engine does."""
     canvas = Canvas.for_prompt(np.arange(4), 12, mask_id=MASK, pad_id=EOS)
-    slots = Slots.empty(16, shift, grid=4)
+    slots = Slots.empty(16, shift, block_length=4)
     for low, decided in STEPS:
         if canvas.window != (low, low + 4):
             canvas.open_window(low, low + 4)

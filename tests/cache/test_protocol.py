@@ -121,8 +121,8 @@ def promises(
     if revises and FORESIGHT not in cache.needs:
         parts.append(TakeBack(seed))
     sampler = compose(parts, options={"eos_policy": "none"})
-    grid = {"block_length": 4} if spec == "block" else {}
-    engine = Decoding(table_model(hashed(seed), logit_shift=shift, **grid), sampler, cache,
+    facts = {"block_length": 4} if spec == "block" else {}
+    engine = Decoding(table_model(hashed(seed), logit_shift=shift, **facts), sampler, cache,
                     GenerationConfig())  # fmt: skip
     rows = [
         Canvas.for_prompt(np.arange(n) % 20, masks, mask_id=MASK, pad_id=EOS, noise=noise)
@@ -222,10 +222,10 @@ def test_infinite_intervals_never_end(spec: str) -> None:
 def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
     """First-commit end of text shortens the canvas in the middle of everything."""
     for name, spec in SMALL.items():
-        grid = {"block_length": 4} if name == "block" else {}
+        facts = {"block_length": 4} if name == "block" else {}
         sampler = compose([StaticBlocks(6), Random(), Some(3)], stop_ids=(EOS,),
                           options={"eos_policy": "first_commit_cut"})  # fmt: skip
-        model = table_model(lambda ids, at: np.eye(32)[np.where(at == 20, EOS, 5)] * 9.0, **grid)
+        model = table_model(lambda ids, at: np.eye(32)[np.where(at == 20, EOS, 5)] * 9.0, **facts)
         rows = [Canvas.for_prompt(np.arange(4), 30, mask_id=MASK, pad_id=EOS, noise=noise)]
         for steps in Decoding(model, sampler, caches.compose(spec), GenerationConfig()).run(rows):
             assert all(step.plan.compute[-1] < 34 for step in steps)

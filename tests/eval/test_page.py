@@ -119,10 +119,10 @@ def test_heat_hover_and_play(browser: Any, traces: list[Path], tmp_path: Path) -
         colours.append(cell.evaluate("e => e.style.background"))
     assert len(set(colours)) == 3
     cell.hover()
-    told = tab.locator("#tip").inner_text()
+    tip = tab.locator("#tip").inner_text()
     position = int(cell.get_attribute("data-position"))
-    assert told.startswith(f"position {position}") and "decided in step" in told
-    assert told.count(" %") == 4  # its probability and three candidates
+    assert tip.startswith(f"position {position}") and "decided in step" in tip
+    assert tip.count(" %") == 4  # its probability and three candidates
     move(tab, 0)
     tab.locator("#speed").select_option("50")
     tab.locator("#play").click()

@@ -1,0 +1,56 @@
+"""What the documentation site needs of the source (a hook of mkdocs, see `mkdocs.yml`).
+
+In a checkout four packages stand beside `dllm` and not in it, which a reader of the source that
+does not import it cannot know: the API reference is made from a copy with the installed layout.
+Examples in docstrings become code blocks.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from griffe import Extension
+from mkdocs.plugins import event_priority
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = re.compile(r"(?:^[ ]*>>>.*\n?(?:^(?!\s*$).*\n?)*)", re.MULTILINE)
+_copy = tempfile.TemporaryDirectory(prefix="dllm-docs-")
+
+
+@event_priority(100)  # before mkdocstrings reads its options
+def on_config(config: Any) -> Any:
+    """Point mkdocstrings to a copy of the packages under their installed names."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    only_python = shutil.ignore_patterns("__pycache__", "*.npz", "*.npy", "*.json", "*.safetensors")
+    for package, folder in table["tool"]["setuptools"]["package-dir"].items():
+        target = Path(_copy.name, *package.split("."))
+        shutil.copytree(ROOT / folder, target, ignore=only_python, dirs_exist_ok=True)
+    facade = Path(_copy.name, "dllm", "__init__.py")
+    # An import of its own subpackages hides them from griffe.
+    facade.write_text(re.sub(r"    from \. import .*\n", "", facade.read_text(encoding="utf-8")))
+    python = config["plugins"]["mkdocstrings"].config["handlers"]["python"]
+    python["paths"] = [_copy.name]
+    python["options"]["extensions"] = [f"{__file__}:Examples"]
+    return config
+
+
+class Examples(Extension):
+    """Doctests in docstrings as fenced code; outside of one ``>>>`` would be a quotation."""
+
+    def on_object(self, *, obj: Any, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = fenced(obj.docstring.value)
+
+
+def fenced(text: str) -> str:
+    """``text`` with every doctest in a fence.
+
+    >>> fenced("One.")
+    'One.'
+    """
+    return EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
