@@ -4,32 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from .cache.base import CacheLike
-from .config import GenerationConfig
+from .config import GenerationArguments, GenerationConfig
 from .errors import ConfigError
 from .events import Event, Reader, events
 from .models import load
 from .preparation import Preparation
-from .prompts import encode_holes, is_batch
+from .prompts import ManyPrompts, OnePrompt, encode_holes, is_batch
 from .result import Result
 from .samplers.compose import SamplerLike
 from .scheduler import Request, Scheduler
 from .streamers import Streamer, feeding
 
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
-Messages = Sequence[dict[str, Any]]
 
 
-@overload
-def generate(model: ModelLike, prompt: str, *, n: Literal[1] = 1, **rest: Any) -> Result: ...
+class Options(GenerationArguments, total=False):
+    """What every call takes: a sampler, a cache, and the fields of a `GenerationConfig`."""
+
+    sampler: SamplerLike
+    cache: CacheLike
+    chat: bool | None
+    trace: bool
+    config: GenerationConfig | None
+
+
+class GenerateOptions(Options, total=False):
+    """What `generate` takes beside."""
+
+    progress: bool
+    streamer: Streamer | None
+    repetitions: Sequence[int] | None
+
+
 @overload
 def generate(
-    model: ModelLike, prompt: Sequence[str], *, n: Literal[1] = 1, **rest: Any
+    model: ModelLike, prompt: ManyPrompts, *, n: Literal[1] = 1, **options: Unpack[GenerateOptions]
 ) -> list[Result]: ...
 @overload
-def generate(model: ModelLike, prompt: Any, **rest: Any) -> Any: ...
+def generate(
+    model: ModelLike, prompt: OnePrompt, *, n: Literal[1] = 1, **options: Unpack[GenerateOptions]
+) -> Result: ...
+@overload
+def generate(
+    model: ModelLike, prompt: ManyPrompts, *, n: int, **options: Unpack[GenerateOptions]
+) -> list[list[Result]]: ...
+@overload
+def generate(
+    model: ModelLike, prompt: OnePrompt, *, n: int, **options: Unpack[GenerateOptions]
+) -> list[Result]: ...
 def generate(
     model: ModelLike,
     prompt: Any,
@@ -43,7 +68,7 @@ def generate(
     streamer: Streamer | None = None,
     repetitions: Sequence[int] | None = None,
     config: GenerationConfig | None = None,
-    **arguments: Any,
+    **arguments: Unpack[GenerationArguments],
 ) -> Any:
     """Write an answer to ``prompt``, or to each of several prompts.
 
@@ -85,7 +110,7 @@ def as_completed(
     trace: bool = False,
     repetitions: Sequence[int] | None = None,
     config: GenerationConfig | None = None,
-    **arguments: Any,
+    **arguments: Unpack[GenerationArguments],
 ) -> Iterator[tuple[int, Result]]:
     """Like `generate` for many prompts: yields (index of the prompt, result) as each is finished.
 
@@ -105,7 +130,7 @@ def stream(
     chat: bool | None = None,
     trace: bool = False,
     config: GenerationConfig | None = None,
-    **arguments: Any,
+    **arguments: Unpack[GenerationArguments],
 ) -> Iterator[Event]:
     """Like `generate`, step by step: yields an `Event` per row and step; the last one of a row
     carries its result."""
@@ -124,7 +149,7 @@ def infill(
     cache: CacheLike = "none",
     trace: bool = False,
     config: GenerationConfig | None = None,
-    **arguments: Any,
+    **arguments: Unpack[GenerationArguments],
 ) -> Result:
     """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
 

@@ -24,7 +24,8 @@ KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
 HOLE = re.compile(r"\[\[(\d+)\]\]")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-Prompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
+OnePrompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
+ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[IntArray]
 
 
 def is_batch(prompt: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
@@ -18,7 +18,7 @@ from ..config import GenerationConfig
 from ..errors import ConfigError, PromptError, UnknownNameError
 from ..models import DiffusionModel, load
 from ..models.checkpoint import BUNDLED
-from ..prompts import encode, is_batch
+from ..prompts import ManyPrompts, OnePrompt, encode, is_batch
 from ..text import GrowingText
 from . import register_all
 from .accept.defaults import own_processors
@@ -44,13 +44,13 @@ DRAFTING = (
     "refresh_rounds",
     "end_marker",
     "marker_position",
+    "trim",
     "head",
+    "nodes",
 )
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
 VerifierLike = str | PreTrainedModel | DiffusionModel
-OnePrompt = str | Sequence[int] | Sequence[Mapping[str, str]] | IntArray | torch.Tensor
-ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[IntArray]
 
 
 class TokenStreamer(Protocol):
@@ -110,11 +110,11 @@ def speculate(
 
     - ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
       above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
-      "multi_round" and "traversal" give the same distribution.
+      "multi_round" and "traversal" give the same distribution.  "fly" and "pivot" are LOSSY.
     - ``controller``: how many tokens to draft, e.g. "rate" (default) or "fixed(k=8)".
     - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
-      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``, ``marker_position``;
-      see `DiffusionDrafter`.
+      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``, ``marker_position``,
+      ``trim``; see `DiffusionDrafter`.
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
       "retokenize" and "intersect" bridge the difference.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
@@ -406,6 +406,7 @@ class Session:
             rounds=run.rounds,
             drafter="none" if self.drafter is None else repr(self.drafter),
             rule=self.rule.name,
+            lossy=self.rule.lossy,
         )
 
 

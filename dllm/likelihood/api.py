@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -10,11 +10,25 @@ import torch
 from ..canvas import IntArray
 from ..errors import PromptError
 from ..models import DiffusionModel, load
-from ..prompts import encode, encode_continuation, encode_text, is_batch
+from ..prompts import ManyPrompts, OnePrompt, encode, encode_continuation, encode_text, is_batch
 from ..spec import build
-from .scoring import Request, Scoring, score_requests
+from .scoring import Request, Score, Scoring, score_requests
 
 
+@overload
+def score(
+    model: Any, prompt: ManyPrompts, continuation: ManyPrompts | OnePrompt, *,
+    chat: bool | None = None, **how: Any,
+) -> list[Score]: ...  # fmt: skip
+@overload
+def score(
+    model: Any, prompt: OnePrompt, continuation: ManyPrompts, *, chat: bool | None = None,
+    **how: Any,
+) -> list[Score]: ...  # fmt: skip
+@overload
+def score(
+    model: Any, prompt: OnePrompt, continuation: OnePrompt, *, chat: bool | None = None, **how: Any
+) -> Score: ...
 def score(
     model: Any,
     prompt: Any,

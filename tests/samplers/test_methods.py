@@ -21,6 +21,7 @@ from ..decoding import Decoding
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
 from .test_vectors import canvas_of, committed, predict
 
+FAMILIES = ("llada", "dream")
 ROW = [0.95, 0.80, 0.70, 0.76, 0.74, 0.75, 0.60, 0.80, 0.10, 0.78, 0.91, 0.50]
 
 
@@ -173,6 +174,33 @@ def test_adablock_ends_where_the_text_does(
     ids = [*tokens, *[5] * (n - len(tokens))]
     sampler.decide(canvas, predict(canvas, row, tokens=ids))
     assert canvas.window == (start, start + size)
+
+
+@pytest.mark.parametrize(("family", "size"), [("llada", 3), ("dream", 2)])
+def test_adablock_looks_at_what_was_drawn_or_at_the_likeliest(family: str, size: int) -> None:
+    """With temperature: LLaDA's code finds delimiters among the drawn tokens, Dream's does not."""
+    canvas = canvas_of(16)
+    sampler = compose("adablock(8, delimiters=(9,), fraction=0.25)+fixed", family=family)
+    sampler.prepare(canvas)
+    chances = np.log(np.full(16, 0.6, np.float32))
+    drawn, likeliest = np.full((2, 16), 5)
+    drawn[2], likeliest[1] = 9, 9
+    prediction = Prediction(
+        np.arange(16), drawn, chances, max_logprob=chances, top_token=likeliest[:, None]
+    )
+    sampler.decide(canvas, prediction)
+    assert canvas.window == (0, size)
+
+
+def test_defaults_that_depend_on_the_family() -> None:
+    relaxed = [compose("localleap", family=name).selectors[0] for name in ("llada", "dream")]
+    assert [part.tau_r for part in relaxed] == [0.75, 0.8]  # type: ignore[attr-defined]
+    slow, sure = zip(
+        *((c.window, c.selectors[0]) for c in (compose("slowfast", family=f) for f in FAMILIES)),
+        strict=True,
+    )
+    assert [part.tau_reach for part in slow] == [0.3, 0.1]
+    assert [part.tau_explore for part in sure] == [None, 0.8]
 
 
 def shadowed(sampler: Sampler, canvas: Canvas, row: list[float], verdict: list[float]) -> Any:
