@@ -33,6 +33,7 @@ def serve_drafter(
     from ..drafting.api import is_drafter_spec
     from ..drafting.base import DRAFTERS, Drafter, single
     from ..drafting.bridges.service import Service
+    from ..drafting.dflash.checkpoint import is_block_drafter
     from ..drafting.drafters.composite import FirstOf
     from ..drafting.vocabulary import fingerprint
     from ..models import load
@@ -50,6 +51,11 @@ def serve_drafter(
         if is_drafter_spec(name):
             parts.append(single(name, DRAFTERS, Drafter))
             continue
+        if is_block_drafter(name):
+            raise ConfigError(
+                f"{name} reads the verifier's hidden states, which do not travel: run it beside "
+                "the verifier, `dllm serve VERIFIER --drafter ...`"
+            )
         with waiting(f"loading {name}"):
             model = load(name, dtype=dtype, device=device)
         parts.append(DiffusionDrafter(model, search=search, window=window))

@@ -36,6 +36,7 @@ def speculate(prompts: list[str], options: Answers) -> None:
 
 def _run(prompts: list[str], options: Answers, given: dict[str, Any]) -> list[SpeculativeResult]:
     from .. import drafting
+    from ..drafting.dflash.drafter import BlockDrafter
     from ..models import load
 
     parts = {n: getattr(options, n) for n in ("rule", "controller") if getattr(options, n)}
@@ -43,7 +44,8 @@ def _run(prompts: list[str], options: Answers, given: dict[str, Any]) -> list[Sp
         assert options.verifier is not None
         verifier = load(options.verifier, dtype=options.dtype, device=options.device)
         drafters = [_load(name.strip(), options) for name in options.drafters]
-    if options.search and not any(isinstance(d, drafting.DiffusionDrafter) for d in drafters):
+    searching = (drafting.DiffusionDrafter, BlockDrafter)
+    if options.search and not any(isinstance(d, searching) for d in drafters):
         raise ConfigError("--search is for diffusion drafters: leave it out, or name one")
     drafter = drafters[0] if len(drafters) == 1 else drafters or None
     results: list[SpeculativeResult] = drafting.speculate(
@@ -55,10 +57,13 @@ def _run(prompts: list[str], options: Answers, given: dict[str, Any]) -> list[Sp
 def _load(name: str, options: Answers) -> Any:
     from ..drafting import DiffusionDrafter
     from ..drafting.api import is_drafter_spec, make_drafter
+    from ..drafting.dflash.checkpoint import is_block_drafter
     from ..models import load
 
     if is_drafter_spec(name):
         return make_drafter(name)
+    if is_block_drafter(name):
+        return make_drafter(name, **({"search": options.search} if options.search else {}))
     model = load(name, dtype=options.dtype, device=options.device)
     return DiffusionDrafter(model, search=options.search)
 

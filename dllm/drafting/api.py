@@ -46,6 +46,7 @@ DRAFTING = (
     "marker_position",
     "trim",
     "head",
+    "nodes",
 )
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,8 @@ from dllm.drafting.dflash.checkpoint import (
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.dflash.heads import MarkovHead, SelectorHead
 from dllm.drafting.dflash.network import BlockNetwork
+from dllm.drafting.dflash.walks import Walk
+from dllm.drafting.search.marginals import Marginals
 from dllm.errors import CheckpointError, ConfigError
 from dllm.train.dflash.data import Answer, Batches, Taps
 from dllm.train.dflash.export import export
@@ -311,6 +314,16 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
         }}  # fmt: skip
     whole = BlockCheckpoint("w", checkpoint.config, checkpoint.weights, **heads)
     write(whole, verifier, tmp_path, "native")
+    with pytest.raises(ConfigError, match="Markov head or selector"):
+        BlockDrafter(checkpoint, head="tree")
+    for ids in prompts(2):
+        plain = dllm.speculate(verifier, None, ids, max_new_tokens=12)
+        tree = dllm.speculate(
+            verifier, str(tmp_path), ids, max_new_tokens=12, controller="whole", head="tree",
+            nodes=6,
+        )  # fmt: skip
+        assert tree.tokens == plain.tokens
+        assert max(stats.drafted for stats in tree.rounds) == 6
     drafter = BlockDrafter(tmp_path)
     for temperature in (0.0, 0.8):
         how: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
@@ -322,6 +335,30 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
             if part == "markov":
                 steps = np.diff(np.asarray(seen)) % size
                 assert len(seen) > 20 and (steps == 1).mean() > 0.7
+
+
+def test_a_tree_holds_the_most_probable_prefixes() -> None:
+    """Against all paths of a small vocabulary."""
+    torch.manual_seed(0)
+    head = MarkovHead(torch.randn(5, 3), torch.randn(5, 3))
+    hidden, logits = torch.zeros(3, 4), torch.randn(3, 5)
+    walk = Walk(head, 2, hidden, logits, lambda row, _: Marginals(row.log_softmax(-1), 0))
+    scores = {}
+    for length in (1, 2, 3):
+        for path in itertools.product(range(5), repeat=length):
+            steps = zip((2, *path), path, strict=False)
+            rows = [head.after(a, hidden[0], logits[i]).log_softmax(-1)[b]
+                    for i, (a, b) in enumerate(steps)]  # fmt: skip
+            scores[path] = float(sum(rows))
+    expected = sorted(scores, key=lambda path: -scores[path])[:9]
+    draft = walk.tree(3, 9)
+    got = [tuple(int(draft.tokens[n]) for n in draft.path(node)) for node in range(len(draft))]
+    assert got == expected
+    chain = walk.chain(3)
+    best: tuple[int, ...] = ()
+    for _ in range(3):
+        best = max((p for p in scores if p[:-1] == best), key=lambda path: scores[path])
+    assert tuple(chain.tokens.tolist()) == best
 
 
 def test_unknown_checkpoints_are_refused(
@@ -359,5 +396,5 @@ def test_wrong_pairs_and_options_are_refused(folder: Path) -> None:
         dllm.speculate(other, str(folder), "1+1=")
     with pytest.raises(ConfigError, match="window is for diffusion models"):
         dllm.speculate(other, str(folder), "1+1=", window=4)
-    with pytest.raises(ConfigError, match="head is 'auto' or 'none'"):
+    with pytest.raises(ConfigError, match="head is 'auto', 'tree' or 'none'"):
         BlockDrafter(folder, head="best")

@@ -14,6 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantMode
 from transformers.cache_utils import DFlashCache
 
 import dllm
+from dllm.drafting.dflash.drafter import BlockDrafter as BlockDrafterAtWork
+from dllm.drafting.dflash.heads import head_of
 from dllm.errors import ConfigError
 from dllm.train.dflash import data
 from dllm.train.dflash.card import curve, table
@@ -174,10 +176,10 @@ def answers(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFact
     return file
 
 
-def small(steps: int) -> Recipe:
+def small(steps: int, markov: int = 0) -> Recipe:
     return Recipe(
         layers=2, block_size=4, held_out=6, evaluated=8,
-        objective=Objective(head_rows=256, random_rows=32),
+        objective=Objective(head_rows=256, random_rows=32, markov=markov),
         schedule=Schedule(steps=steps, rows=8, anchors=8, warmup=2, evaluate_every=5),
     )  # fmt: skip
 
@@ -198,6 +200,32 @@ def test_a_run_learns_and_its_drafter_can_be_used(
     text = (tmp_path / "drafter" / "README.md").read_text()
     assert f"| 30 | 1920 | {points[-1]['tokens_per_forward']:.2f} |" in text
     result = dllm.speculate(verifier, str(tmp_path / "drafter"), "3+4=", controller="whole")
+    assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
+
+
+def test_a_markov_head_is_trained_beside_and_drafts_as_it_was_measured(
+    verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
+) -> None:
+    recipe = small(6, markov=8)
+    run, split = start(verifier, [answers], recipe, tmp_path, bf16=False)
+    before = run.model.markov.project_out.weight.detach().clone()  # type: ignore[union-attr]
+    resume(run)
+    trainee: Any = run.model
+    assert not torch.equal(trainee.markov.project_out.weight, before)
+    finish(run, verifier, recipe, split, tmp_path / "drafter")
+    part = BlockDrafterAtWork(tmp_path / "drafter")
+    hf: Any = verifier.hf
+    head = head_of(part.model, hf.device, hf.get_input_embeddings().weight,
+                   hf.get_output_embeddings().weight)  # fmt: skip
+    assert head is not None
+    hidden = torch.randn(hf.config.hidden_size)
+    weight = hf.get_output_embeddings().weight.detach().float()
+    with torch.no_grad():  # a correction of the hidden state is one of the logits
+        known = hf.get_input_embeddings().weight[17]
+        expected = weight @ trainee.markov(hidden, known)
+        got = head.after(17, hidden, weight @ hidden)
+    torch.testing.assert_close(got, expected, atol=0.05, rtol=0.02)  # it was saved in bfloat16
+    result = dllm.speculate(verifier, part, "3+4=", controller="whole")
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
 
 

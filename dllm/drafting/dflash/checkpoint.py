@@ -30,7 +30,8 @@ RENAMED = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
 # weights that speak of the verifier or of the vocabulary, not of the network
 OTHERS = ("embed_tokens.weight", "lm_head.weight", "verifier_norm.weight",
           "verifier_lm_head.weight", "t2d", "d2t")  # fmt: skip
-MARKOV = ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias")
+MARKOV = ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias",
+          "project_in.weight", "project_out.weight")  # fmt: skip
 SELECTOR = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
 SHAPE = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

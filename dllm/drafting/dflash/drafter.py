@@ -33,8 +33,9 @@ from ..search.proxies import PROXIES, NGram, Proxy
 from .checkpoint import BlockCheckpoint, load_checkpoint
 from .heads import WalkHead, head_of
 from .network import BlockNetwork, TextKeys
+from .walks import Walk
 
-HEADS = ("auto", "none")
+HEADS = ("auto", "none", "tree")
 
 
 @DRAFTERS.register("dflash", paper="DFlash: Block Diffusion for Flash Speculative Decoding",
@@ -46,14 +47,16 @@ class BlockDrafter(Drafter):
     ``model``: folder, hub id or `BlockCheckpoint`.  ``search``: how its marginals become a draft:
     default "argmax" at temperature 0, "coupled" above; others are "cps", "sample" and
     "best_first_tree".  ``proxy``: the causal model that helps a search (default "ngram").
-    ``head``: "auto" walks with the Markov head or selector of the checkpoint, if it brings one and
-    no search is asked for; "none" leaves it out.
+    ``head``: "auto" reads the draft off with the Markov head or selector of the checkpoint, if it
+    brings one and no search is asked for; "tree" reads off a tree of ``nodes`` tokens, for machines
+    where 16 rows cost what one costs; "none" leaves the head out.
     """
 
     model: Any = ""
     search: Any = None
     proxy: Any = None
     head: str = "auto"
+    nodes: int = 15
 
     def __post_init__(self) -> None:
         from .. import register_all
@@ -62,7 +65,13 @@ class BlockDrafter(Drafter):
         if not isinstance(self.model, BlockCheckpoint):
             self.model = load_checkpoint(self.model)
         if self.head not in HEADS:
-            raise ConfigError(f"head is 'auto' or 'none', not {self.head!r}")
+            raise ConfigError(f"head is 'auto', 'tree' or 'none', not {self.head!r}")
+        brought = self.model.markov or self.model.selector
+        if self.head == "tree" and (self.search is not None or not brought or self.nodes < 1):
+            raise ConfigError(
+                "head='tree' takes a checkpoint with a Markov head or selector, no search and at "
+                "least one node; search='best_first_tree' makes trees of marginals"
+            )
         if self.search is not None:
             self.search = single(self.search, SEARCHES, Search)
         self._bound: tuple[Any, Binding] | None = None
@@ -126,7 +135,8 @@ class Binding:
             self.head = own.to(self.device, self.dtype)
         else:
             self.head = weight if ids is None else weight.detach()[self.draft_ids].clone()
-        self.walk = head_of(checkpoint, self.device)
+        with torch.inference_mode():
+            self.walk = head_of(checkpoint, self.device, embedding.weight, self.head)
 
     @torch.inference_mode()
     def hidden(self, drafting: Sequence[BlockDrafting]) -> torch.Tensor:
@@ -155,7 +165,7 @@ class BlockDrafting(Drafting):
         self.search: Search = self.part.search or SEARCHES["coupled" if at > 0 else "argmax"]()
         proxy = self.part.proxy or NGram(vocab_size=self.request.vocab_size)
         self.proxy: Proxy = single(proxy, PROXIES, Proxy)
-        walks = self.part.head == "auto" and self.part.search is None
+        walks = self.part.head != "none" and self.part.search is None
         self.walk: WalkHead | None = self.bound.walk if walks else None
 
     def observe(self, feedback: Feedback) -> None:
@@ -198,10 +208,7 @@ class BlockDrafting(Drafting):
             self.request.draft_key, self.rounds,
         )  # fmt: skip
         if self.walk is not None:
-            draft = self._walk(self.walk, hidden, logits, context)
-            sure = np.zeros(0) if draft.confidence is None else draft.confidence.astype(np.float64)
-            length = budget.chain_length(sure)
-            draft = draft.cut(length) if length else EMPTY
+            draft = self._walked(self.walk, hidden, logits, budget, context)
         else:
             length = budget.chain_length(marginals.confidence)
             draft = self.search.find(marginals, length, context) if length else EMPTY
@@ -223,28 +230,30 @@ class BlockDrafting(Drafting):
         log_q = (logits.float() / (request.temperature or 1.0)).log_softmax(-1)
         return Marginals(log_q, first, request.stop_ids, ids.expand(len(log_q), -1))
 
-    def _walk(
-        self, head: WalkHead, hidden: torch.Tensor, logits: torch.Tensor, context: SearchContext
-    ) -> Draft:
-        """The chain that a head reads off, left to right."""
-        tokens: list[int] = []
-        sure: list[float] = []
-        previous = self.anchor
-        for i, row in enumerate(logits.float()):
-            given = head.after(previous, hidden[i].float(), row)
-            marginal = self._marginals(given[None], len(self.prefix) + i)
-            previous = int(context.shown(marginal, 1, coupled=True).argmax[0])
-            tokens.append(previous)
-            sure.append(float(marginal.confidence[0]))
-        stops = [i for i, token in enumerate(tokens) if token in self.request.stop_ids]
-        return Draft(np.asarray(tokens, np.int64), confidence=np.asarray(sure),
-                     end=stops[0] if stops else None, source="walk")  # fmt: skip
+    def _walked(
+        self, head: WalkHead, hidden: torch.Tensor, logits: torch.Tensor, budget: Budget,
+        context: SearchContext,
+    ) -> Draft:  # fmt: skip
+        """What a head reads off, left to right."""
+        first, stops = len(self.prefix), self.request.stop_ids
+
+        def distribution(row: torch.Tensor, depth: int) -> Marginals:
+            return context.shown(self._marginals(row, first + depth), 1, coupled=True)
+
+        walk = Walk(head, self.anchor, hidden, logits, distribution)
+        if self.part.head == "tree" and self.request.trees:
+            return walk.tree(min(budget.length, budget.room), self.part.nodes)
+        draft = walk.chain(len(logits))
+        sure = np.zeros(0) if draft.confidence is None else draft.confidence.astype(np.float64)
+        length = budget.chain_length(sure)
+        at = [i for i, token in enumerate(draft.tokens.tolist()) if token in stops]
+        return replace(draft.cut(length), end=at[0] if at else None) if length else EMPTY
 
 
 def make_block_drafter(name: Any, options: dict[str, Any]) -> BlockDrafter:
     """A drafter from a folder or hub id and the options of `speculate`.  Raises `ConfigError` for
     options that only diffusion models have."""
-    known = ("search", "proxy", "head")
+    known = ("search", "proxy", "head", "nodes")
     odd = [option for option in options if option not in known]
     if odd:
         raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from .checkpoint import BlockCheckpoint
 
@@ -59,13 +60,25 @@ class SelectorHead(WalkHead):
         return torch.full_like(logits, -torch.inf).scatter(0, at, scores)
 
 
-def head_of(checkpoint: BlockCheckpoint, device: torch.device) -> WalkHead | None:
-    """The head that a checkpoint brings, in float32; the selector where it brings both."""
+def head_of(
+    checkpoint: BlockCheckpoint, device: torch.device, embedding: torch.Tensor, head: torch.Tensor
+) -> WalkHead | None:
+    """The head that a checkpoint brings, in float32; the selector where it brings both.
+
+    A Markov head that is stored as projections becomes tables of the verifier's ``embedding``
+    (V, H), normed, and of the rows (v, H) of its ``head``.
+    """
     selector = {name: t.to(device, torch.float32) for name, t in checkpoint.selector.items()}
     if selector:
         return SelectorHead(selector["predecessor_codebook"], selector["successor_codebook"],
                             selector["hidden_projection.weight"])  # fmt: skip
     markov = {name: t.to(device, torch.float32) for name, t in checkpoint.markov.items()}
+    if "project_in.weight" in markov:
+        known = F.rms_norm(embedding.float(), embedding.shape[-1:], eps=1e-6)
+        return MarkovHead(
+            known @ markov["project_in.weight"].T, head.float() @ markov["project_out.weight"],
+            markov["gate_proj.weight"], markov["gate_proj.bias"],
+        )  # fmt: skip
     if markov:
         return MarkovHead(markov["markov_w1.weight"], markov["markov_w2.weight"],
                           markov.get("gate_proj.weight"), markov.get("gate_proj.bias"))  # fmt: skip

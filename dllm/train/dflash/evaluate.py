@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from .data import Answer, Taps, collate
 from .objective import Trainee
@@ -20,7 +21,7 @@ class Acceptance:
     """``per_forward``: tokens per forward of the verifier (its first one, which reads the prompt,
     left out); ``reached`` (K,): how often the k-th draft of a round was accepted; ``right`` (K,):
     how often it was right, over all places of the answers; ``per_answer``: tokens per forward of
-    each answer."""
+    each answer.  With a Markov head these are those of its walk."""
 
     per_forward: float
     reached: list[float]
@@ -29,7 +30,9 @@ class Acceptance:
 
 
 @torch.no_grad()
-def acceptance(trainee: Trainee, answers: Sequence[Answer], taps: Taps, rows: int) -> Acceptance:
+def acceptance(
+    trainee: Trainee, answers: Sequence[Answer], taps: Taps, rows: int, walking: bool = True
+) -> Acceptance:
     """Drafts at every place of ``answers``, ``rows`` answers at a time, and walks through them."""
     device = trainee.head.device
     size = trainee.blocks.drafter.config.block_size - 1
@@ -41,7 +44,7 @@ def acceptance(trainee: Trainee, answers: Sequence[Answer], taps: Taps, rows: in
         batch = collate(part, [range(a.start, len(a.ids) - 1) for a in part], taps)
         ids = batch["ids"].to(device)
         read = batch["taps"].to(device) if "taps" in batch else trainee.reader.read(ids)
-        drafts = drafts_at(trainee, ids, read, batch["anchors"].to(device))
+        drafts = drafts_at(trainee, ids, read, batch["anchors"].to(device), walking)
         for answer, row in zip(part, drafts.cpu(), strict=True):
             hits = matches(answer, row)
             right += (hits > 0).sum(0)
@@ -58,13 +61,27 @@ def acceptance(trainee: Trainee, answers: Sequence[Answer], taps: Taps, rows: in
 
 
 def drafts_at(
-    trainee: Trainee, ids: torch.Tensor, taps: torch.Tensor, anchors: torch.Tensor
-) -> torch.Tensor:
-    """Most probable tokens (B, N, block - 1), over the whole vocabulary."""
+    trainee: Trainee, ids: torch.Tensor, taps: torch.Tensor, anchors: torch.Tensor,
+    walking: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """Most probable tokens (B, N, block - 1), over the whole vocabulary; with a Markov head and
+    ``walking`` each given the one before."""
     width = trainee.head.shape[1]
-    hidden = trainee.blocks(ids, taps[..., :-width], anchors.clamp_min(0))[:, :, 1:]
-    flat = hidden.flatten(0, 2).to(trainee.head.dtype)
-    best = [(part @ trainee.head.T).max(-1).indices for part in flat.split(512)]
+    anchors = anchors.clamp_min(0)
+    hidden = trainee.blocks(ids, taps[..., :-width], anchors)[:, :, 1:]
+    if trainee.markov is None or not walking:
+        return _best(hidden, trainee.head)
+    tokens, drafts = ids.gather(1, anchors), []
+    for k in range(hidden.shape[2]):
+        known = F.embedding(tokens, trainee.blocks.embedding)
+        tokens = _best(trainee.markov(hidden[:, :, k], known), trainee.head)
+        drafts.append(tokens)
+    return torch.stack(drafts, 2)
+
+
+def _best(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    flat = hidden.reshape(-1, hidden.shape[-1]).to(head.dtype)
+    best = [(part @ head.T).max(-1).indices for part in flat.split(512)]
     return torch.cat(best).view(hidden.shape[:-1])
 
 

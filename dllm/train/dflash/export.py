@@ -33,11 +33,12 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: t.to(dtype).contiguous() for name, t in checkpoint.weights.items()}
     text = verifier.get_text_config()
-    extras = _extras(checkpoint, text.vocab_size, dtype)
+    extras = _vocabulary(checkpoint, text.vocab_size)
     if kind == "native":
         config = checkpoint.config.to_dict() | {
             "architectures": ["MuseGlimmerAssistantModel"], "dtype": str(dtype).split(".")[-1],
         }  # fmt: skip
+        extras |= _heads(checkpoint, dtype)
         if extras:
             save_file(extras, folder / EXTRAS)
     else:
@@ -62,15 +63,18 @@ def _old_name(name: str) -> str:
                 name)  # fmt: skip
 
 
-def _extras(
-    checkpoint: BlockCheckpoint, vocab_size: int, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """The trimmed vocabulary and the heads, under the names of speculators."""
-    result = {}
-    if checkpoint.draft_ids is not None:
-        ids = checkpoint.draft_ids
-        result["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-        result["d2t"] = ids - torch.arange(len(ids))
+def _vocabulary(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, torch.Tensor]:
+    """The trimmed vocabulary, under the names of speculators."""
+    if checkpoint.draft_ids is None:
+        return {}
+    ids = checkpoint.draft_ids
+    marked = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    return {"t2d": marked, "d2t": ids - torch.arange(len(ids))}
+
+
+def _heads(checkpoint: BlockCheckpoint, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Markov head and selector, which the other formats' DFlash networks do not have."""
+    result: dict[str, torch.Tensor] = {}
     for prefix, part in (("markov_head.", checkpoint.markov),
                          ("candidate_selector.", checkpoint.selector)):  # fmt: skip
         result |= {prefix + name: t.to(dtype).contiguous() for name, t in part.items()}

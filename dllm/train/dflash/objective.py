@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import MuseGlimmerAssistantModel
 
 from ...errors import ConfigError
 from .loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
+from .markov import MarkovProjection
 from .model import BlockDrafter
 
 LOSSES = ("dpace", "decay")
@@ -22,7 +24,8 @@ class Objective:
     """``loss``: how drafts are weighted by place, "dpace" or "decay" (with ``gamma``); ``soft``:
     share of the verifier's distribution in the target, the rest is the token it wrote;
     ``head_rows`` most frequent answer tokens and ``random_rows`` others make the head of a step;
-    ``chunk``: rows whose logits exist at a time."""
+    ``chunk``: rows whose logits exist at a time; ``markov``: rank of a Markov head that is trained
+    beside the drafter, 0 for none."""
 
     loss: str = "dpace"
     gamma: float = 4.0
@@ -30,6 +33,7 @@ class Objective:
     head_rows: int = 6144
     random_rows: int = 1024
     chunk: int = 1024
+    markov: int = 0
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
@@ -73,6 +77,8 @@ class Trainee(nn.Module):
         head = verifier.get_output_embeddings().weight.detach()
         self.register_buffer("head", head, persistent=False)
         self.register_buffer("common", common, persistent=False)
+        rank = objective.markov
+        self.markov = MarkovProjection(head.shape[1], rank) if rank else None
         # no submodule, so that nobody saves the verifier
         self.reader = Reader(verifier, drafter.config.target_layer_ids or [])
 
@@ -96,11 +102,18 @@ class Trainee(nn.Module):
         teacher = None
         if self.objective.soft > 0:
             teacher = taps[batch[counted], places[counted] - 1, -width:]
-        losses, q = FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]
-            hidden[counted], self.head[rows], index, teacher, self.objective.soft,
-            self.objective.chunk,
-        )  # fmt: skip
-        return {"loss": self.weighted(losses, q, counted)}
+        states = [hidden[counted]]
+        if self.markov is not None:
+            before = ids[batch[counted], places[counted] - 1]
+            known = F.embedding(before, self.blocks.embedding)
+            states.append(self.markov(states[0], known))
+        total = torch.zeros((), device=ids.device)
+        for state in states:
+            losses, q = FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]
+                state, self.head[rows], index, teacher, self.objective.soft, self.objective.chunk
+            )
+            total = total + self.weighted(losses, q, counted)
+        return {"loss": total}
 
     def weighted(
         self, losses: torch.Tensor, q: torch.Tensor, counted: torch.Tensor

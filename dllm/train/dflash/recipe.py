@@ -158,7 +158,10 @@ def finish(
     count = recipe.draft_vocabulary
     ids = common_tokens(split.train, count) if count else None
     weights = {name: t.detach().cpu() for name, t in drafter.state_dict().items()}
-    checkpoint = BlockCheckpoint(str(folder), drafter.config, weights, ids)
+    markov = {}
+    if trainee.markov is not None:
+        markov = {name: t.detach().cpu() for name, t in trainee.markov.state_dict().items()}
+    checkpoint = BlockCheckpoint(str(folder), drafter.config, weights, ids, markov=markov)
     export(
         checkpoint, folder, kind, verifier=verifier.hf.config, verifier_name=verifier.name,
         head=trainee.head.cpu(),
