@@ -8,7 +8,6 @@ small network itself, with two numbers of layers: a part per step and a part per
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
