@@ -110,6 +110,8 @@ METHODS: dict[tuple[str, str], str] = {
     ("cache", "dsb"): "Each row refreshes on its own count.",
     ("cache", "d2"): "Each row chooses its own positions. Confidences are updated and blocks keep "
     "their length, as meant; masks that were never predicted come by their place.",
+    ("sampler", "wedlm"): "Not recorded: the official engine needs a GPU and checkpoints whose "
+    "attention is not built here. The rule follows its code, at the clean entropy.",
     ("sampler", "dawn"): "Given text is never overwritten.",
     ("sampler", "d3llm"): "The delayed cache is not built.",
     ("sampler", "staged_blocks"): "The delayed cache is not built.",

@@ -93,6 +93,9 @@ in `config.json` load as they are.  A GGUF file is read by transformers
 (`AutoModelForCausalLM.from_pretrained(folder, gguf_file=...)`, which widens its numbers), and the
 network in memory handed to `dllm.load(network, family=..., mask_token_id=...)`.  `dllm doctor -m
 MODEL` says what fits into memory at which width.
+
+Tested on a CPU: torchao's int8 weights (`nano` answers as before, with and without a cache) and a
+GGUF file in blocks of 8 bits.  bitsandbytes was not run here.
 """
 
 

@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -62,6 +63,9 @@ PAGES = {
     "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
     "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
     "pc": ("pc", "Plans and puzzles, where frequent tokens come too early; needs token counts."),
+    "dawn": ("dawn", "When tokens of one phrase should not be decided blindly side by side; reads "
+             "the attention of the last layers, so without a cache."),
+    "wedlm": ("wedlm", "Streams from left to right and looks a little ahead."),
     "certainty_prior": ("certainty_prior", "A gentle left-to-right order without blocks."),
 }  # fmt: skip
 
@@ -200,7 +204,8 @@ def main() -> None:
     for name, (spec, advice) in PAGES.items():
         cls = SAMPLERS[name]
         result = dllm.generate(model, PROMPT, sampler=spec)
-        pieces = [model.tokenizer.decode([token]) for token in result.tokens]
+        decode = partial(model.tokenizer.decode, skip_special_tokens=True)
+        pieces = [decode([token]) or "∎" for token in result.tokens]
         (FOLDER / f"{name}.svg").write_text(picture(result, pieces), encoding="utf-8")
         text = re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(cls.__doc__ or ""))
         summary, _, body = text.partition("\n\n")

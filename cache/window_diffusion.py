@@ -79,7 +79,8 @@ class WindowDiffusion(Refreshing):
             phase.masked = canvas.masked.copy()
             phase.window = self._near(canvas, masks) if phase.near is None else phase.near
         masked, window = phase.masked, phase.window
-        if due or (not self.official and not np.isin(active[-1], window)):
+        left = window is None or not np.isin(active[-1], window)
+        if due or (not self.official and left):
             phase.masked = phase.window = phase.near = None
             if not due:
                 self.restart(canvas, slots)

@@ -13,6 +13,7 @@ from .result import Result
 from .samplers.eos import stops
 from .scheduler import Progress, Request
 from .text import GrowingText
+from .trace import Cell, canvas_html
 
 MASK = "░"  # an undecided position for which nothing is proposed, in `Event.draft`
 
@@ -55,6 +56,25 @@ class Event:
             text += (self.decode(run) if run else "") + MASK
             run = []
         return text[: -len(MASK)]
+
+    def _repr_html_(self) -> str:
+        """The canvas in a notebook as it stands after the step: decided tokens, darker the later,
+        drafts in italics, ░ for what is neither."""
+        canvas, last = self.canvas, max(self.step, 1)
+        cells = []
+        for i in range(canvas.prompt_length, canvas.length):
+            token = self.drafts.get(i, -1) if canvas.masked[i] else int(canvas.tokens[i])
+            text = MASK if token < 0 else f"[{token}]"
+            if token >= 0 and self.decode is not None:
+                text = self.decode([token]) or "∎"
+            if canvas.masked[i]:
+                cells.append(Cell(text, None, "undecided", draft=token >= 0))
+            elif canvas.commit_step[i] < 0:
+                cells.append(Cell(text))
+            else:
+                step = int(canvas.commit_step[i])
+                cells.append(Cell(text, min(1.0, step / last), f"step {step + 1}"))
+        return canvas_html(cells, f"step {self.step + 1} · forwards {canvas.nfe}")
 
     def merged(self, newer: Event) -> Event:
         """This event and the one after it as one: nothing that was committed is lost."""

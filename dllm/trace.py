@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,9 +121,65 @@ class Trace:
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
 
+    def _repr_html_(self) -> str:
+        """The answer in a notebook: a cell per position, darker the later it was decided."""
+        when = {i: k for k, step in enumerate(self.steps) for i, _, _ in step.commits}
+        given = {i for low, high in self.given for i in range(max(low, len(self.prompt)), high)}
+        last = max(len(self.steps) - 1, 1)
+        cells = []
+        for i in sorted(when.keys() | given):
+            token = self.final[i] if i < len(self.final) else -1
+            text = self.pieces.get(token, f"[{token}]")
+            decided = i in when
+            note = f"step {when[i] + 1}" if decided else "given"
+            cells.append(Cell(text, when[i] / last if decided else None, note))
+        computed = sum(step.computed * (1 + step.explored) for step in self.steps)
+        return canvas_html(
+            cells,
+            f"{self.model} · sampler {self.sampler} · cache {self.cache} · forwards "
+            f"{len(self.steps)} · positions computed {computed} · darker is later",
+        )
+
     def save(self, path: str | Path) -> None:
         """Write the trace as JSON."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One position in a notebook.  ``when``: from 0, decided first, to 1, last; None for what is
+    given or undecided.  ``note`` appears where the mouse rests."""
+
+    text: str
+    when: float | None = None
+    note: str = "given"
+    draft: bool = False
+
+
+LONG_RUN = 4  # equal cells in a row, such as the end of a text, that are drawn as one
+
+
+def canvas_html(cells: Sequence[Cell], caption: str) -> str:
+    """A canvas as HTML that needs no style sheet.  Cells bring their own colours, for light and
+    dark notebooks."""
+    spans = []
+    for cell, run in groupby(cells):
+        count = len(list(run))
+        text = html.escape(cell.text.replace("\n", "⏎"))
+        drawn = [f"{text} ×{count}"] if count >= LONG_RUN else [text] * count
+        look = "background:#d8d8d8;color:#111"
+        if cell.when is not None:
+            look = f"background:hsl(212 60% {93 - 35 * cell.when:.0f}%);color:#111"
+        if cell.draft:
+            look += ";font-style:italic;opacity:.6"
+        look += ";border-radius:3px;padding:0 .25em;margin:1px;display:inline-block;white-space:pre"
+        note = html.escape(cell.note)
+        spans += [f"<span title='{note}' style='{look}'>{shown}</span>" for shown in drawn]
+    body = "".join(spans)
+    return (
+        f"<div style='font-family:monospace;line-height:1.7'>{body}</div>"
+        f"<small>{html.escape(caption)}</small>"
+    )
 
 
 def runs(positions: list[int]) -> list[tuple[int, int]]:

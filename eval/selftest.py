@@ -109,12 +109,13 @@ def rotation(device: str) -> Iterator[Check]:
     q, k, v = (torch.randn(h, 40, 64, generator=generator) for h in (8, 2, 2))
     angle = torch.rand(40, 32, generator=generator).repeat(1, 2) * 6
     slots = torch.randperm(64, generator=generator)[:40]
-    given = [x.to(device) for x in (q, k, v, angle.cos(), angle.sin(), slots)]
+    q, k, v, slots = (x.to(device) for x in (q, k, v, slots))
+    cos, sin = angle.cos().to(device), angle.sin().to(device)
     for backend in backends(device):
         results = []
         for name in ("naive", backend):
             keys, values = (torch.zeros(2, 64, 64, device=device) for _ in "kv")
-            rotated = rotate_scatter(*given, keys, values, backend=name)
+            rotated = rotate_scatter(q, k, v, cos, sin, slots, keys, values, backend=name)
             results.append(torch.cat([rotated.flatten(), keys.flatten(), values.flatten()]))
         worst = float((results[0] - results[1]).abs().max())
         yield Check(

@@ -35,6 +35,7 @@ from . import (
     scorers,
     slowfast,
     threshold,
+    wedlm,
     windows,
     wino,
 )
@@ -62,5 +63,5 @@ __all__ = [
     "Window", "available", "compose", "register", "adablock", "credit", "d3llm", "dawn", "dcd",
     "dparallel", "dream", "dsb", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass",
     "learn2pd", "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber", "scorers",
-    "slowfast", "threshold", "windows", "wino",
+    "slowfast", "threshold", "wedlm", "windows", "wino",
 ]  # fmt: skip

@@ -17,6 +17,24 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import dllm
 from dllm.train.tokenizer import build_tokenizer
 
+# What `pytest -m smoke` runs: a sample of every part, in under a minute on a quiet machine.
+SMOKE = (
+    "tests/test_api.py", "tests/test_values.py", "tests/cache/test_plans.py",
+    "tests/cli/test_generate.py", "tests/drafting/test_lossless.py",
+    "tests/engine/test_constraints.py", "tests/engine/test_extents.py",
+    "tests/fuzz/test_decoding.py::test_a_batch_is_its_rows_alone[range(0, 20)]",
+    "tests/fuzz/test_command_lines.py::test_a_command_line[range(0, 20)]",
+    "tests/golden/test_forward.py", "tests/samplers/test_vectors.py", "tests/test_layering.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the sample; nothing slow belongs to it."""
+    for item in items:
+        if item.nodeid.startswith(SMOKE) and not item.get_closest_marker("slow"):
+            item.add_marker("smoke")
+
+
 # Tiny tensors: threads cost more than they bring, the more so beside other work.
 torch.set_num_threads(1)
 

@@ -69,6 +69,7 @@ BITES = {
     "slowfast": "slowfast(explore=2)+threshold(0.8)",
     "staged_blocks": "staged_blocks(4)+threshold(0.8)",
     "threshold": "threshold(0.8)",
+    "wedlm": "wedlm(1.0)+dcd(4, 4)",
     "whole": "whole+threshold(0.8)",
     "wino_draft": "wino_draft(0.6)",
 }

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,8 @@ from . import completion
 if TYPE_CHECKING:
     from ..cache import Info as CacheInfo
     from ..samplers import Info as SamplerInfo
+
+    Info = SamplerInfo | CacheInfo
 
 DECIDES = {
     "selector": "which now",
@@ -35,7 +38,6 @@ SAMPLER_EXAMPLE = "dllm generate PROMPT --sampler 'threshold(tau=0.8)+whole'"
 CACHE_EXAMPLE = "dllm generate PROMPT --cache 'dual(refresh_every=4)'"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
-Info = SamplerInfo | CacheInfo if TYPE_CHECKING else Any
 
 
 def samplers(
@@ -54,7 +56,7 @@ def samplers(
 
     infos = _named(name, available(), "sampler", "caches", CACHES)
     if name is None and not as_json:
-        for role, group in groupby(infos, lambda info: info.role):
+        for role, group in groupby(infos, attrgetter("role")):
             _print(Text(f"{role}: {DECIDES.get(role, '')}", style="italic"))
             _lines(group)
             print()

@@ -53,6 +53,13 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of an autoregressive model: what proposes its tokens; repeatable.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=ENGINE)
     ] = "auto",
@@ -109,7 +116,8 @@ def serve(
     except ImportError as error:
         raise ConfigError(f"{error.name} is missing: pip install 'dllm[serve]'") from error
     settings = Settings(
-        name=name, sampler=sampler, caches=tuple(cache or ("none",)), max_rows=max_rows,
+        name=name, sampler=sampler, caches=tuple(cache or ("none",)),
+        drafters=tuple(drafter or ()), max_rows=max_rows,
         max_waiting=max_waiting, max_positions=max_positions, max_batch_tokens=max_batch_tokens,
         full_step_tokens=full_step_tokens, cuda_graphs=cuda_graphs, compile=compile,
         deadline=deadline, drain=drain, max_body=max_body, max_prompt_tokens=max_prompt_tokens,

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 UNUSED = ("steps", "block_length", "cfg_scale", "eos_policy",
           "max_batch_tokens", "top_candidates")  # fmt: skip
-FIGURES = ("drafted", "accepted", "accepted_per_round", "acceptance_rate", "drafter", "rule")
+FIGURES = ("drafted", "accepted", "accepted_per_round", "acceptance_rate", "drafter", "rule",
+           "lossy", "deviations")  # fmt: skip
 
 
 def speculate(prompts: list[str], options: Answers) -> None:

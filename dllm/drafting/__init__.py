@@ -21,7 +21,8 @@ _WHERE = {
     "Distribution": "base", "Request": "base",
 }  # fmt: skip
 PARTS = (
-    "accept.chains", "accept.trees", "drafters.lookup", "drafters.suffix", "drafters.recycling",
+    "accept.chains", "accept.trees", "accept.lossy", "drafters.cacheback", "drafters.trigram",
+    "drafters.lookup", "drafters.suffix", "drafters.recycling",
     "drafters.composite", "drafters.diffusion", "search.chains", "search.cps", "search.best_first",
     "search.proxies", "length.control", "length.rate", "bridges.remote",
     "dflash.drafter",

@@ -152,10 +152,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the verifier made of a draft: accepted nodes from the root down, and one more token."""
+    """What the verifier made of a draft: accepted nodes from the root down, and one more token;
+    ``deviations`` of the accepted ones are not what the verifier would have written, which lossy
+    rules allow."""
 
     path: list[int]
     extra: int
+    deviations: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,7 @@ class RoundStats:
     attempted: bool = False
     beside: int = 0
     beside_emitted: int = 0
+    deviations: int = 0
 
 
 @dataclass(frozen=True)
@@ -277,11 +281,12 @@ class Drafter(DraftPart):
 @dataclass
 class AcceptRule(DraftPart):
     """Which drafted tokens are kept.  ``accepts`` are the distributions for which it is
-    lossless.
+    lossless; a ``lossy`` rule is so for none, and says so wherever its results are shown.
     """
 
     accepts: ClassVar[frozenset[Distribution]] = frozenset(Distribution)
     trees: ClassVar[bool] = False
+    lossy: ClassVar[bool] = False
 
     def check(self, distribution: Distribution, tree: bool) -> None:
         """The distribution guard: raise when the rule would bias the output."""

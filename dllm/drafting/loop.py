@@ -93,7 +93,7 @@ class Speculation:
             verify_seconds=clock.verify + judged - began,
             other_seconds=time.perf_counter() - judged, context=len(prefix),
             first=not self.rounds, attempted=clock.attempted, beside=clock.beside,
-            beside_emitted=clock.beside_emitted,
+            beside_emitted=clock.beside_emitted, deviations=outcome.deviations,
         )  # fmt: skip
         self.rounds.append(stats)
         self.controller.update(stats, feedback)
@@ -197,12 +197,14 @@ class Batch:
         fed = [len(text.fresh) + len(draft) for text, draft in work]
         scored = self.verifier.score(work)
         seconds = time.perf_counter() - began
-        emitted = []
+        emitted: list[list[int]] = []
         for row, draft, rows, clock, own in zip(
             self.active, drafts, scored, clocks, fed, strict=True
         ):
             clock.verify, clock.beside = seconds, sum(fed) - own
-            clock.beside_emitted = sum(map(len, emitted)) + len(self.active) - len(emitted) - 1
+            clock.beside_emitted = (
+                sum(len(tokens) for tokens in emitted) + len(self.active) - len(emitted) - 1
+            )
             emitted.append(row.take(draft, rows, clock))
         return emitted
 

@@ -16,11 +16,13 @@ class SpeculativeResult(Result):
     """A verified text.  ``nfe`` counts the verifier's forwards (rounds, the first of which reads
     the prompt), ``computed`` the positions it was fed; ``order`` is the round that emitted each
     token, ``logprobs`` are the verifier's, before temperature and filters.  ``rounds`` has one
-    entry per forward."""
+    entry per forward.  ``lossy``: the rule keeps tokens that the verifier would not have written;
+    the text is not the verifier's then."""
 
     rounds: list[RoundStats] = field(default_factory=list, repr=False)
     drafter: str = "none"
     rule: str = "greedy"
+    lossy: bool = False
 
     @property
     def drafted(self) -> int:
@@ -31,6 +33,11 @@ class SpeculativeResult(Result):
     def accepted(self) -> int:
         """Drafted tokens that were kept; the extra token of each round is not among them."""
         return sum(r.accepted for r in self.rounds)
+
+    @property
+    def deviations(self) -> int:
+        """Tokens that a lossy rule kept although the verifier would have written others."""
+        return sum(r.deviations for r in self.rounds)
 
     @property
     def accepted_per_round(self) -> float:
@@ -64,8 +71,13 @@ class SpeculativeResult(Result):
             f"{len(self.tokens)} tokens · {self.nfe} verifier forwards · "
             f"{self.tokens_per_forward:.2f} tokens per forward · "
             f"{self.accepted} of {self.drafted} drafted tokens accepted · {self.seconds:.2f} s · "
-            f"{self.finish_reason}"
+            f"{self.finish_reason}{self._warning()}"
         )
+
+    def _warning(self) -> str:
+        if not self.lossy:
+            return ""
+        return f" · LOSSY rule {self.rule}: {self.deviations} tokens are not the verifier's"
 
 
 def survival(rounds: list[RoundStats]) -> FloatArray:

@@ -198,7 +198,7 @@ def family_for(config: ConfigDict) -> Family | None:
     for name, family in reversed(_FAMILIES.items()):  # the latest registration wins
         if name not in OWN and architecture in family.architectures:
             return family
-    for name, (_, architectures) in reversed(OWN.items()):
+    for name, (_, architectures) in reversed(list(OWN.items())):
         if architecture in architectures:
             return get_family(name)
     causal = get_family("autoregressive")

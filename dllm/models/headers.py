@@ -197,4 +197,4 @@ def _finite(tensor: torch.Tensor) -> bool:
     flat = tensor.flatten()
     if flat.dtype.itemsize == 1:  # 8-bit floats know no isfinite
         flat = flat.to(torch.float32)
-    return all(bool(piece.isfinite().all()) for piece in flat.split(PIECE))
+    return all(bool(piece.isfinite().all()) for piece in torch.split(flat, PIECE))

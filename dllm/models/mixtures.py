@@ -54,10 +54,11 @@ def llada_moe_config(config: ConfigDict) -> PreTrainedConfig:
             f"moe_layer_freq in config.json speaks of {len(frequency)} layers, num_hidden_layers "
             f"of {c['num_hidden_layers']}; take the file from the original checkpoint"
         )
+    known: dict[str, Any] = {name: c[name] for name in FIELDS}
+    known["head_dim"] = c["hidden_size"] // c["num_attention_heads"]
     return Qwen3MoeConfig(
-        **{name: c[name] for name in FIELDS},
+        **known,
         num_key_value_heads=config.get("num_key_value_heads") or c["num_attention_heads"],
-        head_dim=c["hidden_size"] // c["num_attention_heads"],
         intermediate_size=config.get("dense_intermediate_size") or c["expert_intermediate_size"],
         moe_intermediate_size=c["expert_intermediate_size"],
         mlp_only_layers=[i for i, used in enumerate(frequency) if not used],

@@ -8,6 +8,8 @@ model; here finished blocks are attended as they were decoded, and blocks are co
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import Ministral3Config, Ministral3ForCausalLM, PreTrainedConfig
 
 from .a2d import FIELDS, IDS, rotation
@@ -28,11 +30,12 @@ def nemotron_config(config: ConfigDict) -> PreTrainedConfig:
     demand(config, ONLY, name)
     scale = ("llama_4_scaling_beta", "original_max_position_embeddings")
     require(c["rope_parameters"], scale, name)
+    known: dict[str, Any] = {key: c[key] for key in (*FIELDS, "head_dim")}
+    known |= {key: config.get(key) for key in IDS}
     return Ministral3Config(
-        **{key: c[key] for key in (*FIELDS, "head_dim")},
+        **known,
         rope_parameters=rotation(config, name),
         initializer_range=config.get("initializer_range", 0.02),
-        **{key: config.get(key) for key in IDS},
     )
 
 

@@ -74,9 +74,8 @@ def native_config(checkpoint: Checkpoint, family: Family) -> tuple[PreTrainedCon
     Raises `CheckpointError` when ``config.json`` describes no network of the family.
     """
     raw = checkpoint.config
-    native = family.model_class is not None and raw.get("model_type") == (
-        family.model_class.config_class.model_type
-    )
+    known = None if family.model_class is None else family.model_class.config_class
+    native = known is not None and raw.get("model_type") == known.model_type
     named = (raw.get("architectures") or [""])[0] in family.architectures
     official = named or not native  # weights under another name are tried as official ones
     try:

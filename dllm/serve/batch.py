@@ -201,7 +201,7 @@ class Lines:
 async def answer(service: Service, line: Line) -> dict[str, Any]:
     """The result of one request; errors are results too."""
     if line.body is None:
-        return _failure("invalid_line", line.problem)
+        return answer_unreadable(line)
     arrived = time.monotonic()
     try:
         read = READERS.get(line.url)
@@ -231,9 +231,11 @@ def _response(status: int, body: dict[str, Any]) -> dict[str, Any]:
     return {"id": f"batch_{name}", "response": response, "error": None}
 
 
-def _failure(code: str, message: str) -> dict[str, Any]:
+def answer_unreadable(line: Line) -> dict[str, Any]:
+    """The result of a line that is no request."""
     name = f"batch_req_{secrets.token_hex(12)}"
-    return {"id": name, "response": None, "error": {"code": code, "message": message}}
+    error = {"code": "invalid_line", "message": line.problem}
+    return {"id": name, "response": None, "error": error}
 
 
 def failed(entry: Mapping[str, Any]) -> bool:

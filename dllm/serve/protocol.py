@@ -195,7 +195,7 @@ def messages(items: Sequence[Any]) -> list[dict[str, str]]:
                     f"{where}.{name[:40]}", "unsupported_value",
                 )  # fmt: skip
         text = _content(message.get("content"), f"{where}.content")
-        result.append({"role": SYSTEM.get(role, role), "content": text})
+        result.append({"role": str(SYSTEM.get(role, role)), "content": text})
     return result
 
 

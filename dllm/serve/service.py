@@ -13,7 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import __version__
-from ..errors import CancelledError, DeadlineError, PromptError, QueueFullError
+from ..drafting.api import make_drafter
+from ..drafting.verifiers.base import is_causal_model
+from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
 from ..prompts import encode, encode_continuation
 from ..session import Handle, Session
@@ -24,7 +26,9 @@ from .problems import Problem, problem_of
 from .protocol import Ask
 from .replies import Choice, given_tokens, written_tokens
 from .settings import Settings
+from .speculation import Run, SpeculativeSession
 from .texts import hole_sizes, hole_texts
+from .verify import VerifyRoutes
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
@@ -64,10 +68,20 @@ class Service:
         self._scores = threading.BoundedSemaphore(MOST_SCORES)
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
-        self.drafting = DraftRoutes.of(model)
+        self.drafting = None if is_causal_model(model) else DraftRoutes.of(model)
 
-    def _session(self, cache: str) -> Session:
+    def _session(self, cache: str) -> Session | SpeculativeSession:
         settings = self.settings
+        if is_causal_model(self.model):
+            if cache != "none":
+                raise ConfigError(f"{self.model.name} is autoregressive: drop cache {cache!r}")
+            return SpeculativeSession(
+                self.model, make_drafter(list(settings.drafters) or None),
+                max_rows=settings.max_rows, max_waiting=settings.max_waiting,
+                observe=self.metrics.step,
+            )  # fmt: skip
+        if settings.drafters:
+            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
         return Session(
             self.model, cache=cache, sampler=settings.sampler, max_rows=settings.max_rows,
             max_waiting=settings.max_waiting, max_positions=settings.max_positions,
@@ -104,7 +118,13 @@ class Service:
     def paths(self) -> list[Path]:
         from .routes import TextRoutes
 
-        return [*TextRoutes(self).paths(), *(self.drafting.paths() if self.drafting else ())]
+        paths = TextRoutes(self).paths()
+        if self.drafting is not None:
+            paths += self.drafting.paths()
+        for session in self.sessions.values():
+            if isinstance(session, SpeculativeSession):
+                paths += VerifyRoutes(session).paths()
+        return paths
 
     def state(self) -> dict[str, Any]:
         status = "broken" if self.broken else "stopping" if self.draining else "ready"
@@ -130,6 +150,11 @@ class Service:
     def check(self, ask: Ask) -> None:
         """Refuse what this server does not have, or cannot take any more."""
         self.check_model(ask.model)
+        if is_causal_model(self.model) and (ask.drafts or ask.diffusing or ask.logprobs):
+            raise Problem(
+                400, f"{self.model.name} is autoregressive: it has no drafts of a canvas, and no "
+                "alternatives beside its tokens", code="unsupported_value",
+            )  # fmt: skip
         if self.cache_of(ask) not in self.sessions:
             raise Problem(
                 400, f"cache {ask.cache!r} is not served: choose one of "
@@ -148,7 +173,7 @@ class Service:
                 "model", "model_not_found",
             )  # fmt: skip
 
-    async def start(self, ask: Ask) -> list[Handle]:
+    async def start(self, ask: Ask) -> list[Handle | Run]:
         """Submit every choice of ``ask``: all of them or none."""
         self.check(ask)
         future = self._encoder.submit(self.submit, ask)
@@ -158,9 +183,9 @@ class Service:
             future.add_done_callback(_cancel_all)
             raise
 
-    def submit(self, ask: Ask) -> list[Handle]:
+    def submit(self, ask: Ask) -> list[Handle | Run]:
         """Like `start`, in this thread."""
-        handles: list[Handle] = []
+        handles: list[Handle | Run] = []
         try:
             for prompt in ask.prompts:
                 for repetition in range(ask.n):
@@ -171,7 +196,7 @@ class Service:
             raise
         return handles
 
-    def _submit(self, ask: Ask, prompt: Any, repetition: int) -> Handle:
+    def _submit(self, ask: Ask, prompt: Any, repetition: int) -> Handle | Run:
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
@@ -255,7 +280,8 @@ class Service:
         """Likelihoods of ``texts`` after ``prompt``, in turn with other such requests."""
         if not self._scores.acquire(blocking=False):
             raise QueueFullError(f"{MOST_SCORES} requests for likelihoods wait already")
-        work = self._scorer.submit(score, self.model, [prompt] * len(texts), texts, **how)
+        likelihoods: Any = score  # overloaded, which an executor cannot be asked
+        work = self._scorer.submit(likelihoods, self.model, [prompt] * len(texts), texts, **how)
         work.add_done_callback(lambda _: self._scores.release())
         try:
             result: list[Any] = await asyncio.wrap_future(work)
@@ -281,7 +307,7 @@ class Service:
             self.drafting.close()
 
 
-def _cancel_all(future: Future[list[Handle]]) -> None:
+def _cancel_all(future: Future[list[Handle | Run]]) -> None:
     if not future.cancelled() and future.exception() is None:
         for handle in future.result():
             handle.cancel()

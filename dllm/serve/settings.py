@@ -14,21 +14,24 @@ WRITE_PATIENCE = 30.0  # seconds that a reader may keep a full connection waitin
 class Settings:
     """How to serve a model.
 
-    ``name``: what clients call the model (default: the model's own name).  ``sampler``: of
-    requests that name none.  ``caches``: those that requests may ask for, the first by default;
-    each has rows and a queue of its own, and all share the model.  ``max_rows``: requests that are
-    written at a time; ``max_waiting``: those that may wait, more get 429; ``max_positions``: room
-    for keys and values; ``max_batch_tokens``: most positions of a forward; ``full_step_tokens``:
-    most positions of whole canvases in a step.  ``deadline``: seconds after which a request is
-    given up, also in the queue.  ``drain``: seconds that running requests get after SIGTERM.
-    ``max_body``: bytes of a request; ``max_prompt_tokens``: of a prompt, None for what the context
-    leaves.  ``api_key``: what ``/v1`` asks for; None for nothing.  ``metrics_names``: "dllm", or
-    "vllm" for vLLM's names.  ``page``: whether there is a page at ``/``.
+    ``name``: what clients call the model (default: the model's own name). ``sampler``: of
+    requests that name none. ``caches``: those that requests may ask for, the first by default;
+    each has rows and a queue of its own, and all share the model. ``drafters``: of an
+    autoregressive model, whose texts they help to write; the first that has a draft.
+    ``max_rows``: requests that are written at a time; ``max_waiting``: those that may wait,
+    more get 429; ``max_positions``: room for keys and values; ``max_batch_tokens``: most
+    positions of a forward; ``full_step_tokens``: most positions of whole canvases in a step.
+    ``deadline``: seconds after which a request is given up, also in the queue. ``drain``:
+    seconds that running requests get after SIGTERM. ``max_body``: bytes of a request;
+    ``max_prompt_tokens``: of a prompt, None for what the context leaves. ``api_key``: what
+    ``/v1`` asks for; None for nothing. ``metrics_names``: "dllm", or "vllm" for vLLM's names.
+    ``page``: whether there is a page at ``/``.
     """
 
     name: str | None = None
     sampler: str = "threshold"
     caches: tuple[str, ...] = ("none",)
+    drafters: tuple[str, ...] = ()
     max_rows: int = 16
     max_waiting: int = 64
     max_positions: int | None = None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..events import Event
     from ..session import Handle
     from .service import Service
+    from .speculation import Run
 
 HEARTBEAT = 15.0  # seconds without a chunk after which a comment keeps the connection open
 
@@ -39,7 +40,7 @@ class Stream:
     service: Service
     ask: Ask
     reply: Reply
-    handles: list[Handle]
+    handles: list[Handle | Run]
     arrived: float
     shown: list[Shown] = field(default_factory=list)
     prefix: str = ""  # given text that the engine reports with the first event
@@ -80,7 +81,7 @@ class Stream:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
-    async def _read(self, index: int, handle: Handle, queue: asyncio.Queue[Any]) -> None:
+    async def _read(self, index: int, handle: Handle | Run, queue: asyncio.Queue[Any]) -> None:
         try:
             async for happened in handle:
                 await queue.put((index, happened))

@@ -73,7 +73,7 @@ def test_the_hole_in_the_help_is_shown(cli: Run) -> None:
         ("samplers 2>&-", 0, ""),
         ("generate <&-", 2, "error: the prompt is empty"),
         ("generate <&- >&- 2>&-", 2, ""),
-        ("chat --model /no/such/folder <&- 2>&-", 2, ""),
+        ("chat --nonsense <&- 2>&-", 2, ""),
     ],
 )
 def test_streams_that_the_shell_has_closed(command: str, code: int, stderr: str) -> None:

@@ -276,7 +276,8 @@ def test_the_arbiter_settles_on_the_better_drafter(verifier: dllm.DiffusionModel
     from dllm.drafting.drafters.composite import _Arbiter
 
     part: Any = single("arbiter(prompt_lookup+anpd)", DRAFTERS, Drafter)
-    arbiter = _Arbiter(part, [_Constant([1]), _Constant([2])])
+    arbiter = _Arbiter(part, request([0]))
+    arbiter.members = [_Constant([1]), _Constant([2])]
     chosen = []
     for _ in range(60):
         draft = arbiter.propose(np.array([0]), Budget(5, 5))

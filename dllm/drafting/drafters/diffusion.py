@@ -38,6 +38,7 @@ from ..base import (
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
 from ..search.proxies import PROXIES, NGram, Proxy
+from ..trimming import TrimmedHead, kept_ids
 
 WINDOW = 32  # masks that a drafter sees at least, unless told otherwise
 MARKER_POSITIONS = ("after_masks", "before_masks")
@@ -85,7 +86,9 @@ class DiffusionDrafter(Drafter):
     rounds and recomputes them every ``refresh_rounds`` rounds or when acceptance falls by a
     quarter; "none" recomputes everything.  ``end_marker``: id that stood beside the masks in
     training ("do not end here"), and ``marker_position`` where: "after_masks" or "before_masks";
-    defaults what the checkpoint says.  ``banned`` ids are never drafted; ``known_as`` gives the
+    defaults what the checkpoint says.  ``trim``: ids, or a JSON file of them, outside which nothing
+    is drafted, so that only their rows of the head are multiplied; see `frequent_ids` in
+    `dllm.drafting.trimming`.  ``banned`` ids are never drafted; ``known_as`` gives the
     drafter's id of every verifier id where they differ (-1: none).
     """
 
@@ -99,6 +102,7 @@ class DiffusionDrafter(Drafter):
     refresh_rounds: int = 8
     end_marker: int | None = None
     marker_position: str | None = None
+    trim: Any = None
     banned: tuple[int, ...] = ()
     known_as: IntArray | None = None
 
@@ -114,6 +118,9 @@ class DiffusionDrafter(Drafter):
                 f"{self.model.name} is autoregressive: it cannot draft by filling in masks; "
                 "load a diffusion model, or use a lookup drafter"
             )
+        if self.trim is not None:
+            self.trim = kept_ids(self.trim, self.model.facts.vocab_size)
+            self.head = TrimmedHead(self.model.head, self.trim)
         if self.search is not None:
             self.search = single(self.search, SEARCHES, Search)
         if self.proxy is None:
@@ -194,6 +201,8 @@ class DiffusionDrafting(Drafting):
         row = self.engine.admit(canvas, Recipe(sampler, GenerationConfig()), held=True)
         assert row is not None, "the engine is as large as its only row"
         self.row = row
+        if part.trim is not None:
+            self.engine.forward.head = part.head
         self.banned = (facts.mask_token_id, *part.banned)
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:

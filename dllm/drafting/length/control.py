@@ -103,17 +103,19 @@ class AdaptiveDraftLength(LengthController):
     def __post_init__(self) -> None:
         at_least(1, k_min=self.k_min, k_max=self.k_max - self.k_min + 1)
         self._generated = self._accepted = 0.0
-        self._k = self.k_max
+        self._k = self._granted = self.k_max
 
     def next(self, room: int, context: int) -> Budget:
-        return Budget(min(self._k, room), room)
+        self._granted = min(self._k, room)
+        return Budget(self._granted, room)
 
     def update(self, stats: RoundStats, feedback: Feedback) -> None:
         draft = feedback.draft
         if not len(draft):
             return
-        generated = stats.depth if draft.end is None else min(draft.end, stats.depth)
-        self.step(generated, stats.accepted)
+        # of the raw draft, before any search: to its first end of text, or all that was asked for
+        self.step(self._granted if draft.end is None else min(draft.end, self._granted),
+                  stats.accepted)  # fmt: skip
 
     def step(self, generated: float, accepted: float) -> None:
         """One update with the generation length and the acceptance length of a round."""
@@ -171,7 +173,8 @@ class Confidence(LengthController):
 class ConfidenceExtend(LengthController):
     """FailFast: extend by ``n`` tokens while no token of the draft is below ``tau``.
 
-    The piece with the first improbable token is still sent.
+    The piece with the first improbable token is still sent.  The official code drafts anew for
+    every piece, with what it has so far as context; here one forward gives all pieces.
     """
 
     n: int = 10

@@ -170,19 +170,28 @@ class _Calibrated(LengthController):
                       "Candidate Lengths", arxiv="2405.19715")  # fmt: skip
 @dataclass
 class Threshold(_Calibrated):
-    """The longest draft whose probability of at least one rejection is at most ``h``.
+    """Draft until the probability of at least one rejection exceeds ``h``.
 
-    SpecDec++ trains a head to predict acceptance; here it is the calibrated confidence.
+    The token that crosses the bound is sent, as in the official code, and ``h`` and the lengths,
+    ``k_min`` to ``k_max``, are its defaults.  SpecDec++ trains a head to predict acceptance; here
+    it is the calibrated confidence.
     """
 
-    h: float = 0.8
+    k_max: int = 20
+    k_min: int = 2
+    h: float = 0.3
+
+    def __post_init__(self) -> None:
+        at_least(0, k_min=self.k_min, k_max=self.k_max - self.k_min)
+        super().__post_init__()
 
     def next(self, room: int, context: int) -> Budget:
         return Budget(min(self.k_max, room), room, self._refine)
 
     def _refine(self, confidence: Array) -> int:
         alive = np.cumprod(self.acceptance(confidence[: self.k_max], self._after_whole))
-        return max(1, int((1 - alive <= self.h).sum()))
+        crossing = int((1 - alive <= self.h).sum()) + 1
+        return max(self.k_min, min(crossing, self.k_max))
 
 
 @dataclass
@@ -259,7 +268,8 @@ class Rate(_Calibrated):
     def _refine(self, confidence: Array) -> int:
         confidence = confidence[: self.k_max]
         acceptance = self.acceptance(confidence, self._after_whole, self.optimism)
-        return self._worth_it(np.cumprod(acceptance))
+        alive: Array = np.cumprod(acceptance, dtype=np.float64)
+        return self._worth_it(alive)
 
     def _worth_it(self, alive: Array) -> int:
         """How many tokens to send that are accepted with chances ``alive`` (n,)."""

@@ -135,6 +135,26 @@ class SampleTree(Search):
         )  # fmt: skip
 
 
+@register("delayed_tree", paper="Dynamic Delayed Tree Expansion For Improved Multi-Path "
+          "Speculative Decoding", arxiv="2602.16994")  # fmt: skip
+@dataclass
+class DelayedTree(SampleTree):
+    """`sample_tree` with a trunk of ``trunk`` tokens, then ``branches`` branches of ``length``.
+
+    The paper learns to choose the three per round; here they are fixed.
+    """
+
+    trunk: int = 2
+    branches: int = 3
+    length: int = 3
+    branching: tuple[int, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        if self.trunk < 0 or self.branches < 1 or self.length < 1:
+            raise ConfigError("delayed_tree takes trunk >= 0, branches >= 1 and length >= 1")
+        self.branching = (1,) * self.trunk + (self.branches,) + (1,) * (self.length - 1)
+
+
 def _noise(
     marginals: Marginals, seed: int, stream: int, context: SearchContext, node: int
 ) -> torch.Tensor:

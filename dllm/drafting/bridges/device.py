@@ -1,0 +1,103 @@
+"""A device that drafts for a verifier behind HTTP (after SLED, arXiv 2506.09397).
+
+The other way round than `remote`, which asks a service for drafts: here the drafter is at hand,
+and ``dllm serve VERIFIER`` scores what it proposes, together with the drafts of other devices.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from ...canvas import IntArray
+from ...errors import ConfigError, DllmError
+from ..api import DrafterLike, make_drafter
+from ..base import Budget, Request
+from ..vocabulary import fingerprint
+from .follow import Followed
+
+PATH = "/v1/verify"
+
+
+def write_with(
+    url: str, drafter: DrafterLike, prompt: IntArray, *, tokenizer: Any = None, length: int = 8,
+    timeout: float = 60.0, **options: Any,
+) -> Iterator[list[int]]:  # fmt: skip
+    """Token ids that the verifier at ``url`` writes after ``prompt`` (P,) int64, round by round.
+
+    ``drafter``: as for `dllm.speculate`; ``tokenizer`` says which vocabulary it uses (default: that
+    of a diffusion model).  ``length``: tokens of a draft at most.  ``timeout``: seconds that a
+    round may take.  ``options``: ``max_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
+    ``seed``, ``repetition``.  What is written is what the verifier would write alone.
+    """
+    part = make_drafter(drafter)
+    if part is None:
+        raise ConfigError("a device needs a drafter: name one")
+    tokenizer = tokenizer or getattr(getattr(part, "model", None), "tokenizer", None)
+    verifier = _Verifier(url, timeout)
+    with closing(verifier):
+        size = None if tokenizer is None else getattr(getattr(part, "model", None), "facts", None)
+        vocabulary = "" if tokenizer is None else fingerprint(
+            tokenizer, len(tokenizer) if size is None else size.vocab_size
+        )  # fmt: skip
+        known = verifier.ask(
+            "open", {"vocabulary": vocabulary, "prompt": prompt.tolist(), **options}
+        )
+        request = Request(
+            prompt, known["vocab_size"], tuple(known["stop_ids"]), known["limit"],
+            float(options.get("temperature", 0.0)), tokenizer=tokenizer,
+        )  # fmt: skip
+        drafting, tokens, reason = Followed(part.open(request), prompt), prompt, None
+        try:
+            while reason is None:
+                room = known["limit"] - len(tokens) - 1
+                k = min(length, room)
+                draft = drafting.propose(tokens, Budget(k, room)) if k > 0 else None
+                parents = None if draft is None or draft.parents is None else draft.parents.tolist()
+                message = {
+                    "sid": known["sid"], "base_len": len(tokens), "parents": parents,
+                    "tokens": [] if draft is None else draft.tokens.tolist(),
+                }  # fmt: skip
+                reply = verifier.ask("step", message)
+                tokens = np.concatenate([tokens, np.asarray(reply["tokens"], np.int64)])
+                reason = reply["finish_reason"]
+                yield reply["tokens"]
+        finally:
+            drafting.follow(tokens)
+            drafting.close()
+            if reason is None:
+                verifier.ask("close", {"sid": known["sid"]})
+
+
+class _Verifier:
+    """A connection to the verifier."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError(f"url is like 'http://127.0.0.1:8000', not {url!r}")
+        self.url = url
+        self.connection = http.client.HTTPConnection(
+            parts.hostname, parts.port or 80, timeout=timeout
+        )
+
+    def ask(self, action: str, message: dict[str, Any]) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        try:
+            self.connection.request("POST", f"{PATH}/{action}", json.dumps(message), headers)
+            response = self.connection.getresponse()
+            reply: dict[str, Any] = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise DllmError(f"the verifier at {self.url} does not answer: {error}") from error
+        if response.status != 200:
+            raise DllmError(f"the verifier at {self.url}: {reply['error']['message']}")
+        return reply
+
+    def close(self) -> None:
+        self.connection.close()

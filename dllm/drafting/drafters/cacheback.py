@@ -1,0 +1,148 @@
+"""Cacheback: the n-grams used last, and nothing else."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ..base import (
+    DRAFTERS,
+    EMPTY,
+    ROOT,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    Feedback,
+    Request,
+    chain,
+)
+from .hits import HitRates
+
+Gram = tuple[int, ...]
+
+
+class Recent:
+    """Leaders of n tokens and the followers seen behind each, both forgotten least recently used
+    first."""
+
+    def __init__(self, leaders: int, followers: int) -> None:
+        self.leaders, self.followers = leaders, followers
+        self.table: OrderedDict[Gram, OrderedDict[Gram, None]] = OrderedDict()
+
+    def add(self, leader: Gram, follower: Gram) -> None:
+        known = self.table.setdefault(leader, OrderedDict())
+        self.table.move_to_end(leader)
+        known[follower] = None
+        known.move_to_end(follower)
+        if len(known) > self.followers:
+            known.popitem(last=False)
+        if len(self.table) > self.leaders:
+            self.table.popitem(last=False)
+
+    def behind(self, leader: Gram) -> Iterator[Gram]:
+        """Followers, the one used last first."""
+        yield from reversed(self.table.get(leader, ()))
+
+
+@DRAFTERS.register(
+    "cacheback", paper="Cacheback: Speculative Decoding With Nothing But Cache", arxiv="2511.21699"
+)
+@dataclass
+class Cacheback(Drafter):
+    """A tree of the followers that were used last behind the last tokens.
+
+    A table maps every ``leader`` tokens to the runs of ``follower`` tokens seen behind them; it
+    holds the ``leaders`` used last, with ``followers`` each, and outlives requests.  The tree takes
+    followers of the present leader, then of the leaders at their ends, level by level, up to
+    ``nodes`` nodes.  The sizes are this library's; the paper's second, frozen table of a corpus is
+    what `learn` fills before the first request.
+    """
+
+    leader: int = 2
+    follower: int = 3
+    leaders: int = 100_000
+    followers: int = 4
+    nodes: int = 16
+
+    def __post_init__(self) -> None:
+        if min(self.leader, self.follower, self.leaders, self.followers, self.nodes) < 1:
+            raise ConfigError(
+                "cacheback takes numbers of at least 1: leader, follower, leaders, followers, nodes"
+            )
+        self.recent = Recent(self.leaders, self.followers)
+        self.hits = HitRates()  # by rank among the followers of a leader
+
+    def learn(self, tokens: list[int], start: int = 0) -> None:
+        """Take in the n-grams of a text that end behind ``start``."""
+        n = self.leader + self.follower
+        for end in range(max(n, start + 1), len(tokens) + 1):
+            middle = end - self.follower
+            self.recent.add(tuple(tokens[end - n : middle]), tuple(tokens[middle:end]))
+
+    def open(self, request: Request) -> Drafting:
+        return _Cached(self, request)
+
+
+class _Cached(Drafting):
+    def __init__(self, part: Cacheback, request: Request) -> None:
+        self.part, self.trees, self.known = part, request.trees, 0
+        self.ranks: list[int] = []  # of the nodes of the last draft
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        text = prefix.tolist()
+        self.part.learn(text, self.known)
+        self.known = len(text)
+        tokens, parents, alive = self._tree(text, budget.length)
+        if not tokens:
+            return EMPTY
+        if parents == list(range(-1, len(tokens) - 1)):
+            confidence = np.array([self.part.hits(rank) for rank in self.ranks])
+            n = budget.chain_length(confidence)
+            return chain(tokens[:n], self.part.name, confidence[:n])
+        n = budget.tree_size(np.array(alive))
+        return Draft(np.asarray(tokens[:n], np.int64), np.asarray(parents[:n], np.int64),
+                     confidence=np.array(alive[:n]), source=self.part.name)  # fmt: skip
+
+    def _tree(self, text: list[int], length: int) -> tuple[list[int], list[int], list[float]]:
+        tokens: list[int] = []
+        parents: list[int] = []
+        alive: list[float] = []
+        known: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        self.ranks = []
+        level: list[tuple[int, Gram, float]] = [(ROOT, tuple(text[-self.part.leader :]), 1.0)]
+        depth = 0
+        while level and depth < length:
+            below: list[tuple[int, Gram, float]] = []
+            for start, leader, chance in level:
+                for rank, run in enumerate(self.part.recent.behind(leader)):
+                    if rank and not self.trees:
+                        break
+                    at, reached = start, chance
+                    for token in run[: length - depth]:
+                        reached *= self.part.hits(rank)
+                        if (at, token) not in known:
+                            if len(tokens) >= self.part.nodes:
+                                return tokens, parents, alive
+                            known[at, token] = len(tokens)
+                            tokens.append(token)
+                            parents.append(at)
+                            alive.append(reached)
+                            self.ranks.append(rank)
+                        at = known[at, token]
+                    below.append((at, (*leader, *run)[-self.part.leader :], reached))
+            level, depth = below, depth + self.part.follower
+        return tokens, parents, alive
+
+    def observe(self, feedback: Feedback) -> None:
+        draft, path = feedback.draft, set(feedback.path)
+        if draft.source != self.part.name:
+            return
+        for parent in (ROOT, *feedback.path):
+            for child in draft.children(parent):
+                self.part.hits.update(self.ranks[child], int(child in path), 1)

@@ -1,0 +1,207 @@
+"""More than one machine: the same application in Ray Serve, the same batches in Ray Data.
+
+Ray brings routing, replicas, restarts and autoscaling; nothing here repeats that.
+
+>>> from ray import serve
+>>> from dllm.serve.ray import app
+>>> serve.run(app("nano", replicas=2))
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .settings import Settings
+
+try:
+    import ray
+    from ray import serve
+except ImportError as error:
+    raise ConfigError(f"{error.name} is missing: pip install 'dllm[ray]'") from error
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from .batch import Line
+
+BLOCK = 64  # requests that a worker of a batch gets at a time, per row of its engine
+
+
+def app(
+    model: str = "nano",
+    replicas: int = 1,
+    settings: Settings | Mapping[str, Any] | None = None,
+    loading: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """The application for ``serve.run``: ``replicas`` copies of `create_app` of ``model``.
+
+    ``settings``: see `Settings`; ``loading``: arguments of `dllm.load` such as ``dtype``.
+    ``options`` are those of ``serve.deployment``, e.g. ``autoscaling_config`` (then ``replicas``
+    does not count) or ``ray_actor_options={"num_gpus": 1}``.
+    """
+    chosen = settings if isinstance(settings, Settings) else Settings(**dict(settings or {}))
+
+    def build() -> Starlette:
+        """In the replica: load the model, there and not here."""
+        from ..models import load
+        from .app import create_app
+        from .service import Service
+
+        return create_app(Service(load(model, **dict(loading or {})), chosen))
+
+    @serve.ingress(build)
+    class Replica:
+        """One copy of the model with an engine of its own."""
+
+    # A replica's own queue answers 429; Ray's must not hide it.
+    room = (chosen.max_rows + chosen.max_waiting) * len(chosen.caches)
+    given = {"name": "dllm", "max_ongoing_requests": 2 * room, **options}
+    if "autoscaling_config" not in given:
+        given.setdefault("num_replicas", replicas)
+    deployment: Any = serve.deployment(Replica)
+    return deployment.options(**given).bind()
+
+
+def build(arguments: Mapping[str, Any]) -> Any:
+    """For ``serve deploy``: the arguments of `app`, from a YAML file."""
+    return app(**dict(arguments))
+
+
+def serve_replicas(
+    model: str, settings: Settings, replicas: int, host: str, port: int,
+    loading: Mapping[str, Any], note: Callable[[str], None],
+) -> None:  # fmt: skip
+    """``dllm serve --replicas``: until it is interrupted."""
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    serve.start(http_options={"host": host, "port": port})
+    serve.run(app(model, replicas, settings, loading), name="dllm", route_prefix="/")
+    note(f"{replicas} replicas of {settings.name or model} at http://{host}:{port}/v1")
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        note("stopping")
+    finally:
+        for service in (serve, ray):
+            end: Any = service.shutdown
+            end()
+
+
+class Worker:
+    """An engine for ``ray.data.Dataset.map_batches``: rows of requests in, results out.
+
+    A row has ``request``, the JSON of an OpenAI body (or ``prompt``, a text), and gets ``response``
+    (the body of the answer, or of the error, as JSON), ``status`` and ``text`` ("" for an error).
+    ``defaults`` are fields of a request that do not stand in it.
+    """
+
+    def __init__(
+        self, model: str = "nano", settings: Settings | Mapping[str, Any] | None = None,
+        loading: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        from ..models import load
+        from .service import Service
+
+        given = settings if isinstance(settings, Settings) else Settings(**dict(settings or {}))
+        # Nobody waits for a single answer of a batch.
+        patient = Settings(
+            **{**asdict(given), "deadline": 1e7, "max_waiting": 4 * given.max_rows, "page": False}
+        )
+        self.service = Service(load(model, **dict(loading or {})), patient)
+        self.defaults = dict(defaults or {})
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        import asyncio
+
+        import numpy as np
+
+        from .batch import answer_all
+
+        entries: dict[str, dict[str, Any]] = {}
+        lines = self._lines(batch)
+        asyncio.run(
+            answer_all(self.service, lines, lambda line, entry: entries.update({line.id: entry}))
+        )
+        ordered = [entries[line.id] for line in lines]
+        columns = {
+            "response": [json.dumps(_body(entry), ensure_ascii=False) for entry in ordered],
+            "status": [_status(entry) for entry in ordered],
+            "text": [_text(entry) for entry in ordered],
+            "entry": [json.dumps(entry, ensure_ascii=False) for entry in ordered],
+        }
+        return {**batch, **{name: np.asarray(values) for name, values in columns.items()}}
+
+    def _lines(self, batch: Mapping[str, Any]) -> list[Line]:
+        from .batch import CHAT, TEXT, Line, digest_of
+
+        if "request" in batch:
+            bodies = [json.loads(str(item)) for item in batch["request"]]
+        elif "prompt" in batch:
+            bodies = [
+                {"messages": [{"role": "user", "content": str(item)}]} for item in batch["prompt"]
+            ]
+        else:
+            raise ConfigError("rows need a column 'request' (JSON) or 'prompt' (text)")
+        urls = [str(url) for url in batch["url"]] if "url" in batch else [
+            CHAT if "messages" in body else TEXT for body in bodies
+        ]  # fmt: skip
+        return [
+            Line(str(i), url, {**self.defaults, **body}, digest_of(url, body))
+            for i, (url, body) in enumerate(zip(urls, bodies, strict=True))
+        ]
+
+
+def _body(entry: Mapping[str, Any]) -> Any:
+    return entry["response"]["body"] if entry["response"] else {"error": entry["error"]}
+
+
+def _status(entry: Mapping[str, Any]) -> int:
+    return int(entry["response"]["status_code"]) if entry["response"] else 400
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    """The first choice's text."""
+    for choice in _body(entry).get("choices", ()):
+        return str(choice["message"]["content"] if "message" in choice else choice["text"])
+    return ""
+
+
+def answer_with_ray(
+    model: str, lines: Iterable[Line], done: Callable[[Line, dict[str, Any]], None],
+    workers: int, settings: Settings, loading: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """``dllm batch --ray``: the lines through ``workers`` engines of Ray Data.
+
+    Results come back block by block and are written by this process, so that an interrupted run
+    goes on as without Ray.
+    """
+    from .batch import answer_unreadable
+
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    by_id: dict[str, Line] = {}
+    rows = []
+    for line in lines:
+        if line.body is None:
+            done(line, answer_unreadable(line))
+            continue
+        by_id[line.id] = line
+        rows.append({"id": line.id, "url": line.url, "request": json.dumps(line.body)})
+    if not rows:
+        return
+    size = max(1, min(BLOCK * settings.max_rows, -(-len(rows) // workers)))
+    given = {"model": model, "settings": settings, "loading": dict(loading)}
+    results = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // size)).map_batches(
+        Worker, fn_constructor_kwargs=given, batch_size=size, compute=_actors(workers)
+    )
+    for row in results.iter_rows():
+        done(by_id[row["id"]], json.loads(row["entry"]))
+
+
+def _actors(count: int) -> Any:
+    return ray.data.ActorPoolStrategy(size=count)

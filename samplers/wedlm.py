@@ -1,0 +1,57 @@
+"""WeDLM's decoding rule: entropy plus distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import BoolArray
+from ..capabilities import ENTROPY
+from ..errors import ConfigError
+from .base import Part, Selector, View
+from .compose import register
+from .dcd import DCD
+from .eos import Eos
+from .scorers import NegEntropy
+
+
+@register(
+    "wedlm",
+    paper="WeDLM: Reconciling Diffusion Language Models with Standard Causal Attention for Fast "
+    "Inference",
+    arxiv="2512.22737",
+)
+@dataclass(frozen=True)
+class WeDLM(Selector):
+    """Commit every position whose entropy, plus a price for its distance, stays below ``tau``.
+
+    The price is ``penalty`` nats (0.02 as released; 0.1 in the paper's tables) per position from
+    the first undecided one; ``tau`` is 0.4 nats.  Where nothing is below it, the cheapest is
+    committed.  The window is the 16 positions from the first undecided one, `dcd(16, 16)`, and the
+    text ends with a stop id that has nothing undecided to its left.
+
+    This is the rule alone, for any model.  WeDLM's checkpoints attend causally in an order in which
+    decided tokens come first; that attention is not built.
+    """
+
+    needs = frozenset({ENTROPY})
+
+    tau: float = 0.4
+    penalty: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("tau", "penalty"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must not be negative, not {getattr(self, name)}")
+
+    def companions(self) -> tuple[Part, ...]:
+        return (NegEntropy(), Eos("prefix_complete"), DCD(s_init=16, s_max=16))
+
+    def select(self, view: View) -> BoolArray:
+        first = view.canvas.masks()[:1]
+        cost = self.penalty * (view.positions - first) - view.score
+        chosen: BoolArray = cost < self.tau
+        if cost.size and not chosen.any():
+            chosen = np.arange(len(cost)) == cost.argmin()
+        return chosen

@@ -1,0 +1,80 @@
+"""Random command lines: an answer, or one line that says what to do; never a traceback.
+
+The seeds of a test are in its name: `line` makes the command line again.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ..cli.conftest import Run, cli  # noqa: F401
+
+FAST, MANY = 60, 2_000  # command lines
+BATCH = 20  # of a test
+
+VALUES = ["", " ", "0", "1", "-1", "3", "0.5", "1e39", "nan", "inf", "None", "x", "a,b", "\udc80",
+          "é", "'", "(", "[[2]]", "threshold", "dual", "nosuch", "9" * 30, "--", "{", "/no/such",
+          "threshold(", "lopa(localleap)", "0=Tom", "0=", "=x", "first_commit", "\0"]  # fmt: skip
+COMMON = ["--sampler", "--cache", "--steps", "--block-length", "--temperature", "--top-p",
+          "--top-k", "--cfg-scale", "--eos-policy", "--seed", "--max-batch-tokens", "--preset",
+          "--device", "--dtype", "--top-candidates", "--cuda-graphs", "--compile", "--json",
+          "--nonsense"]  # fmt: skip
+MORE = {
+    "generate": [*COMMON, "--max-new-tokens", "--min-new-tokens", "--stop", "--constraint",
+                 "--lines", "--watch", "--raw", "-n", "--resume", "--rule", "--max-rows"],
+    "chat": [*COMMON, "--system", "--max-new-tokens", "--stop"],
+    "infill": COMMON,
+    "compare": ["--sampler", "--cache", "--temperature", "--seed", "--block-length", "--json"],
+    "samplers": ["--json", "--nonsense"],
+    "caches": ["--json", "--nonsense"],
+    "bench": ["--sampler", "--tasks", "--examples", "--preset", "--rows"],
+    "tune": ["--tasks", "--keep", "--tolerance", "--by", "--rungs", "-n"],
+}  # fmt: skip
+FLAGS = {"--json", "--watch", "--lines", "--raw", "--resume", "--cuda-graphs", "--compile"}
+TEXTS = ["Tom", "Reverse this list: Tom, Anna", "a[[2]]b", "", "[[1]]\udc80", "Tom\n\nAnna"]
+
+
+def line(seed: int, folder: Path) -> tuple[list[str], str]:
+    """Arguments, and what stands on standard input."""
+    rng = random.Random(seed)
+    command = rng.choice(["generate"] * 4 + ["infill"] * 2 + list(MORE))
+    arguments = [command]
+    if command not in ("chat", "bench", "tune") and rng.random() < 0.7:
+        arguments.append(rng.choice(TEXTS + VALUES))
+    for name in rng.sample(MORE[command], rng.randint(0, 3)):
+        arguments += [name] if name in FLAGS else [name, rng.choice(VALUES)]
+    if command in ("generate", "chat", "infill", "compare", "bench", "tune"):
+        arguments += ["--model", str(folder)]
+    if command in ("generate", "chat", "compare"):
+        arguments += ["--max-new-tokens", "8"]
+    if command in ("bench", "tune"):
+        arguments += ["--output", "/no/such/folder/x"]  # nothing is measured
+    return arguments, rng.choice(TEXTS).encode("utf-8", "replace").decode()
+
+
+def check(run: Run, folder: Path, seeds: range) -> None:
+    for seed in seeds:
+        arguments, stdin = line(seed, folder)
+        result = run(*arguments, stdin=stdin)
+        about = f"seed {seed}: dllm {' '.join(map(ascii, arguments))}: {result.output[-500:]}"
+        assert isinstance(result.exception, SystemExit | None), about
+        assert result.exit_code in (0, 2) and "Traceback" not in result.output, about
+        if result.exit_code == 2:
+            last = result.stderr.splitlines()[-1]
+            assert last.startswith("error: ") and len(last) < 1000, about
+
+
+@pytest.mark.parametrize("seeds", [range(at, at + BATCH) for at in range(0, FAST, BATCH)], ids=str)
+def test_a_command_line(cli: Run, tiny_folder: Path, seeds: range) -> None:  # noqa: F811
+    check(cli, tiny_folder, seeds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seeds", [range(at, at + BATCH) for at in range(FAST, MANY, BATCH)], ids=str
+)
+def test_many_command_lines(cli: Run, tiny_folder: Path, seeds: range) -> None:  # noqa: F811
+    check(cli, tiny_folder, seeds)

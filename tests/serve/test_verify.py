@@ -1,0 +1,180 @@
+"""A served autoregressive model: with a drafter of the server, and for devices that draft."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import dllm
+from dllm.drafting.api import make_drafter
+from dllm.drafting.bridges.device import write_with
+from dllm.drafting.vocabulary import fingerprint
+from tests.drafting.conftest import Scripted, make_verifier
+
+from .conftest import PATIENCE, Served, idle, serve, until
+from .test_openai import sse
+
+NEW = 20
+
+
+@pytest.fixture(scope="module")
+def verifier() -> dllm.DiffusionModel:
+    return make_verifier("full")
+
+
+@pytest.fixture(scope="module")
+def verifying(verifier: dllm.DiffusionModel) -> Iterator[Served]:
+    result = serve(verifier, drafters=("prompt_lookup",), name="ar", max_rows=4)
+    yield result
+    until(lambda: idle(result))
+    assert not result.service.sessions["none"].devices
+    result.stop()
+
+
+def plain(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[int]:
+    tokens: list[int] = dllm.speculate(model, None, prompt, max_new_tokens=NEW, **how).tokens
+    return tokens
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "seed": 3}])
+def test_completions_are_the_verifiers_own(
+    verifying: Served, verifier: dllm.DiffusionModel, how: dict[str, Any]
+) -> None:
+    prompts = [[5, 6, 7, 5, 6, 7, 5], [9, 8, 7], [4, 4, 4, 4]]
+    bodies = [
+        {"prompt": prompt, "max_tokens": NEW, "return_token_ids": True, "n": 2, **how}
+        for prompt in prompts
+    ]
+    answers: list[Any] = [None] * len(bodies)
+
+    def ask(i: int) -> None:
+        answers[i] = verifying.post("/v1/completions", bodies[i]).json()
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        both = dllm.speculate(verifier, None, [prompt] * 2, max_new_tokens=NEW, **how)
+        assert [choice["token_ids"] for choice in answer["choices"]] == [r.tokens for r in both]
+        assert [choice["text"] for choice in answer["choices"]] == [r.text for r in both]
+
+
+def test_streams_and_refusals(verifying: Served, verifier: dllm.DiffusionModel) -> None:
+    body = {"prompt": [5, 6, 7], "max_tokens": NEW, "stream": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
+    chunks = sse(verifying.post("/v1/completions", body).text)
+    text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+    assert text == dllm.speculate(verifier, None, [5, 6, 7], max_new_tokens=NEW).text
+    for more, word in (
+        ({"sampler": "llada"}, "sampler"), ({"suffix": "x"}, "holes"), ({"steps": 3}, "steps"),
+        ({"stream_options": {"include_drafts": True}}, "autoregressive"),
+    ):  # fmt: skip
+        refused = verifying.post("/v1/completions", {**body, **more})
+        assert refused.status_code == 400 and word in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "seed": 5}])
+def test_devices_get_the_verifiers_own_text(
+    verifying: Served, verifier: dllm.DiffusionModel, how: dict[str, Any]
+) -> None:
+    """Three devices at once: one drafts what will be written, one looks up, one drafts nonsense."""
+    prompt = [5, 6, 7, 8]
+    wanted = plain(verifier, prompt, **how)
+    drafters = [Scripted([*prompt, *wanted], k=4), make_drafter("prompt_lookup"),
+                Scripted([*prompt, *[3] * NEW], k=4)]  # fmt: skip
+    rounds: list[list[list[int]]] = [[], [], []]
+
+    def write(i: int) -> None:
+        for tokens in write_with(
+            verifying.url, drafters[i], np.asarray(prompt), tokenizer=verifier.tokenizer,
+            length=4, max_new_tokens=NEW, **how,
+        ):  # fmt: skip
+            rounds[i].append(tokens)
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    for one in rounds:
+        assert [token for tokens in one for token in tokens] == wanted
+    assert len(rounds[0]) <= -(-len(wanted) // 5) + 1 < len(rounds[2])
+
+
+def test_many_devices_share_forwards(verifier: dllm.DiffusionModel) -> None:
+    """Steps that wait while a forward runs are scored by the next one, together."""
+    served = serve(verifier, name="ar")
+    sizes: list[int] = []
+    session: Any = served.service.sessions["none"]
+    score, gate = session.verifier.score, threading.Event()
+
+    def slowly(work: Any) -> Any:
+        gate.wait(PATIENCE)
+        sizes.append(len(work))
+        return score(work)
+
+    session.verifier.score = slowly
+    vocabulary = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
+    opening = {"vocabulary": vocabulary, "prompt": [5, 6, 7], "max_new_tokens": 8}
+
+    def one() -> None:
+        sid = served.post("/v1/verify/open", opening).json()["sid"]
+        message = {"sid": sid, "base_len": 3, "tokens": [4, 5]}
+        assert served.post("/v1/verify/step", message).status_code == 200
+        assert served.post("/v1/verify/close", {"sid": sid}).status_code == 200
+
+    threads = [threading.Thread(target=one) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(session.devices) == 6)
+    until(lambda: len(session._inbox) + len(session._steps) >= 4)
+    gate.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert max(sizes) >= 4 and sum(sizes) == 6
+    assert not session.devices
+    served.stop()
+
+
+@pytest.mark.parametrize(
+    ("action", "message", "status"),
+    [
+        ("open", {}, 400), ("open", {"vocabulary": "other", "prompt": [1]}, 409),
+        ("open", {"prompt": []}, 400), ("open", {"prompt": [10**9]}, 400),
+        ("open", {"prompt": [1], "temperature": -1}, 400),
+        ("open", {"prompt": [1], "max_new_tokens": 10**6}, 400),
+        ("step", {"sid": "x", "base_len": 1, "tokens": []}, 400), ("step", {}, 400),
+        ("close", {"sid": "x"}, 400), ("none", {}, 400), ("step", [], 400),
+    ],
+)  # fmt: skip
+def test_wrong_messages(
+    verifying: Served, verifier: dllm.DiffusionModel, action: str, message: Any, status: int
+) -> None:
+    if isinstance(message, dict) and "prompt" in message:
+        right = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
+        message = {"vocabulary": right, **message}
+    answer = verifying.post(f"/v1/verify/{action}", message)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["message"]
+
+
+def test_a_step_that_will_not_do_leaves_the_text(
+    verifying: Served, verifier: dllm.DiffusionModel
+) -> None:
+    right = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
+    with httpx.Client(base_url=verifying.url, timeout=PATIENCE) as client:
+        opened = client.post("/v1/verify/open", json={"vocabulary": right, "prompt": [5, 6],
+                                                      "max_new_tokens": 4}).json()  # fmt: skip
+        step = {"sid": opened["sid"], "base_len": 2, "tokens": [3]}
+        for wrong in ({"base_len": 7}, {"tokens": [10**9]}, {"tokens": "x"}, {"parents": [5]}):
+            assert client.post("/v1/verify/step", json={**step, **wrong}).status_code == 400
+        reply = client.post("/v1/verify/step", json=step).json()
+        assert reply["base_len"] == 2 + len(reply["tokens"])
+        client.post("/v1/verify/close", json={"sid": opened["sid"]})
