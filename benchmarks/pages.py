@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -203,7 +204,8 @@ def main() -> None:
     for name, (spec, advice) in PAGES.items():
         cls = SAMPLERS[name]
         result = dllm.generate(model, PROMPT, sampler=spec)
-        pieces = [model.tokenizer.decode([token]) for token in result.tokens]
+        decode = partial(model.tokenizer.decode, skip_special_tokens=True)
+        pieces = [decode([token]) or "∎" for token in result.tokens]
         (FOLDER / f"{name}.svg").write_text(picture(result, pieces), encoding="utf-8")
         text = re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(cls.__doc__ or ""))
         summary, _, body = text.partition("\n\n")

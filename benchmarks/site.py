@@ -19,6 +19,7 @@ from mkdocs.plugins import event_priority
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = re.compile(r"(?:^[ ]*>>>.*\n?(?:^(?!\s*$).*\n?)*)", re.MULTILINE)
+OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)]+)\)")
 _copy = tempfile.TemporaryDirectory(prefix="dllm-docs-")
 
 
@@ -39,9 +40,11 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fences marked for `tests/test_documents.py` are Python like the others."""
-    return markdown.replace("```python notest\n", "```python\n")
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fences marked for `tests/test_documents.py` are Python like the others; links to files of
+    the repository beside `docs/` become plain text."""
+    markdown = markdown.replace("```python notest\n", "```python\n")
+    return markdown if "/" in page.file.src_uri else OUTSIDE.sub(r"\1", markdown)
 
 
 class Examples(Extension):

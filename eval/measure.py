@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..api import generate
+from ..api import as_completed, generate
 from ..errors import ConfigError
 from ..models import DiffusionModel
 from .metrics import Outcome, Point, wilson
@@ -122,8 +122,15 @@ class RefusedError(ConfigError):
     """The model does not go with the setting: a sampler without its trained part, say."""
 
 
-def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str) -> Record:
-    """Decode the examples and check the answers.  ``identity`` is the model's fingerprint."""
+def measure(
+    model: DiffusionModel,
+    problems: Problems,
+    cell: Cell,
+    identity: str,
+    answered: Callable[[int], None] = lambda _: None,
+) -> Record:
+    """Decode the examples and check the answers.  ``identity`` is the model's fingerprint;
+    ``answered`` is called with the number of answers so far."""
     examples = draw(problems, cell.start + cell.examples, cell.seed, cell.start)
     how = {"sampler": cell.setting.sampler, "cache": cell.setting.cache, **cell.setting.arguments}
     check_fits(model, examples, int(how.get("max_new_tokens") or 1), cell.task)
@@ -133,7 +140,11 @@ def measure(model: DiffusionModel, problems: Problems, cell: Cell, identity: str
     except ConfigError as error:
         raise RefusedError(str(error)) from error
     began = time.perf_counter()
-    outs: list[Any] = generate(model, prompts, max_rows=cell.rows, **how)
+    results: dict[int, Any] = {}
+    for index, out in as_completed(model, prompts, max_rows=cell.rows, **how):
+        results[index] = out
+        answered(len(results))
+    outs = [results[index] for index in range(len(prompts))]
     seconds = time.perf_counter() - began
     strict = getattr(problems, "strict", None)
     texts = [out.text for out in outs]

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +151,12 @@ def run(
     progress: Progress = lambda *_: None,
     run_code: bool = False,
     refused: dict[str, str] | None = None,
+    answered: Callable[[Cell, int], None] = lambda *_: None,
 ) -> list[Record]:
     """Measure what the journal lacks; the records of all cells, in order.
 
-    ``progress(done, total, cell, record)`` is called before (record None) and after each cell.
+    ``progress(done, total, cell, record)`` is called before (record None) and after each cell,
+    ``answered(cell, n)`` with the number of its answers so far.
     ``run_code``: see `problems`.  Settings that the model does not go with are left out and told
     in ``refused``; without one they raise `RefusedError`.
     """
@@ -170,7 +173,7 @@ def run(
         if record is None:
             progress(done, len(cells), cell, None)
             try:
-                record = measure(model, questions, cell, identity)
+                record = measure(model, questions, cell, identity, partial(answered, cell))
             except RefusedError as error:
                 if refused is None:
                     raise

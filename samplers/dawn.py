@@ -82,6 +82,7 @@ class DAWN(Selector):
         """(L, L) bool: whether the row's position leans on the column's."""
         attention = view.everything.attention
         assert attention is not None, "the engine provides the maps"
+        assert self.tau_edge is not None and self.tau_sink is not None, "compose sets open fields"
         assert self.tau_edge is not None and self.tau_sink is not None
         edge: BoolArray = attention >= self.tau_edge
         edge[:, attention.mean(0) > self.tau_sink] = False

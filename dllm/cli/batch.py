@@ -43,7 +43,8 @@ class Batched(Generation):
 
         arguments = self.arguments()
         return Settings(
-            sampler=self.sampler, caches=(self.cache,), max_rows=self.max_rows,
+            sampler=self.sampler or "threshold", caches=(self.cache or "none",),
+            max_rows=self.max_rows,
             max_waiting=4 * self.max_rows, deadline=float(10**7), page=False,
             **{name: arguments[name] for name in SERVED if name in arguments},
         )  # fmt: skip

@@ -71,7 +71,11 @@ def bench(*, options: Bench) -> None:
 
         torch.set_num_threads(options.threads)
     model = options.load()
-    records = run(model, cells, journal, tell, options.confirm_run_unsafe_code, refused)
+    with Teller() as teller:
+        records = run(
+            model, cells, journal, teller.cell, options.confirm_run_unsafe_code, refused,
+            teller.answered,
+        )  # fmt: skip
     if not records:
         raise ConfigError(next(iter(refused.values()), "there is nothing to measure"))
     mixed = journal.mixed(records)
@@ -113,13 +117,40 @@ def _sweeps(options: Bench) -> list[Sweep]:
     ]
 
 
-def tell(done: int, total: int, cell: Cell, record: Record | None) -> None:
-    """One line per cell; on a terminal also what is being measured."""
-    if record is None:
-        if interactive():
-            stderr().print(f"{done}/{total} {cell.task} {cell.setting.label} …", style="dim")
-        return
-    note(
-        f"{done}/{total} {cell.task:12} {cell.setting.label:32} {100 * record.accuracy:5.1f} % "
-        f"{record.point[0]:6.2f} tokens per forward {record.seconds:7.2f} s"
-    )
+class Teller:
+    """One line per cell; on a terminal also how far the present one is."""
+
+    def __init__(self) -> None:
+        self._status = stderr().status("") if interactive() else None
+        self._where = ""
+        self.left = 0
+
+    def cell(self, done: int, total: int, cell: Cell, record: Record | None) -> None:
+        """Before and after each cell."""
+        self.left = total - done
+        self._where = f"{done}/{total} {cell.task} {cell.setting.label}"
+        if record is None:
+            self.answered(cell, 0)
+            return
+        note(
+            f"{done}/{total} {cell.task:12} {cell.setting.label:32} "
+            f"{100 * record.accuracy:5.1f} % "
+            f"{record.point[0]:6.2f} tokens per forward {record.seconds:7.2f} s"
+        )
+
+    def answered(self, cell: Cell, count: int) -> None:
+        """So many of the present cell's examples have their answer."""
+        if self._status is not None:
+            self._status.update(f"{self._where}: {count} of {cell.examples} answered")
+
+    def __enter__(self) -> Teller:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+        if kind is KeyboardInterrupt:
+            left = "1 cell" if self.left == 1 else f"{self.left} cells"
+            note(f"stopped with {left} left: the same command goes on where it was")

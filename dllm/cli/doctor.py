@@ -201,10 +201,10 @@ def expected(model: str, prompt: int, new: int) -> Iterator[Finding]:
     """
     import torch
 
+    from ..eval.gains import PER_STEP, WORTH, gains, recommended, within
     from ..models.checkpoint import open_checkpoint
     from ..models.footprint import stored_dtype
     from ..models.reading import family_of, native_config
-    from .gains import PER_STEP, WORTH, gains
 
     checkpoint = open_checkpoint(model)
     family = family_of(checkpoint)
@@ -212,13 +212,24 @@ def expected(model: str, prompt: int, new: int) -> Iterator[Finding]:
         raise ConfigError(f"{checkpoint.name} is autoregressive: caches are for diffusion models")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = getattr(torch, stored_dtype(checkpoint))
+    config, _ = native_config(checkpoint, family)
+    context = config.max_position_embeddings
+    prompt, new = within(context, prompt, new)
     yield Finding(
         "caches",
-        f"against none, prompt {prompt}, {new} new tokens, {PER_STEP} per step, on {device}",
+        f"against none, prompt {prompt}, {new} new tokens (context {context}), {PER_STEP} per "
+        f"step, on {device}",
     )
-    config, _ = native_config(checkpoint, family)
-    for gain in gains(config, device, dtype, prompt, new):
+    result = gains(config, device, dtype, prompt, new)
+    for gain in result:
         yield Finding(gain.cache, gain.text, GOOD if gain.time >= WORTH else PLAIN)
+    best = recommended(result)
+    yield Finding(
+        "try",
+        "no cache: none pays for such a shape"
+        if best is None
+        else f"--cache {best.cache}, the fastest; dllm tune measures what it costs in accuracy",
+    )
 
 
 def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:

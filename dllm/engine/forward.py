@@ -100,7 +100,7 @@ class Forward:
     def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
         """`hidden`, and the attention maps that some of the jobs want."""
         packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.block_length)
-        maps = AttentionMaps.of(jobs, packed, self.layers)
+        maps = AttentionMaps.of(jobs, packed, self.layers, self.block_length)
         hidden = self._backbone(packed, maps)
         scored = hidden[packed.scored]
         if packed.guided is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .packing import Packed
@@ -18,8 +19,9 @@ from .rows import Job
 class AttentionMaps:
     """Sums of the attention of one forward, (L, L) for each job that wants some."""
 
-    def __init__(self, packed: Packed, layers: int) -> None:
+    def __init__(self, packed: Packed, layers: int, block_length: int | None = None) -> None:
         self._sums: dict[int, Tensor] = {}
+        self._block_length = block_length
         self._wanted: list[tuple[Job, slice, tuple[int, ...]]] = []
         at = 0
         for job, lane in packed.lanes:
@@ -30,11 +32,13 @@ class AttentionMaps:
             at += count + len(job.shadow)
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], packed: Packed, layers: int) -> AttentionMaps | None:
-        """None where no job wants any."""
+    def of(
+        cls, jobs: Sequence[Job], packed: Packed, layers: int, block_length: int | None = None
+    ) -> AttentionMaps | None:
+        """None where no job wants any.  ``block_length`` of block-causal attention."""
         if not any(job.row.options.maps for job in jobs):
             return None
-        return cls(packed, layers)
+        return cls(packed, layers, block_length)
 
     def watch(self, module: Any, q: Tensor, k: Tensor) -> None:
         """Called by the attention of every layer with (1, H, Q, dh) and (1, Hkv, Q, dh)."""
@@ -44,6 +48,9 @@ class AttentionMaps:
             queries, keys = q[0, :, rows].float(), k[0, :, rows].float()
             keys = keys.repeat_interleave(len(queries) // len(keys), dim=0)
             scores = queries @ keys.transpose(1, 2) * module.scaling
+            if self._block_length is not None:
+                blocks = torch.from_numpy(job.plan.compute // self._block_length).to(q.device)
+                scores.masked_fill_(blocks > blocks[:, None], -torch.inf)
             weights = scores.softmax(-1).mean(0) / len(layers)
             known = self._sums.get(id(job))
             self._sums[id(job)] = weights if known is None else known + weights

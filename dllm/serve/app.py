@@ -61,7 +61,7 @@ def create_app(serving: Serving) -> Starlette:
     paths = [*serving.paths(), *Operation(serving).paths()]
     app = Starlette(
         routes=[Route(path, guarded(serving, work), methods=[verb]) for verb, path, work in paths],
-        exception_handlers={HTTPException: _http_problem},  # type: ignore[dict-item]
+        exception_handlers={HTTPException: _http_problem},
         lifespan=lifespan,
     )
     app.state.serving = serving

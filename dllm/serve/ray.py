@@ -64,7 +64,8 @@ def app(
     given = {"name": "dllm", "max_ongoing_requests": 2 * room, **options}
     if "autoscaling_config" not in given:
         given.setdefault("num_replicas", replicas)
-    return serve.deployment(Replica).options(**given).bind()
+    deployment: Any = serve.deployment(Replica)
+    return deployment.options(**given).bind()
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
@@ -87,8 +88,9 @@ def serve_replicas(
     except KeyboardInterrupt:
         note("stopping")
     finally:
-        serve.shutdown()
-        ray.shutdown()
+        for service in (serve, ray):
+            end: Any = service.shutdown
+            end()
 
 
 class Worker:

@@ -280,7 +280,8 @@ class Service:
         """Likelihoods of ``texts`` after ``prompt``, in turn with other such requests."""
         if not self._scores.acquire(blocking=False):
             raise QueueFullError(f"{MOST_SCORES} requests for likelihoods wait already")
-        work = self._scorer.submit(score, self.model, [prompt] * len(texts), texts, **how)
+        likelihoods: Any = score  # overloaded, which an executor cannot be asked
+        work = self._scorer.submit(likelihoods, self.model, [prompt] * len(texts), texts, **how)
         work.add_done_callback(lambda _: self._scores.release())
         try:
             result: list[Any] = await asyncio.wrap_future(work)

@@ -183,7 +183,9 @@ class SpeculativeSession:
         settled = self._settled(self.drafter, arguments)
         settled.room(len(ids))
         tokenizer = self.model.tokenizer
-        decode = partial(tokenizer.decode, skip_special_tokens=True) if tokenizer else lambda _: ""
+        decode: Any = lambda _: ""  # noqa: E731
+        if tokenizer is not None:
+            decode = partial(tokenizer.decode, skip_special_tokens=True)
         growing = GrowingText(decode, settled.config.stop_strings)
         run = Run(self, settled, ids, repetition, deadline, growing)
         with self._changed:
@@ -377,12 +379,13 @@ class SpeculativeSession:
     ) -> list[Scored] | list[Scored | Exception]:
         """One forward; if it fails, one for each text, so that only the culprit fails."""
         work = [(text.text, draft) for text, draft in zip(texts, drafts, strict=True)]
+        scored: list[Scored | Exception] = []
         try:
             return self.verifier.score(work)
         except Exception as error:
             if len(work) == 1:
-                return [error]
-        scored: list[Scored | Exception] = []
+                scored.append(error)
+                return scored
         for one in work:
             try:
                 scored += self.verifier.score([one])

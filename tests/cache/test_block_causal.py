@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 import dllm
 from dllm.cache import Plan, Slots
 from dllm.canvas import Canvas
+from dllm.engine import Engine
 from dllm.engine.layers import View
 from dllm.engine.packing import pack
 from dllm.engine.recipe import Options, Recipe
 from dllm.engine.rows import Job, Row
+from dllm.samplers import Prediction
+from dllm.samplers.base import Scorer
 
 MASK, GRID = 63, 4
 SHAPE: dict[str, Any] = {
@@ -216,3 +220,34 @@ def test_likelihoods_see_the_blocks_that_decoding_sees(
     expected = sum(float(logprobs(range(i, len(text)))[text[i]]) for i in range(len(text)))
     result = dllm.score(model, prompt, text, estimator="left_to_right", cfg_scale=cfg_scale)
     assert result.logprob == pytest.approx(expected, abs=1e-3)
+
+
+@dataclass(frozen=True)
+class Mapped(Scorer):
+    """Keeps the attention maps of the last layer."""
+
+    name = "mapped"
+
+    def maps(self, layers: int) -> tuple[int, ...]:
+        return (layers - 1,)
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> Any:
+        canvas.state(Maps).seen.append(prediction.attention)
+        return prediction.logprob
+
+
+@dataclass
+class Maps:
+    seen: list[Any] = field(default_factory=list)
+
+
+def test_attention_maps_see_no_later_block(model: dllm.DiffusionModel) -> None:
+    sampler = dllm.samplers.compose([Mapped(), *dllm.samplers.compose("fixed").selectors])
+    canvas = Canvas.for_prompt(np.array(PROMPTS[0]), 6, mask_id=MASK, pad_id=60)
+    engine = Engine(model, dllm.cache.compose("none"))
+    engine.admit(canvas, Recipe(sampler))
+    engine.step()
+    blocks = np.arange(12) // GRID
+    (seen,) = canvas.state(Maps).seen
+    assert (seen[blocks > blocks[:, None]] == 0).all()
+    np.testing.assert_allclose(seen.sum(1), 1, atol=1e-5)

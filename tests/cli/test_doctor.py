@@ -15,7 +15,8 @@ from transformers import LlamaConfig
 import dllm
 from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
-from dllm.cli.gains import Gain, gains
+from dllm.eval.cost import Rates
+from dllm.eval.gains import Gain, gains, within
 from dllm.models import precision
 from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import Footprint, footprint
@@ -160,7 +161,7 @@ def test_caches_are_weighed_for_the_model_and_the_device(cli: Run, llada_8b: Pat
     lines = {line[2:].split()[0]: line for line in result.stdout.splitlines()}
     assert result.exit_code == 0
     assert set(dllm.cache.CACHES) - {"none", "block"} <= set(lines)
-    assert "fewer operations" in lines["dual"] and "at every layer" in lines["sparse"]
+    assert "fewer operations" in lines["dual"] and "on the host" in lines["sparse"]
 
 
 def test_what_a_cache_gains_is_counted() -> None:
@@ -173,10 +174,41 @@ def test_what_a_cache_gains_is_counted() -> None:
     none = 8 * 3 * (2 * full * layer + 4 * full * full * 64) + head
     dual = 3 * (2 * (full + 7 * block) * layer + 4 * (full + 7 * block) * full * 64) + head
     assert result["dual"].operations == pytest.approx(none / dual)
-    assert "leave it" in Gain("x", 2.0, 1.0, False).text
+    assert "leave it" in Gain("x", 2.0, 1.0, 0.5).text
 
 
 def test_caches_need_a_diffusion_model(cli: Run) -> None:
     assert cli("doctor", "--caches").exit_code == 2
     result = cli("doctor", "-m", "nano-ar", "--caches")
     assert result.exit_code == 2 and "autoregressive" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("context", "asked", "taken"),
+    [(4096, (512, 256), (512, 256)), (128, (512, 256), (86, 42)), (16, (512, 4), (12, 4))],
+)
+def test_the_model_s_own_context_is_kept_to(
+    context: int, asked: tuple[int, int], taken: tuple[int, int]
+) -> None:
+    assert within(context, *asked) == taken
+
+
+def test_the_host_counts_and_one_cache_is_recommended(
+    cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that halves the operations and doubles the time on the host gains nothing."""
+    rates = Rates((1, 512), (1e9, 1e9))
+    monkeypatch.setattr(Rates, "measure", classmethod(lambda *_: rates))
+    cost = {"none": 1.0, "dual": 1.0, "d2": 600.0}
+    monkeypatch.setattr(
+        "dllm.eval.gains.host_seconds", lambda _, cache, *__: cost.get(cache.name, 30.0) / 20
+    )
+    result = cli("doctor", "-m", "nano", "--caches")
+    lines = [line[2:].split() for line in result.stdout.splitlines()]
+    start = next(i for i, words in enumerate(lines) if words[0] == "caches")
+    names = [words[0] for words in lines[start + 1 : -1]]
+    times = [float(words[1].rstrip("x")) for words in lines[start + 1 : -1]]
+    assert names[0] == "dual" and names[-1] == "d2" and times == sorted(times, reverse=True)
+    assert times[-1] < 1.1 and "leave it" in result.stdout.splitlines()[-2]
+    assert "--cache dual, the fastest" in result.stdout.splitlines()[-1]
+    assert "context 128" in result.stdout

@@ -26,7 +26,7 @@ from dllm.drafting.dflash.checkpoint import (
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.dflash.heads import MarkovHead, SelectorHead
 from dllm.drafting.dflash.network import BlockNetwork
-from dllm.drafting.dflash.walks import Walk
+from dllm.drafting.dflash.walks import Walk, candidates
 from dllm.drafting.search.marginals import Marginals
 from dllm.errors import CheckpointError, ConfigError
 from dllm.train.dflash.data import Answer, Batches, Taps
@@ -278,10 +278,11 @@ def test_a_markov_head_adds_a_bias_for_the_token_before() -> None:
     torch.manual_seed(0)
     first, second, gate = torch.randn(6, 3), torch.randn(6, 3), torch.randn(3, 7)
     hidden, logits = torch.randn(4), torch.randn(6)
-    plain = MarkovHead(first, second).after(2, hidden, logits)
+    every = torch.arange(6)
+    plain = MarkovHead(first, second).after(2, hidden, logits, every)
     expected = [logits[v] + sum(second[v, r] * first[2, r] for r in range(3)) for v in range(6)]
     torch.testing.assert_close(plain, torch.stack(expected))
-    gated = MarkovHead(first, second, gate).after(2, hidden, logits)
+    gated = MarkovHead(first, second, gate).after(2, hidden, logits, every)
     opened = torch.sigmoid(gate @ torch.cat([hidden, first[2]]))
     torch.testing.assert_close(gated, logits + second @ (opened * first[2]))
 
@@ -289,20 +290,24 @@ def test_a_markov_head_adds_a_bias_for_the_token_before() -> None:
 def test_a_selector_chooses_among_the_most_probable() -> None:
     torch.manual_seed(0)
     before, successor, project = torch.randn(6, 3), torch.randn(6, 3), torch.randn(3, 4)
-    hidden, logits = torch.randn(4), torch.tensor([5.0, 4.0, 0.0, 4.5, 1.0, -3.0])
-    got = SelectorHead(before, successor, project, top=3).after(1, hidden, logits)
-    assert got.isinf().tolist() == [False, False, True, False, True, True]
-    for token in (0, 1, 3):
-        score = logits[token] + (before[1] * (project @ hidden)) @ successor[token]
-        torch.testing.assert_close(got[token], score)
+    hidden, logits = torch.randn(4), torch.tensor([[5.0, 4.0, 0.0, 4.5, 1.0, -3.0]])
+    values, at = candidates(logits)
+    assert at[0].tolist() == [0, 3, 1, 4, 2, 5]
+    got = SelectorHead(before, successor, project, top=3).after(1, hidden, values[0], at[0])
+    assert got.isinf().tolist() == [False] * 3 + [True] * 3
+    for place, token in enumerate((0, 3, 1)):
+        score = logits[0, token] + (before[1] * (project @ hidden)) @ successor[token]
+        torch.testing.assert_close(got[place], score)
 
 
 @pytest.mark.parametrize("part", ["markov", "selector"])
 def test_a_walk_follows_its_head_and_leaves_the_text_alone(
-    verifier: dllm.DiffusionModel, checkpoint: BlockCheckpoint, tmp_path: Path, part: str
-) -> None:
+    verifier: dllm.DiffusionModel, checkpoint: BlockCheckpoint, tmp_path: Path, part: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """A head that wants the successor of every token outweighs everything: drafts count up."""
     size = verifier.facts.vocab_size
+    monkeypatch.setattr("dllm.drafting.dflash.walks.CANDIDATES", size)
     eye = torch.eye(size)
     heads: dict[str, Any] = {"markov": {
         "markov_w1.weight": eye, "markov_w2.weight": 1e4 * eye.roll(1, 0),
@@ -342,12 +347,17 @@ def test_a_tree_holds_the_most_probable_prefixes() -> None:
     torch.manual_seed(0)
     head = MarkovHead(torch.randn(5, 3), torch.randn(5, 3))
     hidden, logits = torch.zeros(3, 4), torch.randn(3, 5)
-    walk = Walk(head, 2, hidden, logits, lambda row, _: Marginals(row.log_softmax(-1), 0))
+    every = torch.arange(5)
+
+    def distribution(row: torch.Tensor, at: torch.Tensor, _: int) -> Marginals:
+        return Marginals(row.log_softmax(-1)[None], 0, (), at[None])
+
+    walk = Walk(head, 2, hidden, *candidates(logits), distribution)
     scores = {}
     for length in (1, 2, 3):
         for path in itertools.product(range(5), repeat=length):
             steps = zip((2, *path), path, strict=False)
-            rows = [head.after(a, hidden[0], logits[i]).log_softmax(-1)[b]
+            rows = [head.after(a, hidden[0], logits[i], every).log_softmax(-1)[b]
                     for i, (a, b) in enumerate(steps)]  # fmt: skip
             scores[path] = float(sum(rows))
     expected = sorted(scores, key=lambda path: -scores[path])[:9]

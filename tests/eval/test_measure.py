@@ -41,7 +41,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
                    "peak_memory": 1000 if first else len(asked)}  # fmt: skip
         return [SimpleNamespace(**figures) for _ in prompts]
 
+    def as_completed(*given: Any, **how: Any) -> Any:
+        return reversed(list(enumerate(generate(*given, **how))))
+
     monkeypatch.setattr("dllm.eval.measure.generate", generate)
+    monkeypatch.setattr("dllm.eval.measure.as_completed", as_completed)
     return asked
 
 
@@ -65,6 +69,14 @@ def test_the_warm_up_is_not_counted(tiny: dllm.DiffusionModel, calls: list[list[
     result = measure(tiny, problems("sort"), cell(rows=3), "tiny")
     assert [len(prompts) for prompts in calls] == [1, 8]
     assert result.seconds == 1.0 and result.peak_memory == 2
+
+
+def test_answers_are_counted_as_they_come(
+    tiny: dllm.DiffusionModel, calls: list[list[str]]
+) -> None:
+    counts: list[int] = []
+    measure(tiny, problems("sort"), cell(rows=3), "tiny", counts.append)
+    assert counts == list(range(1, 9))
 
 
 def test_figures_are_kept_apart(tiny: dllm.DiffusionModel, calls: list[list[str]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -389,3 +390,26 @@ def test_bad_input(
     )
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr and result.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_a_stopped_bench_says_that_it_goes_on(
+    cli: Run, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the second cell: the first is kept, and is not measured again."""
+    asked: list[str] = []
+    real = dllm.eval.sweep.measure
+
+    def measure(model: Any, task: Any, cell: Any, *rest: Any) -> Any:
+        asked.append(cell.setting.sampler)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return real(model, task, cell, *rest)
+
+    monkeypatch.setattr("dllm.eval.sweep.measure", measure)
+    arguments = ["bench", "-m", str(tiny_folder), "-t", "copy", "-s", "threshold(tau={0.9,0.5})",
+                 "-n", "2", "--max-new-tokens", "8", "--no-plot", "-o", str(tmp_path)]  # fmt: skip
+    result = cli(*arguments)
+    assert result.exit_code == 130
+    assert "stopped with 1 cell left: the same command goes on" in result.stderr
+    assert cli(*arguments).exit_code == 0
+    assert asked == [f"threshold(tau={tau})" for tau in (0.9, 0.5, 0.5)]

@@ -223,7 +223,7 @@ def test_a_markov_head_is_trained_beside_and_drafts_as_it_was_measured(
     with torch.no_grad():  # a correction of the hidden state is one of the logits
         known = hf.get_input_embeddings().weight[17]
         expected = weight @ trainee.markov(hidden, known)
-        got = head.after(17, hidden, weight @ hidden)
+        got = head.after(17, hidden, weight @ hidden, torch.arange(len(weight)))
     torch.testing.assert_close(got, expected, atol=0.05, rtol=0.02)  # it was saved in bfloat16
     result = dllm.speculate(verifier, part, "3+4=", controller="whole")
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens

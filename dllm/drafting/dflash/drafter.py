@@ -33,7 +33,7 @@ from ..search.proxies import PROXIES, NGram, Proxy
 from .checkpoint import BlockCheckpoint, load_checkpoint
 from .heads import WalkHead, head_of
 from .network import BlockNetwork, TextKeys
-from .walks import Walk
+from .walks import Walk, candidates
 
 HEADS = ("auto", "none", "tree")
 
@@ -202,7 +202,6 @@ class BlockDrafting(Drafting):
         rows = min(len(hidden), max(1, budget.room))
         logits = F.linear(hidden[:rows], self.bound.head)
         began = time.perf_counter()
-        marginals = self._marginals(logits, len(self.prefix))
         context = SearchContext(
             self.prefix, self.proxy, self.request.temperature, self.request.noise_key,
             self.request.draft_key, self.rounds,
@@ -210,6 +209,7 @@ class BlockDrafting(Drafting):
         if self.walk is not None:
             draft = self._walked(self.walk, hidden, logits, budget, context)
         else:
+            marginals = self._marginals(logits, len(self.prefix))
             length = budget.chain_length(marginals.confidence)
             draft = self.search.find(marginals, length, context) if length else EMPTY
         return replace(draft, search_seconds=time.perf_counter() - began)
@@ -235,12 +235,15 @@ class BlockDrafting(Drafting):
         context: SearchContext,
     ) -> Draft:  # fmt: skip
         """What a head reads off, left to right."""
-        first, stops = len(self.prefix), self.request.stop_ids
+        first, stops, ids = len(self.prefix), self.request.stop_ids, self.bound.draft_ids
 
-        def distribution(row: torch.Tensor, depth: int) -> Marginals:
-            return context.shown(self._marginals(row, first + depth), 1, coupled=True)
+        def distribution(row: torch.Tensor, at: torch.Tensor, depth: int) -> Marginals:
+            named = at if ids is None else ids[at]
+            row = row.masked_fill(named == self.bound.mask_id, -torch.inf)
+            log_q = (row / (self.request.temperature or 1.0)).log_softmax(-1)[None]
+            return context.shown(Marginals(log_q, first + depth, stops, named[None]), 1, True)
 
-        walk = Walk(head, self.anchor, hidden, logits, distribution)
+        walk = Walk(head, self.anchor, hidden, *candidates(logits), distribution)
         if self.part.head == "tree" and self.request.trees:
             return walk.tree(min(budget.length, budget.room), self.part.nodes)
         draft = walk.chain(len(logits))

@@ -14,11 +14,14 @@ from .checkpoint import BlockCheckpoint
 
 
 class WalkHead:
-    """Turns one row of logits into logits given the token before."""
+    """Scores the candidates of a row given the token before."""
 
-    def after(self, previous: int, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (v,) of the token after ``previous``, an id of the verifier; ``hidden`` (H,) and
-        ``logits`` (v,) are those of its row."""
+    def after(
+        self, previous: int, hidden: torch.Tensor, logits: torch.Tensor, at: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits (m,) after ``previous``, an id of the verifier.  ``hidden`` (H,) is that of the
+        row, ``logits`` (m,) those of its candidates, largest first, and ``at`` (m,) their places in
+        the vocabulary that is drafted."""
         raise NotImplementedError
 
 
@@ -32,7 +35,9 @@ class MarkovHead(WalkHead):
     gate: torch.Tensor | None = None  # (rank, H + rank)
     gate_bias: torch.Tensor | None = None
 
-    def after(self, previous: int, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    def after(
+        self, previous: int, hidden: torch.Tensor, logits: torch.Tensor, at: torch.Tensor
+    ) -> torch.Tensor:
         embedded = self.first[previous]
         if self.gate is not None:
             both = torch.cat([hidden.to(embedded.dtype), embedded])
@@ -40,7 +45,7 @@ class MarkovHead(WalkHead):
             embedded = torch.sigmoid(raw if self.gate_bias is None else raw + self.gate_bias) * (
                 embedded
             )
-        return logits + (self.second @ embedded).to(logits.dtype)
+        return logits + (self.second[at] @ embedded).to(logits.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +58,12 @@ class SelectorHead(WalkHead):
     hidden: torch.Tensor  # W (rank, H)
     top: int = 16
 
-    def after(self, previous: int, hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        values, at = logits.topk(min(self.top, len(logits)))
+    def after(
+        self, previous: int, hidden: torch.Tensor, logits: torch.Tensor, at: torch.Tensor
+    ) -> torch.Tensor:
         context = self.before[previous] * (self.hidden @ hidden.to(self.hidden.dtype))
-        scores = values + (self.successor[at] @ context).to(values.dtype)
-        return torch.full_like(logits, -torch.inf).scatter(0, at, scores)
+        best = logits[: self.top] + (self.successor[at[: self.top]] @ context).to(logits.dtype)
+        return torch.cat([best, torch.full_like(logits[self.top :], -torch.inf)])
 
 
 def head_of(

@@ -14,23 +14,27 @@ from ..search.marginals import Marginals
 from .heads import WalkHead
 
 BRANCHES = 8  # children of a node that are considered
+CANDIDATES = 64  # most probable tokens of a row that a head may choose from
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """A block's rows: ``hidden`` (K, H), ``logits`` (K, v); ``distribution`` makes a distribution
-    of the logits (1, v) of a row at a depth, with the verifier's noise where there is any."""
+    """A block's rows: ``hidden`` (K, H), and of every row the ``logits`` (K, m) and places ``at``
+    (K, m) of its candidates, largest first, see `candidates`; ``distribution`` makes a
+    distribution of logits and places at a depth, with the verifier's noise where there is any."""
 
     head: WalkHead
     anchor: int
     hidden: torch.Tensor
     logits: torch.Tensor
-    distribution: Callable[[torch.Tensor, int], Marginals]
+    at: torch.Tensor
+    distribution: Callable[[torch.Tensor, torch.Tensor, int], Marginals]
 
     def after(self, token: int, depth: int) -> Marginals:
         """The distribution of row ``depth`` behind ``token``."""
-        row = self.head.after(token, self.hidden[depth].float(), self.logits[depth].float())
-        return self.distribution(row[None], depth)
+        at = self.at[depth]
+        row = self.head.after(token, self.hidden[depth].float(), self.logits[depth], at)
+        return self.distribution(row, at, depth)
 
     def chain(self, length: int) -> Draft:
         """The most probable token of every row, given the one before."""
@@ -72,3 +76,9 @@ class Walk:
                 open_children(token, len(tokens) - 1, depth + 1, -minus)
         return Draft(np.asarray(tokens, np.int64), np.asarray(parents, np.int64),
                      confidence=np.asarray(sure), source="walk_tree")  # fmt: skip
+
+
+def candidates(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of rows (K, v) the largest logits (K, m) in float32 and their places (K, m)."""
+    values, at = logits.float().topk(min(CANDIDATES, logits.shape[1]))
+    return values, at

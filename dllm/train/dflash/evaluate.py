@@ -81,7 +81,7 @@ def drafts_at(
 
 def _best(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     flat = hidden.reshape(-1, hidden.shape[-1]).to(head.dtype)
-    best = [(part @ head.T).max(-1).indices for part in flat.split(512)]
+    best = [(part @ head.T).max(-1).indices for part in torch.split(flat, 512)]
     return torch.cat(best).view(hidden.shape[:-1])
 
 

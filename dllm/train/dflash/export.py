@@ -35,7 +35,7 @@ def export(
     text = verifier.get_text_config()
     extras = _vocabulary(checkpoint, text.vocab_size)
     if kind == "native":
-        config = checkpoint.config.to_dict() | {
+        config = checkpoint.config.to_diff_dict() | {
             "architectures": ["MuseGlimmerAssistantModel"], "dtype": str(dtype).split(".")[-1],
         }  # fmt: skip
         extras |= _heads(checkpoint, dtype)
