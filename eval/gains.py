@@ -79,7 +79,7 @@ def host_seconds(
     small: list[DiffusionModel], cache: Any, prompt: int, new: int, layers: int
 ) -> float:
     """Seconds of a decoding on the host, with so many layers."""
-    times = [
+    times: list[float] = [
         min(decode(model, cache, prompt, new, False).seconds for _ in range(RUNS))
         for model in small
     ]
@@ -105,7 +105,8 @@ def stand_in(context: int, layers: int, device: torch.device) -> DiffusionModel:
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = LlamaForCausalLM(config).to(device)
+        network: Any = LlamaForCausalLM(config)
+        network.to(device)
     return load(network, family="llada", mask_token_id=31, eos_token_id=0)
 
 
