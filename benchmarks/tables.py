@@ -173,6 +173,21 @@ def verify_curve(result: Found) -> str:
     return f"{conditions(result)}.\n\n" + markdown(["tokens", *counts], rows)
 
 
+def throughput(result: Found) -> str:
+    """Tokens per processor second by batch, group and setting."""
+    settings = list(dict.fromkeys(cell["setting"] for cell in result["cells"]))
+    rows = {}
+    for cell in result["cells"]:
+        row = rows.setdefault((cell["batch"], cell["group"]), {})
+        row[cell["setting"]] = f"{cell['tokens'] / cell['seconds']:.0f}"
+    table = [[str(batch), group, *(row[name] for name in settings)]
+             for (batch, group), row in rows.items()]  # fmt: skip
+    return (
+        f"Tokens per processor second, {result['dtype']}, {result['tokens']} tokens per text; "
+        f"{conditions(result)}.\n\n" + markdown(["batch", result["group"], *settings], table)
+    )
+
+
 def pages(docs: Path) -> dict[Path, dict[str, str]]:
     """File -> name of a marked part -> its content."""
     result = {
@@ -192,6 +207,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "rate": draft_rate(load("drafting_rate"), load("drafting_times")["overlap"]),
             "times135": draft_times(load("drafting_times_135m")),
             "curve": verify_curve(load("verify_curve")),
+            "throughput": throughput(load("throughput")),
         },
     }  # fmt: skip
     return result

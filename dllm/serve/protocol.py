@@ -150,9 +150,12 @@ def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `dllm.GenerationConfig`.
 
     Without a seed, an answer that is sampled draws one, which the response names, so that it can
-    be repeated; a greedy one has the seed 0.
+    be repeated; a greedy one has the seed 0.  Greedy answers have nothing to filter: clients that
+    send ``top_p`` or ``top_k`` with every request get what they would get without.
     """
     result = {name: given[name] for name in SAME_NAME if name in given}
+    if not given.get("temperature"):
+        result.pop("top_p", None)
     if "max_tokens" in given:
         result["max_new_tokens"] = given["max_tokens"]
     if given.get("min_tokens"):
@@ -161,7 +164,7 @@ def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
         if "max_tokens" not in given:
             raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
         result["min_new_tokens"] = given["max_tokens"]
-    if given.get("top_k", 0) > 0:  # vLLM's clients say -1 for none
+    if given.get("top_k", 0) > 0 and given.get("temperature"):  # vLLM's clients say -1 for none
         result["top_k"] = given["top_k"]
     stop = given.get("stop")
     if stop:

@@ -64,7 +64,7 @@ def nothing_left(served: Served, model: dllm.DiffusionModel, threads: int) -> No
 @pytest.fixture
 def threads(served: Served) -> int:
     """Threads once everything that a server needs has run."""
-    served.post(CHAT, body(max_tokens=4))
+    served.post(CHAT, body(max_tokens=4, block_length=4))
     return threading.active_count() + 1  # the score thread starts when it is first needed
 
 
@@ -159,7 +159,7 @@ def test_a_reader_that_stops_reading(
         sock.connect((host, int(port)))
         sock.sendall(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
         until(lambda: served.service.running)
-        assert served.post(CHAT, body(max_tokens=8)).status_code == 200
+        assert served.post(CHAT, body(max_tokens=8, block_length=8)).status_code == 200
         until(lambda: idle(served))
         until(lambda: tasks(served) <= 3)
     nothing_left(served, tiny, before)

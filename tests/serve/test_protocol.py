@@ -36,7 +36,10 @@ def refused(read: Any, body: Any) -> Problem:
         ({"max_tokens": 5, "max_completion_tokens": 5}, {"max_new_tokens": 5}),
         ({"temperature": 0}, {"temperature": 0}),
         ({"temperature": 0.5, "seed": 7}, {"temperature": 0.5, "seed": 7}),
-        ({"top_p": 0.9, "top_k": 4}, {"top_p": 0.9, "top_k": 4}),
+        ({"temperature": 1, "seed": 7, "top_p": 0.9, "top_k": 4},
+         {"temperature": 1, "seed": 7, "top_p": 0.9, "top_k": 4}),
+        ({"temperature": 0, "top_p": 0.9, "top_k": 4}, {"temperature": 0}),
+        ({"top_p": 0.9}, {}),
         ({"top_k": -1}, {}),
         ({"top_k": 0}, {}),
         ({"stop": "x"}, {"stop_strings": ("x",)}),
@@ -49,7 +52,7 @@ def refused(read: Any, body: Any) -> Problem:
         ({"cfg_scale": 1.5, "eos_policy": "none"}, {"cfg_scale": 1.5, "eos_policy": "none"}),
         ({"constraints": {"4": "is"}}, {"constraints": {4: "is"}}),
     ],
-)
+)  # fmt: skip
 def test_what_becomes_of_honoured_fields(given: Any, expected: Any) -> None:
     assert chat(**given).arguments == expected
 
