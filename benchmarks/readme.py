@@ -102,11 +102,15 @@ def front(records: list[Record]) -> str:
     """The six settings that save most without being shown to lose accuracy."""
     tasks = list(dict.fromkeys(f"`{record.task}`" for record in records))
     plain = [record for record in records if record.cache == "none"]
+    fastest = fastest_table(plain, most=6)
+    others = [f"`{name}`" for name in sorted(measured_elsewhere()) if f"| `{name}" in fastest]
     return (
         f"**Samplers** on `nano`, {records[0].examples} held-out prompts of each of "
         f"{', '.join(tasks)}: the six that save most, of those shown to lose at most 5 points "
         "against one token per step ([all 35, and what this does not show]"
-        "(docs/results.md#every-sampler-along-its-knob)):\n\n" + fastest_table(plain, most=6)
+        "(docs/results.md#every-sampler-along-its-knob)):\n\n"
+        + fastest
+        + (f"\n\nTimes of {', '.join(others)} are from another, busy machine." if others else "")
     )
 
 
@@ -156,9 +160,29 @@ def samplers(records: list[Record]) -> str:
         "caches have little to save.  Without blocks, and so with the whole canvas in view: "
         + ", ".join(f"`{method}`" for method in dict.fromkeys(whole))
         + "."
-        + busy(machine),
+        + busy(machine)
+        + elsewhere(),
     ]
     return "\n\n".join(parts)
+
+
+def measured_elsewhere() -> set[str]:
+    """Methods of the sweep that were measured on another machine than the first."""
+    lines = [json.loads(line) for line in (RESULTS / SWEEP).read_text().splitlines()]
+    first = lines[0]["machine"]["cpu"]
+    return {line["method"] for line in lines if line["machine"]["cpu"] != first}
+
+
+def elsewhere() -> str:
+    """Whose times cannot be compared."""
+    others = measured_elsewhere()
+    if not others:
+        return ""
+    names = ", ".join(f"`{name}`" for name in sorted(others))
+    return (
+        f"  {names} were measured later, on another machine that was busy: their forwards and "
+        "positions can be compared with the others', their times (faster, s) cannot."
+    )
 
 
 def areas(records: list[Record]) -> str:
