@@ -149,6 +149,8 @@ def samplers(records: list[Record]) -> str:
         "most 5 points against one token per step (lower end of the interval), and what it saves; "
         "p: exact McNemar test on the same prompts, adjusted for the number of rows (Holm):",
         fastest_table(plain),
+        "Tokens per forward count an answer up to its end.  The masks behind the end are decided, "
+        "too, unless a sampler stops before: that is why one token per step shows less than 1.",
         "**Caches**, against no cache under the same sampler, all tasks together, p as above:",
         cache_table(records),
         "What this shows: on a model that was trained for these tasks, how the rules of the "
