@@ -7,6 +7,7 @@ spell a special token, such as the mask, it is encoded as ordinary characters.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ Message = Mapping[str, Any]
 KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
 HOLE = re.compile(r"\[\[(\d+)\]\]")
+ENCODING = threading.Lock()
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 OnePrompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[IntArray]
@@ -179,11 +181,9 @@ def encode_text(
     tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool = False
 ) -> list[int]:
     """Ids of plain text: nothing in it is taken for a special token."""
-    check_unicode(text)
-    ids = tokenizer(
-        text, add_special_tokens=add_special_tokens, split_special_tokens=True, verbose=False
+    return _ids_of(
+        tokenizer, text, add_special_tokens=add_special_tokens, split_special_tokens=True
     )
-    return list(ids["input_ids"])
 
 
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -251,5 +251,12 @@ def _template(
 
 def _encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a rendered template, whose special tokens are meant."""
+    return _ids_of(tokenizer, text, add_special_tokens=False, split_special_tokens=False)
+
+
+def _ids_of(tokenizer: PreTrainedTokenizerBase, text: str, **how: bool) -> list[int]:
+    """One thread at a time: a tokenizer keeps ``split_special_tokens`` as state of its own while
+    it encodes."""
     check_unicode(text)
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    with ENCODING:
+        return list(tokenizer(text, verbose=False, **how)["input_ids"])

@@ -13,6 +13,7 @@ import pytest
 import dllm
 from dllm.engine.forward import Forward
 from dllm.events import Event
+from dllm.prompts import encode
 from dllm.scheduler import DeficitBudget
 from dllm.text import GrowingText
 
@@ -223,6 +224,26 @@ def test_threads_submit_at_once(tiny: dllm.DiffusionModel, session: dllm.Session
                 wrong.append(which)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_threads_that_encode_do_not_change_one_anothers_text(tiny: dllm.DiffusionModel) -> None:
+    """Text that spells a special token, beside templates whose special tokens are meant."""
+    assert tiny.tokenizer is not None
+    spelled = f"a {tiny.tokenizer.eos_token} b"
+    expected = [encode(tiny, spelled, chat).tolist() for chat in (False, True)]
+    wrong: list[Any] = []
+
+    def work(chat: bool) -> None:
+        for _ in range(200):
+            if encode(tiny, spelled, chat).tolist() != expected[chat]:
+                wrong.append(chat)
+
+    threads = [threading.Thread(target=work, args=(i % 2 == 0,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
