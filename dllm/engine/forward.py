@@ -141,42 +141,52 @@ class Forward:
         self, jobs: list[Job], hidden: torch.Tensor, maps: AttentionMaps | None
     ) -> list[Predictions | NumericError]:
         """Statistics of every group of equal options, each job's part of them, on the host."""
-        device: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
+        own: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
         options = jobs[0].row.options
         if all(job.row.options is options for job in jobs):
-            self._group(jobs, device, options, hidden)
+            groups = [(list(range(len(jobs))), self._group(jobs, own, options, hidden))]
         else:
-            self._groups(jobs, device, hidden)
+            groups = self._groups(jobs, own, hidden)
         if maps is not None:
-            for job, own in zip(jobs, device, strict=True):
-                own |= maps.of_job(job)
-        names = [(i, name) for i, numbers in enumerate(device) for name in numbers]
-        arrays = to_host([device[i][name] for i, name in names])
-        host: list[dict[str, Any]] = [{} for _ in jobs]
-        for (i, name), array in zip(names, arrays, strict=True):
-            host[i][name] = array
+            for job, numbers in zip(jobs, own, strict=True):
+                numbers |= maps.of_job(job)
+        shared = [dict(statistics.columns()) for _, statistics in groups]
+        arrays = iter(to_host([x for numbers in (*shared, *own) for x in numbers.values()]))
+        columns = [{name: next(arrays) for name in numbers} for numbers in shared]
+        host: list[dict[str, Any]] = [{name: next(arrays) for name in numbers} for numbers in own]
+        for (members, _), numbers in zip(groups, columns, strict=True):
+            at = 0
+            for i in members:
+                here = slice(at, at + len(jobs[i].asked))
+                host[i] |= {name: column[here] for name, column in numbers.items()}
+                at = here.stop
         return [_predictions(job, numbers) for job, numbers in zip(jobs, host, strict=True)]
 
     def _groups(
-        self, jobs: list[Job], device: list[dict[str, torch.Tensor]], hidden: torch.Tensor
-    ) -> None:
-        """`_group` for jobs whose options differ."""
+        self, jobs: list[Job], own: list[dict[str, torch.Tensor]], hidden: torch.Tensor
+    ) -> list[tuple[list[int], TokenStatistics]]:
+        """`_group` for jobs whose options differ: the indices of each group's jobs, and theirs."""
         ends = np.cumsum([len(job.asked) for job in jobs])
         rows = [np.arange(end - len(job.asked), end) for job, end in zip(jobs, ends, strict=True)]
         groups: dict[Options, list[int]] = {}
         for i, job in enumerate(jobs):
             groups.setdefault(job.row.options, []).append(i)
+        result = []
         for options, members in groups.items():
             index = torch.from_numpy(np.concatenate([rows[i] for i in members]))
             here = hidden[index.to(hidden.device)]
-            self._group([jobs[i] for i in members], [device[i] for i in members], options, here)
+            mine = [jobs[i] for i in members]
+            statistics = self._group(mine, [own[i] for i in members], options, here)
+            result.append((members, statistics))
+        return result
 
     def _group(
         self, jobs: list[Job], numbers: list[dict[str, torch.Tensor]], options: Options,
         hidden: torch.Tensor,
-    ) -> None:  # fmt: skip
-        """The statistics of jobs with equal options, cut into each job's ``numbers``; what a part
-        asks for is named ``asked.<part>``, the probabilities of shadowed tokens "stands"."""
+    ) -> TokenStatistics:  # fmt: skip
+        """The statistics of jobs with equal options, one after the other.  What belongs to one job
+        goes to its ``numbers``: what a part asks for as ``asked.<part>``, the divergence as "kl",
+        the probabilities of shadowed tokens as "stands"."""
         rows = self._banned_rows(jobs, options, len(hidden))
         result = self._statistics(jobs, options, hidden, rows)
         asks = [job.row.recipe.sampler.asks(job.canvas, job.targets) for job in jobs]
@@ -185,10 +195,8 @@ class Forward:
             clean = self._clean(options, hidden, result, rows)
         at = 0
         for job, own, wanted in zip(jobs, numbers, asks, strict=True):
-            everything = slice(at, at + len(job.asked))
             here = slice(at, at + len(job.targets))
-            at = everything.stop
-            own |= {name: column[everything] for name, column in result.columns()}
+            at += len(job.asked)
             if "kl" in options.needs:
                 job.logprobs = log_probabilities(hidden[here], self.head, options.banned)
                 own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
@@ -197,6 +205,7 @@ class Forward:
             if job.shadow.size:
                 standing = job.canvas.tokens[job.shadow][:, None]
                 own["stands"] = self._logprobs(hidden, clean, slice(here.stop, at), standing)
+        return result
 
     def _banned_rows(self, jobs: list[Job], options: Options, count: int) -> torch.Tensor | None:
         """Which of the banned ids are so in each row, (R, n) bool; None: all of them."""
