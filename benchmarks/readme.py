@@ -107,7 +107,8 @@ def front(records: list[Record]) -> str:
     return (
         f"**Samplers** on `nano`, {records[0].examples} held-out prompts of each of "
         f"{', '.join(tasks)}: the six that save most, of those shown to lose at most 5 points "
-        "against one token per step ([all 35, and what this does not show]"
+        "against one token per step "
+        f"([all {len({record.method for record in plain})}, and what this does not show]"
         "(docs/results.md#every-sampler-along-its-knob)):\n\n"
         + fastest
         + (f"\n\nTimes of {', '.join(others)} are from another, busy machine." if others else "")

@@ -133,6 +133,6 @@ LLADA = register_family(
             Published("Zigeng/dParallel-LLaDA-8B-instruct"),
             Published("d3LLM/d3LLM_LLaDA"),
         ),
-        verified="logits and 490 decoding traces of official code, small random checkpoints",
+        verified="logits and decoding traces of official code, small random checkpoints",
     )
 )
