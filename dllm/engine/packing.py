@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ..cache.base import scoring
 from ..canvas import PROPOSAL, PURPOSES, IntArray
 from ..models.attention import Segment
 from .rows import Job
@@ -59,7 +60,7 @@ def pack(
             )
         else:
             segments += segments_of(compute, None, at, at, len(compute), device, block_length)
-        scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
+        scored[lane].append(_indices(compute, scoring(job.targets, shift)) + at)
         at += len(compute)
         if job.shadow.size:
             ids.append(np.full(len(job.shadow), job.canvas.mask_id))
