@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from ..canvas import IntArray
@@ -19,6 +18,7 @@ from ..errors import ConfigError, PromptError, UnknownNameError
 from ..models import DiffusionModel, load
 from ..models.checkpoint import BUNDLED
 from ..prompts import ManyPrompts, OnePrompt, encode, is_batch
+from ..streamers import Streamer, feeding
 from ..text import GrowingText
 from . import register_all
 from .accept.defaults import own_processors
@@ -53,13 +53,6 @@ DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of th
 VerifierLike = str | PreTrainedModel | DiffusionModel
 
 
-class TokenStreamer(Protocol):
-    """transformers' ``TextStreamer``, ``TextIteratorStreamer`` and whatever looks like them."""
-
-    def put(self, value: torch.Tensor) -> None: ...
-    def end(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class RoundEvent:
     """One round of one text: of prompt ``row``, its ``round``-th.
@@ -92,7 +85,7 @@ def speculate(
     drafter: DrafterLike,
     prompt: Any,
     *,
-    streamer: TokenStreamer | None = None,
+    streamer: Streamer | None = None,
     **options: Any,
 ) -> Any:
     """Write with ``verifier``, several tokens per forward, without changing what it writes.
@@ -131,19 +124,18 @@ def speculate(
     `dllm.DllmError` with one sentence that says what to do.  Several threads may call this with one
     verifier: their forwards take turns.
     """
-    session, prompts = _prepare(verifier, drafter, prompt, options)
-    if streamer is not None and len(prompts) > 1:
-        raise ConfigError("a streamer follows one prompt: pass prompts one by one")
-    results: list[Any] = [None] * len(prompts)
-    if streamer is not None:
-        streamer.put(torch.from_numpy(prompts[0])[None])
-    for row, run, tokens in session.rounds(prompts):
-        if streamer is not None:
-            streamer.put(torch.tensor(tokens))
-        if run.finish_reason is not None:
-            results[row] = session.result(run)
-    if streamer is not None:
-        streamer.end()
+    with feeding(streamer) as feed:
+        session, prompts = _prepare(verifier, drafter, prompt, options)
+        if feed is not None and len(prompts) > 1:
+            raise ConfigError("a streamer follows one prompt: pass prompts one by one")
+        results: list[Any] = [None] * len(prompts)
+        if feed is not None:
+            feed.begin(prompts[0])
+        for row, run, tokens in session.rounds(prompts):
+            if feed is not None:
+                feed.give(tokens)
+            if run.finish_reason is not None:
+                results[row] = session.result(run)
     return results if is_batch(prompt) else results[0]
 
 
