@@ -116,9 +116,7 @@ def _completed(model: DiffusionModel, request: Request, how: Scoring) -> Request
         return request
     eos = model.facts.eos_token_id
     if eos is None:
-        raise ConfigError(
-            f"the {how.kind} estimator needs an end token: {model.name} has none"
-        )
+        raise ConfigError(f"the {how.kind} estimator needs an end token: {model.name} has none")
     ended = np.append(request.continuation, eos)
     return Request(request.prompt, ended, request.group, request.length)
 
