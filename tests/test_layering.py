@@ -43,7 +43,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "torch", "transformers", "einops"},
     ),
     "trace": ({"canvas", "engine"}, set()),
-    "result": ({"canvas", "trace"}, {"numpy"}),
+    "result": ({"canvas", "errors", "trace"}, {"numpy"}),
     "text": (set(), set()),
     "prompts": ({"errors", "canvas", "models"}, {"numpy", "torch", "transformers", "jinja2"}),
     "eval.tasks": (set(), set()),  # training needs it: it stands on its own
