@@ -27,6 +27,7 @@ from .maps import AttentionMaps
 from .packing import Packed, noise_keys, pack
 from .recipe import Options
 from .rows import Job
+from .visibility import Visibility
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its shadow positions
 
@@ -45,7 +46,7 @@ class Forward:
         check_static(graphs, compile, cache, model.device)
         self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
-        self.block_length = model.facts.block_length  # of the attention; None: bidirectional
+        self.visibility = Visibility.of(model.facts)
         self.layers = model.hf.config.num_hidden_layers
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.count = 0
@@ -65,7 +66,7 @@ class Forward:
         most = None if most is None else most + scratch
         self.buffer = KVBuffer(self.layers, size + scratch, most)
         if self.cache.layerwise:
-            self.hook = LayerHook(self.backbone, self.cache, self.buffer, self.block_length)
+            self.hook = LayerHook(self.backbone, self.cache, self.buffer, self.visibility)
         elif self._static:
             slot = self.buffer.allocate(1)
             assert slot is not None
@@ -100,8 +101,8 @@ class Forward:
 
     def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
         """`hidden`, and the attention maps that some of the jobs want."""
-        packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.block_length)
-        maps = AttentionMaps.of(jobs, packed, self.layers, self.block_length)
+        packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.visibility)
+        maps = AttentionMaps.of(jobs, packed, self.layers, self.visibility)
         hidden = self._backbone(packed, maps)
         scored = hidden[packed.scored]
         if packed.guided is None:
