@@ -42,7 +42,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config"},
         {"numpy", "torch", "transformers", "einops"},
     ),
-    "trace": ({"canvas", "engine"}, set()),
+    "trace": ({"canvas", "engine", "errors"}, set()),
     "result": ({"canvas", "errors", "trace"}, {"numpy"}),
     "text": (set(), set()),
     "prompts": ({"errors", "canvas", "models"}, {"numpy", "torch", "transformers", "jinja2"}),
