@@ -213,11 +213,6 @@ def test_a_call_that_cannot_mean_what_it_says(
     assert words in str(result.value) and "\n" not in str(result.value)
 
 
-def test_infill_has_no_use_for_constraints() -> None:
-    with pytest.raises(ConfigError, match="drop constraints"):
-        dllm.infill("nano", "4 + 5 =[[1]]", constraints={0: 5})
-
-
 @pytest.mark.parametrize("how", [{"dtype": "float32"}, {"tokenizer": "nano"}, {"device": "cpu"}])
 def test_a_loaded_model_is_as_it_is(how: dict[str, str]) -> None:
     model = dllm.load("nano")
