@@ -32,8 +32,8 @@ class WeDLM(Selector):
     text ends with a stop id that has nothing undecided to its left.
 
     This is the rule, for any model.  On WeDLM's own, which attend causally to decided tokens first,
-    and with ``cache="wedlm"``, it is the streaming decoding of the paper: a token whose left side is
-    decided is final, and fed once more for its keys and values.
+    and with ``cache="wedlm"``, it is the streaming decoding of the paper: a token with nothing
+    undecided on its left is final, and fed once more for its keys and values.
     """
 
     needs = frozenset({ENTROPY})

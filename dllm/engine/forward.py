@@ -20,7 +20,7 @@ from ..kernels.divergence import divergence, log_probabilities
 from ..kernels.statistics import TokenStatistics, logprobs_of, to_host, token_statistics
 from ..models import DiffusionModel
 from ..samplers import Prediction
-from .graphs import Static
+from .graphs import Static, check_static
 from .kv import KVBuffer
 from .layers import LayerHook
 from .maps import AttentionMaps
@@ -43,6 +43,7 @@ class Forward:
     def __init__(
         self, model: DiffusionModel, cache: Cache, graphs: bool = False, compile: bool = False
     ) -> None:
+        check_static(graphs, compile, cache, model.device)
         self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
         self.visibility = Visibility.of(model.facts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ class Request:
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
     """How to score; see `score`."""
+
+    name: ClassVar = "score"  # in errors about its arguments
 
     estimator: str | None = None
     samples: int = 128

@@ -257,9 +257,7 @@ def test_other_models_refuse_the_cache(tiny: dllm.DiffusionModel) -> None:
 
 
 def test_flash_kernels_are_refused(folder: Path) -> None:
-    with pytest.raises(
-        dllm.ConfigError, match=r"attend under masks, .*load with attn"
-    ):
+    with pytest.raises(dllm.ConfigError, match=r"attend under masks, .*load with attn"):
         dllm.load(folder, attn_implementation="flash_attention_2")
 
 
