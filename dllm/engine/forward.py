@@ -21,13 +21,14 @@ from ..kernels.divergence import divergence, log_probabilities
 from ..kernels.statistics import TokenStatistics, logprobs_of, to_host, token_statistics
 from ..models import DiffusionModel
 from ..samplers import Prediction
-from .graphs import Static
+from .graphs import Static, check_static
 from .kv import KVBuffer
 from .layers import LayerHook
 from .maps import AttentionMaps
 from .packing import Packed, noise_keys, pack
 from .recipe import Options
 from .rows import Job
+from .visibility import Visibility
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its shadow positions
 SHARED = tuple(field.name for field in fields(TokenStatistics))  # columns with a row per position
@@ -44,9 +45,10 @@ class Forward:
     def __init__(
         self, model: DiffusionModel, cache: Cache, graphs: bool = False, compile: bool = False
     ) -> None:
+        check_static(graphs, compile, cache, model.device)
         self.model, self.cache = model, cache
         self.shift = model.facts.logit_shift
-        self.block_length = model.facts.block_length  # of the attention; None: bidirectional
+        self.visibility = Visibility.of(model.facts)
         self.layers = model.hf.config.num_hidden_layers
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.count = 0
@@ -66,7 +68,7 @@ class Forward:
         most = None if most is None else most + scratch
         self.buffer = KVBuffer(self.layers, size + scratch, most)
         if self.cache.layerwise:
-            self.hook = LayerHook(self.backbone, self.cache, self.buffer, self.block_length)
+            self.hook = LayerHook(self.backbone, self.cache, self.buffer, self.visibility)
         elif self._static:
             slot = self.buffer.allocate(1)
             assert slot is not None
@@ -101,8 +103,8 @@ class Forward:
 
     def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
         """`hidden`, and the attention maps that some of the jobs want."""
-        packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.block_length)
-        maps = AttentionMaps.of(jobs, packed, self.layers, self.block_length)
+        packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.visibility)
+        maps = AttentionMaps.of(jobs, packed, self.layers, self.visibility)
         hidden = self._backbone(packed, maps)
         scored = hidden[packed.scored]
         if packed.guided is None:

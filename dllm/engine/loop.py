@@ -94,10 +94,11 @@ class Engine:
         """
         with self._lock:
             options = self._options(recipe)
-            if self.forward.block_length:
+            block_length = self.model.facts.block_length or 0
+            if block_length:
                 canvas.origin = 0
             length = len(canvas.tokens)
-            slots = Slots.empty(length, self.forward.shift, self.forward.block_length or 0)
+            slots = Slots.empty(length, self.forward.shift, block_length)
             row = Row(canvas, recipe, options, slots, canvas.fork(), capacity=length, held=held)
             if complete(canvas) and not held:
                 return row
