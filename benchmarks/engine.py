@@ -1,9 +1,10 @@
 """What it brings that rows join and leave: continuous against fixed batches, and rows of a batch.
 
-    python benchmarks/engine.py              # all parts; --only batching, rows or folding
+    python benchmarks/engine.py       # all parts; --only batching, harness, rows or folding
 
 ``batching``  256 prompts of `nano` whose answers have 5 to 60 tokens: fixed batches of 8, 16 and 32
               (each ends with its longest answer) against continuous ones with as many rows
+``harness``   the same prompts as requests of lm-evaluation-harness (extra ``eval``), 16 at a time
 ``rows``      1 to 16 ragged rows of the 135M shape against the same rows padded to the longest
 ``folding``   rows in lockstep whose slots lie at equal distances against slots after much coming
               and going, where attention takes them one by one
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -112,6 +114,46 @@ def batching(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
+def harness(repeats: int) -> list[dict[str, Any]]:
+    """`generate_until` with all requests in one call, against one call per 16 of them."""
+    from lm_eval.api.instance import Instance
+
+    from dllm.engine.forward import Forward
+    from dllm.eval.harness import DLLM
+
+    size = BATCHES[1]
+    requests = [
+        Instance("generate_until", {}, (prompt, {"until": ["\n"], "max_gen_toks": 64}), i)
+        for i, prompt in enumerate(ragged_prompts(256))
+    ]
+    predict, forwards = Forward.predict, 0
+
+    def counting(self: Forward, jobs: Any) -> Any:
+        nonlocal forwards
+        forwards += 1
+        return predict(self, jobs)
+
+    def run(pieces: Sequence[Sequence[Any]]) -> tuple[list[str], int, float]:
+        nonlocal forwards
+        model = DLLM("nano", sampler="threshold(tau=0.9)", batch_size=size)
+        forwards, began = 0, time.process_time()
+        texts = [text for piece in pieces for text in model.generate_until(piece, True)]
+        return texts, forwards, time.process_time() - began
+
+    with patch.object(Forward, "predict", counting):
+        pieces = [requests[i : i + size] for i in range(0, len(requests), size)]
+        runs = [(run(pieces), run([requests])) for _ in range(repeats)]
+    one, other = runs[0]
+    assert one[0] == other[0], "the harness gets the same texts"
+    row = {
+        "rows": size, "requests": len(requests),
+        "fixed_forwards": one[1], "continuous_forwards": other[1],
+        "faster": median(a[2] / b[2] for a, b in runs),
+    }  # fmt: skip
+    print(row, flush=True)
+    return [row]
+
+
 def steps_of(
     model: dllm.DiffusionModel, lengths: Sequence[int], masks: int, cache: str
 ) -> dict[str, Any]:
@@ -198,7 +240,7 @@ def folding(repeats: int) -> list[dict[str, Any]]:
 
 
 PARTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
-    "batching": batching, "rows": rows_of_a_batch, "folding": folding,
+    "batching": batching, "harness": harness, "rows": rows_of_a_batch, "folding": folding,
 }  # fmt: skip
 
 
