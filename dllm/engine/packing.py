@@ -52,14 +52,14 @@ def pack(
         ids.append(job.lane_tokens(lane)[compute])
         positions.append(compute)
         if stored:
-            base = job.base(lane)
+            base, length, begin = job.base(lane), job.canvas.length, at
             slots.append(compute + base)
-            segments += segments_of(
-                compute, job.plan.read, at, base, job.canvas.length, device, block_length
-            )
+            for piece, read in job.plan.pieces(length):
+                segments += segments_of(piece, read, begin, base, length, device, block_length)
+                begin += len(piece)
         else:
             segments += segments_of(compute, None, at, at, len(compute), device, block_length)
-        scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
+        scored[lane].append(_indices(compute, job.plan.rows(job.targets, shift)) + at)
         at += len(compute)
         if job.shadow.size:
             ids.append(np.full(len(job.shadow), job.canvas.mask_id))
