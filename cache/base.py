@@ -73,7 +73,7 @@ class Slots:
 
     def waiting(self, length: int) -> IntArray:
         """The pending positions among the first ``length``, ascending."""
-        return np.flatnonzero(self.pending[:length])
+        return self.pending[:length].nonzero()[0]
 
     def changed(self, positions: IntArray) -> None:
         """Tokens at ``positions`` were decided or taken back."""
@@ -101,7 +101,7 @@ class Plan:
 
     def rows(self, targets: IntArray, shift: int) -> IntArray:
         """The row that scores each target, ascending."""
-        return np.maximum(targets - shift, self.floor)
+        return np.maximum(targets - shift, self.floor) if shift else targets
 
     def pieces(self, length: int) -> list[tuple[IntArray, IntArray | None]]:
         """What is computed, and what it reads, cut at the borders."""
@@ -219,7 +219,9 @@ def close(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray) -> Pla
     rows, compute = plan.rows(targets, slots.shift), plan.compute
     if not (_within(compute, rows) and _within(compute, pending)):
         compute = np.union1d(compute, np.concatenate([rows, pending]))
-    if plan.read is None or len(compute) == len(plan.compute):
+    if len(compute) == len(plan.compute):
+        return plan
+    if plan.read is None:
         return replace(plan, compute=compute)
     added = np.setdiff1d(compute, plan.compute, assume_unique=True)
     return replace(plan, compute=compute, read=np.union1d(plan.read, added))

@@ -84,6 +84,11 @@ class Handle:
         """Seconds from submission to admission; None before."""
         return self._request.queue_seconds
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that were given: of the prompt, and of a text around holes."""
+        return self._request.positions - self._request.size
+
     def cancel(self) -> None:
         """Give the request up: its row and slots are free before the next step."""
         self._session._cancel(self)

@@ -30,7 +30,7 @@ def table(model: str, prompt: int, new: int, free: int) -> list[str]:
 
     checkpoint = open_checkpoint(model)
     family = family_of(checkpoint)
-    if not family.bidirectional:
+    if not family.diffusion:
         raise ConfigError(f"{checkpoint.name} is autoregressive: serve it with what is made for it")
     needs = footprint(checkpoint)
     config, _ = native_config(checkpoint, family)

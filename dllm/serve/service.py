@@ -20,7 +20,7 @@ from ..likelihood.api import score
 from ..prompts import encode, encode_continuation
 from ..session import Handle, Session
 from .drafts import DraftRoutes
-from .http import Path
+from .http import Path, outcome
 from .metrics import Metrics
 from .problems import Problem, problem_of
 from .protocol import Ask
@@ -178,7 +178,7 @@ class Service:
         self.check(ask)
         future = self._encoder.submit(self.submit, ask)
         try:
-            return await asyncio.wrap_future(future)
+            return await outcome(future)
         except asyncio.CancelledError:
             future.add_done_callback(_cancel_all)
             raise
@@ -284,20 +284,13 @@ class Service:
         work = self._scorer.submit(likelihoods, self.model, [prompt] * len(texts), texts, **how)
         work.add_done_callback(lambda _: self._scores.release())
         try:
-            result: list[Any] = await asyncio.wrap_future(work)
+            result: list[Any] = await outcome(work)
         finally:
             work.cancel()  # if it has not begun
         return result
 
-    async def drain(self) -> None:
-        """Take no more requests; wait for those that are here, as long as `Settings.drain` says."""
-        self.draining = True
-        until = time.monotonic() + self.settings.drain
-        while (self.running or self.waiting) and time.monotonic() < until:
-            await asyncio.sleep(0.05)
-
     def close(self) -> None:
-        """Cancel what still runs, and end the threads."""
+        """Cancel what still runs, whose clients are told so, and end the threads."""
         self.draining = True
         for session in self.sessions.values():
             session.close(drain=False)
