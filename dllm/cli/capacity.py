@@ -74,7 +74,7 @@ def table(model: str, prompt: int, new: int, free: int, on: str | None = None) -
         raise UnknownNameError("card", on, CARDS)
     checkpoint = open_checkpoint(model)
     family = family_of(checkpoint)
-    if not family.bidirectional:
+    if not family.diffusion:
         raise ConfigError(f"{checkpoint.name} is autoregressive: serve it with what is made for it")
     needs = footprint(checkpoint)
     config, _ = native_config(checkpoint, family)

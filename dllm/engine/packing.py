@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..cache.base import scoring
 from ..canvas import PROPOSAL, PURPOSES, IntArray
 from ..models.attention import Segment
 from .rows import Job
@@ -62,7 +63,7 @@ def pack(
         else:
             keys = len(compute)
             segments += visibility.segments(job.canvas, compute, None, at, at, keys, device)
-        scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
+        scored[lane].append(_indices(compute, scoring(job.targets, shift)) + at)
         at += len(compute)
         if job.shadow.size:
             ids.append(np.full(len(job.shadow), job.canvas.mask_id))
