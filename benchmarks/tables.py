@@ -8,6 +8,7 @@ from typing import Any
 
 from dllm.eval.report import markdown
 
+from dflash_tables import ablations  # isort: skip
 from report import RESULTS  # isort: skip
 
 Found = dict[str, Any]
@@ -208,6 +209,17 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "times135": draft_times(load("drafting_times_135m")),
             "curve": verify_curve(load("verify_curve")),
             "throughput": throughput(load("throughput")),
+            **drafter_tables(),
         },
     }  # fmt: skip
     return result
+
+
+def drafter_tables() -> dict[str, str]:
+    """Those of block drafters whose measurements are there."""
+    made = {"ablations": ("dflash_ablations", ablations)}
+    return {
+        name: table(load(file))
+        for name, (file, table) in made.items()
+        if (RESULTS / f"{file}.json").exists()
+    }

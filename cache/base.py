@@ -73,7 +73,7 @@ class Slots:
 
     def waiting(self, length: int) -> IntArray:
         """The pending positions among the first ``length``, ascending."""
-        return np.flatnonzero(self.pending[:length])
+        return self.pending[:length].nonzero()[0]
 
     def changed(self, positions: IntArray) -> None:
         """Tokens at ``positions`` were decided or taken back."""
@@ -184,13 +184,20 @@ def close(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray) -> Pla
     the ``pending`` positions; what is added is also read."""
     if plan.refresh:
         return plan
-    rows, compute = np.maximum(targets - slots.shift, 0), plan.compute
+    rows, compute = scoring(targets, slots.shift), plan.compute
     if not (_within(compute, rows) and _within(compute, pending)):
         compute = np.union1d(compute, np.concatenate([rows, pending]))
-    if plan.read is None or len(compute) == len(plan.compute):
+    if len(compute) == len(plan.compute):
+        return plan
+    if plan.read is None:
         return replace(plan, compute=compute)
     added = np.setdiff1d(compute, plan.compute, assume_unique=True)
     return replace(plan, compute=compute, read=np.union1d(plan.read, added))
+
+
+def scoring(targets: IntArray, shift: int) -> IntArray:
+    """The rows that score ``targets``: where outputs are shifted, the ones to their left."""
+    return np.maximum(targets - shift, 0) if shift else targets
 
 
 def _within(run: IntArray, positions: IntArray) -> bool:

@@ -16,7 +16,7 @@ from .prompts import ManyPrompts, OnePrompt, encode_holes, is_batch
 from .result import Result
 from .samplers.compose import SamplerLike
 from .scheduler import Request, Scheduler
-from .streamers import Streamer, feeding
+from .streamers import Feed, Streamer, feeding
 
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
 
@@ -78,9 +78,10 @@ def generate(
     decoded at a time; when one is finished, the next joins.  ``sampler``, ``cache``: names such as
     ``"threshold(tau=0.8)"`` and ``"dual"``, or objects; see `dllm.samplers.available` and
     `dllm.cache.available`.  ``chat``: whether a string goes through the chat template (default:
-    when there is one).  ``n``: answers per prompt, each with noise of its own.  ``trace`` keeps
-    every step in ``result.trace``; ``progress`` shows a bar on stderr; ``streamer`` (one prompt
-    only) receives what is final as it is decided, and drafts where it has ``put_draft``.
+    when there is one).  ``n``: answers per prompt, each with noise of its own; at temperature 0
+    they differ only where the sampler draws, as ``"llada(remasking=random)"`` does.  ``trace``
+    keeps every step in ``result.trace``; ``progress`` shows a bar on stderr; ``streamer`` (one
+    prompt only) receives what is final as it is decided, and drafts where it has ``put_draft``.
     ``repetitions``: per prompt how many times it was answered before, so that a new answer draws
     new noise; by default equal prompts of a batch are counted, from 0.  ``config``: a
     `dllm.GenerationConfig` in place of the checkpoint's defaults; ``arguments``: single fields of
@@ -89,13 +90,14 @@ def generate(
     Returns a `Result`, or a list of them for a list of prompts; with ``n`` > 1 a list of ``n`` in
     place of each.  Raises `dllm.DllmError` with one sentence that says what to do.
     """
-    loaded = load(model)
-    prompts = list(prompt) if is_batch(prompt) else [prompt]
-    if streamer is not None and len(prompts) * n > 1:
-        raise ConfigError("a streamer follows one answer: pass prompts one by one")
-    how = Preparation.of(loaded, sampler, cache, config, arguments)
-    scheduler = how.scheduler(how.prompts(prompts, chat, repetitions, n, trace))
-    results = _completed(scheduler, how, progress, streamer)
+    with feeding(streamer) as feed:
+        loaded = load(model)
+        prompts = list(prompt) if is_batch(prompt) else [prompt]
+        how = Preparation.of(loaded, sampler, cache, config, arguments)
+        requests = how.prompts(prompts, chat, repetitions, n, trace)
+        if feed is not None and len(requests) > 1:
+            raise ConfigError("a streamer follows one answer: pass prompts one by one")
+        results = _completed(how.scheduler(requests), how, progress, feed)
     grouped = [results[i : i + n] for i in range(0, len(results), n)] if n > 1 else results
     return grouped if is_batch(prompt) else grouped[0]
 
@@ -165,13 +167,12 @@ def infill(
 
 
 def _completed(
-    scheduler: Scheduler, how: Preparation, progress: bool = False,
-    streamer: Streamer | None = None,
-) -> list[Result]:  # fmt: skip
+    scheduler: Scheduler, how: Preparation, progress: bool = False, feed: Feed | None = None
+) -> list[Result]:
     """All results, in the order of the requests; the first error is raised."""
     requests = list(scheduler.waiting)
     bar = _Bar(how, requests) if progress else nullcontext()
-    with closing(scheduler), feeding(streamer) as feed, bar as shown:
+    with closing(scheduler), bar as shown:
         while scheduler.busy:
             happened = scheduler.advance()
             for request, _ in happened:

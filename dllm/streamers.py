@@ -1,14 +1,20 @@
-"""Streamers of transformers: whoever takes ids as they become final, and maybe drafts."""
+"""Streamers of transformers: whoever takes ids as they become final, and maybe drafts.
+
+`dllm.generate`, `dllm.speculate` and the bridge to transformers' own ``generate`` all stream
+through `feeding`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from .canvas import IntArray
+from .errors import ConfigError, short
 from .events import Event
 
 
@@ -27,14 +33,22 @@ class Feed:
         self.streamer = streamer
         self._begun = False
 
-    def take(self, event: Event) -> None:
-        """The next event of the row."""
-        canvas = event.canvas
+    def begin(self, prompt: IntArray) -> None:
+        """The prompt's ids (L,), which transformers hands over as a batch of one."""
         if not self._begun:
             self._begun = True
-            self.streamer.put(torch.from_numpy(canvas.tokens[: canvas.prompt_length].copy()))
-        if event.final:
-            self.streamer.put(torch.tensor(event.final))
+            self.streamer.put(torch.from_numpy(prompt.copy())[None])
+
+    def give(self, tokens: Sequence[int]) -> None:
+        """Ids that have become final."""
+        if len(tokens):
+            self.streamer.put(torch.tensor(tokens))
+
+    def take(self, event: Event) -> None:
+        """The next event of a row."""
+        canvas = event.canvas
+        self.begin(canvas.tokens[: canvas.prompt_length])
+        self.give(event.final)
         put_draft: Any = getattr(self.streamer, "put_draft", None)
         if put_draft is not None and event.result is None:
             tail = np.asarray(event.tail, np.int64)
@@ -43,9 +57,17 @@ class Feed:
 
 @contextmanager
 def feeding(streamer: Streamer | None) -> Iterator[Feed | None]:
-    """A feed that ends whatever happens: a reader in another thread does not wait for ever."""
+    """A feed that ends whatever happens, so that a reader in another thread does not wait for ever:
+    everything that can fail belongs inside.  None without a streamer."""
+    if streamer is None:
+        yield None
+        return
+    if not callable(getattr(streamer, "put", None)) or not callable(getattr(streamer, "end", None)):
+        raise ConfigError(
+            f"a streamer has the methods put and end, as transformers' TextStreamer; "
+            f"{short(streamer)} has not"
+        )
     try:
-        yield None if streamer is None else Feed(streamer)
+        yield Feed(streamer)
     finally:
-        if streamer is not None:
-            streamer.end()
+        streamer.end()

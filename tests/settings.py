@@ -22,9 +22,11 @@ SMALL = {
     "d2": "d2(k=4)",
     "elastic": "elastic(beta=4)",
     "block": "block",
+    "wedlm": "wedlm",
 }
-# dKV's PD never recomputes the prompt: no setting is exact.  "block" is always exact, on models
-# of its own (test_block_causal.py).
+# Always exact, on models of their own (test_block_causal.py, test_decided_first.py).
+OWN_MODELS = {"block": {"block_length": 4}, "wedlm": {"mask_kind": "decided_first"}}
+# dKV's PD never recomputes the prompt: no setting is exact.
 EXACT = (
     "prefix(refresh_every=1)", "dual(refresh_every=1)", "dkv(refresh_every=1)",
     "dkv_prefill(refresh_every=1)", "dkv_greedy(refresh_every=1)",

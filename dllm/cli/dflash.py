@@ -72,6 +72,9 @@ def dflash(
     markov_rank: Annotated[
         int, _option("Of a Markov head that is trained beside the drafter; 0: none.", SHAPE, min=0)
     ] = 0,
+    selector_rank: Annotated[
+        int, _option("Of DFlash 2's selector instead of a Markov head; 0: none.", SHAPE, min=0)
+    ] = 0,
     evaluate_every: Annotated[int, _option("Steps.", TRAINING, min=1)] = 200,
     held_out: Annotated[int, _option("One prompt in so many.", DATA, min=2)] = 64,
     device: Annotated[str, _option("cpu, cuda, ...", TRAINING)] = "cpu",
@@ -103,7 +106,8 @@ def dflash(
     recipe = Recipe(
         layers, _numbers(taps), block_size, mask_token_id, sliding_window, init, held_out,
         draft_vocabulary=draft_vocabulary,
-        objective=Objective(loss, gamma, soft, head_rows, markov=markov_rank),
+        objective=Objective(loss, gamma, soft, head_rows, markov=markov_rank,
+                            selector=selector_rank),
         schedule=Schedule(steps, rows, anchors, learning_rate, warmup, schedule, evaluate_every,
                           seed),
     )  # fmt: skip

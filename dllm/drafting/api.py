@@ -7,18 +7,18 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from ..canvas import IntArray
-from ..config import GenerationConfig
-from ..errors import ConfigError, PromptError, UnknownNameError
+from ..config import ELSEWHERE, GenerationConfig
+from ..errors import ConfigError, PromptError, UnknownNameError, short
 from ..models import DiffusionModel, load
 from ..models.checkpoint import BUNDLED
 from ..prompts import ManyPrompts, OnePrompt, encode, is_batch
+from ..streamers import Streamer, feeding
 from ..text import GrowingText
 from . import register_all
 from .accept.defaults import own_processors
@@ -27,7 +27,7 @@ from .base import DRAFTERS, RULES, AcceptRule, Drafter, Request, single
 from .length.control import CONTROLLERS, LengthController
 from .loop import Batch, Speculation, StopCheck
 from .result import SpeculativeResult
-from .verifiers.base import is_causal_model
+from .verifiers.base import can_verify
 from .verifiers.packed import open_verifier
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
@@ -51,13 +51,6 @@ DRAFTING = (
 
 DrafterLike = Any  # None, Drafter, model, hub id, folder, spec, or a list of these
 VerifierLike = str | PreTrainedModel | DiffusionModel
-
-
-class TokenStreamer(Protocol):
-    """transformers' ``TextStreamer``, ``TextIteratorStreamer`` and whatever looks like them."""
-
-    def put(self, value: torch.Tensor) -> None: ...
-    def end(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ def speculate(
     drafter: DrafterLike,
     prompt: Any,
     *,
-    streamer: TokenStreamer | None = None,
+    streamer: Streamer | None = None,
     **options: Any,
 ) -> Any:
     """Write with ``verifier``, several tokens per forward, without changing what it writes.
@@ -131,19 +124,18 @@ def speculate(
     `dllm.DllmError` with one sentence that says what to do.  Several threads may call this with one
     verifier: their forwards take turns.
     """
-    session, prompts = _prepare(verifier, drafter, prompt, options)
-    if streamer is not None and len(prompts) > 1:
-        raise ConfigError("a streamer follows one prompt: pass prompts one by one")
-    results: list[Any] = [None] * len(prompts)
-    if streamer is not None:
-        streamer.put(torch.from_numpy(prompts[0])[None])
-    for row, run, tokens in session.rounds(prompts):
-        if streamer is not None:
-            streamer.put(torch.tensor(tokens))
-        if run.finish_reason is not None:
-            results[row] = session.result(run)
-    if streamer is not None:
-        streamer.end()
+    with feeding(streamer) as feed:
+        session, prompts = _prepare(verifier, drafter, prompt, options)
+        if feed is not None and len(prompts) > 1:
+            raise ConfigError("a streamer follows one prompt: pass prompts one by one")
+        results: list[Any] = [None] * len(prompts)
+        if feed is not None:
+            feed.begin(prompts[0])
+        for row, run, tokens in session.rounds(prompts):
+            if feed is not None:
+                feed.give(tokens)
+            if run.finish_reason is not None:
+                results[row] = session.result(run)
     return results if is_batch(prompt) else results[0]
 
 
@@ -162,8 +154,11 @@ def _prepare(
     verifier: VerifierLike, drafter: DrafterLike, prompt: Any, options: dict[str, Any]
 ) -> tuple[Session, list[IntArray]]:
     """Everything that can be wrong is found here, before the first round."""
+    from .vocabulary import check_policy
+
     own = {name: options.pop(name) for name in SESSION if name in options}
     chat, vocabulary = options.pop("chat", None), options.pop("vocabulary", "auto")
+    check_policy(vocabulary)
     model = load_verifier(verifier, options.pop("tokenizer", None))
     drafting = {name: options.pop(name) for name in DRAFTING if name in options}
     config = _config(model, options)
@@ -181,7 +176,7 @@ def _prepare(
 def load_verifier(verifier: VerifierLike, tokenizer: Any = None) -> DiffusionModel:
     """The verifier, loaded.  Raises `ConfigError` when it is a diffusion model."""
     model = load(verifier, tokenizer=tokenizer) if tokenizer is not None else load(verifier)
-    if not is_causal_model(model):
+    if not can_verify(model):
         raise ConfigError(
             f"{model.name} is a diffusion model: it drafts, but cannot verify; "
             "pass an autoregressive model as the verifier"
@@ -256,9 +251,15 @@ def _config(model: DiffusionModel, arguments: dict[str, Any]) -> GenerationConfi
     for name in arguments:
         if name not in ARGUMENTS:
             known = {*ARGUMENTS, *DRAFTING, *SESSION, "chat", "tokenizer", "vocabulary"}
-            raise UnknownNameError("argument of speculate", name, known)
+            here = ELSEWHERE.get(name.lower(), "")
+            raise UnknownNameError(
+                "argument of speculate", name, known, here if here.split(":")[0] in known else None
+            )
     defaults = {k: v for k, v in model.generation_defaults.items() if k in ARGUMENTS}
-    return GenerationConfig.build(defaults, arguments)
+    config = GenerationConfig.build(defaults, arguments)
+    limit = config.max_new_tokens or DEFAULT_LENGTH
+    config.check_used(arguments, canvas=limit, tempered=False, traced=False)
+    return config
 
 
 class Session:
@@ -277,8 +278,16 @@ class Session:
         own_defaults: bool = True,
     ) -> None:
         register_all()
-        if repetition_penalty is not None and repetition_penalty <= 0:
-            raise ConfigError(f"repetition_penalty must be positive, not {repetition_penalty}")
+        if repetition_penalty is not None and not (
+            isinstance(repetition_penalty, int | float) and repetition_penalty > 0
+        ):
+            penalty = short(repetition_penalty)
+            raise ConfigError(f"repetition_penalty must be a number above 0, not {penalty}")
+        if not isinstance(logits_processor, Sequence) or not all(map(callable, logits_processor)):
+            raise ConfigError(
+                "logits_processor is a list of callables, as transformers has them, not "
+                f"{short(logits_processor)}"
+            )
         self.model, self.drafter, self.config = model, drafter, config
         self.rule = single(rule or ("keyed" if config.temperature else "greedy"), RULES, AcceptRule)
         if self.rule.name == "greedy" and config.temperature:

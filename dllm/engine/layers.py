@@ -25,8 +25,9 @@ from ..cache import Cache
 from ..cache.base import LayerPlan
 from ..canvas import FloatArray, IntArray
 from .kv import KVBuffer
-from .packing import Packed, group, segments_of, tensor
+from .packing import Packed, group
 from .rows import Job
+from .visibility import Visibility, tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -82,10 +83,10 @@ class LayerHook:
     """Lets ``cache`` decide at every layer of ``backbone``, in the forwards of one engine."""
 
     def __init__(
-        self, backbone: nn.Module, cache: Cache, buffer: KVBuffer, block_length: int | None = None
+        self, backbone: nn.Module, cache: Cache, buffer: KVBuffer, visibility: Visibility
     ) -> None:
         self.backbone, self.cache, self.buffer = backbone, cache, buffer
-        self.block_length = block_length  # of block-causal attention
+        self.visibility = visibility
         self.layers: Sequence[nn.Module] = getattr(backbone, "layers", ())
         self._hooked = hooked(backbone, self._run) if self.layers else backbone
         self.pieces: list[Piece] = []
@@ -182,10 +183,10 @@ class LayerHook:
     def _segments(self) -> Iterator[Any]:
         at = 0
         for piece in self.pieces:
-            now, length = piece.now, piece.job.row.canvas.length
+            now, canvas = piece.now, piece.job.canvas
             if now.compute.size:
-                yield from segments_of(now.compute, now.read, at, piece.base, length,
-                                       self.inputs.device, self.block_length)  # fmt: skip
+                yield from self.visibility.segments(canvas, now.compute, now.read, at, piece.base,
+                                                    canvas.length, self.inputs.device)  # fmt: skip
             at += len(now.compute)
 
     def _as_packed(self, hidden: Tensor) -> Tensor:
@@ -244,13 +245,10 @@ class View:
         return _numpy(result.masked_fill_(self._unseen(queries[-1:], keys)[0], -torch.inf))
 
     def _unseen(self, queries: IntArray, keys: IntArray) -> Tensor:
-        """(n, m) bool: keys in later blocks than the query, where attention is block-causal."""
-        block_length = self._hook.block_length
-        if block_length is None:
-            hidden = np.zeros((len(queries), len(keys)), np.bool_)
-        else:
-            hidden = keys // block_length > queries[:, None] // block_length
-        return torch.from_numpy(hidden).to(self._hook.inputs.device)
+        """(n, m) bool: which of the positions ``keys`` the queries do not attend to."""
+        hook, canvas = self._hook, self._piece.job.canvas
+        hidden = hook.visibility.hidden(canvas, queries, keys)
+        return torch.from_numpy(hidden).to(hook.inputs.device)
 
     def _queries(self, positions: IntArray) -> Tensor:
         """(H, n, dh) float32 of computed positions."""

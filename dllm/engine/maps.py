@@ -14,14 +14,15 @@ from torch import Tensor
 
 from .packing import Packed
 from .rows import Job
+from .visibility import Visibility
 
 
 class AttentionMaps:
     """Sums of the attention of one forward, (L, L) for each job that wants some."""
 
-    def __init__(self, packed: Packed, layers: int, block_length: int | None = None) -> None:
+    def __init__(self, packed: Packed, layers: int, visibility: Visibility) -> None:
         self._sums: dict[int, Tensor] = {}
-        self._block_length = block_length
+        self._visibility = visibility
         self._wanted: list[tuple[Job, slice, tuple[int, ...]]] = []
         at = 0
         for job, lane in packed.lanes:
@@ -33,12 +34,12 @@ class AttentionMaps:
 
     @classmethod
     def of(
-        cls, jobs: Sequence[Job], packed: Packed, layers: int, block_length: int | None = None
+        cls, jobs: Sequence[Job], packed: Packed, layers: int, visibility: Visibility
     ) -> AttentionMaps | None:
-        """None where no job wants any.  ``block_length`` of block-causal attention."""
+        """None where no job wants any."""
         if not any(job.row.options.maps for job in jobs):
             return None
-        return cls(packed, layers, block_length)
+        return cls(packed, layers, visibility)
 
     def watch(self, module: Any, q: Tensor, k: Tensor) -> None:
         """Called by the attention of every layer with (1, H, Q, dh) and (1, Hkv, Q, dh)."""
@@ -48,9 +49,10 @@ class AttentionMaps:
             queries, keys = q[0, :, rows].float(), k[0, :, rows].float()
             keys = keys.repeat_interleave(len(queries) // len(keys), dim=0)
             scores = queries @ keys.transpose(1, 2) * module.scaling
-            if self._block_length is not None:
-                blocks = torch.from_numpy(job.plan.compute // self._block_length).to(q.device)
-                scores.masked_fill_(blocks > blocks[:, None], -torch.inf)
+            if not self._visibility.full:
+                at = job.plan.compute
+                hidden = torch.from_numpy(self._visibility.hidden(job.canvas, at, at))
+                scores.masked_fill_(hidden.to(q.device), -torch.inf)
             weights = scores.softmax(-1).mean(0) / len(layers)
             known = self._sums.get(id(job))
             self._sums[id(job)] = weights if known is None else known + weights

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
 
+from ..cache.base import scoring
 from ..canvas import PROPOSAL, PURPOSES, IntArray
 from ..models.attention import Segment
 from .rows import Job
+from .visibility import Visibility, tensor
+
+BIDIRECTIONAL = Visibility()
 
 
 @dataclass(slots=True)
@@ -32,12 +35,12 @@ class Packed:
 
 def pack(
     jobs: Sequence[Job], shift: int, stored: bool, device: torch.device,
-    block_length: int | None = None,
+    visibility: Visibility = BIDIRECTIONAL,
 ) -> Packed:  # fmt: skip
     """Lay the jobs' computed positions end to end, all first lanes before the second ones.
 
     ``shift``: target t is scored by row t - shift.  ``stored``: keys are read from the buffer and
-    not from this forward.  ``block_length`` of block-causal attention.
+    not from this forward.
     """
     order = [(job, lane) for lane in (0, 1) for job in jobs if lane < job.lanes]
     ids: list[IntArray] = []
@@ -54,17 +57,18 @@ def pack(
         if stored:
             base = job.base(lane)
             slots.append(compute + base)
-            segments += segments_of(
-                compute, job.plan.read, at, base, job.canvas.length, device, block_length
+            segments += visibility.segments(
+                job.canvas, compute, job.plan.read, at, base, job.canvas.length, device
             )
         else:
-            segments += segments_of(compute, None, at, at, len(compute), device, block_length)
-        scored[lane].append(_indices(compute, np.maximum(job.targets - shift, 0)) + at)
+            keys = len(compute)
+            segments += visibility.segments(job.canvas, compute, None, at, at, keys, device)
+        scored[lane].append(_indices(compute, scoring(job.targets, shift)) + at)
         at += len(compute)
         if job.shadow.size:
             ids.append(np.full(len(job.shadow), job.canvas.mask_id))
             positions.append(job.shadow)
-            segments.append(_shadow(queries, job.shadow, device, block_length))
+            segments.append(visibility.shadow(job.canvas, queries, job.shadow, device))
             scored[lane].append(at + np.arange(len(job.shadow)))
             at += len(job.shadow)
     return Packed(
@@ -93,31 +97,8 @@ def _guided(
     return tensor(_join(which), device), tensor(_join(second), device), scale[:, None]
 
 
-def _shadow(
-    row: slice, shadow: IntArray, device: torch.device, block_length: int | None
-) -> Segment:
-    """Shadow tokens behind their row see the row but their own position, and one another; with a
-    ``block_length`` no later block."""
-    length, count = row.stop - row.start, len(shadow)
-    hidden = np.zeros((count, length + count), np.float32)
-    hidden[np.arange(count), shadow] = -np.inf
-    if block_length is not None:
-        blocks = np.concatenate([np.arange(length), shadow]) // block_length
-        hidden[blocks > shadow[:, None] // block_length] = -np.inf
-    keys = slice(row.start, row.stop + count)
-    return Segment(
-        slice(row.stop, row.stop + count), keys, mask=torch.from_numpy(hidden).to(device)
-    )
-
-
 def _join(parts: list[IntArray]) -> IntArray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def tensor(array: IntArray, device: torch.device) -> torch.Tensor:
-    """``array`` on ``device``; no copy on CPU."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 def _indices(compute: IntArray, rows: IntArray) -> IntArray:
@@ -125,36 +106,6 @@ def _indices(compute: IntArray, rows: IntArray) -> IntArray:
     run = len(compute) == compute[-1] - compute[0] + 1
     result: IntArray = rows - compute[0] if run else np.searchsorted(compute, rows)
     return result
-
-
-def segments_of(
-    compute: IntArray, read: IntArray | None, at: int, base: int, length: int,
-    device: torch.device, block_length: int | None = None,
-) -> list[Segment]:  # fmt: skip
-    """The segments of a row whose queries ``compute`` begin at ``at`` on the packed axis and whose
-    keys lie in the slots from ``base``: those of ``read``, or all ``length`` live ones.
-
-    With a ``block_length`` attention is block-causal: one segment per block of that length, counted
-    from position 0, whose queries see their block and what is left of it.
-    """
-    if block_length is None:
-        keys = slice(base, base + length) if read is None else _keys(read, base, device)
-        return [Segment(slice(at, at + len(compute)), keys)]
-    result, blocks = [], compute // block_length
-    borders = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(compute)]
-    for first, last in pairwise(borders):
-        end = min(int(blocks[first] + 1) * block_length, length)
-        keys = slice(base, base + end) if read is None else _keys(read[read < end], base, device)
-        result.append(Segment(slice(at + first, at + last), keys))
-    return result
-
-
-def _keys(read: IntArray, base: int, device: torch.device) -> slice | torch.Tensor:
-    """The slots of ascending positions: a range, which is a view of the buffer, where it can be."""
-    first, last = int(read[0]), int(read[-1])
-    if len(read) == last - first + 1:
-        return slice(base + first, base + last + 1)
-    return tensor(read + base, device)
 
 
 def group(segments: list[Segment]) -> list[Segment]:

@@ -57,7 +57,7 @@ class Row:
     @property
     def cost(self) -> int:
         """Token positions that its planned step feeds to the model."""
-        return sum(job.size for job in self.jobs)
+        return sum([job.size for job in self.jobs])
 
     @property
     def refreshes(self) -> bool:
@@ -101,16 +101,15 @@ class Job:
     shadow: IntArray = field(default_factory=lambda: NOTHING)
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
     work: int | None = None  # positions computed per layer on average, where layers differ
+    size: int = field(init=False)  # token positions it feeds to the model
+
+    def __post_init__(self) -> None:
+        self.size = len(self.plan.compute) * self.lanes + len(self.shadow)
 
     @property
     def lanes(self) -> int:
         """Lanes of this branch: two where the row is guided."""
         return self.row.recipe.lanes
-
-    @property
-    def size(self) -> int:
-        """Token positions it feeds to the model."""
-        return len(self.plan.compute) * self.lanes + len(self.shadow)
 
     @property
     def cost(self) -> int:

@@ -88,21 +88,21 @@ def settle(
     decision = Decision(NOTHING, NOTHING)
     if not canvas.finished:
         decision = sampler.decide(canvas, prediction, shadow)
-    slots.changed(decision.committed)
-    slots.changed(decision.remasked)
-    slots.changed(decision.padded)
+    for positions in (decision.committed, decision.remasked, decision.padded):
+        if positions.size:
+            slots.changed(positions)
     row.trials, row.jobs = decision.trials, []
     if gained is not None or len(jobs) > 1:
         decision = decision.after(gained, explored=len(jobs) - 1)
-    positions = sum(job.cost for job in jobs)
+    cost = sum([job.cost for job in jobs])
     canvas.nfe += 1
-    canvas.computed += positions
+    canvas.computed += cost
     canvas.step += 1
     canvas.block_step += 1
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
     complete(canvas)
-    return Step(row, canvas, plan, prediction, decision, positions)
+    return Step(row, canvas, plan, prediction, decision, cost)
 
 
 def _choose(row: Row, predictions: list[Prediction]) -> int:
@@ -137,6 +137,6 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
 
 def complete(canvas: Canvas) -> bool:
     """Finish the row if nothing is left to decide; whether it is finished."""
-    if not canvas.finished and not canvas.masked[canvas.start : canvas.end].any():
+    if not canvas.finished and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
         canvas.finish("length" if canvas.stop_position is None else "stop")
     return canvas.finished

@@ -60,9 +60,14 @@ def prepare(
         if attn_implementation is not None:
             use_attention(hf, attn_implementation)
         return
+    if family.mask_kind == "decided_first" and "flash" in (attn_implementation or ""):
+        raise ConfigError(
+            f"{family.name} models attend under masks, which {attn_implementation} does not take; "
+            "load with attn_implementation='sdpa'"
+        )
     set_attention(hf, attn_implementation or "sdpa")
     rotate_in_cache(hf)
-    if family.bidirectional:
+    if not family.causal:
         hf.config.is_causal = False
         hf.config.use_cache = False
         module: Any

@@ -17,17 +17,15 @@ from starlette.routing import Route
 from .. import __version__
 from .http import Path, as_json, check_key, refusal
 from .page import page
-from .problems import Problem
+from .problems import CLOSED, Problem
 from .settings import Settings
-
-CLOSED = 499  # what nginx logs for a client that left; nobody receives it
 
 
 class Serving(Protocol):
     """What an application serves: a model that writes, or a drafter."""
 
     settings: Settings
-    draining: bool
+    draining: bool  # whether new requests are refused
 
     def paths(self) -> list[Path]:
         """What it answers."""
@@ -41,11 +39,8 @@ class Serving(Protocol):
     def failed(self, error: BaseException) -> Problem:
         """Count a request that ended without an answer; what its client is told."""
 
-    async def drain(self) -> None:
-        """Take no more requests, wait for those that are here."""
-
     def close(self) -> None:
-        """Cancel what still runs, and end the threads."""
+        """Cancel what still runs, whose clients are told so, and end the threads."""
 
 
 def create_app(serving: Serving) -> Starlette:

@@ -17,8 +17,8 @@ from ..drafting.bridges.service import Service as Drafts
 from ..drafting.bridges.service import VocabularyError, patience_of
 from ..drafting.drafters.diffusion import DiffusionDrafter
 from ..drafting.vocabulary import fingerprint
-from ..errors import ConfigError, DllmError, QueueFullError
-from .http import Path, as_json, read_json
+from ..errors import CancelledError, ConfigError, DllmError, QueueFullError
+from .http import Path, as_json, outcome, read_json
 from .problems import Problem, problem_of
 from .settings import Settings
 
@@ -61,18 +61,20 @@ class DraftRoutes:
             raise Problem(400, "the message must be a JSON object", code="invalid_body")
         if not self._room.acquire(blocking=False):
             raise QueueFullError(f"{MOST_WAITING} messages wait already")
-        work = self._pool.submit(
-            self.drafts.handle, request.path_params["action"], message, arrived
-        )
+        try:
+            work = self._pool.submit(
+                self.drafts.handle, request.path_params["action"], message, arrived
+            )
+        except RuntimeError:  # the pool is closed
+            self._room.release()
+            raise CancelledError("the server is stopping") from None
         work.add_done_callback(lambda _: self._room.release())
         return as_json(await self._in_time(work, message))
 
     async def _in_time(self, work: Future[dict[str, Any]], message: dict[str, Any]) -> Any:
         try:
             # What is at work cannot be interrupted, and finds out itself that it is late.
-            return await asyncio.wait_for(
-                asyncio.shield(asyncio.wrap_future(work)), patience_of(message)
-            )
+            return await asyncio.wait_for(asyncio.shield(outcome(work)), patience_of(message))
         except TimeoutError as error:
             work.cancel()  # if it has not begun
             raise Problem(504, str(error) or "no draft in time", code="late") from None
@@ -112,9 +114,6 @@ class DraftServer:
         if problem.status == 500:
             log.error("a message failed", exc_info=error)
         return problem
-
-    async def drain(self) -> None:
-        self.draining = True
 
     def close(self) -> None:
         self.routes.close()

@@ -210,7 +210,7 @@ NEUTRAL: dict[str, tuple[Checked, str]] = {
 OPTIONS: dict[str, Checked] = {  # of stream_options
     "include_usage": BOOLEAN,
     "include_drafts": one_of(True, False, "text"),
-    "continuous_usage_stats": one_of(False),
+    "continuous_usage_stats": BOOLEAN,
 }
 
 

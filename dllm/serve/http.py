@@ -6,11 +6,13 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from ..errors import CancelledError
 from .problems import Problem
 from .replies import dumps
 
@@ -36,6 +38,18 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         for task in (working, gone):
             task.cancel()
         await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def outcome(work: Future[T]) -> T:
+    """The result of ``work`` in a pool; this library's `CancelledError` where the pool was closed
+    before it began, which is not the same as a client that left."""
+    try:
+        return await asyncio.wrap_future(work)
+    except asyncio.CancelledError:
+        asking = asyncio.current_task()
+        if work.cancelled() and (asking is None or not asking.cancelling()):
+            raise CancelledError("the server is stopping") from None
+        raise
 
 
 async def disconnected(receive: Receive) -> None:

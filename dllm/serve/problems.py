@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from ..errors import (
@@ -12,6 +13,8 @@ from ..errors import (
     PromptError,
     QueueFullError,
 )
+
+CLOSED = 499  # what nginx logs for a client that left; nobody receives it
 
 # The type of an error by its status; what is not here is the server's own fault.
 TYPES = {
@@ -66,6 +69,8 @@ def problem_of(error: BaseException, retry_after: float = 1.0) -> Problem:
     """``error`` as an answer.  Only what this library raises on purpose is shown to clients."""
     if isinstance(error, Problem):
         return error
+    if isinstance(error, asyncio.CancelledError):
+        return Problem(CLOSED, "the client has left")
     text = str(error)
     if isinstance(error, QueueFullError):
         return Problem(429, text, code="queue_full", retry_after=retry_after)

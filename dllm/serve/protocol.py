@@ -22,8 +22,9 @@ class Ask:
     ``n`` times.  ``arguments`` are fields of `dllm.GenerationConfig`.
 
     ``text`` is what `dllm.infill` fills, ``suffix`` what follows a hole of the whole length.
-    ``logprobs``: None, or how many alternatives are wanted beside each token.  ``drafts``: False,
-    True, or "text" for rendered lines; ``diffusing``: every chunk is the whole present text.
+    ``logprobs``: None, or how many alternatives are wanted beside each token.
+    ``usage_with_each``: whether every chunk counts the tokens so far, as vLLM's do.  ``drafts``:
+    False, True, or "text" for rendered lines; ``diffusing``: every chunk is the whole present text.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Ask:
     n: int = 1
     stream: bool = False
     include_usage: bool = False
+    usage_with_each: bool = False
     drafts: bool | str = False
     diffusing: bool = False
     logprobs: int | None = None
@@ -137,8 +139,10 @@ def _ask(kind: str, given: Mapping[str, Any], prompts: Sequence[Any], **more: An
     ask = Ask(
         kind=kind, prompts=prompts, model=given.get("model"), cache=given.get("cache"),
         sampler=given.get("sampler"), arguments=_arguments(given), n=given.get("n", 1),
-        stream=stream, include_usage=options.get("include_usage", False), drafts=drafts,
-        diffusing=diffusing, token_ids=given.get("return_token_ids", False),
+        stream=stream, include_usage=options.get("include_usage", False),
+        usage_with_each=options.get("include_usage", False)
+        and options.get("continuous_usage_stats", False),
+        drafts=drafts, diffusing=diffusing, token_ids=given.get("return_token_ids", False),
         trace=given.get("trace", False), deadline=given.get("deadline"), **more,
     )  # fmt: skip
     if ask.choices > MOST_PROMPTS:

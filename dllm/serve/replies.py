@@ -134,6 +134,10 @@ def usage(ask: Ask, results: Sequence[Result]) -> dict[str, int]:
     """Tokens as OpenAI counts them: a prompt once, whatever the number of its answers."""
     prompt = sum(given_tokens(result) for result in results[:: ask.n])
     written = sum(written_tokens(result) for result in results)
+    return tokens_used(prompt, written)
+
+
+def tokens_used(prompt: int, written: int) -> dict[str, int]:
     return {
         "prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written
     }  # fmt: skip

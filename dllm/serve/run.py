@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -15,6 +16,7 @@ from .app import Serving, create_app
 
 KEEP_ALIVE = 30  # seconds that a connection may be idle
 BACKLOG = 2048
+DRAIN_LOOK = 0.05  # seconds between two looks whether all requests are answered
 
 
 def listen(host: str, port: int, write_patience: float) -> socket.socket:
@@ -36,7 +38,7 @@ def listen(host: str, port: int, write_patience: float) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which stops only when the requests that run are answered."""
+    """uvicorn, which stops when what runs is answered, or has had `Settings.drain` seconds."""
 
     def __init__(self, serving: Serving, log_level: str = "warning") -> None:
         super().__init__(
@@ -58,7 +60,11 @@ class Server(uvicorn.Server):
 
     def _begin_to_drain(self) -> None:
         async def drain() -> None:
-            await self.serving.drain()
+            until = time.monotonic() + self.serving.settings.drain
+            while self.server_state.tasks and time.monotonic() < until:
+                await asyncio.sleep(DRAIN_LOOK)
+            # What was not answered in time is told so, and then the connections close.
+            await asyncio.to_thread(self.serving.close)
             self.should_exit = True
 
         self._draining = asyncio.ensure_future(drain())

@@ -20,7 +20,7 @@ from ..likelihood.api import score
 from ..prompts import encode, encode_continuation
 from ..session import Handle, Session
 from .drafts import DraftRoutes
-from .http import Path
+from .http import Path, outcome
 from .metrics import Metrics
 from .problems import Problem, problem_of
 from .protocol import Ask
@@ -33,6 +33,7 @@ from .verify import VerifyRoutes
 if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..result import Result
+    from .ranks import Channel
 
 T = TypeVar("T")
 log = logging.getLogger("dllm.serve")
@@ -45,11 +46,15 @@ class Service:
     """The sessions of ``model``, one per cache, and everything around them that is not HTTP.
 
     Prompts are encoded and submitted by one thread, because tokenizers are not made for several;
-    likelihoods have another one.
+    likelihoods have another one.  ``ranks``: of a model that is split over processes, where only
+    the session's steps may touch it.
     """
 
-    def __init__(self, model: DiffusionModel, settings: Settings | None = None) -> None:
-        self.model, self.settings = model, settings or Settings()
+    def __init__(
+        self, model: DiffusionModel, settings: Settings | None = None,
+        ranks: Channel | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.settings, self.ranks = model, settings or Settings(), ranks
         self.name = self.settings.name or model.name
         self.started = int(time.time())
         self.draining = False
@@ -68,7 +73,9 @@ class Service:
         self._scores = threading.BoundedSemaphore(MOST_SCORES)
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
-        self.drafting = None if is_causal_model(model) else DraftRoutes.of(model)
+        self.drafting = None
+        if not is_causal_model(model) and ranks is None:
+            self.drafting = DraftRoutes.of(model)
 
     def _session(self, cache: str) -> Session | SpeculativeSession:
         settings = self.settings
@@ -82,13 +89,12 @@ class Service:
             )  # fmt: skip
         if settings.drafters:
             raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
-        return Session(
-            self.model, cache=cache, sampler=settings.sampler, max_rows=settings.max_rows,
-            max_waiting=settings.max_waiting, max_positions=settings.max_positions,
-            max_batch_tokens=settings.max_batch_tokens,
-            full_step_tokens=settings.full_step_tokens, cuda_graphs=settings.cuda_graphs,
-            compile=settings.compile, observe=self.metrics.step,
-        )  # fmt: skip
+        options = settings.session(cache) | {"observe": self.metrics.step}
+        if self.ranks is not None:
+            from .ranks import Leader
+
+            return Leader(self.ranks, self.model, **options)
+        return Session(self.model, **options)
 
     @property
     def running(self) -> int:
@@ -178,7 +184,7 @@ class Service:
         self.check(ask)
         future = self._encoder.submit(self.submit, ask)
         try:
-            return await asyncio.wrap_future(future)
+            return await outcome(future)
         except asyncio.CancelledError:
             future.add_done_callback(_cancel_all)
             raise
@@ -278,26 +284,22 @@ class Service:
 
     async def score(self, prompt: Any, texts: list[str], how: dict[str, Any]) -> list[Any]:
         """Likelihoods of ``texts`` after ``prompt``, in turn with other such requests."""
+        if self.ranks is not None:
+            raise Problem(400, "a model that is split over processes writes and does not score",
+                          code="unsupported_value")  # fmt: skip
         if not self._scores.acquire(blocking=False):
             raise QueueFullError(f"{MOST_SCORES} requests for likelihoods wait already")
         likelihoods: Any = score  # overloaded, which an executor cannot be asked
         work = self._scorer.submit(likelihoods, self.model, [prompt] * len(texts), texts, **how)
         work.add_done_callback(lambda _: self._scores.release())
         try:
-            result: list[Any] = await asyncio.wrap_future(work)
+            result: list[Any] = await outcome(work)
         finally:
             work.cancel()  # if it has not begun
         return result
 
-    async def drain(self) -> None:
-        """Take no more requests; wait for those that are here, as long as `Settings.drain` says."""
-        self.draining = True
-        until = time.monotonic() + self.settings.drain
-        while (self.running or self.waiting) and time.monotonic() < until:
-            await asyncio.sleep(0.05)
-
     def close(self) -> None:
-        """Cancel what still runs, and end the threads."""
+        """Cancel what still runs, whose clients are told so, and end the threads."""
         self.draining = True
         for session in self.sessions.values():
             session.close(drain=False)

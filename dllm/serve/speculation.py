@@ -51,11 +51,12 @@ NOT_HERE = ("sampler", "trace")
 
 @dataclass(frozen=True)
 class Written:
-    """What a round added to a text; ``result`` is set by the last one."""
+    """What a round added to a text, of ``tokens`` tokens; ``result`` is set by the last one."""
 
     text: str = ""
     draft: str = ""
     result: Any = None
+    tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -82,6 +83,11 @@ class Run:
     @property
     def done(self) -> bool:
         return self.outcome is not None or self.error is not None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that were given."""
+        return len(self.prompt)
 
     def cancel(self) -> None:
         """Give the request up before the next round."""
@@ -401,7 +407,7 @@ class SpeculativeSession:
         assert run.speculation is not None
         piece = run.growing.feed(tokens)
         if run.speculation.finish_reason is None:
-            run.put(Written(piece))
+            run.put(Written(piece, tokens=len(tokens)))
             return
         waited = run.queue_seconds or 0.0
         run.outcome = replace(run.settled.result(run.speculation), queue_seconds=waited)
@@ -440,7 +446,12 @@ class SpeculativeSession:
 
     def _end(self) -> None:
         """Nothing is left behind."""
-        self._closed = True
+        with self._changed:
+            self._closed = True
+            left = [self._inbox.popleft() for _ in range(len(self._inbox))]
+        for one in left:  # whoever waits for these is answered
+            with suppress(Exception):
+                one()
         error = self.failure or CancelledError("the session was closed")
         for run in [*self._active, *self._queue]:
             self._drop(run, error)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .protocol import Ask
-from .replies import DONE, PING, Choice, Reply, event
+from .replies import DONE, PING, Choice, Reply, event, tokens_used, written_tokens
+from .speculation import Written
 
 if TYPE_CHECKING:
     from ..events import Event
@@ -29,6 +30,8 @@ class Shown:
     sent: int = 0  # characters of it
     began: bool = False  # a chunk with text went out
     frames: int = 0
+    seen: int = 0  # positions whose text is final
+    tokens: int = 0  # of these, written and not given
     length: int = 0  # positions of the answer, as the client knows it
     choice: Choice | None = None
 
@@ -110,7 +113,26 @@ class Stream:
             shown.began = True
         if shown.choice is not None:
             chunks.append(self.reply.last(index, shown.choice))
+        if ask.usage_with_each:
+            self._count(shown, happened)
+            counted = tokens_used(
+                sum(handle.prompt_tokens for handle in self.handles[:: ask.n]),
+                sum(shown.tokens for shown in self.shown),
+            )
+            chunks = [chunk | {"usage": counted} for chunk in chunks]
         return chunks
+
+    def _count(self, shown: Shown, happened: Event | Written) -> None:
+        """Bring the number of tokens up to date."""
+        if shown.choice is not None:
+            shown.tokens = written_tokens(shown.choice.result)
+        elif isinstance(happened, Written):
+            shown.tokens += happened.tokens
+        else:
+            first = happened.canvas.prompt_length + shown.seen
+            shown.seen += len(happened.final)
+            given = happened.canvas.given[first : first + len(happened.final)]
+            shown.tokens += len(happened.final) - int(given.sum())
 
     def _final(self, shown: Shown, happened: Event) -> str | None:
         """What has become final and was not sent; None when there is nothing to send."""

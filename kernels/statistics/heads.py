@@ -81,7 +81,9 @@ def split_linear(head: Head) -> Share | None:
     along the vocabulary and nothing else changed."""
     if isinstance(head, Share):
         return head
-    if not dist.is_available() or not dist.is_initialized() or not _is_linear(head):
+    if not _is_linear(head) or type(head.weight) is nn.Parameter:  # asked in every step
+        return None
+    if not dist.is_available() or not dist.is_initialized():
         return None
     from torch.distributed.tensor import DTensor, Shard
 

@@ -21,6 +21,7 @@ from dllm.engine.layers import View
 from dllm.engine.packing import pack
 from dllm.engine.recipe import Options, Recipe
 from dllm.engine.rows import Job, Row
+from dllm.engine.visibility import Visibility
 from dllm.samplers import Prediction
 from dllm.samplers.base import Scorer
 
@@ -184,7 +185,7 @@ def test_shadows_see_no_later_block() -> None:
     row = Row(canvas, recipe, options, Slots.empty(12, 0, GRID), canvas)
     shadow = np.array([5, 9])
     job = Job(row, canvas, plan, canvas.masks(), shadow=shadow)
-    packed = pack([job], 0, False, torch.device("cpu"), GRID)
+    packed = pack([job], 0, False, torch.device("cpu"), Visibility(GRID))
     (mask,) = [segment.mask for segment in packed.segments if segment.mask is not None]
     at = np.concatenate([np.arange(12), shadow])
     seen = [at[np.isfinite(keys)].tolist() for keys in mask.numpy()]

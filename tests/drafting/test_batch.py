@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import TextIteratorStreamer
 
 import dllm
 from dllm.drafting.base import EMPTY, chain
@@ -152,15 +151,6 @@ def test_a_stream_can_be_given_up(verifier: dllm.DiffusionModel) -> None:
     events.close()  # type: ignore[attr-defined]
     with pytest.raises(dllm.PromptError, match="exceed the context"):  # before the first event
         dllm.stream_speculate(verifier, None, prompts(2), max_new_tokens=1_000)
-
-
-def test_transformers_streamers() -> None:
-    model = dllm.load("nano-ar")
-    streamer = TextIteratorStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    out = dllm.speculate(model, "nano", "Compute 69 + 49.", max_new_tokens=40, streamer=streamer)
-    assert "".join(streamer) == out.text
-    with pytest.raises(dllm.ConfigError, match="a streamer follows one prompt"):
-        dllm.speculate(model, None, ["a", "b"], streamer=streamer)
 
 
 def test_two_threads_with_one_verifier(verifier: dllm.DiffusionModel) -> None:

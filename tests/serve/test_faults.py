@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -363,6 +364,57 @@ def test_sigterm_lets_requests_end(start: Start, tiny: dllm.DiffusionModel) -> N
     assert health.status_code == 503
     served.thread.join(PATIENCE)
     assert not served.thread.is_alive()
+
+
+def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
+    """What is not answered in time is told so, streaming or not, likelihoods too."""
+    served = start(tiny, max_rows=1, drain=0.2)
+    loop = served.server.servers[0].get_loop()
+    slow, labels = body(n=8), {"model_name": served.service.name}
+    registry = served.service.metrics.registry
+    score = {"prompt": "one", "continuation": ["two"] * 64, "samples": 16}
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            drafts = {"stream": True, "stream_options": {"include_drafts": True}}
+            asked = [(CHAT, slow | drafts), (CHAT, slow), *[("/v1/score", score)] * 2]
+            posts = [
+                asyncio.ensure_future(client.post(served.url + path, json=content))
+                for path, content in asked
+            ]
+            begun = partial(registry.get_sample_value, "dllm_first_draft_seconds_count", labels)
+            while served.service.running + served.service.waiting < 15 or not begun():
+                await asyncio.sleep(0.005)
+            loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
+            return await asyncio.gather(*posts)
+
+    streamed, whole, first, second = asyncio.run(ask())
+    error = json.loads(streamed.text.rstrip().rpartition("data: ")[2])["error"]
+    assert streamed.status_code == 200 and error["code"] == "stopping"
+    assert whole.status_code == 503 and whole.json()["error"]["code"] == "stopping"
+    assert first.status_code in (200, 503) and second.status_code == 503
+    served.thread.join(PATIENCE)
+    assert not served.thread.is_alive()
+
+
+def test_a_client_that_leaves_is_no_failure(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is counted as cancelled, and nothing is logged."""
+
+    def count(reason: str) -> float:
+        labels = {"model_name": served.service.name, "finished_reason": reason}
+        value = served.service.metrics.registry.get_sample_value("dllm_requests_total", labels)
+        return value or 0.0
+
+    cancelled, errors = count("cancelled"), count("error")
+    for stream in (False, True):
+        with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post(served.url + CHAT, json=body(stream=stream, n=8), timeout=0.05)
+    until(lambda: count("cancelled") >= cancelled + 2)
+    until(lambda: idle(served))
+    assert count("cancelled") == cancelled + 2 and count("error") == errors
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.slow

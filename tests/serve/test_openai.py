@@ -240,6 +240,24 @@ def test_a_completions_payload_of_vllms_bench(served: Served) -> None:
     assert all("choices" in chunk for chunk in chunks)
 
 
+def test_usage_with_every_chunk(served: Served) -> None:
+    """vLLM's ``continuous_usage_stats``, as guidellm asks for it."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 24, "block_length": 8,
+            "ignore_eos": True, "n": 2, "stream": True, "stream_options": options}  # fmt: skip
+    *chunks, last = sse(served.post("/v1/chat/completions", body).text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] < counts[-1] == 48
+    assert chunks[-1]["usage"] == last["usage"]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
+    hole = {"prompt": "Tom has", "suffix": " apples.", "max_tokens": 6, "stream": True}
+    *chunks, last = sse(served.post("/v1/completions", hole | {"stream_options": options}).text)
+    assert chunks[-1]["usage"] == last["usage"] and last["usage"]["completion_tokens"] == 6
+    assert all(chunk["usage"]["completion_tokens"] <= 6 for chunk in chunks)
+    without = sse(served.post("/v1/completions", hole).text)
+    assert all("usage" not in chunk for chunk in without)
+
+
 def test_infill_and_score(served: Served, tiny: dllm.DiffusionModel) -> None:
     body = {"text": "Tom, [[1]], Ben, [[2]].", "prompt": "one"}
     answer = served.post("/v1/infill", body).json()

@@ -16,10 +16,12 @@ from transformers.cache_utils import DFlashCache
 import dllm
 from dllm.drafting.dflash.drafter import BlockDrafter as BlockDrafterAtWork
 from dllm.drafting.dflash.heads import head_of
+from dllm.drafting.dflash.walks import candidates
 from dllm.errors import ConfigError
 from dllm.train.dflash import data
 from dllm.train.dflash.card import curve, table
 from dllm.train.dflash.evaluate import matches, walk
+from dllm.train.dflash.heads import choice_loss
 from dllm.train.dflash.loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
 from dllm.train.dflash.model import BlockDrafter, default_taps, drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective
@@ -131,7 +133,7 @@ def test_loops_are_recognised(ids: list[int], expected: bool) -> None:
 
 def test_batches_are_a_function_of_seed_and_number(tmp_path: Path) -> None:
     answers = [data.Answer(tuple(range(4, 10 + i)), 6) for i in range(9)]
-    taps = data.Taps(4)
+    taps = data.Taps([0], 2)
     one = data.Batches(answers, 2, 3, 5, 20, taps)
     other = data.Batches(answers, 2, 3, 5, 20, taps)
     for i in (7, 0, 19, 7):
@@ -176,10 +178,10 @@ def answers(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFact
     return file
 
 
-def small(steps: int, markov: int = 0) -> Recipe:
+def small(steps: int, **head: int) -> Recipe:
     return Recipe(
         layers=2, block_size=4, held_out=6, evaluated=8,
-        objective=Objective(head_rows=256, random_rows=32, markov=markov),
+        objective=Objective(head_rows=256, random_rows=32, **head),
         schedule=Schedule(steps=steps, rows=8, anchors=8, warmup=2, evaluate_every=5),
     )  # fmt: skip
 
@@ -191,6 +193,11 @@ def test_a_run_learns_and_its_drafter_can_be_used(
     config = recipe.config(verifier.hf.config, mask_id(verifier))
     assert list(keep_taps([answers], verifier.hf, config))[-1] == 240
     assert list(keep_taps([answers], verifier.hf, config)) == []
+    layers = list(config.target_layer_ids)
+    (first, *_), width = data.read_answers(answers, layers[1:]), config.hidden_size
+    fewer = data.Taps(layers[1:], width).read(first)  # of a file that has more
+    whole = data.Taps(layers, width).read(first)
+    assert torch.equal(fewer, whole[:, width:]) and fewer.shape[1] == 2 * width
     run, split = start(verifier, [answers], recipe, tmp_path, bf16=False)
     assert all(answer.file is not None for answer in split.train)
     resume(run)
@@ -203,15 +210,16 @@ def test_a_run_learns_and_its_drafter_can_be_used(
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
 
 
-def test_a_markov_head_is_trained_beside_and_drafts_as_it_was_measured(
-    verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
+@pytest.mark.parametrize("kind", ["markov", "selector"])
+def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
+    verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path, kind: str
 ) -> None:
-    recipe = small(6, markov=8)
+    recipe = small(6, **{kind: 8})
     run, split = start(verifier, [answers], recipe, tmp_path, bf16=False)
-    before = run.model.markov.project_out.weight.detach().clone()  # type: ignore[union-attr]
+    before = run.model.walk.project_out.weight.detach().clone()  # type: ignore[union-attr]
     resume(run)
     trainee: Any = run.model
-    assert not torch.equal(trainee.markov.project_out.weight, before)
+    assert not torch.equal(trainee.walk.project_out.weight, before)
     finish(run, verifier, recipe, split, tmp_path / "drafter")
     part = BlockDrafterAtWork(tmp_path / "drafter")
     hf: Any = verifier.hf
@@ -222,11 +230,28 @@ def test_a_markov_head_is_trained_beside_and_drafts_as_it_was_measured(
     weight = hf.get_output_embeddings().weight.detach().float()
     with torch.no_grad():  # a correction of the hidden state is one of the logits
         known = hf.get_input_embeddings().weight[17]
-        expected = weight @ trainee.markov(hidden, known)
-        got = head.after(17, hidden, weight @ hidden, torch.arange(len(weight)))
-    torch.testing.assert_close(got, expected, atol=0.05, rtol=0.02)  # it was saved in bfloat16
+        expected = weight @ trainee.walk(hidden, known)
+        values, at = candidates((weight @ hidden)[None])
+        got = head.after(17, hidden, values[0], at[0])[:16]
+    # it was saved in bfloat16
+    torch.testing.assert_close(got, expected[at[0, :16]], atol=0.05, rtol=0.02)
     result = dllm.speculate(verifier, part, "3+4=", controller="whole")
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
+
+
+def test_a_choice_is_among_the_most_probable_and_the_label() -> None:
+    """Against the cross-entropy over the candidates, written out."""
+    torch.manual_seed(0)
+    unary, corrected, head = torch.randn(9, 6), torch.randn(9, 6), torch.randn(20, 6)
+    labels = torch.randint(0, 20, (9,))
+    got = choice_loss(unary, corrected, head, labels, 4, 5)
+    for n in range(9):
+        best = (head @ unary[n]).argsort(descending=True)[:4].tolist()
+        if int(labels[n]) not in best:
+            best[-1] = int(labels[n])
+        logits = head[best] @ corrected[n]
+        expected = logits.logsumexp(0) - head[labels[n]] @ corrected[n]
+        torch.testing.assert_close(got[n], expected)
 
 
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(

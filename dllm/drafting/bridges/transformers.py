@@ -22,6 +22,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from ...config import GenerationConfig
 from ...errors import ConfigError
 from ...models import load
+from ...streamers import Streamer, feeding
 from .. import base
 from ..accept.rows import LogitsProcessor
 from ..api import Session, fit, make_drafter
@@ -52,6 +53,7 @@ def custom_generate(
     controller: Any = None,
     seed: int = 0,
     on_tokens: Callable[[list[int]], None] | None = None,
+    streamer: Streamer | None = None,
     verifier_tokenizer: Any = None,
     vocabulary: str = "auto",
     **model_kwargs: Any,
@@ -59,45 +61,64 @@ def custom_generate(
     """For ``model.generate(ids, custom_generate=custom_generate, drafter=...)``.
 
     ``drafter``, ``rule``, ``controller``, ``vocabulary`` as for `dllm.speculate`; ``seed`` keys the
-    noise when sampling; ``on_tokens`` receives the new ids of every round.  A diffusion drafter's
-    vocabulary is compared with ``verifier_tokenizer``, without one by size.  One sequence at a
-    time.  Returns ids (1, L), or with ``return_dict_in_generate`` an output that holds them as
-    ``sequences``.  The verifier's processors (penalties, temperature, top-p ...) are those that
-    transformers built from the generation config; stopping criteria other than ids and length are
-    asked after every token.  Raises `ConfigError` for what it cannot do.
+    noise when sampling; ``on_tokens`` receives the new ids of every round, as does the ``streamer``
+    of the calling ``generate``.  A diffusion drafter's vocabulary is compared with
+    ``verifier_tokenizer``, without one by size.  One sequence at a time.  Returns ids (1, L), or
+    with ``return_dict_in_generate`` an output that holds them as ``sequences``.  The verifier's
+    processors (penalties, temperature, top-p ...) are those that transformers built from the
+    generation config; stopping criteria other than ids and length are asked after every token.
+    Raises `ConfigError` for what it cannot do.
     """
     _check_interface()
+    with feeding(streamer or _streamer_of_caller()) as feed:
+        _check_asked(input_ids, generation_config, model_kwargs)
+        verifier = load(model, tokenizer=verifier_tokenizer)
+        part = fit(make_drafter(drafter), verifier, vocabulary)
+        prompt = input_ids[0].cpu().numpy()
+        config = GenerationConfig(
+            max_new_tokens=max(1, generation_config.max_length - len(prompt)),
+            temperature=1.0 if generation_config.do_sample else 0.0, seed=seed,
+        )  # fmt: skip
+        session = Session(
+            verifier, part, config, rule, controller,
+            logits_processor=_once(logits_processor), own_defaults=False,
+        )  # fmt: skip
+        run = session.start(prompt)
+        stops = getattr(generation_config, "_eos_token_tensor", None)
+        run.stop_ids = () if stops is None else tuple(stops.flatten().tolist())
+        if stopping_criteria:
+            run.stops = _criteria(stopping_criteria, input_ids)
+        for tokens in session.alone(run):
+            if feed is not None:  # transformers has handed over the prompt already
+                feed.give(tokens)
+            if on_tokens is not None:
+                on_tokens(tokens)
+    ids: Any = torch.tensor([run.text.tokens], device=input_ids.device)
+    as_output = generation_config.return_dict_in_generate
+    return GenerateDecoderOnlyOutput(sequences=ids) if as_output else ids
+
+
+def _streamer_of_caller() -> Streamer | None:
+    """The ``streamer`` of the ``generate`` that is running: transformers hands it to its own
+    decoding loops, but leaves it out for those that users bring."""
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    streamer: Streamer | None = None if frame is None else frame.f_locals.get("streamer")
+    return streamer
+
+
+def _check_asked(input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
+    """Raise `ConfigError` for what this loop cannot do."""
     if input_ids.shape[0] != 1:
         raise ConfigError(f"drafting takes one sequence at a time, not {input_ids.shape[0]}")
     mask = model_kwargs.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         raise ConfigError("drafting takes prompts without padding")
-    as_output = bool(generation_config.return_dict_in_generate)
     for name in EXTRAS:
-        if as_output and getattr(generation_config, name, False):
+        if config.return_dict_in_generate and getattr(config, name, False):
             raise ConfigError(f"drafting returns sequences only: leave out {name}")
-    sampling = bool(generation_config.do_sample)
-    verifier = load(model, tokenizer=verifier_tokenizer)
-    part = fit(make_drafter(drafter), verifier, vocabulary)
-    prompt = input_ids[0].cpu().numpy()
-    config = GenerationConfig(
-        max_new_tokens=max(1, generation_config.max_length - len(prompt)),
-        temperature=1.0 if sampling else 0.0, seed=seed,
-    )  # fmt: skip
-    session = Session(
-        verifier, part, config, rule, controller,
-        logits_processor=_once(logits_processor), own_defaults=False,
-    )  # fmt: skip
-    run = session.start(prompt)
-    stops = getattr(generation_config, "_eos_token_tensor", None)
-    run.stop_ids = () if stops is None else tuple(stops.flatten().tolist())
-    if stopping_criteria:
-        run.stops = _criteria(stopping_criteria, input_ids)
-    for tokens in session.alone(run):
-        if on_tokens is not None:
-            on_tokens(tokens)
-    ids: Any = torch.tensor([run.text.tokens], device=input_ids.device)
-    return GenerateDecoderOnlyOutput(sequences=ids) if as_output else ids
 
 
 def _once(processors: Any) -> tuple[LogitsProcessor, ...]:

@@ -32,7 +32,8 @@ OTHERS = ("embed_tokens.weight", "lm_head.weight", "verifier_norm.weight",
           "verifier_lm_head.weight", "t2d", "d2t")  # fmt: skip
 MARKOV = ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias",
           "project_in.weight", "project_out.weight")  # fmt: skip
-SELECTOR = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+SELECTOR = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight",
+            "project_in.weight", "project_out.weight")  # fmt: skip
 SHAPE = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "hidden_act",

@@ -71,21 +71,24 @@ def head_of(
 ) -> WalkHead | None:
     """The head that a checkpoint brings, in float32; the selector where it brings both.
 
-    A Markov head that is stored as projections becomes tables of the verifier's ``embedding``
-    (V, H), normed, and of the rows (v, H) of its ``head``.
+    Tables that are stored as projections are computed: that of the token before from the
+    verifier's ``embedding`` (V, H), normed, the other from the rows (v, H) of its ``head``.
     """
-    selector = {name: t.to(device, torch.float32) for name, t in checkpoint.selector.items()}
-    if selector:
-        return SelectorHead(selector["predecessor_codebook"], selector["successor_codebook"],
-                            selector["hidden_projection.weight"])  # fmt: skip
-    markov = {name: t.to(device, torch.float32) for name, t in checkpoint.markov.items()}
-    if "project_in.weight" in markov:
+    selector, markov = (
+        {name: t.to(device, torch.float32) for name, t in part.items()}
+        for part in (checkpoint.selector, checkpoint.markov)
+    )
+    given = selector or markov
+    if "project_in.weight" in given:
         known = F.rms_norm(embedding.float(), embedding.shape[-1:], eps=1e-6)
-        return MarkovHead(
-            known @ markov["project_in.weight"].T, head.float() @ markov["project_out.weight"],
-            markov["gate_proj.weight"], markov["gate_proj.bias"],
-        )  # fmt: skip
-    if markov:
-        return MarkovHead(markov["markov_w1.weight"], markov["markov_w2.weight"],
-                          markov.get("gate_proj.weight"), markov.get("gate_proj.bias"))  # fmt: skip
-    return None
+        first = known @ given["project_in.weight"].T
+        second = head.float() @ given["project_out.weight"]
+    elif selector:
+        first, second = selector["predecessor_codebook"], selector["successor_codebook"]
+    elif markov:
+        first, second = markov["markov_w1.weight"], markov["markov_w2.weight"]
+    else:
+        return None
+    if selector:
+        return SelectorHead(first, second, selector["hidden_projection.weight"])
+    return MarkovHead(first, second, markov.get("gate_proj.weight"), markov.get("gate_proj.bias"))

@@ -46,12 +46,18 @@ class Answer:
         return zlib.crc32(prompt.tobytes()) % share == 0
 
 
+def kept_layers(taps: Path) -> list[int]:
+    """The layers whose outputs a file of taps holds; none when it is not there or not complete."""
+    label = taps.with_suffix(".taps.json")
+    if not label.is_file():
+        return []
+    return list(json.loads(label.read_text(encoding="utf-8"))["layers"])
+
+
 def kept_taps(path: Path, layers: Sequence[int]) -> Path | None:
-    """The file of taps beside ``path`` if it is complete and of these layers."""
-    label = path.with_suffix(".taps.json")
-    if label.is_file() and json.loads(label.read_text(encoding="utf-8"))["layers"] == [*layers]:
-        return path.with_suffix(".taps")
-    return None
+    """The file of taps beside the answers of ``path`` if it is complete and has these layers."""
+    taps = path.with_suffix(".taps")
+    return taps if layers and set(layers) <= set(kept_layers(taps)) else None
 
 
 def read_answers(path: Path, layers: Sequence[int] = ()) -> Iterator[Answer]:
@@ -88,21 +94,28 @@ def common_tokens(answers: Sequence[Answer], count: int) -> torch.Tensor:
 
 
 class Taps:
-    """Rows of the files of taps, read where they lie."""
+    """Rows of the files of taps, read where they lie: ``layers`` of a verifier of width ``size``,
+    and its normed last hidden state behind them."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self._files: dict[Path, Any] = {}
+    def __init__(self, layers: Sequence[int], size: int) -> None:
+        self.layers, self.size = [*layers], size
+        self.width = (len(self.layers) + 1) * size
+        self._files: dict[Path, tuple[Any, list[int]]] = {}  # rows, and their parts that are read
 
     def read(self, answer: Answer) -> torch.Tensor:
         """(len(ids) - 1, width) bfloat16."""
         assert answer.file is not None
         if answer.file not in self._files:
-            flat = np.memmap(answer.file, np.int16, "r")
-            self._files[answer.file] = flat[: len(flat) // self.width * self.width]
-        first = answer.at * self.width
-        rows = self._files[answer.file][first : first + (len(answer.ids) - 1) * self.width]
-        return torch.from_numpy(np.array(rows)).view(torch.bfloat16).view(-1, self.width)
+            self._files[answer.file] = self._open(answer.file)
+        rows, parts = self._files[answer.file]
+        here = rows[answer.at : answer.at + len(answer.ids) - 1, parts]
+        return torch.from_numpy(here).view(torch.bfloat16).flatten(1)
+
+    def _open(self, file: Path) -> tuple[Any, list[int]]:
+        kept = kept_layers(file)
+        flat, width = np.memmap(file, np.int16, "r"), (len(kept) + 1) * self.size
+        rows = flat[: len(flat) // width * width].reshape(-1, len(kept) + 1, self.size)
+        return rows, [*map(kept.index, self.layers), len(kept)]
 
 
 class Batches(Dataset[dict[str, torch.Tensor]]):

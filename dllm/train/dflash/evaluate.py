@@ -21,7 +21,7 @@ class Acceptance:
     """``per_forward``: tokens per forward of the verifier (its first one, which reads the prompt,
     left out); ``reached`` (K,): how often the k-th draft of a round was accepted; ``right`` (K,):
     how often it was right, over all places of the answers; ``per_answer``: tokens per forward of
-    each answer.  With a Markov head these are those of its walk."""
+    each answer.  With a head that looks at the token before these are those of its walk."""
 
     per_forward: float
     reached: list[float]
@@ -64,25 +64,37 @@ def drafts_at(
     trainee: Trainee, ids: torch.Tensor, taps: torch.Tensor, anchors: torch.Tensor,
     walking: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """Most probable tokens (B, N, block - 1), over the whole vocabulary; with a Markov head and
-    ``walking`` each given the one before."""
+    """Most probable tokens (B, N, block - 1), over the whole vocabulary; with ``walking`` and a
+    head that looks at the token before, each given the one before."""
     width = trainee.head.shape[1]
     anchors = anchors.clamp_min(0)
     hidden = trainee.blocks(ids, taps[..., :-width], anchors)[:, :, 1:]
-    if trainee.markov is None or not walking:
-        return _best(hidden, trainee.head)
+    if trainee.walk is None or not walking:
+        return _best(hidden, hidden, trainee.head, None)
     tokens, drafts = ids.gather(1, anchors), []
     for k in range(hidden.shape[2]):
-        known = F.embedding(tokens, trainee.blocks.embedding)
-        tokens = _best(trainee.markov(hidden[:, :, k], known), trainee.head)
+        own, known = hidden[:, :, k], F.embedding(tokens, trainee.blocks.embedding)
+        tokens = _best(own, trainee.walk(own, known), trainee.head, trainee.walk.top)
         drafts.append(tokens)
     return torch.stack(drafts, 2)
 
 
-def _best(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-    flat = hidden.reshape(-1, hidden.shape[-1]).to(head.dtype)
-    best = [(part @ head.T).max(-1).indices for part in torch.split(flat, 512)]
-    return torch.cat(best).view(hidden.shape[:-1])
+def _best(
+    hidden: torch.Tensor, corrected: torch.Tensor, head: torch.Tensor, top: int | None
+) -> torch.Tensor:
+    """The rows of ``head`` with the largest logits under ``corrected``, of all or of the ``top``
+    largest under ``hidden``."""
+    best = []
+    shape, width = hidden.shape[:-1], hidden.shape[-1]
+    pairs = (torch.split(x.reshape(-1, width).to(head.dtype), 512) for x in (hidden, corrected))
+    for own, after in zip(*pairs, strict=True):
+        if top is None:
+            best.append((after @ head.T).max(-1).indices)
+            continue
+        at = (own @ head.T).topk(top).indices
+        place = torch.einsum("nh,nkh->nk", after, head[at]).max(-1, keepdim=True).indices
+        best.append(at.gather(1, place).squeeze(1))
+    return torch.cat(best).view(shape)
 
 
 def matches(answer: Answer, drafts: torch.Tensor) -> torch.Tensor:

@@ -133,7 +133,7 @@ def start(
         copy_layers(drafter, hf)
     common = common_tokens(split.train, recipe.objective.head_rows)
     trainee = Trainee(drafter, hf, recipe.objective, common)
-    taps = Taps((len(layers) + 1) * config.hidden_size)
+    taps = Taps(layers, config.hidden_size)
     run = trainer(
         trainee, split.train, split.held, recipe.schedule, folder / "checkpoints", taps,
         bf16=bf16, device=verifier.device.type, callbacks=callbacks,
@@ -158,10 +158,12 @@ def finish(
     count = recipe.draft_vocabulary
     ids = common_tokens(split.train, count) if count else None
     weights = {name: t.detach().cpu() for name, t in drafter.state_dict().items()}
-    markov = {}
-    if trainee.markov is not None:
-        markov = {name: t.detach().cpu() for name, t in trainee.markov.state_dict().items()}
-    checkpoint = BlockCheckpoint(str(folder), drafter.config, weights, ids, markov=markov)
+    head: dict[str, Any] = {}
+    if trainee.walk is not None:
+        kind_of_head = "markov" if trainee.walk.top is None else "selector"
+        held = {name: t.detach().cpu() for name, t in trainee.walk.state_dict().items()}
+        head = {kind_of_head: held}
+    checkpoint = BlockCheckpoint(str(folder), drafter.config, weights, ids, **head)
     export(
         checkpoint, folder, kind, verifier=verifier.hf.config, verifier_name=verifier.name,
         head=trainee.head.cpu(),

@@ -43,10 +43,10 @@ class DrafterTrainer(Trainer):
         with self.accelerator.autocast():
             got = acceptance(trainee, self.held_out, self.taps, 4)
         metrics = {"eval_tokens_per_forward": got.per_forward}
-        if trainee.markov is not None:
+        if trainee.walk is not None:
             with self.accelerator.autocast():
                 alone = acceptance(trainee, self.held_out, self.taps, 4, walking=False)
-            metrics["eval_without_markov"] = alone.per_forward
+            metrics["eval_without_head"] = alone.per_forward
         for k in range(len(got.reached)):
             metrics[f"eval_reached_{k + 1}"] = got.reached[k]
             metrics[f"eval_right_{k + 1}"] = got.right[k]

@@ -1,0 +1,72 @@
+"""A server under mixed requests, compressed: `benchmarks/soak.py` for an hour, here for less."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dllm
+
+from .conftest import Start, idle, until
+from .test_faults import tasks
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("soak", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_nothing_is_left_after_a_few_seconds(
+    script: Any, start: Start, tiny: dllm.DiffusionModel
+) -> None:
+    """Here in one process with its client: what a request costs is not looked at."""
+    served = start(tiny, caches=("none", "dual"), max_rows=4)
+    seen = asyncio.run(script.soak(served.url, os.getpid(), seconds=2.0, rate=30))
+    assert not [end for end in seen["ends"] if ":" in end], seen["ends"]
+    assert seen["requests"] > 20 and seen["left"]["running"] == 0
+    until(lambda: idle(served))
+    until(lambda: tasks(served) <= 3)
+    until(lambda: not served.server.server_state.connections)
+
+
+@pytest.mark.slow
+def test_three_minutes(script: Any) -> None:
+    """The real process: memory and processor time per request flat, nothing left over."""
+    with script.server() as (url, pid):
+        seen = asyncio.run(script.soak(url, pid, seconds=180, rate=5))
+    assert not script.complaints(seen), seen
+
+
+def test_what_is_complained_of(script: Any) -> None:
+    """Growth of memory and of time, wrong ends, and what is left over."""
+    window = {
+        "requests": 10,
+        "cpu_ms_per_request": 20.0,
+        "memory_mib": 100,
+        "threads": 7,
+        "files": 9,
+    }
+    left = {"running": 0, "waiting": 0, "cache_positions_used_ratio": 0, "threads": 7, "files": 9}
+    seen: dict[str, Any] = {"ends": {"whole": 5}, "windows": [dict(window) for _ in range(20)],
+                            "left": left}  # fmt: skip
+    assert script.complaints(seen) == []
+    for i, one in enumerate(seen["windows"]):
+        one["memory_mib"] += i
+        one["cpu_ms_per_request"] += 2 * i
+    seen["ends"]["whole: 500"] = 2
+    seen["left"] = left | {"running": 1, "files": 12}
+    found = " / ".join(script.complaints(seen))
+    for wanted in ("2 × whole: 500", "memory grew", "processor time", "left over", "files left"):
+        assert wanted in found
