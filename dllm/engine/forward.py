@@ -20,6 +20,7 @@ from ..errors import NumericError
 from ..kernels.divergence import divergence, log_probabilities
 from ..kernels.statistics import TokenStatistics, logprobs_of, to_host, token_statistics
 from ..models import DiffusionModel
+from ..models.linears import check_linears
 from ..samplers import Prediction
 from .graphs import Static, check_static
 from .kv import KVBuffer
@@ -53,6 +54,7 @@ class Forward:
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.count = 0
         self.seconds = 0.0  # of all forwards with their statistics
+        check_linears(self.backbone, self.head)
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self.static: Static | None = None
