@@ -19,7 +19,7 @@ import numpy as np
 from dllm.eval.measure import Record
 from dllm.eval.metrics import holm, paired, wilson
 from dllm.eval.plot import multiples, pareto
-from dllm.eval.report import area_table, cache_table, fastest_table
+from dllm.eval.report import COMMON, REFERENCE, area_table, cache_table, fastest_table
 from dllm.eval.report import markdown as table
 from dllm.eval.sweep import Journal
 
@@ -113,6 +113,14 @@ def front(records: list[Record]) -> str:
         + fastest
         + (f"\n\nTimes of {', '.join(others)} are from another, busy machine." if others else "")
     )
+
+
+def shown(records: list[Record]) -> list[str]:
+    """The methods of the front table and what they are compared with: those with a panel."""
+    plain = [record for record in records if record.cache == "none"]
+    rows = fastest_table(plain, most=6).splitlines()[2:]
+    methods = {record.sampler: record.method for record in plain}
+    return [*(methods[row.split("`")[1]] for row in rows), COMMON, REFERENCE]
 
 
 def head_row(case: dict[str, Any]) -> list[str]:
@@ -281,6 +289,7 @@ def main() -> None:
         pareto(records, [ROOT / "docs" / "pareto.svg"])
         plot(load("cache_memory")["cases"], ROOT / "docs" / "cache_memory.svg")
         multiples(records, [ROOT / "docs" / "methods.svg"])
+        multiples(records, [ROOT / "docs" / "overview.svg"], shown(records), across=2)
     stale = []
     for path, contents in parts.items():
         old = new = path.read_text()
