@@ -26,7 +26,7 @@ from dllm.eval.sweep import Journal
 from cache_memory import plot  # isort: skip
 from report import RESULTS  # isort: skip
 from samplers import flags  # isort: skip
-from tables import load, pages  # isort: skip
+from tables import load, official, pages  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 SWEEP = "readme.jsonl"  # of `dllm bench --preset readme`
@@ -104,6 +104,7 @@ def front(records: list[Record]) -> str:
     plain = [record for record in records if record.cache == "none"]
     fastest = fastest_table(plain, most=6)
     others = [f"`{name}`" for name in sorted(measured_elsewhere()) if f"| `{name}" in fastest]
+    machine = json.loads((RESULTS / SWEEP).read_text().splitlines()[0])["machine"]
     return (
         f"**Samplers** on `nano`, {records[0].examples} held-out prompts of each of "
         f"{', '.join(tasks)}: the six that save most, of those shown to lose at most 5 points "
@@ -111,7 +112,8 @@ def front(records: list[Record]) -> str:
         f"([all {len({record.method for record in plain})}, and what this does not show]"
         "(docs/results.md#every-sampler-along-its-knob)):\n\n"
         + fastest
-        + (f"\n\nTimes of {', '.join(others)} are from another, busy machine." if others else "")
+        + f"\n\nTimes: {machine['threads']} threads of an {machine['cpu']}"
+        + (f"; of {', '.join(others)}: another, busy machine." if others else ".")
     )
 
 
@@ -280,6 +282,7 @@ def main() -> None:
             "areas": areas(records),
             "sweep": samplers(records),
             "speed": speed(),
+            "fast_dllm": official(load("fast_dllm")),
         },
         ROOT / "dllm" / "nano" / "README.md": {
             "accuracy": accuracy_table(load("nano")) + "\n" + accuracy_table(load("nano_ar"))
