@@ -78,9 +78,10 @@ def generate(
     decoded at a time; when one is finished, the next joins.  ``sampler``, ``cache``: names such as
     ``"threshold(tau=0.8)"`` and ``"dual"``, or objects; see `dllm.samplers.available` and
     `dllm.cache.available`.  ``chat``: whether a string goes through the chat template (default:
-    when there is one).  ``n``: answers per prompt, each with noise of its own.  ``trace`` keeps
-    every step in ``result.trace``; ``progress`` shows a bar on stderr; ``streamer`` (one prompt
-    only) receives what is final as it is decided, and drafts where it has ``put_draft``.
+    when there is one).  ``n``: answers per prompt, each with noise of its own; at temperature 0
+    they differ only where the sampler draws, as ``"llada(remasking=random)"`` does.  ``trace``
+    keeps every step in ``result.trace``; ``progress`` shows a bar on stderr; ``streamer`` (one
+    prompt only) receives what is final as it is decided, and drafts where it has ``put_draft``.
     ``repetitions``: per prompt how many times it was answered before, so that a new answer draws
     new noise; by default equal prompts of a batch are counted, from 0.  ``config``: a
     `dllm.GenerationConfig` in place of the checkpoint's defaults; ``arguments``: single fields of

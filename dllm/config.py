@@ -102,12 +102,11 @@ class GenerationConfig:
     step.  ``max_rows``: most texts that are decoded at a time (default 32); further ones join as
     others finish.  ``max_batch_tokens``: most token positions fed to the model at once.
     ``top_candidates``: record that many candidates per prediction.  ``cuda_graphs``: pad cached
-    steps to a few sizes and replay each as one CUDA graph; off a GPU the padded steps run as they
-    are.  ``compile``: pass the network of such steps
-    through `torch.compile`.  ``suppress_mask=False`` lets the model propose [MASK], as most
-    official code does: only for exact reproduction of its probabilities.  ``constraints`` fixes
-    parts of the answer: offset from its start -> token id, or text whose tokens stand from there
-    on; the answer does not end before the last of them.
+    steps to a few sizes and replay each as one CUDA graph (on a GPU only).  ``compile``: pass the
+    network of such steps through `torch.compile`.  ``suppress_mask=False`` lets the model propose
+    [MASK], as most official code does: only for exact reproduction of its probabilities.
+    ``constraints`` fixes parts of the answer: offset from its start -> token id, or text whose
+    tokens stand from there on; the answer does not end before the last of them.
     """
 
     max_new_tokens: int | None = None
@@ -159,13 +158,12 @@ class GenerationConfig:
         return cls(**{**merged, **given})
 
     def check_used(
-        self, given: Collection[str], *, canvas: int, tempered: bool, cached: bool, traced: bool
+        self, given: Collection[str], *, canvas: int, tempered: bool, traced: bool
     ) -> None:
         """Raise `ConfigError` where something ``given`` would change nothing.
 
         ``canvas``: positions of the longest answer; ``tempered``: whether samplers see the
-        probabilities after temperature and filters; ``cached``, ``traced``: whether there is a
-        cache and a trace.
+        probabilities after temperature and filters; ``traced``: whether there is a trace.
         """
         for name in ("top_p", "top_k"):
             plain = getattr(self, name) == getattr(type(self), name) or name not in given
@@ -183,11 +181,6 @@ class GenerationConfig:
             raise ConfigError(
                 "top_candidates are written to the trace: ask for a trace, or drop them"
             )
-        for name in ("compile", "cuda_graphs"):
-            if name in given and getattr(self, name) and not cached:
-                raise ConfigError(
-                    f"{name} is for steps that read a cache: choose one, e.g. 'dual', or drop it"
-                )
 
     @property
     def sampler_options(self) -> dict[str, Any]:
@@ -245,6 +238,6 @@ def _constraints(value: Any) -> dict[int, int | str]:
         ):
             raise ConfigError(f"{shape}, not {short(offset)} to {short(wanted)}")
         if isinstance(wanted, str):
-            check_unicode(wanted, "constraints")
+            check_unicode(wanted, f"constraints[{offset}]")
         result[int(offset)] = wanted if isinstance(wanted, str) else int(wanted)
     return result

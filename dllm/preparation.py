@@ -61,13 +61,15 @@ class Preparation:
         """Names first, then how they go together.  ``holes``: for a text with holes, which is as
         long as it is, and in which nothing ends."""
         given = dict(arguments)
+        if not isinstance(config, GenerationConfig | None):
+            raise ConfigError(f"config is a dllm.GenerationConfig, not {short(config)}")
         if config is not None:
             plain = GenerationConfig()
             own = {k: v for k, v in vars(config).items() if v != getattr(plain, k)}
             given = {**own, **given}
         defaults = dict(model.generation_defaults) if config is None else {}
         if holes:
-            fixed = {"max_new_tokens", "min_new_tokens", "eos_policy"} & set(given)
+            fixed = set(given) & {"max_new_tokens", "min_new_tokens", "eos_policy", "constraints"}
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
             defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
@@ -93,6 +95,8 @@ class Preparation:
             raise PromptError("there is no prompt: pass a string, messages, ids, or a list of them")
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ConfigError(f"n must be a whole number of at least 1, not {n!r}")
+        if not isinstance(chat, bool | None):
+            raise ConfigError(f"chat is True, False or None, not {short(chat)}")
         encoded = [encode(self.model, prompt, chat) for prompt in prompts]
         if repetitions is None:
             repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]
@@ -141,7 +145,7 @@ class Preparation:
         """Refuse what the caller named and what would change nothing."""
         self.config.check_used(
             self.given, canvas=canvas, tempered=self.model.facts.score_source == "tempered",
-            cached=self.cache.name != "none", traced=traced,
+            traced=traced,
         )  # fmt: skip
 
     def scheduler(self, requests: Sequence[Request]) -> Scheduler:

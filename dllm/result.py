@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Self
 
 import numpy as np
 
 from .canvas import FloatArray, IntArray
+from .errors import ConfigError
 from .trace import Trace
 
 
@@ -22,8 +24,9 @@ class Result:
     forwards this row took part in; ``computed``: token positions fed to the model for it.
     ``order``: the step that decided each of ``tokens``, -1 for what was given; ``logprobs``: their
     log-probabilities then.  ``finish_reason``: "stop" (a stop id or string) or "length".
-    ``seconds``: time of the steps from the row's admission to its end, which it may have shared
-    with other rows; ``queue_seconds``: time it waited before that.  ``restarts``: how often the
+    ``seconds``: time of the engine's steps from the row's admission to its end, which it may have
+    shared with other rows; what a reader does between two steps is not counted.
+    ``queue_seconds``: time from its submission to its admission.  ``restarts``: how often the
     row gave its memory back and began anew, in forwards that are not counted here.
     ``peak_memory`` (bytes; of the device, or of the process on CPU) and ``cache_bytes`` (what is
     held in keys, values and hidden states) are those of all rows together.
@@ -74,19 +77,39 @@ class Result:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON: arrays as lists, the trace as a dictionary."""
-        data = {f.name: getattr(self, f.name) for f in fields(self)}
-        data["sequences"], data["logprobs"] = self.sequences.tolist(), self.logprobs.tolist()
+        """Plain data, such as strict JSON takes: arrays as lists, the trace as a dictionary, the
+        class's name as "kind"; a log-probability that is not finite as None."""
+        data = {
+            "kind": type(self).__name__,
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+        }
+        data["sequences"] = self.sequences.tolist()
+        data["logprobs"] = [x if math.isfinite(x) else None for x in self.logprobs.tolist()]
         data["trace"] = None if self.trace is None else self.trace.to_dict()
         return data
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Result:
-        """The result that `to_dict` wrote."""
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The result that `to_dict` wrote, also after its way through JSON.
+
+        Raises `ConfigError` for data of another kind of result, and where fields are missing or
+        unknown.
+        """
+        kind = data.get("kind", cls.__name__)
+        if kind != cls.__name__:
+            raise ConfigError(f"these are data of a {kind}: read them with dllm.{kind}.from_dict")
+        values = {name: value for name, value in data.items() if name != "kind"}
         known = {f.name for f in fields(cls)}
-        values = {name: value for name, value in data.items() if name in known}
-        values["sequences"] = np.asarray(values["sequences"], np.int64)
-        values["logprobs"] = np.asarray(values["logprobs"], np.float32)
+        needed = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
+        for name in sorted((values.keys() - known) | (needed - values.keys())):
+            what = "have the unknown" if name in values else "lack the"
+            raise ConfigError(f"data of a {kind} {what} field {name!r}: pass what to_dict wrote")
+        try:
+            logprobs = [np.nan if x is None else x for x in values["logprobs"]]
+            values["sequences"] = np.asarray(values["sequences"], np.int64)
+            values["logprobs"] = np.asarray(logprobs, np.float32)
+        except (TypeError, ValueError):
+            raise ConfigError(f"these are no data of a {kind}: pass what to_dict wrote") from None
         if values.get("trace") is not None:
             values["trace"] = Trace.from_dict(values["trace"])
         return cls(**values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .canvas import Canvas
+from .errors import ConfigError
 
 if TYPE_CHECKING:
     from .engine import Step
@@ -42,6 +44,20 @@ class TraceStep:
     bits: float = 0.0
     explored: int = 0
     candidates: list[tuple[int, list[tuple[int, float]]]] = field(default_factory=list)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TraceStep:
+        """The step of which these are the fields, with lists in place of tuples."""
+        pairs = {name: _pairs(data[name]) for name in ("commits", "compute", "drafts")}
+        read = None if data["read"] is None else _pairs(data["read"])
+        candidates = [(i, _pairs(best)) for i, best in data["candidates"]]
+        window = tuple(data["window"])
+        return cls(**{**data, **pairs, "read": read, "candidates": candidates, "window": window})
+
+
+def _pairs(lists: Sequence[Sequence[Any]]) -> list[Any]:
+    """JSON has no tuples."""
+    return [tuple(one) for one in lists]
 
 
 @dataclass
@@ -88,8 +104,8 @@ class Trace:
             explored=d.explored,
         )
         if p.top_token is not None and p.top_logprob is not None:
-            entry.candidates = [
-                (i, [(t, round(q, 4)) for t, q in zip(ts, qs, strict=True)])
+            entry.candidates = [  # what was banned or filtered out is no candidate
+                (i, [(t, round(q, 4)) for t, q in zip(ts, qs, strict=True) if math.isfinite(q)])
                 for i, ts, qs in zip(
                     p.positions.tolist(), p.top_token.tolist(), p.top_logprob.tolist(), strict=True
                 )
@@ -107,19 +123,30 @@ class Trace:
             self.pieces = {i: decode([i]) for i in sorted(ids)}
 
     def to_dict(self) -> dict[str, Any]:
-        """The trace as plain data."""
-        return {"format": FORMAT, **asdict(self)}
+        """The trace as plain data, such as strict JSON takes."""
+        pieces = {str(token): piece for token, piece in self.pieces.items()}
+        return {"format": FORMAT, **asdict(self), "pieces": pieces}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trace:
-        """The trace that `to_dict` or `to_json` wrote."""
+        """The trace that `to_dict` or `to_json` wrote.
+
+        Raises `ConfigError` for another format than this version's.
+        """
+        if data.get("format") != FORMAT:
+            raise ConfigError(f"a trace of format {FORMAT} was expected, not {data.get('format')}")
         values = {name: value for name, value in data.items() if name != "format"}
-        values["steps"] = [TraceStep(**step) for step in values["steps"]]
-        values["pieces"] = {int(token): piece for token, piece in values["pieces"].items()}
-        return cls(**values)
+        try:
+            values["region"], values["given"] = tuple(values["region"]), _pairs(values["given"])
+            values["steps"] = [TraceStep.from_dict(step) for step in values["steps"]]
+            values["pieces"] = {int(token): piece for token, piece in values["pieces"].items()}
+            return cls(**values)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ConfigError("these are no data of a trace: pass what to_dict wrote") from None
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict())
+        """Strict JSON."""
+        return json.dumps(self.to_dict(), allow_nan=False)
 
     def _repr_html_(self) -> str:
         """The answer in a notebook: a cell per position, darker the later it was decided."""

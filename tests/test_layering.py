@@ -42,8 +42,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config"},
         {"numpy", "torch", "transformers", "einops"},
     ),
-    "trace": ({"canvas", "engine"}, set()),
-    "result": ({"canvas", "trace"}, {"numpy"}),
+    "trace": ({"canvas", "engine", "errors"}, set()),
+    "result": ({"canvas", "errors", "trace"}, {"numpy"}),
     "text": (set(), set()),
     "prompts": ({"errors", "canvas", "models"}, {"numpy", "torch", "transformers", "jinja2"}),
     "eval.tasks": (set(), set()),  # training needs it: it stands on its own

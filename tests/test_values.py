@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -64,7 +66,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("constraints", {0: ""}, "not 0 to ''"),
     ("constraints", {0: -1}, "not 0 to -1"),
     ("constraints", {-1: 5}, "not -1 to 5"),
-    ("constraints", {0: "\ud800"}, "not valid Unicode"),
+    ("constraints", {0: "a", 7: "\ud800"}, "constraints[7] is not valid Unicode"),
 ]
 
 
@@ -152,14 +154,12 @@ def test_no_name_of_ours_is_said_to_be_foreign() -> None:
         ({"top_k": 5}, {}, "top_k has no effect at temperature 0"),
         ({"block_length": 100}, {}, "exceeds the canvas of 64"),
         ({"top_candidates": 3}, {"traced": False}, "written to the trace"),
-        ({"compile": True}, {"cached": False}, "read a cache"),
-        ({"cuda_graphs": True}, {"cached": False}, "read a cache"),
     ],
 )
 def test_an_option_without_effect_is_refused(
     given: dict[str, Any], facts: dict[str, Any], words: str
 ) -> None:
-    usual = {"canvas": 64, "tempered": False, "cached": True, "traced": True} | facts
+    usual = {"canvas": 64, "tempered": False, "traced": True} | facts
     with pytest.raises(ConfigError, match=words):
         GenerationConfig(**given).check_used(given, **usual)
     GenerationConfig(**given).check_used((), **usual)  # a checkpoint may recommend it
@@ -173,12 +173,58 @@ def test_an_option_without_effect_is_refused(
         ({"top_p": 1.0, "top_k": 0}, {}),
         ({"block_length": 64}, {}),
         ({"top_candidates": 3}, {}),
-        ({"top_candidates": 0, "compile": False}, {"traced": False, "cached": False}),
+        ({"top_candidates": 0, "compile": False}, {"traced": False}),
     ],
 )
 def test_an_option_with_an_effect_is_taken(given: dict[str, Any], facts: dict[str, Any]) -> None:
-    usual = {"canvas": 64, "tempered": False, "cached": True, "traced": True} | facts
+    usual = {"canvas": 64, "tempered": False, "traced": True} | facts
     GenerationConfig(**given).check_used(given, **usual)
+
+
+PROMPT = "What is 4 + 5?"
+CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (dllm.generate, {"cuda_graphs": True, "cache": "dual"}, "needs a CUDA GPU, not cpu"),
+    (dllm.generate, {"compile": True}, "compile is for steps that read a cache"),
+    (dllm.generate, {"compile": True, "cache": "sparse"}, "works layer by layer"),
+    (dllm.generate, {"config": 5}, "dllm.GenerationConfig, not 5"),
+    (dllm.generate, {"config": {"seed": 1}}, "dllm.GenerationConfig"),
+    (dllm.generate, {"chat": "no"}, "True, False or None"),
+    (dllm.generate, {"top_k": 3}, "no effect at temperature 0"),
+    (dllm.stream, {"compile": True}, "steps that read a cache"),
+    (partial(dllm.speculate, "nano-ar", "prompt_lookup"), {"top_p": 0.5}, "no effect at"),
+    (partial(dllm.speculate, "nano-ar", None), {"top_k": 5}, "no effect at temperature 0"),
+    (partial(dllm.speculate, "nano-ar", None), {"repetition_penalty": "x"}, "a number above 0"),
+    (partial(dllm.speculate, "nano-ar", None), {"logits_processor": 5}, "a list of callables"),
+    (partial(dllm.speculate, "nano-ar", None), {"vocabulary": "x"}, "vocabulary is 'auto'"),
+    (partial(dllm.speculate, "nano-ar", None), {"tokenizer": 5}, "a hub id, a folder or"),
+    (partial(dllm.speculate, "nano-ar", None), {"stop": "a"}, "here it is stop_strings"),
+    (partial(dllm.speculate, "nano-ar", None), {"do_sample": True}, "here it is temperature"),
+    (partial(dllm.speculate, "nano-ar", 5), {}, "a hub id, a folder or a bundled name, not 5"),
+]
+
+
+@pytest.mark.parametrize(("call", "how", "words"), CALLS)
+def test_a_call_that_cannot_mean_what_it_says(
+    call: Callable[..., Any], how: dict[str, Any], words: str
+) -> None:
+    model = [] if isinstance(call, partial) else ["nano"]
+    with pytest.raises(DllmError) as result:
+        call(*model, PROMPT, **how)
+    assert words in str(result.value) and "\n" not in str(result.value)
+
+
+@pytest.mark.parametrize("how", [{"dtype": "float32"}, {"tokenizer": "nano"}, {"device": "cpu"}])
+def test_a_loaded_model_is_as_it_is(how: dict[str, str]) -> None:
+    model = dllm.load("nano")
+    assert dllm.load(model) is model
+    with pytest.raises(ConfigError, match=f"loaded already, {next(iter(how))} has no effect"):
+        dllm.load(model, **how)
+
+
+def test_static_steps_of_a_session_and_without_a_gpu() -> None:
+    for how in ({"cuda_graphs": True, "cache": "dual"}, {"compile": True}):
+        with pytest.raises(ConfigError):
+            dllm.Session("nano", **how)
 
 
 @pytest.mark.parametrize("spec", [None, 5, [], ["dual"], b"dual"])

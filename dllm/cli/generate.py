@@ -64,7 +64,9 @@ class Answers(Generation):
     trace: Annotated[
         Path | None, option("--trace", panel=OUTPUT, text="Write every step to this JSON file.")
     ] = None
-    n: Annotated[int, option("-n", panel=DECODING, text="Answers per prompt.", min=1)] = 1
+    n: Annotated[
+        int, option("-n", panel=DECODING, text="Answers per prompt; alike at temperature 0.", min=1)
+    ] = 1
     output: Annotated[
         Path | None,
         option("--output", "-o", panel=OUTPUT, text="Write JSON lines to this file."),

@@ -216,12 +216,6 @@ class Decoding(Loaded):
         }.items():
             object.__setattr__(self, name, value)
 
-    def load(self) -> DiffusionModel:
-        model = super().load()
-        if self.cuda_graphs and model.device.type != "cuda":
-            raise ConfigError(f"--cuda-graphs needs a CUDA GPU, not {model.device}: leave it out")
-        return model
-
     def parts(self) -> dict[str, Any]:
         """The sampler and the cache."""
         return {"sampler": self.sampler, "cache": self.cache}

@@ -13,8 +13,8 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from ..canvas import IntArray
-from ..config import GenerationConfig
-from ..errors import ConfigError, PromptError, UnknownNameError
+from ..config import ELSEWHERE, GenerationConfig
+from ..errors import ConfigError, PromptError, UnknownNameError, short
 from ..models import DiffusionModel, load
 from ..models.checkpoint import BUNDLED
 from ..prompts import ManyPrompts, OnePrompt, encode, is_batch
@@ -27,7 +27,7 @@ from .base import DRAFTERS, RULES, AcceptRule, Drafter, Request, single
 from .length.control import CONTROLLERS, LengthController
 from .loop import Batch, Speculation, StopCheck
 from .result import SpeculativeResult
-from .verifiers.base import is_causal_model
+from .verifiers.base import can_verify
 from .verifiers.packed import open_verifier
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
@@ -154,8 +154,11 @@ def _prepare(
     verifier: VerifierLike, drafter: DrafterLike, prompt: Any, options: dict[str, Any]
 ) -> tuple[Session, list[IntArray]]:
     """Everything that can be wrong is found here, before the first round."""
+    from .vocabulary import check_policy
+
     own = {name: options.pop(name) for name in SESSION if name in options}
     chat, vocabulary = options.pop("chat", None), options.pop("vocabulary", "auto")
+    check_policy(vocabulary)
     model = load_verifier(verifier, options.pop("tokenizer", None))
     drafting = {name: options.pop(name) for name in DRAFTING if name in options}
     config = _config(model, options)
@@ -173,7 +176,7 @@ def _prepare(
 def load_verifier(verifier: VerifierLike, tokenizer: Any = None) -> DiffusionModel:
     """The verifier, loaded.  Raises `ConfigError` when it is a diffusion model."""
     model = load(verifier, tokenizer=tokenizer) if tokenizer is not None else load(verifier)
-    if not is_causal_model(model):
+    if not can_verify(model):
         raise ConfigError(
             f"{model.name} is a diffusion model: it drafts, but cannot verify; "
             "pass an autoregressive model as the verifier"
@@ -248,9 +251,15 @@ def _config(model: DiffusionModel, arguments: dict[str, Any]) -> GenerationConfi
     for name in arguments:
         if name not in ARGUMENTS:
             known = {*ARGUMENTS, *DRAFTING, *SESSION, "chat", "tokenizer", "vocabulary"}
-            raise UnknownNameError("argument of speculate", name, known)
+            here = ELSEWHERE.get(name.lower(), "")
+            raise UnknownNameError(
+                "argument of speculate", name, known, here if here.split(":")[0] in known else None
+            )
     defaults = {k: v for k, v in model.generation_defaults.items() if k in ARGUMENTS}
-    return GenerationConfig.build(defaults, arguments)
+    config = GenerationConfig.build(defaults, arguments)
+    limit = config.max_new_tokens or DEFAULT_LENGTH
+    config.check_used(arguments, canvas=limit, tempered=False, traced=False)
+    return config
 
 
 class Session:
@@ -269,8 +278,16 @@ class Session:
         own_defaults: bool = True,
     ) -> None:
         register_all()
-        if repetition_penalty is not None and repetition_penalty <= 0:
-            raise ConfigError(f"repetition_penalty must be positive, not {repetition_penalty}")
+        if repetition_penalty is not None and not (
+            isinstance(repetition_penalty, int | float) and repetition_penalty > 0
+        ):
+            penalty = short(repetition_penalty)
+            raise ConfigError(f"repetition_penalty must be a number above 0, not {penalty}")
+        if not isinstance(logits_processor, Sequence) or not all(map(callable, logits_processor)):
+            raise ConfigError(
+                "logits_processor is a list of callables, as transformers has them, not "
+                f"{short(logits_processor)}"
+            )
         self.model, self.drafter, self.config = model, drafter, config
         self.rule = single(rule or ("keyed" if config.temperature else "greedy"), RULES, AcceptRule)
         if self.rule.name == "greedy" and config.temperature:

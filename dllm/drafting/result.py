@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,6 +25,14 @@ class SpeculativeResult(Result):
     drafter: str = "none"
     rule: str = "greedy"
     lossy: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "rounds": [asdict(stats) for stats in self.rounds]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        rounds = [RoundStats(**stats) for stats in data.get("rounds", ())]
+        return super().from_dict({**data, "rounds": rounds})
 
     @property
     def drafted(self) -> int:

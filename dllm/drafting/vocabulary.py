@@ -83,6 +83,12 @@ def _spelling(token: str) -> str:
     return token.replace("\u2581", "\u0120")
 
 
+def check_policy(policy: object) -> None:
+    """Raise `ConfigError` for what `reconcile` does not know."""
+    if policy not in ("auto", "retokenize", "intersect"):
+        raise ConfigError(f"vocabulary is 'auto', 'retokenize' or 'intersect', not {policy!r}")
+
+
 def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Drafter:
     """``drafter``, whose network is ``model``, made fit for ``verifier``.
 
@@ -91,8 +97,7 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
     "retokenize" drafts in the drafter's vocabulary and carries text over; "intersect" translates
     the ids of equal strings and bans the others.
     """
-    if policy not in ("auto", "retokenize", "intersect"):
-        raise ConfigError(f"vocabulary is 'auto', 'retokenize' or 'intersect', not {policy!r}")
+    check_policy(policy)
     ours, theirs = model.tokenizer, verifier.tokenizer
     if ours is None or theirs is None:
         if model.facts.vocab_size != verifier.facts.vocab_size:

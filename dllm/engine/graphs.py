@@ -16,20 +16,48 @@ where `Static` runs the padded step eagerly.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..cache.base import Cache
 from ..errors import ConfigError
 from ..models.attention import Segment
 from .kv import KVBuffer
 from .packing import Packed
 
+UNCAPTURED = ContextVar("UNCAPTURED", default=False)
 BUCKETS = (16, 32, 64, 128, 256)  # padded numbers of queries; larger steps are busy enough as is
 MOST_KEYS = 4  # times as many keys as the longest lane reads: what is masked costs as well
+
+
+@contextmanager
+def uncaptured() -> Iterator[None]:
+    """Let ``cuda_graphs`` run its padded steps off a GPU too, as they are: to test the padding."""
+    token = UNCAPTURED.set(True)
+    try:
+        yield
+    finally:
+        UNCAPTURED.reset(token)
+
+
+def check_static(graphs: bool, compile: bool, cache: Cache, device: torch.device) -> None:
+    """Raise `ConfigError` where ``cuda_graphs`` or ``compile`` would change nothing."""
+    name = "cuda_graphs" if graphs else "compile"
+    if not (graphs or compile):
+        return
+    if graphs and device.type != "cuda" and not UNCAPTURED.get():
+        raise ConfigError(f"cuda_graphs needs a CUDA GPU, not {device}: leave it out")
+    if cache.name == "none" or cache.layerwise:
+        which = "reads none" if cache.name == "none" else f"{cache.name!r} works layer by layer"
+        raise ConfigError(
+            f"{name} is for steps that read a cache ({which}): choose one, e.g. 'dual', or drop it"
+        )
 
 
 def bucket(count: int) -> int | None:

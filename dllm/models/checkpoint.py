@@ -13,7 +13,7 @@ from typing import Any
 
 import huggingface_hub
 
-from ..errors import CheckpointError, UnknownNameError, one_line
+from ..errors import CheckpointError, ConfigError, UnknownNameError, one_line, short
 from .fields import check_config, check_generation
 
 BUNDLED = ("nano", "nano-ar")
@@ -57,7 +57,7 @@ def open_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
     Weights are not fetched yet.  Raises `CheckpointError` when it cannot be found or its
     ``config.json`` cannot be read, and `UnknownNameError` for a misspelt bundled name.
     """
-    name = os.fspath(model)
+    name = _named(model)
     folder, hub = find(model, revision)
     config = _config(folder)
     check_config(config)
@@ -73,9 +73,15 @@ def open_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
     )
 
 
+def _named(model: object) -> str:
+    if not isinstance(model, str | os.PathLike):
+        raise ConfigError(f"expected a hub id, a folder or a bundled name, not {short(model)}")
+    return os.fspath(model)
+
+
 def find(model: str | os.PathLike[str], revision: str | None = None) -> tuple[Path, str | None]:
     """The folder with the small files of ``model``, and its hub id if it came from there."""
-    name = os.fspath(model)
+    name = _named(model)
     if name in BUNDLED:
         return _bundled(name), None
     if Path(name).expanduser().is_dir():

@@ -60,6 +60,12 @@ def load(
         UnknownNameError: a misspelt family, option, attention implementation or bundled name.
     """
     if isinstance(model, DiffusionModel):
+        given = {"device": device, "device_map": device_map, "revision": revision,
+                 "attn_implementation": attn_implementation, "family": family, **options,
+                 "quantization_config": quantization_config, "tokenizer": tokenizer,
+                 "dtype": None if dtype == "auto" else dtype}  # fmt: skip
+        for name in (name for name, value in given.items() if value is not None):
+            raise ConfigError(f"the model is loaded already, {name} has no effect: leave it out")
         return model
     if "trust_remote_code" in options:
         raise ConfigError("remote code is never run; leave trust_remote_code out")

@@ -12,7 +12,7 @@ import dllm
 from dllm.result import Result
 
 from ..golden.conftest import goldens_dir
-from ..settings import SMALL
+from ..settings import OWN_MODELS, SMALL
 
 SAMPLERS = [
     "llada", "llada(remasking=random)", "threshold(0.4)", "factor(2)", "eb(gamma=1)",
@@ -21,7 +21,7 @@ SAMPLERS = [
     "dream(alg=entropy)+blocks(8)", "threshold(0.4)+whole",
 ]  # fmt: skip
 CACHES = ["none", "prefix", "dual"]
-BIDIRECTIONAL = [spec for name, spec in SMALL.items() if name != "block"]
+BIDIRECTIONAL = [spec for name, spec in SMALL.items() if name not in OWN_MODELS]
 ORDERED = "llada(remasking=random)"  # knows what it commits before the forward
 PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
 

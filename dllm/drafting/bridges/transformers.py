@@ -61,12 +61,13 @@ def custom_generate(
     """For ``model.generate(ids, custom_generate=custom_generate, drafter=...)``.
 
     ``drafter``, ``rule``, ``controller``, ``vocabulary`` as for `dllm.speculate`; ``seed`` keys the
-    noise when sampling; ``on_tokens`` receives the new ids of every round, and so does the
-    ``streamer=`` of the calling ``generate``.  A diffusion drafter's vocabulary is compared with ``verifier_tokenizer``, without one by size.  One sequence at a
-    time.  Returns ids (1, L), or with ``return_dict_in_generate`` an output that holds them as
-    ``sequences``.  The verifier's processors (penalties, temperature, top-p ...) are those that
-    transformers built from the generation config; stopping criteria other than ids and length are
-    asked after every token.  Raises `ConfigError` for what it cannot do.
+    noise when sampling; ``on_tokens`` receives the new ids of every round, as does the ``streamer``
+    of the calling ``generate``.  A diffusion drafter's vocabulary is compared with
+    ``verifier_tokenizer``, without one by size.  One sequence at a time.  Returns ids (1, L), or
+    with ``return_dict_in_generate`` an output that holds them as ``sequences``.  The verifier's
+    processors (penalties, temperature, top-p ...) are those that transformers built from the
+    generation config; stopping criteria other than ids and length are asked after every token.
+    Raises `ConfigError` for what it cannot do.
     """
     _check_interface()
     with feeding(streamer or _streamer_of_caller()) as feed:

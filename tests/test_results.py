@@ -1,0 +1,198 @@
+"""Results as plain data, and what their seconds are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import LlamaModel
+from typer.testing import CliRunner
+
+import dllm
+from dllm.cli.app import app
+from dllm.result import Result
+from dllm.trace import Trace, TraceStep
+
+PROMPT = "What is 4 + 5?"
+LONG = "Tom has 23 apples. Tom buys 12 more. How many apples does Tom have?"
+
+LONGER: dict[str, Any] = {"max_new_tokens": 64, "sampler": "llada", "block_length": 8}
+
+
+def generated(**how: Any) -> Result:
+    return dllm.generate("nano", PROMPT, max_new_tokens=32, **how)
+
+
+def in_session() -> Result:
+    with dllm.Session("nano", cache="dual") as session:
+        return session.submit(PROMPT, trace=True, max_new_tokens=32).result(timeout=60)
+
+
+KINDS: dict[str, Callable[[], Result]] = {
+    "plain": generated,
+    "traced": lambda: generated(trace=True),
+    "candidates": lambda: generated(trace=True, top_candidates=600, min_new_tokens=8),
+    "sampled": lambda: generated(trace=True, temperature=2.0, top_k=3, top_candidates=5),
+    "revised": lambda: generated(trace=True, sampler="wino"),
+    "guided": lambda: generated(trace=True, cfg_scale=1.0, cache="dual"),
+    "layered": lambda: generated(trace=True, cache="sparse", block_length=8),
+    "branches": lambda: generated(trace=True, sampler="lopa(localleap, k=3)"),
+    "infill": lambda: dllm.infill("nano", "4 + 5 =[[2]]9.", trace=True),
+    "constrained": lambda: generated(trace=True, constraints={20: "The end"}),
+    "session": in_session,
+    "speculated": lambda: dllm.speculate("nano-ar", "nano", LONG, max_new_tokens=24),
+    "tree": lambda: dllm.speculate("nano-ar", "token_recycling", LONG, max_new_tokens=24),
+    "lossy": lambda: dllm.speculate("nano-ar", "nano", LONG, rule="fly", max_new_tokens=24),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_result_goes_through_strict_json(kind: str) -> None:
+    result = KINDS[kind]()
+    data = result.to_dict()
+    again = type(result).from_dict(json.loads(json.dumps(data, allow_nan=False)))
+    for name, value in vars(result).items():
+        other = getattr(again, name)
+        if isinstance(value, np.ndarray):
+            assert value.dtype == other.dtype
+            np.testing.assert_array_equal(value, other)
+        else:
+            assert other == value and type(other) is type(value), name
+    assert str(again) == result.text and again.footer() == result.footer()
+    assert again.to_dict() == data
+
+
+def test_candidates_are_those_that_can_be_proposed() -> None:
+    """Of 600 asked for: neither what a filter left out nor what is banned there."""
+    trace = KINDS["sampled"]().trace
+    assert trace is not None
+    candidates = [best for step in trace.steps for _, best in step.candidates]
+    assert candidates and all(math.isfinite(q) for best in candidates for _, q in best)
+
+
+def test_numbers_that_json_does_not_have() -> None:
+    result = generated()
+    result.logprobs[0] = -np.inf
+    data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert data["logprobs"][0] is None and np.isnan(Result.from_dict(data).logprobs[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "SpeculativeResult"}, "dllm.SpeculativeResult.from_dict"),
+        ({"nonsense": 1}, "unknown field 'nonsense'"),
+        ({"tokens": ...}, "lack the field 'tokens'"),
+        ({"trace": {"format": 7}}, "format 1 was expected, not 7"),
+        ({"trace": {"format": 1}}, "no data of a trace"),
+        ({"logprobs": ["x"]}, "no data of a Result"),
+        ({"sequences": None}, "no data of a Result"),
+    ],
+)
+def test_data_that_no_result_wrote(change: dict[str, Any], message: str) -> None:
+    data = {k: v for k, v in {**generated().to_dict(), **change}.items() if v is not ...}
+    with pytest.raises(dllm.ConfigError, match=message):
+        Result.from_dict(data)
+
+
+def test_a_trace_is_read_from_its_file(tmp_path: Path) -> None:
+    trace = KINDS["candidates"]().trace
+    assert trace is not None
+    trace.save(tmp_path / "t.json")
+    again = Trace.from_dict(json.loads((tmp_path / "t.json").read_text()))
+    assert again == trace and isinstance(again.steps[0], TraceStep)
+
+
+class Clock:
+    """Stands still but for forwards, which take a second each, and for `sleep`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock, run = Clock(), LlamaModel.forward
+
+    def forward(*given: Any, **named: Any) -> Any:
+        clock.now += 1
+        return run(*given, **named)
+
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+    monkeypatch.setattr("time.perf_counter", clock)
+    monkeypatch.setattr("time.sleep", clock.sleep)
+    yield clock
+
+
+def seconds_are_forwards(result: Result, before: float = 0.0) -> None:
+    assert (result.seconds, result.queue_seconds) == (result.nfe, before)
+    assert result.tokens_per_second == result.decided / result.nfe
+
+
+def test_seconds_of_one_text(clock: Clock) -> None:
+    seconds_are_forwards(dllm.generate("nano", PROMPT))
+    seconds_are_forwards(dllm.infill("nano", "4 + 5 =[[2]]9."))
+    seconds_are_forwards(dllm.speculate("nano-ar", "prompt_lookup", PROMPT, max_new_tokens=16))
+
+
+def test_seconds_do_not_count_what_a_reader_does(clock: Clock) -> None:
+    result = None
+    for event in dllm.stream("nano", PROMPT):
+        clock.now += 1000
+        result = event.result
+    assert result is not None
+    seconds_are_forwards(result)
+    for round_ in dllm.stream_speculate("nano-ar", "prompt_lookup", PROMPT, max_new_tokens=16):
+        clock.now += 1000
+        result = round_.result
+    assert result is not None
+    seconds_are_forwards(result)
+
+
+def test_seconds_in_a_batch(clock: Clock) -> None:
+    """Rows of a step share its second; who waits for a row does not count the wait."""
+    together = dllm.generate("nano", [PROMPT, LONG], **LONGER)
+    for result in together:
+        seconds_are_forwards(result)
+    assert together[0].nfe != together[1].nfe
+    queued = dllm.generate("nano", [PROMPT, LONG], max_rows=1, **LONGER)
+    seconds_are_forwards(queued[0])
+    seconds_are_forwards(queued[1], before=queued[0].nfe)
+    for k, result in dllm.as_completed("nano", [PROMPT, LONG], **LONGER):
+        clock.now += 1000
+        assert result.seconds == together[k].seconds
+
+
+def test_seconds_of_micro_batches(clock: Clock) -> None:
+    """A step in two forwards takes both rows two seconds."""
+    results = dllm.generate("nano", [PROMPT, PROMPT], max_new_tokens=32, max_batch_tokens=60)
+    assert [result.seconds for result in results] == [2 * result.nfe for result in results]
+
+
+def test_seconds_in_a_session(clock: Clock) -> None:
+    with dllm.Session("nano") as session:
+        handles = [session.submit(text, **LONGER) for text in (PROMPT, LONG)]
+        results = [handle.result(timeout=60) for handle in handles]
+    for result in results:
+        assert result.seconds >= result.nfe and result.queue_seconds >= 0
+    alone = dllm.generate("nano", LONG, **LONGER)
+    assert results[1].nfe == alone.nfe
+
+
+@pytest.mark.parametrize("how", [[], ["--watch", "--delay", "500"], ["--watch"]])
+def test_seconds_of_the_command_line(clock: Clock, how: list[str]) -> None:
+    outcome = CliRunner().invoke(app, ["generate", PROMPT, "--json", *how])
+    assert not outcome.exit_code, outcome.stderr
+    record = json.loads(outcome.stdout)
+    assert record["seconds"] == record["nfe"]
