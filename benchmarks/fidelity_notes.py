@@ -49,6 +49,12 @@ ROUTINES: dict[str, str] = {
     "behind the stop id: compared is the text.",
     "fastdllm_v1_llada_factor": "With `official=True`: the scan also commits the last-ranked "
     "position when it alone fails its bound.",
+    "wedlm_stream": "The engine feeds the prompt alone in its first forward and what was decided "
+    "last in one more; here the prompt goes with the first window, and what nobody will read is "
+    "not fed. Its window looks past `max_new_tokens`, and what it decides there is seen by what is "
+    "left to decide: replayed on a canvas that is longer by a window.",
+    "wedlm_blocks": "With `threshold` or `fixed`, and a cache of the replay that feeds nothing "
+    "behind the open block, as nothing there is seen.",
     "r2_dllm_llada": "Its factor cases with the official scan (`factor(official=True)`).",
 }
 
@@ -110,8 +116,8 @@ METHODS: dict[tuple[str, str], str] = {
     ("cache", "dsb"): "Each row refreshes on its own count.",
     ("cache", "d2"): "Each row chooses its own positions. Confidences are updated and blocks keep "
     "their length, as meant; masks that were never predicted come by their place.",
-    ("sampler", "wedlm"): "Not recorded: the official engine needs a GPU and checkpoints whose "
-    "attention is not built here. The rule follows its code, at the clean entropy.",
+    ("sampler", "wedlm"): "The official window looks past `max_new_tokens`; here the canvas ends "
+    "there. Above temperature 0 the official code filters before it divides by the temperature.",
     ("sampler", "dawn"): "Given text is never overwritten.",
     ("sampler", "d3llm"): "The delayed cache is not built.",
     ("sampler", "staged_blocks"): "The delayed cache is not built.",
