@@ -8,7 +8,7 @@ from typing import Any
 
 from dllm.eval.report import markdown
 
-from dflash_tables import ablations  # isort: skip
+from dflash_tables import ablations, counts, plain, times  # isort: skip
 from report import RESULTS  # isort: skip
 
 Found = dict[str, Any]
@@ -217,7 +217,10 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
 
 def drafter_tables() -> dict[str, str]:
     """Those of block drafters whose measurements are there."""
-    made = {"ablations": ("dflash_ablations", ablations)}
+    made = {
+        "ablations": ("dflash_ablations", ablations), "counts": ("dflash_counts", counts),
+        "dflash-times": ("dflash_times", times), "plain": ("drafting_plain", plain),
+    }  # fmt: skip
     return {
         name: table(load(file))
         for name, (file, table) in made.items()

@@ -89,8 +89,8 @@ class DiffusionDrafter(Drafter):
     ``marker_position`` where: "after_masks" or "before_masks"; defaults what the checkpoint says.
     ``trim``: ids, or a JSON file of them, outside which nothing is drafted, so that only their rows
     of the head are multiplied; see `frequent_ids` in `dllm.drafting.trimming`.  ``banned`` ids are
-    never drafted; ``known_as`` gives the drafter's id of every verifier id where they differ (-1:
-    none).
+    never drafted; ``known_as`` gives the drafter's id of every verifier id where they differ
+    (-1: none).
     """
 
     model: Any = "nano"
