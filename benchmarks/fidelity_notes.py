@@ -55,6 +55,14 @@ ROUTINES: dict[str, str] = {
     "behind the stop id: compared is the text.",
     "fastdllm_v1_llada_factor": "With `official=True`: the scan also commits the last-ranked "
     "position when it alone fails its bound.",
+    "wedlm_stream": "The engine feeds the prompt alone in its first forward and what was decided "
+    "last in one more; here the prompt goes with the first window, and what nobody will read is "
+    "not fed. Its window looks past `max_new_tokens`, and what it decides there is seen by what is "
+    "left to decide: replayed on a canvas that is longer by a window.",
+    "wedlm_blocks": "With `threshold` or `fixed`, and a cache of the replay that feeds nothing "
+    "behind the open block, as nothing there is seen. The official code knows masks by their id: "
+    "one that the model proposes counts as undecided from the next block on. A part that does the "
+    "same replays it; in the library `suppress_mask` proposes none.",
     "r2_dllm_llada": "Its factor cases with the official scan (`factor(official=True)`).",
 }
 
@@ -118,8 +126,8 @@ METHODS: dict[tuple[str, str], str] = {
     ("cache", "dsb"): "Each row refreshes on its own count.",
     ("cache", "d2"): "Each row chooses its own positions. Confidences are updated and blocks keep "
     "their length, as meant.",
-    ("sampler", "wedlm"): "Not recorded: the official engine needs a GPU and checkpoints whose "
-    "attention is not built here. The rule follows its code, at the clean entropy.",
+    ("sampler", "wedlm"): "The official window looks past `max_new_tokens`; here the canvas ends "
+    "there. Above temperature 0 the official code filters before it divides by the temperature.",
     ("sampler", "dawn"): "Given text is never overwritten.",
     ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
     "again and predicts its first position; `official=True` has the released code's shift.",
