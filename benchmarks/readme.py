@@ -26,7 +26,8 @@ from dllm.eval.sweep import Journal
 from cache_memory import plot  # isort: skip
 from report import RESULTS  # isort: skip
 from samplers import flags  # isort: skip
-from tables import load, official, pages  # isort: skip
+from step_tables import official  # isort: skip
+from tables import load, pages  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 SWEEP = "readme.jsonl"  # of `dllm bench --preset readme`

@@ -8,8 +8,9 @@ from typing import Any
 
 from dllm.eval.report import markdown
 
-from dflash_tables import ablations  # isort: skip
+from dflash_tables import ablations, counts, plain, times  # isort: skip
 from report import RESULTS  # isort: skip
+from step_tables import conditions, dtypes, steps  # isort: skip
 
 Found = dict[str, Any]
 SHAPED = {"llada": "LLaDA-shaped", "dream": "Dream-shaped (grouped queries)"}
@@ -19,15 +20,6 @@ HEADS = {"llada": "LLaDA-8B, 4096 × 126,464", "dream": "Dream-7B, 3584 × 152,0
 def load(name: str) -> Found:
     result: Found = json.loads((RESULTS / f"{name}.json").read_text())
     return result
-
-
-def conditions(result: Found) -> str:
-    """On what something was measured."""
-    machine = result["machine"]
-    threads = result.get("threads", machine.get("threads"))
-    load = machine.get("load")  # this program's own threads count, too
-    beside = "" if load is None or load < threads + 0.5 else ", other work on the other core"
-    return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}{beside}"
 
 
 def heads(*files: Found) -> str:
@@ -189,47 +181,29 @@ def throughput(result: Found) -> str:
     )
 
 
-def steps(result: Found) -> str:
-    """A step's time, the share of it that is bare products, and the share of the roof it reaches."""
-    rows = [
-        [case["dtype"], str(case["rows"]), f"{case['milliseconds']:.0f} ms",
-         f"{100 * case['products']:.0f} %", f"{case['roof_gflops']:.0f} GFLOP/s",
-         f"{100 * case['roof']:.0f} %"]
-        for case in result["cases"]
-    ]  # fmt: skip
-    return f"{conditions(result)}, processor time:\n\n" + markdown(
-        ["dtype", "positions", "a step", "of it products", "roof", "of the roof"], rows
-    )
-
-
-def dtypes(result: Found) -> str:
-    """A step in float32 over the same step in bfloat16."""
-    times = {(case["dtype"], case["rows"]): case["milliseconds"] for case in result["cases"]}
-    rows = [
-        [str(count), *(f"{times[name, count]:.0f} ms" for name in ("float32", "bfloat16")),
-         f"{times['float32', count] / times['bfloat16', count]:.1f}×"]
-        for name, count in times if name == "float32"
-    ]  # fmt: skip
-    return f"A step of the 135M shape, {conditions(result)}, processor time:\n\n" + markdown(
-        ["positions", "float32", "bfloat16", "faster"], rows
-    )
-
-
-def official(result: Found) -> str:
-    """Processor time over that of Fast-dLLM's own code."""
-    rows = [
-        [case["dtype"], str(case["batch"]), f"{case['official_seconds']:.2f} s",
-         f"{case['seconds']:.2f} s",
-         f"{case['ratio']:.2f} ({case['low']:.2f} to {case['high']:.2f})",
-         f"{100 * case['equal']:.0f} %"]
-        for case in result["cases"]
-    ]  # fmt: skip
-    shape = result["cases"][0]
+def lossy(result: Found) -> str:
+    """Lossy accept rules against the verifier's own texts."""
+    rows = []
+    for temperature, rules in result["temperatures"].items():
+        for rule, row in rules.items():
+            points = f"{row['points']:+.1f} ({row['low']:+.1f} to {row['high']:+.1f})"
+            rows.append([
+                temperature, f"`{rule}`", f"{row['saved']:.2f}×", f"{100 * row['same']:.0f} %",
+                "-" if rule == "plain" else points, f"{row['nats']:.3f}",
+                f"{100 * row['deviations']:.1f}",
+            ])  # fmt: skip
+    share = 100 * result["pivotal"] / max(result["labelled"], 1)
+    table = markdown(
+        ["temperature", "rule", "fewer forwards", "same text", "points of accuracy (95 %)",
+         "nats per token", "deviations per 100 tokens"], rows,
+    )  # fmt: skip
     return (
-        f"135M parameters, LLaDA-shaped, random weights, dual cache, blocks of 32, prompts from "
-        f"{shape['prompt']} tokens on, {conditions(result | {'threads': shape['threads']})}; in "
-        "turns, medians and range of the ratios:\n\n"
-        + markdown(["dtype", "prompts", "official", "dllm", "ratio", "equal commits"], rows)
+        f"`nano-ar` verifies, `nano` drafts, {result['prompts']} held-out prompts "
+        f"(`benchmarks/lossy.py`; counts, not times).\n\n{table}\n\n"
+        "`plain` is the verifier alone, `keyed` the lossless default; `pivot(0.3)` has "
+        f"`threshold=0.3`.  Its classifier was fitted on {result['labelled']:,} refused tokens of "
+        f"other prompts, {share:.0f} % of them pivotal.  Nats per token: how unlikely the texts "
+        "are to the verifier at temperature 1."
     )
 
 
@@ -264,8 +238,12 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
 
 
 def drafter_tables() -> dict[str, str]:
-    """Those of block drafters whose measurements are there."""
-    made = {"ablations": ("dflash_ablations", ablations)}
+    """Those whose measurements are there."""
+    made = {
+        "ablations": ("dflash_ablations", ablations), "counts": ("dflash_counts", counts),
+        "dflash-times": ("dflash_times", times), "plain": ("drafting_plain", plain),
+        "lossy": ("lossy", lossy),
+    }  # fmt: skip
     return {
         name: table(load(file))
         for name, (file, table) in made.items()
