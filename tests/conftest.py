@@ -28,6 +28,13 @@ SMOKE = (
 )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """``pytest -n 2``: tests that share what they compute stay together."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "loadgroup"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the sample; nothing slow belongs to it."""
     for item in items:

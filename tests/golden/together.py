@@ -58,6 +58,12 @@ class Together:
             raise result
         return result
 
+    def group(self, case: Case) -> str | None:
+        """What `case` shares with those that are decoded with it; None for one that is alone."""
+        call = self.call_of(case)
+        alone = not isinstance(call.cache, str)
+        return None if alone else f"{case['model']} {case.get('eos_id')} {call.cache}"
+
     def _decode(self, *group: Any) -> None:
         name, eos_id, cache_name = group
         with dllm.Session(model_of(name, eos_id), cache=cache_name, max_rows=ROWS) as session:
