@@ -18,10 +18,13 @@ ROUTINES: dict[str, str] = {
     "drafts repeat once they are complete, and a forward may feed nothing else: not paid for here.",
     "freedave_dream": "As for LLaDA. In eager mode the official code also overwrites the first "
     "position of a block.",
-    "lopa_dream": "D2F's block-causal window and its checkpoints are not built; the branches and "
-    "their scores are those of the rule, on any window.",
-    "d3llm_multi_block_dream": "The delayed cache is not built; every case without it is replayed.",
-    "d3llm_multi_block_llada": "The delayed cache is not built; every case without it is replayed.",
+    "lopa_dream": "Every branch of every round is compared. The official code keeps the logits of "
+    "the row left of the open blocks, this one computes that row again: the same where attention is "
+    "block-causal; where it is not, a part that keeps them replays it. With nothing to try the "
+    "official code feeds the row twice.",
+    "d3llm_multi_block_dream": "With `delayed(official=True)`: of the positions fed the first is "
+    "predicted from its own row, because the slice is shifted and not the canvas. Not recorded: "
+    "where two blocks wait together, the official cache holds the first of them twice.",
     "saber_llada": "With `official=True` and `cumulative_blocks`.",
     "slowfast_llada": "The official code cuts the canvas behind a cycle from its second forward "
     "on; so does the cache that the replay uses. In the library the cache decides what is fed.",
@@ -40,7 +43,8 @@ ROUTINES: dict[str, str] = {
     "computed: its mask is cut by a position in the canvas, in an array that begins with the "
     "slice. A part that does the same replays it.",
     "dsb_dream": "Beside its cache the official code commits exactly the first mask in every full "
-    "pass. A part that does the same replays it.",
+    "pass, and predicts the first position of a fed slice from its own row. Parts that do the same "
+    "replay it.",
     "d2cache_llada": "With `d2(official=True)`: the released code never updates its confidences "
     "(it assigns to a copy), and its block shrinks with every commit (it is narrowed in place).",
     "d2cache_dream": "As for LLaDA; the last position of the prompt is fed only if it scores a "
@@ -82,7 +86,9 @@ METHODS: dict[tuple[str, str], str] = {
         "localleap",
     ): "The authors' code was not readable; a third-party copy was recorded. "
     "The abstract says 14.2 % of the steps of one token per step.",
-    ("sampler", "lopa"): "See `lopa_dream` above: D2F is not built.",
+    ("sampler", "lopa"): "`k` counts the row as it stands, the official `branching_factor` does "
+    "not.",
+    ("sampler", "d2f"): "A stop id counts once it is decided in the row, not in a branch.",
     ("sampler", "certainty_prior"): "Alone: no official code; the rule is that of a third party.",
     ("sampler", "pc"): "No official code was readable; the formula is that of a third party, the "
     "fading with the position that of the paper.",
@@ -109,12 +115,13 @@ METHODS: dict[tuple[str, str], str] = {
     "that the window has left where `delay` is 0.",
     ("cache", "dsb"): "Each row refreshes on its own count.",
     ("cache", "d2"): "Each row chooses its own positions. Confidences are updated and blocks keep "
-    "their length, as meant; masks that were never predicted come by their place.",
+    "their length, as meant.",
     ("sampler", "wedlm"): "Not recorded: the official engine needs a GPU and checkpoints whose "
     "attention is not built here. The rule follows its code, at the clean entropy.",
     ("sampler", "dawn"): "Given text is never overwritten.",
-    ("sampler", "d3llm"): "The delayed cache is not built.",
-    ("sampler", "staged_blocks"): "The delayed cache is not built.",
+    ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
+    "again and predicts its first position; `official=True` has the released code's shift.",
+    ("cache", "d2f"): "Keeps no logits: where they are shifted, one row more is computed.",
     ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",
     ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",
     ("cache", "vicinity"): "Not recorded: the rule follows dInfer's code.",

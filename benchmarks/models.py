@@ -20,7 +20,8 @@ facts that decoding needs.  No modelling code, no remote code, safetensors only.
 
 *Made from the registry by `python benchmarks/models.py`.*
 
-**attends**: to the whole text, or causally between blocks of that many positions.  **shift**: 1
+**attends**: to the whole text, causally between blocks of that many positions, or causally in an
+order in which decided tokens come before masks.  **shift**: 1
 when `logits[i]` predict token `i + 1`.  **verified**: what the implementation was held against.
 "Official code" was run beside this project, in float32 on a CPU, on a small checkpoint with
 random weights; "by configuration" means that the published configuration and description were
@@ -101,7 +102,7 @@ GGUF file in blocks of 8 bits.  bitsandbytes was not run here.
 
 def page() -> str:
     """The whole page."""
-    known = [family for family in families().values() if family.bidirectional]
+    known = [family for family in families().values() if family.diffusion]
     rows = "".join(_row(family) for family in known)
     listed = "".join(
         f"| [`{c.name}`](https://huggingface.co/{c.name}) | `{family.name}` | "
@@ -132,6 +133,8 @@ def _row(family: Family) -> str:
 def _attends(family: Family) -> str:
     if family.mask_kind == "block_causal":
         return f"blocks of {family.block_length or f'`{family.block_field}`'}"
+    if family.mask_kind == "decided_first":
+        return "decided tokens first"
     return "whole text, or `block_length=`" if family.any_blocks else "whole text"
 
 

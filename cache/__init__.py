@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from . import block, d2, dkv, dllm_cache, elastic, exact, none, sliding, sparse, window_diffusion
+from . import (
+    block,
+    d2,
+    delayed,
+    dkv,
+    dllm_cache,
+    elastic,
+    exact,
+    none,
+    sliding,
+    sparse,
+    wedlm,
+    window_diffusion,
+)
 from .base import CACHES, Cache, Info, Plan, Slots, available, compose, register
 
 __all__ = [
-    "CACHES", "Cache", "Info", "Plan", "Slots", "available", "block", "compose", "d2", "dkv",
-    "dllm_cache", "elastic", "exact", "none", "register", "sliding", "sparse", "window_diffusion",
+    "CACHES", "Cache", "Info", "Plan", "Slots", "available", "block", "compose", "d2", "delayed",
+    "dkv", "dllm_cache", "elastic", "exact", "none", "register", "sliding", "sparse", "wedlm",
+    "window_diffusion",
 ]  # fmt: skip

@@ -73,7 +73,7 @@ class Slots:
 
     def waiting(self, length: int) -> IntArray:
         """The pending positions among the first ``length``, ascending."""
-        return np.flatnonzero(self.pending[:length])
+        return self.pending[:length].nonzero()[0]
 
     def changed(self, positions: IntArray) -> None:
         """Tokens at ``positions`` were decided or taken back."""
@@ -84,12 +84,37 @@ class Slots:
 class Plan:
     """One row's step: ``compute`` ascending positions; ``read`` ascending positions or None for
     every live slot; ``refresh`` whether everything is recomputed; ``answers`` the targets it
-    serves, None for whatever the sampler asks."""
+    serves, None for whatever the sampler asks; ``asks`` the targets whose predictions the cache
+    itself wants, which only `Cache.after_step` sees.
+
+    ``borders``: ascending positions; what is computed reads only what lies left of the next border
+    to its right, beside what the model itself allows.  ``floor``: where logits are shifted, the
+    first row that scores; a target whose row lies left of it is scored by it."""
 
     compute: IntArray
     read: IntArray | None = None
     refresh: bool = False
     answers: IntArray | None = None
+    asks: IntArray | None = None
+    borders: IntArray | None = None
+    floor: int = 0
+
+    def rows(self, targets: IntArray, shift: int) -> IntArray:
+        """The row that scores each target, ascending."""
+        return np.maximum(targets - shift, self.floor) if shift else targets
+
+    def pieces(self, length: int) -> list[tuple[IntArray, IntArray | None]]:
+        """What is computed, and what it reads, cut at the borders."""
+        if self.borders is None:
+            return [(self.compute, self.read)]
+        read = np.arange(length) if self.read is None else self.read
+        ends = np.append(self.borders[self.borders < length], length)
+        cuts = np.searchsorted(self.compute, ends)
+        return [
+            (self.compute[low:high], read[read < end])
+            for low, high, end in zip([0, *cuts[:-1]], cuts, ends, strict=True)
+            if low < high
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +148,8 @@ class Layer(Protocol):
 @dataclass(frozen=True)
 class Cache:
     """A caching method.  ``stores`` is False when nothing outlives the step; ``needs`` is what it
-    needs of the sampler, ``offers`` what it offers to one.  ``layerwise`` caches are also asked at
+    needs of the sampler, ``offers`` what it offers to one.  ``follows``: branches have windows of
+    their own, and plans (see `branch`).  ``layerwise`` caches are also asked at
     every layer and ``keeps`` says which hidden states are stored for them: the "input" of each
     layer, or the "change" it makes."""
 
@@ -133,6 +159,7 @@ class Cache:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     offers: ClassVar[frozenset[Capability]] = SOME
     stores: ClassVar[bool] = True
+    follows: ClassVar[bool] = False
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None
     # Family -> field -> value: what the paper uses there, for fields left at None.
@@ -151,6 +178,11 @@ class Cache:
         `prompt` cache, what is pending.
         """
         raise NotImplementedError
+
+    def branch(self, fork: Canvas, plan: Plan) -> Plan:
+        """What a branch computes and reads, given the ``plan`` of its row; only asked where it
+        `follows` branches."""
+        return plan
 
     def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
         """What this layer computes and reads; None: the whole stream, read as planned.
@@ -184,10 +216,12 @@ def close(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray) -> Pla
     the ``pending`` positions; what is added is also read."""
     if plan.refresh:
         return plan
-    rows, compute = np.maximum(targets - slots.shift, 0), plan.compute
+    rows, compute = plan.rows(targets, slots.shift), plan.compute
     if not (_within(compute, rows) and _within(compute, pending)):
         compute = np.union1d(compute, np.concatenate([rows, pending]))
-    if plan.read is None or len(compute) == len(plan.compute):
+    if len(compute) == len(plan.compute):
+        return plan
+    if plan.read is None:
         return replace(plan, compute=compute)
     added = np.setdiff1d(compute, plan.compute, assume_unique=True)
     return replace(plan, compute=compute, read=np.union1d(plan.read, added))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, SHADOW
+from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW
 from .base import REGION, Cache, Plan, Slots, everything, register
 
 
@@ -14,7 +14,7 @@ from .base import REGION, Cache, Plan, Slots, everything, register
 class NoCache(Cache):
     """Recompute every position in every step: exact."""
 
-    offers = REGION | {ATTENTION_MAPS, COMMITTED_LOGITS, SHADOW}
+    offers = REGION | {ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW}
     stores = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:

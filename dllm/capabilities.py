@@ -37,6 +37,20 @@ KEEPS_TEXT = Capability(
 )
 GREEDY = Capability("greedy proposals", {"a temperature": "use temperature=0"})
 BLOCK_CAUSAL = Capability("block-causal attention", {"a model": "use cache='dual'"})
+DECIDED_FIRST = Capability(
+    "attention in which decided tokens come before masks", {"a model": "use cache='dual'"}
+)
+REORDERING = Capability(
+    "keys and values that follow the order of decisions",
+    {"a cache": "use cache='wedlm' or cache='none'"},
+)
+OWN_PREDICTIONS = Capability(
+    "decided tokens that predict themselves",
+    {"a model": "use a sampler that reads undecided positions only, such as threshold,"},
+)
+UNCONDITIONAL = Capability(
+    "predictions of a text whose beginning is masked", {"a model": "use cfg_scale=0"}
+)
 REGION_LOGITS = Capability(
     "predictions of every undecided position at every step", {"a cache": NO_CACHE}
 )

@@ -64,7 +64,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         device: str | None = None,
         dtype: str = "auto",
         max_gen_toks: int = 256,
-        estimator: str = "stratified",
+        estimator: str | None = None,
         samples: int = 128,
         early_stop: bool = False,
         check_greedy: bool = False,

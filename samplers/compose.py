@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, Protocol, cast
 
 from ..capabilities import Capability
 from ..errors import ConfigError, UnknownNameError
@@ -66,7 +66,8 @@ def available() -> list[Info]:
 class Needy(Protocol):
     """A part of a sampler, or a cache."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
 
     @property
     def needs(self) -> frozenset[Capability]: ...

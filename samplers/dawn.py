@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, PROBABILITY
+from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, OWN_PREDICTIONS, PROBABILITY
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
 from .base import Selector, View
@@ -37,7 +37,7 @@ class DAWN(Selector):
     runs out of candidates; here given text stays.
     """
 
-    needs = frozenset({PROBABILITY, COMMITTED_LOGITS, ATTENTION_MAPS})
+    needs = frozenset({PROBABILITY, COMMITTED_LOGITS, ATTENTION_MAPS, OWN_PREDICTIONS})
 
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"tau_sink": 0.01, "tau_edge": 0.07, "tau_induce": 0.7, "tau_low": 0.75},

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import FIXED_WINDOW, PROBABILITY, WINDOW_LOGITS
+from ..capabilities import FIXED_WINDOW, OWN_PREDICTIONS, PROBABILITY, WINDOW_LOGITS
 from ..errors import ConfigError
 from .base import EosRule, Part, Prediction, Selector, View, top
 from .compose import register
@@ -59,7 +59,7 @@ class Learn2PD(Selector):
     filtered piece by piece.
     """
 
-    needs = frozenset({PROBABILITY, WINDOW_LOGITS, FIXED_WINDOW})
+    needs = frozenset({PROBABILITY, WINDOW_LOGITS, FIXED_WINDOW, OWN_PREDICTIONS})
     statistics = frozenset({"max_logprob"})
 
     theta: float = 0.96

@@ -31,8 +31,9 @@ class WeDLM(Selector):
     committed.  The window is the 16 positions from the first undecided one, `dcd(16, 16)`, and the
     text ends with a stop id that has nothing undecided to its left.
 
-    This is the rule alone, for any model.  WeDLM's checkpoints attend causally in an order in which
-    decided tokens come first; that attention is not built.
+    This is the rule, for any model.  On WeDLM's own, which attend causally to decided tokens first,
+    and with ``cache="wedlm"``, it is the streaming decoding of the paper: a token with nothing
+    undecided on its left is final, and fed once more for its keys and values.
     """
 
     needs = frozenset({ENTROPY})

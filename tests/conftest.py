@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
     # Triton's interpreter has to be asked for before anything imports Triton, as transformers does.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import dllm
 from dllm.train.tokenizer import build_tokenizer
@@ -60,6 +60,23 @@ def tiny() -> dllm.DiffusionModel:
     return dllm.load(
         LlamaForCausalLM(config),
         family="llada", tokenizer=tokenizer, mask_token_id=tokenizer.mask_token_id,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def reordered() -> dllm.DiffusionModel:
+    """A WeDLM-shaped model, as `tiny`: it attends to decided tokens first."""
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=128,
+        initializer_range=0.6, tie_word_embeddings=False, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return dllm.load(
+        Qwen3ForCausalLM(config),
+        family="wedlm", tokenizer=tokenizer, mask_token_id=tokenizer.mask_token_id,
     )  # fmt: skip
 
 

@@ -51,8 +51,9 @@ class Evaluation(Decoding):
         option("--max-gen-toks", panel=DECODING, text="Canvas where a task is silent.", min=1),
     ] = 256
     estimator: Annotated[
-        str, option("--estimator", panel=LIKELIHOOD, text="stratified (default), llada, dream, ...")
-    ] = "stratified"
+        str | None,
+        option("--estimator", panel=LIKELIHOOD, text="stratified (default), llada, dream, ..."),
+    ] = None
     samples: Annotated[
         int, option("--samples", panel=LIKELIHOOD, text="Forwards per likelihood, default 128.")
     ] = 128

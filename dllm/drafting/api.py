@@ -27,7 +27,7 @@ from .base import DRAFTERS, RULES, AcceptRule, Drafter, Request, single
 from .length.control import CONTROLLERS, LengthController
 from .loop import Batch, Speculation, StopCheck
 from .result import SpeculativeResult
-from .verifiers.base import is_causal_model
+from .verifiers.base import can_verify
 from .verifiers.packed import open_verifier
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
@@ -176,7 +176,7 @@ def _prepare(
 def load_verifier(verifier: VerifierLike, tokenizer: Any = None) -> DiffusionModel:
     """The verifier, loaded.  Raises `ConfigError` when it is a diffusion model."""
     model = load(verifier, tokenizer=tokenizer) if tokenizer is not None else load(verifier)
-    if not is_causal_model(model):
+    if not can_verify(model):
         raise ConfigError(
             f"{model.name} is a diffusion model: it drafts, but cannot verify; "
             "pass an autoregressive model as the verifier"

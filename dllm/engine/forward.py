@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..errors import NumericError
 from ..kernels.divergence import divergence, log_probabilities
 from ..kernels.statistics import TokenStatistics, logprobs_of, to_host, token_statistics
 from ..models import DiffusionModel
+from ..models.linears import check_linears
 from ..samplers import Prediction
 from .graphs import Static, check_static
 from .kv import KVBuffer
@@ -30,6 +32,7 @@ from .rows import Job
 from .visibility import Visibility
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its shadow positions
+SHARED = tuple(field.name for field in fields(TokenStatistics))  # columns with a row per position
 
 
 class Forward:
@@ -51,6 +54,7 @@ class Forward:
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.count = 0
         self.seconds = 0.0  # of all forwards with their statistics
+        check_linears(self.backbone, self.head)
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self.static: Static | None = None
@@ -258,37 +262,35 @@ class Forward:
 
 def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
     """What a job's numbers say, unless they are not finite."""
-    if not np.isfinite(numbers["logprob"]).all():
-        where = int(job.asked[~np.isfinite(numbers["logprob"])][0])
+    logprob = numbers["logprob"]
+    if np.count_nonzero(np.isfinite(logprob)) < len(logprob):
+        where = int(job.asked[~np.isfinite(logprob)][0])
         return NumericError(
             f"the probabilities at position {where} are not finite: the weights hold NaN or "
             "infinite values, or overflow in this dtype; `dllm doctor` checks them, "
             "dtype='float32' may help"
         )
+    if not job.shadow.size:
+        return _prediction(job.targets, numbers), None
     count = len(job.targets)
+    shared = {name: numbers[name] for name in SHARED if name in numbers}
+    mine = {**numbers, **{name: array[:count] for name, array in shared.items()}}
+    others = {name: array[count:] for name, array in shared.items()}
+    others["asked.stands"] = numbers["stands"]
+    return _prediction(job.targets, mine), _prediction(job.shadow, others)
+
+
+def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:
+    get = numbers.get
     asked: dict[str, FloatArray] = {
         name.removeprefix("asked."): array
         for name, array in numbers.items()
         if name.startswith("asked.")
     }
-    prediction = _prediction(job.targets, numbers, slice(count), numbers.get("kl"), asked)
-    if not job.shadow.size:
-        return prediction, None
-    stands = {"stands": numbers["stands"]}
-    return prediction, _prediction(job.shadow, numbers, slice(count, None), None, stands)
-
-
-def _prediction(
-    positions: IntArray, numbers: Mapping[str, Any], here: slice, kl: FloatArray | None,
-    asked: dict[str, FloatArray],
-) -> Prediction:  # fmt: skip
-    def cut(name: str) -> Any:
-        return numbers[name][here] if name in numbers else None
-
     return Prediction(
-        positions, cut("token"), cut("logprob"), cut("margin"), cut("gap"), cut("entropy"),
-        cut("max_logprob"), kl, cut("top_token"), cut("top_logprob"), asked,
-        numbers.get("attention"),
+        positions, numbers["token"], numbers["logprob"], get("margin"), get("gap"),
+        get("entropy"), get("max_logprob"), get("kl"), get("top_token"), get("top_logprob"),
+        asked, get("attention"),
     )  # fmt: skip
 
 

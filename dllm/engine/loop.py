@@ -278,8 +278,12 @@ class Engine:
         """Micro-batches of at most ``max_batch_tokens`` computed positions, at least one row.
         Rows of equal shape stand together in the order of their slots, so that attention can take
         them as one tensor."""
-        rows = sorted(rows, key=lambda row: (row.cost, row.capacity, row.base or 0, row.number))
+        if len(rows) > 1:
+            rows = sorted(rows, key=lambda row: (row.cost, row.capacity, row.base or 0, row.number))
         limit = self.max_batch_tokens
+        if rows and limit is None and not any(row.alone for row in rows):
+            yield list(rows)
+            return
         chunk: list[Row] = []
         size = 0
         for row in rows:

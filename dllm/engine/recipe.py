@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..cache import Cache
 from ..canvas import Canvas
 from ..capabilities import (
     BLOCK_CAUSAL,
+    DECIDED_FIRST,
     FIXED_WINDOW,
+    OWN_PREDICTIONS,
+    REORDERING,
     SHADOW,
     SLIDING_BRANCHES,
+    UNCONDITIONAL,
+    Capability,
 )
 from ..config import GenerationConfig
 from ..errors import ConfigError
-from ..models import DiffusionModel
+from ..models import DiffusionModel, Facts
 from ..samplers import Sampler
 from ..samplers.compose import check_needs
 
@@ -91,10 +97,30 @@ def _bans(recipe: Recipe, model: DiffusionModel) -> tuple[tuple[int, ...], int]:
     return (*sorted(always), *sorted(early)), len(early)
 
 
+class Setting(NamedTuple):
+    """What is no part, and needs something of one."""
+
+    name: str
+    need: Capability
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        return frozenset({self.need})
+
+
+def offers_of(facts: Facts) -> frozenset[Capability]:
+    """What a model offers to the parts of a sampler and to a cache."""
+    offered = {SHADOW} if facts.logit_shift == 0 else set()
+    if facts.mask_kind == "decided_first":  # where decided tokens predict the next one
+        return frozenset(offered | {DECIDED_FIRST})
+    return frozenset(offered | {OWN_PREDICTIONS, UNCONDITIONAL}
+                     | ({BLOCK_CAUSAL} if facts.block_length else set()))  # fmt: skip
+
+
 def check_pair(sampler: Sampler, cache: Cache) -> None:
     """Raise `ConfigError` where sampler and cache do not go together."""
     offered = cache.offers
-    if not cache.stores or FIXED_WINDOW in sampler.window.offers:
+    if not cache.stores or cache.follows or FIXED_WINDOW in sampler.window.offers:
         offered |= {SLIDING_BRANCHES}
     check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", offered)
     check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
@@ -107,10 +133,11 @@ def check_recipe(recipe: Recipe, cache: Cache, model: DiffusionModel) -> None:
     if config.temperature > 0:
         name = f"temperature={config.temperature}"
         check_needs(sampler.parts, "a temperature", name, frozenset())
-    offered = frozenset({SHADOW} if model.facts.logit_shift == 0 else ())
-    if model.facts.block_length:
-        offered |= {BLOCK_CAUSAL}
-    check_needs([*sampler.parts, cache], "a model", model.name, offered)
+    asked = [Setting(f"cfg_scale={config.cfg_scale}", UNCONDITIONAL)] if config.cfg_scale else []
+    check_needs([*sampler.parts, cache, *asked], "a model", model.name, offers_of(model.facts))
+    if model.facts.mask_kind == "decided_first":
+        check_needs([Setting(model.name, REORDERING)], "a cache", f"cache={cache.name!r}",
+                    cache.offers)  # fmt: skip
     shadows = sampler.reviser is not None and SHADOW in sampler.reviser.needs
     if shadows and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.reviser} cannot be guided: use cfg_scale=0")

@@ -33,22 +33,22 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     targets = sampler.foreseen(canvas) if foresight else sampler.targets(canvas)
     plan, targets = plan_row(row, cache, targets)
     shadow = sampler.shadow(canvas)
-    return [
-        Job(
-            row, fork, plan, targets if fork is canvas else sampler.targets(fork),
-            i * row.recipe.lanes, shadow,
-        )
-        for i, fork in enumerate(_forks(row, cache))
-    ]  # fmt: skip
+    jobs = []
+    for i, fork in enumerate(_forks(row, cache)):
+        wanted, own = targets if fork is canvas else sampler.targets(fork), plan
+        if cache.follows and fork is not canvas:
+            own = close(cache.branch(fork, plan), wanted, row.slots, NOTHING)
+        jobs.append(Job.of(row, fork, own, wanted, i * row.recipe.lanes, shadow))
+    return jobs
 
 
 def _forks(row: Row, cache: Cache) -> list[Canvas]:
     """The canvases to feed.  Each has a window of its own, which slides by its trial; where keys
-    and values are kept, all have the row's, because only that is computed."""
+    and values are kept, most caches compute only the row's, which all of them have."""
     forks = row.forks()
-    if not cache.stores:
+    if not cache.stores or cache.follows:
         for fork in forks:
-            if fork is not row.canvas and fork.masks().size:
+            if fork is not row.canvas and (cache.follows or fork.masks().size):
                 row.recipe.sampler.prepare(fork)
     return forks
 
@@ -62,6 +62,8 @@ def plan_row(row: Row, cache: Cache, targets: IntArray) -> tuple[Plan, IntArray]
         targets = served if served.size else targets
     pending = slots.waiting(canvas.length) if cache.prompt else targets[:0]
     plan = close(plan, targets, slots, pending)
+    if plan.asks is not None:
+        plan = close(plan, plan.asks, slots, NOTHING)
     if cache.stores:
         check(plan, canvas, slots)
     return plan, targets
@@ -78,31 +80,33 @@ def settle(
             raise answer
         predictions.append(answer)
     jobs, canvas, slots, sampler = row.jobs, row.canvas, row.slots, row.recipe.sampler
-    plan, kept = jobs[0].plan, 0
+    kept = 0
     if len(jobs) > 1:
         kept = _choose(row, [prediction for prediction, _ in predictions])
-    gained = _keep(row, kept, buffer)
+    gained, plan = _keep(row, kept, buffer), jobs[kept].plan
     slots.computed(plan.compute, canvas.step)
     prediction, shadow = predictions[kept]
     cache.after_step(canvas, slots, prediction.positions, prediction.logprob)
+    if jobs[kept].wanted is not None:
+        prediction = prediction.take(jobs[kept].wanted)
     decision = Decision(NOTHING, NOTHING)
     if not canvas.finished:
         decision = sampler.decide(canvas, prediction, shadow)
-    slots.changed(decision.committed)
-    slots.changed(decision.remasked)
-    slots.changed(decision.padded)
+    for positions in (decision.committed, decision.remasked, decision.padded):
+        if positions.size:
+            slots.changed(positions)
     row.trials, row.jobs = decision.trials, []
     if gained is not None or len(jobs) > 1:
         decision = decision.after(gained, explored=len(jobs) - 1)
-    positions = sum(job.cost for job in jobs)
+    cost = sum([job.cost for job in jobs])
     canvas.nfe += 1
-    canvas.computed += positions
+    canvas.computed += cost
     canvas.step += 1
     canvas.block_step += 1
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
     complete(canvas)
-    return Step(row, canvas, plan, prediction, decision, positions)
+    return Step(row, canvas, plan, prediction, decision, cost)
 
 
 def _choose(row: Row, predictions: list[Prediction]) -> int:
@@ -131,12 +135,13 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
             to = [row.lane(other + lane) for other in others]
             buffer.copy(job.base(lane), to, torch.from_numpy(job.plan.compute))
     if job.logprobs is not None:
-        row.previous = job.targets, job.logprobs
+        own = slice(None) if job.wanted is None else job.wanted
+        row.previous = job.targets[own], job.logprobs[own]
     return trial
 
 
 def complete(canvas: Canvas) -> bool:
     """Finish the row if nothing is left to decide; whether it is finished."""
-    if not canvas.finished and not canvas.masked[canvas.start : canvas.end].any():
+    if not canvas.finished and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
         canvas.finish("length" if canvas.stop_position is None else "stop")
     return canvas.finished

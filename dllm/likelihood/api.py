@@ -49,7 +49,8 @@ def score(
     are then rougher.  ``cfg_scale``: classifier-free guidance.  ``seed``: of the masks; the result
     does not depend on the batch.  ``max_batch_tokens``: token positions per forward.
 
-    An autoregressive model is scored exactly, in one forward per request.  The texts of chat
+    An autoregressive model is scored exactly, in one forward per request, and so is a WeDLM model,
+    which is one as well, unless an ``estimator`` is named.  The texts of chat
     prompts are a turn of their own; other texts continue the prompt, so a blank between them
     belongs to the continuation.
     """

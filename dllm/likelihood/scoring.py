@@ -17,7 +17,7 @@ from ..canvas import Canvas, FloatArray, IntArray
 from ..config import GenerationConfig
 from ..engine import Engine, Recipe
 from ..engine.forward import Forward
-from ..engine.recipe import Options
+from ..engine.recipe import Options, check_recipe
 from ..engine.rows import Job, Row
 from ..errors import ConfigError, PromptError
 from ..kernels.statistics import token_statistics
@@ -63,7 +63,7 @@ class Scoring:
 
     name: ClassVar = "score"  # in errors about its arguments
 
-    estimator: str = "stratified"
+    estimator: str | None = None
     samples: int = 128
     greedy: bool = False
     early_stop: bool = False
@@ -72,12 +72,17 @@ class Scoring:
     max_batch_tokens: int = 8192
 
     @property
+    def kind(self) -> str:
+        """The estimator where masks are drawn."""
+        return self.estimator or "stratified"
+
+    @property
     def rounds(self) -> int:
         """Parts of about `ROUND` samples, after which a choice may be decided."""
         return max(1, round(self.samples / ROUND)) if self.early_stop else 1
 
     def __post_init__(self) -> None:
-        estimator(self.estimator)
+        estimator(self.kind)
         for name, least in (("samples", 1), ("max_batch_tokens", 1), ("cfg_scale", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
@@ -92,7 +97,9 @@ def score_requests(model: DiffusionModel, requests: Sequence[Request], how: Scor
                 f"prompt and continuation have {size} tokens, the context "
                 f"{model.facts.context_length}: shorten the prompt"
             )
-    if model.facts.mask_token_id is None:
+    if model.facts.mask_token_id is not None:
+        check_recipe(_recipe(how), caches.compose("none"), model)
+    if model.facts.mask_token_id is None or (model.family.causal and how.estimator is None):
         return [_autoregressive(model, request) for request in requests]
     running = [_Running(_completed(model, request, how), how) for request in requests]
     rounds = how.rounds
@@ -107,13 +114,11 @@ def score_requests(model: DiffusionModel, requests: Sequence[Request], how: Scor
 
 def _completed(model: DiffusionModel, request: Request, how: Scoring) -> Request:
     """The request with the end token that some estimators want."""
-    if how.estimator not in ENDS_WITH_EOS:
+    if how.kind not in ENDS_WITH_EOS:
         return request
     eos = model.facts.eos_token_id
     if eos is None:
-        raise ConfigError(
-            f"the {how.estimator} estimator needs an end token: {model.name} has none"
-        )
+        raise ConfigError(f"the {how.kind} estimator needs an end token: {model.name} has none")
     ended = np.append(request.continuation, eos)
     return Request(request.prompt, ended, request.group, request.length)
 
@@ -141,7 +146,7 @@ class _Running:
         each, more = divmod(self.how.samples, self.how.rounds)
         rows = each + (number < more)
         sizes = len(self.request.continuation), len(self.request.prompt)
-        return estimator(self.how.estimator)(*sizes, rows, (self.how.seed, number))
+        return estimator(self.how.kind)(*sizes, rows, (self.how.seed, number))
 
     def add(self, draws: Draws, values: Weights) -> None:
         self.sums.append(float(values.sum()))

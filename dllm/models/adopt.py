@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from .attention import set_attention, use_attention
 from .facts import generation_defaults, read_facts
 from .family import Family, get_family
+from .linears import pack_linears
 from .model import DiffusionModel
 from .rotary import rotate_in_cache
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
@@ -54,13 +55,19 @@ def prepare(
     """Eval mode; for diffusion also the family's mask, its rotation and packed attention.  Changes
     ``hf`` in place."""
     hf.train(False)
+    pack_linears(hf)
     if family.mask_kind == "causal":  # runs as it is: some networks mask only what they know
         if attn_implementation is not None:
             use_attention(hf, attn_implementation)
         return
+    if family.mask_kind == "decided_first" and "flash" in (attn_implementation or ""):
+        raise ConfigError(
+            f"{family.name} models attend under masks, which {attn_implementation} does not take; "
+            "load with attn_implementation='sdpa'"
+        )
     set_attention(hf, attn_implementation or "sdpa")
     rotate_in_cache(hf)
-    if family.bidirectional:
+    if not family.causal:
         hf.config.is_causal = False
         hf.config.use_cache = False
         module: Any

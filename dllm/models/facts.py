@@ -61,7 +61,7 @@ def read_facts(
     )  # fmt: skip
     _check_blocks(family, blocks)
     facts = Facts(
-        mask_token_id=first("mask_token_id") if family.bidirectional else None,
+        mask_token_id=first("mask_token_id") if family.diffusion else None,
         eos_token_id=eos_id,
         stop_token_ids=tuple(dict.fromkeys((*eos, *stops))),
         pad_token_id=first("pad_token_id", eos_id),
@@ -123,7 +123,7 @@ def _check_blocks(family: Family, blocks: Any) -> None:
 
 
 def _check_range(facts: Facts, family: Family) -> None:
-    if family.bidirectional and facts.mask_token_id is None:
+    if family.diffusion and facts.mask_token_id is None:
         raise CheckpointError(
             f"no mask token: a {family.name} model needs mask_token_id in config.json, a tokenizer "
             "with a mask token, or load(..., mask_token_id=...)"

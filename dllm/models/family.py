@@ -29,9 +29,11 @@ class Facts:
     what lies behind it; ``stop_token_ids`` are all ids that end one (eos and end of turn).
     ``logit_shift`` is 1 when ``logits[i]`` predict token ``i + 1``, else 0.  ``mask_kind`` is
     "bidirectional", "block_causal" (``block_length`` positions, counted from 0, see one another and
-    what is left of them) or "causal".  ``context_length`` counts positions, ``vocab_size`` the
-    columns of the logits.  ``score_source`` says which distribution the family's own sampler scores
-    confidences on: "clean" (raw logits) or "tempered" (after temperature and filters).
+    what is left of them), "decided_first" (causal in an order in which decided tokens come before
+    masks; a decided token predicts the next one) or "causal".  ``context_length`` counts positions,
+    ``vocab_size`` the columns of the logits.  ``score_source`` says which distribution the family's
+    own sampler scores confidences on: "clean" (raw logits) or "tempered" (after temperature and
+    filters).
     """
 
     mask_token_id: int | None
@@ -69,7 +71,8 @@ class Published:
 class Family:
     """One family of checkpoints.
 
-    ``architectures`` are accepted values of ``architectures[0]``.  ``to_native`` translates an
+    ``architectures`` are accepted values of ``architectures[0]``, ``where`` further fields of
+    config.json that tell families of one architecture apart.  ``to_native`` translates an
     official ``config.json`` (a dict) to the transformers config of ``model_class``,
     ``to_official`` goes back.  ``key_map`` renames weights, official regex -> native; an anchored
     regex may capture one layer number as ``(\\d+)``.  ``releases`` is keyed by vocabulary size.
@@ -84,6 +87,7 @@ class Family:
     to_official: Callable[[PreTrainedConfig], dict[str, Any]] | None
     logit_shift: int = 0
     mask_kind: str = "bidirectional"
+    where: ConfigDict = field(default_factory=dict)
     block_field: str | None = None  # of config.json: the block length of block-causal attention
     block_length: int | None = None  # the same, where config.json does not say it
     score_source: str = "clean"
@@ -108,8 +112,20 @@ class Family:
         return next((c for c in self.checkpoints if c.name.rpartition("/")[2] == last), None)
 
     @property
-    def bidirectional(self) -> bool:
+    def diffusion(self) -> bool:
+        """Whether it fills in masks."""
         return self.mask_kind != "causal"
+
+    @property
+    def causal(self) -> bool:
+        """Whether its network, as transformers runs it, is an autoregressive model."""
+        return self.mask_kind in ("causal", "decided_first")
+
+    def reads(self, config: ConfigDict) -> bool:
+        """Whether this ``config.json`` is one of the family."""
+        architecture = (config.get("architectures") or ["unnamed"])[0]
+        wanted = self.where.items()
+        return architecture in self.architectures and all(config.get(k) == v for k, v in wanted)
 
     def native_key(self, key: str) -> str:
         """Name of an official weight in the transformers class."""
@@ -145,6 +161,8 @@ OWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "sdar_moe": ("mixtures", ("SDARMoeForCausalLM",)),
     "nemotron_causal": ("nemotron", ("NemotronLabsDiffusionModel",)),
     "nemotron": ("nemotron", ("NemotronLabsDiffusionModel",)),
+    "wedlm_qwen2": ("wedlm", ("WeDLMForCausalLM",)),
+    "wedlm": ("wedlm", ("WeDLMForCausalLM",)),
     "autoregressive": ("autoregressive", ()),  # every causal model of transformers
 }
 
@@ -196,13 +214,13 @@ def family_for(config: ConfigDict) -> Family | None:
             f"architecture {architecture!r} is not supported: {ELSEWHERE[architecture]}"
         )
     for name, family in reversed(_FAMILIES.items()):  # the latest registration wins
-        if name not in OWN and architecture in family.architectures:
+        if name not in OWN and family.reads(config):
             return family
     for name, (_, architectures) in reversed(list(OWN.items())):
-        if architecture in architectures:
+        if architecture in architectures and get_family(name).reads(config):
             return get_family(name)
     causal = get_family("autoregressive")
-    return causal if architecture in causal.architectures else None
+    return causal if causal.reads(config) else None
 
 
 def require(config: ConfigDict, names: Iterable[str], family: str) -> dict[str, Any]:

@@ -22,8 +22,9 @@ class DiffusionModel:
     """What `dllm.load` returns.
 
     ``hf`` is a transformers model in eval mode: ``hf(input_ids, attention_mask=...)`` gives raw
-    logits (B, L, V), bidirectional unless ``facts.mask_kind`` is "causal", unshifted even if
-    ``facts.logit_shift`` is 1.  ``tokenizer`` is None when the checkpoint has none.
+    logits (B, L, V), unshifted even if ``facts.logit_shift`` is 1; bidirectional unless
+    ``facts.mask_kind`` is "causal", or "decided_first": then causal in the order that it is fed.
+    ``tokenizer`` is None when the checkpoint has none.
     ``generation_defaults`` are arguments of `dllm.generate` that the checkpoint recommends, e.g.
     ``{"max_new_tokens": 32, "block_length": 32}``.  ``official_config`` is the ``config.json``
     the model came from, empty if it never had one of the official class.

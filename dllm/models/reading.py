@@ -31,7 +31,7 @@ def family_of(
         raise CheckpointError(_unsupported(checkpoint))
     mask_id = given.get("mask_token_id", config.get("mask_token_id"))
     masked = mask_id is not None or config.get("is_causal") is False
-    if masked and not result.bidirectional:
+    if masked and not result.diffusion:
         architecture = config["architectures"][0]
         raise ConfigError(
             f"{checkpoint.name!r} has a mask token or no causal mask, but plain {architecture} "
@@ -47,7 +47,7 @@ def families_on(architecture: str) -> str:
         f"family={family.name!r} ({'shifted by one' if family.logit_shift else 'in place'}"
         f"{', in blocks' if family.mask_kind == 'block_causal' else ''})"
         for family in families().values()
-        if family.bidirectional and family.model_class is not None
+        if family.diffusion and family.model_class is not None
         and family.model_class.__name__ == architecture
     }  # fmt: skip
     return ", ".join(sorted(names)) or "none reads this network yet, see dllm.models.Family"
@@ -56,7 +56,7 @@ def families_on(architecture: str) -> str:
 def _unsupported(checkpoint: Checkpoint) -> str:
     architecture = (checkpoint.config.get("architectures") or ["(none)"])[0]
     remote = "auto_map" in checkpoint.config
-    known = [name for f in families().values() if f.bidirectional for name in f.architectures]
+    known = {name for f in families().values() if f.diffusion for name in f.architectures}
     return (
         f"architecture {architecture!r} of {checkpoint.name!r} "
         f"{'needs remote code, which is never run' if remote else 'is not supported'}; "
@@ -87,7 +87,7 @@ def native_config(checkpoint: Checkpoint, family: Family) -> tuple[PreTrainedCon
         raise CheckpointError(
             f"config.json of {checkpoint.name!r} is invalid: {one_line(error)}"
         ) from error
-    if family.bidirectional:
+    if not family.causal:
         config.is_causal = False
         config.use_cache = False
     return config, official and family.to_native is not None

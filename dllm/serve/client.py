@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..access import json_headers
 from ..errors import ConfigError, DllmError
 
 PATIENCE = 3600.0  # seconds of silence; the server sends something every 15
@@ -45,7 +46,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Client:
-    """A server at ``url``, e.g. ``http://127.0.0.1:8000``, with its API key if it asks for one."""
+    """A server at ``url``, e.g. ``http://127.0.0.1:8000``, with its API key if it asks for one;
+    without ``key`` the one in the environment goes along, see `dllm.access`."""
 
     url: str
     key: str | None = None
@@ -94,13 +96,10 @@ class Client:
             http.client.HTTPConnection
         )  # fmt: skip
         connection = _Closing(kind(parts.hostname or "", parts.port, timeout=PATIENCE))
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
         base = parts.path.rstrip("/").removesuffix("/v1")
         data = None if body is None else json.dumps(body).encode()
         try:
-            connection.inner.request(verb, base + path, data, headers)
+            connection.inner.request(verb, base + path, data, json_headers(self.key))
             response = connection.inner.getresponse()
             if response.status != 200:
                 raise DllmError(f"{self.url}: {_message(response)}")

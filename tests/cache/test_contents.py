@@ -21,11 +21,11 @@ from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks
 
 from ..decoding import Decoding
-from ..settings import EXACT, SMALL
+from ..settings import EXACT, OWN_MODELS, SMALL
 from .test_every_pair import MODELS, load
 from .test_protocol import Some, TakeBack, noise
 
-STORING = [spec for name, spec in SMALL.items() if name not in ("none", "block")]
+STORING = [spec for name, spec in SMALL.items() if name not in ("none", *OWN_MODELS)]
 LENGTH = 24
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import dllm
 
-from ..settings import EXACT, SMALL
+from ..settings import EXACT, OWN_MODELS, SMALL
 from .test_every_pair import MODELS, load, refused
 
 TEXTS = {
@@ -17,6 +17,7 @@ TEXTS = {
     "holes at both ends": (-1, 5, 6, 40, -1),
     "more than a block": (5, *(-1,) * 33, 9, -1, 7),
 }
+CACHES = [spec for name, spec in SMALL.items() if name not in OWN_MODELS]
 SAMPLER = "llada(remasking=random)"  # goes with every cache
 
 
@@ -26,7 +27,7 @@ def filled(name: str, text: Sequence[int], cache: str) -> list[int]:
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-@pytest.mark.parametrize("cache", [spec for name, spec in SMALL.items() if name != "block"])
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_text_around_the_holes_stays(name: str, cache: str, text: Sequence[int]) -> None:
     assert not refused(name, SAMPLER, cache)

@@ -21,7 +21,7 @@ from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks, WholeRegion
 
 from ..decoding import Decoding
-from ..settings import SMALL
+from ..settings import OWN_MODELS, SMALL
 from ..table import EOS, MASK, hashed, table_model
 
 OFFICIAL = ["dkv(4, official=llada)", "dkv(4, official=un)", "dkv(4, official=un_right)",
@@ -121,7 +121,7 @@ def promises(
     if revises and FORESIGHT not in cache.needs:
         parts.append(TakeBack(seed))
     sampler = compose(parts, options={"eos_policy": "none"})
-    facts = {"block_length": 4} if spec == "block" else {}
+    facts = OWN_MODELS.get(spec, {})
     engine = Decoding(table_model(hashed(seed), logit_shift=shift, **facts), sampler, cache,
                     GenerationConfig())  # fmt: skip
     rows = [
@@ -222,7 +222,7 @@ def test_infinite_intervals_never_end(spec: str) -> None:
 def test_a_canvas_that_was_cut_is_planned_to_its_new_end() -> None:
     """First-commit end of text shortens the canvas in the middle of everything."""
     for name, spec in SMALL.items():
-        facts = {"block_length": 4} if name == "block" else {}
+        facts = OWN_MODELS.get(name, {})
         sampler = compose([StaticBlocks(6), Random(), Some(3)], stop_ids=(EOS,),
                           options={"eos_policy": "first_commit_cut"})  # fmt: skip
         model = table_model(lambda ids, at: np.eye(32)[np.where(at == 20, EOS, 5)] * 9.0, **facts)

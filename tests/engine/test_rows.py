@@ -11,8 +11,12 @@ import dllm
 from dllm.result import Result
 
 from ..golden.conftest import goldens_dir
+<<<<<<< HEAD
 from ..settings import SMALL
 from ..thin import covering
+=======
+from ..settings import OWN_MODELS, SMALL
+>>>>>>> main
 
 SAMPLERS = [
     "llada", "llada(remasking=random)", "threshold(0.4)", "factor(2)", "eb(gamma=1)",
@@ -22,7 +26,7 @@ SAMPLERS = [
 ]  # fmt: skip
 MODELS = ["llada-tiny", "dream-tiny"]
 CACHES = ["none", "prefix", "dual"]
-BIDIRECTIONAL = [spec for name, spec in SMALL.items() if name != "block"]
+BIDIRECTIONAL = [spec for name, spec in SMALL.items() if name not in OWN_MODELS]
 ORDERED = "llada(remasking=random)"  # knows what it commits before the forward
 PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
 

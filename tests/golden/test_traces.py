@@ -15,7 +15,7 @@ import pytest
 from dllm.trace import TraceStep
 
 from .conftest import goldens_dir
-from .replay import BUILDERS, call_of, replayable
+from .replay import BUILDERS, call_of
 from .together import Together
 
 FILES = (
@@ -33,8 +33,7 @@ def _cases() -> Iterator[Any]:
     folder = goldens_dir() / "traces"
     for path in sorted({path for pattern in FILES for path in folder.glob(pattern + ".json")}):
         for case in json.loads(path.read_text())["cases"]:
-            if replayable(case):
-                yield pytest.param(case, id=case["id"])
+            yield pytest.param(case, id=case["id"])
 
 
 CASES = list(_cases())

@@ -84,9 +84,9 @@ class DiffusionDrafter(Drafter):
     ``steps`` forwards per round: before the last one, ``sampler`` commits tokens (default
     ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the committed text across
     rounds and recomputes them every ``refresh_rounds`` rounds or when acceptance falls by a
-    quarter; "none" recomputes everything.  ``end_marker``: id that stood beside the masks in
-    training ("do not end here"), and ``marker_position`` where: "after_masks" or "before_masks";
-    defaults what the checkpoint says.  ``trim``: ids, or a JSON file of them, outside which nothing
+    quarter (never for WeDLM's models, for which they stay right); "none" recomputes everything.
+    ``end_marker``: id that stood beside the masks in training ("do not end here"), and
+    ``marker_position`` where: "after_masks" or "before_masks"; defaults what the checkpoint says.  ``trim``: ids, or a JSON file of them, outside which nothing
     is drafted, so that only their rows of the head are multiplied; see `frequent_ids` in
     `dllm.drafting.trimming`.  ``banned`` ids are never drafted; ``known_as`` gives the
     drafter's id of every verifier id where they differ (-1: none).
@@ -188,7 +188,10 @@ class DiffusionDrafting(Drafting):
             options={"eos_policy": "none"},
             family=model.family.name,
         )
-        cache = Reuse() if self.reuse else caches.compose(part.cache, model.family.name)
+        named = part.cache
+        if self.reuse and facts.mask_kind == "decided_first":
+            named = "wedlm"  # which keeps the committed text, and never has to refresh it
+        cache = Reuse() if named == "reuse" else caches.compose(named, model.family.name)
         if cache.layerwise:
             raise ConfigError(
                 f"cache {cache.name!r} decides at every layer, which drafting has no use for; "

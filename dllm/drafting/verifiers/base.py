@@ -104,7 +104,13 @@ class Verifier:
 
 
 def is_causal_model(model: DiffusionModel) -> bool:
+    """Whether it is autoregressive and nothing else."""
     return model.facts.mask_token_id is None and model.facts.mask_kind == "causal"
+
+
+def can_verify(model: DiffusionModel) -> bool:
+    """Whether its network is an autoregressive model, among other things."""
+    return is_causal_model(model) or model.facts.mask_kind == "decided_first"
 
 
 @contextmanager

@@ -1,0 +1,77 @@
+"""WeDLM: causal networks that fill in masks, because the text is reordered for them.
+
+WeDLM (arXiv 2512.22737) keeps the causal attention of Qwen3 or Qwen2.5.  In every forward decided
+tokens come first and masks last, all with the position ids of the text, so that each mask sees
+every decided token, those to its right included, and the keys and values of the decided beginning
+are those of ordinary causal decoding.  A mask predicts its own token.  A decided token predicts the
+next one, as before: the same weights are an autoregressive model, which `dllm.score` asks and which
+verifies drafts.  One architecture name stands for both networks; ``qk_norm`` tells them apart.
+"""
+
+from __future__ import annotations
+
+from transformers import (
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from .a2d import native
+from .family import ConfigDict, Family, Published, demand, register_family, require
+
+ARCHITECTURES = ("WeDLMForCausalLM",)
+VERIFIED = "logits of official code, equal, reordered text, small random checkpoint"
+
+
+def qwen3_config(config: ConfigDict) -> PreTrainedConfig:
+    """The Qwen3 config of an official ``config.json``."""
+    sizes = require(config, ("hidden_size", "num_attention_heads"), "WeDLM")
+    size = config.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
+    return native({**config, "head_dim": size}, Qwen3Config, "WeDLM")
+
+
+def qwen2_config(config: ConfigDict) -> PreTrainedConfig:
+    """The Qwen2 config of an official ``config.json``."""
+    demand(config, {"qk_norm": False, "attention_bias": True}, "WeDLM on Qwen2.5")
+    return native(config, Qwen2Config, "WeDLM on Qwen2.5")
+
+
+WEDLM_QWEN2 = register_family(
+    Family(
+        name="wedlm_qwen2",
+        architectures=ARCHITECTURES,
+        model_class=Qwen2ForCausalLM,
+        to_native=qwen2_config,
+        to_official=None,
+        mask_kind="decided_first",
+        end_of_turn="<|im_end|>",
+        tokenizer_class="Qwen2Tokenizer",
+        checkpoints=(
+            Published("tencent/WeDLM-7B-Base"),
+            Published("tencent/WeDLM-7B-Instruct"),
+        ),
+        verified=VERIFIED,
+    )
+)
+WEDLM = register_family(
+    Family(
+        name="wedlm",
+        architectures=ARCHITECTURES,
+        where={"qk_norm": True},
+        model_class=Qwen3ForCausalLM,
+        to_native=qwen3_config,
+        to_official=None,
+        mask_kind="decided_first",
+        end_of_turn="<|im_end|>",
+        tokenizer_class="Qwen2Tokenizer",
+        checkpoints=(
+            Published("tencent/WeDLM-8B-Base"),
+            Published("tencent/WeDLM-8B-Instruct"),
+        ),
+        verified=VERIFIED,
+        note="Decode with `sampler='wedlm', cache='wedlm'`.  Where a checkpoint states no mask "
+        "token, Tencent's engine takes id 151665: pass `mask_token_id=151665`.",
+    )
+)
