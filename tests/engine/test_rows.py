@@ -11,12 +11,8 @@ import dllm
 from dllm.result import Result
 
 from ..golden.conftest import goldens_dir
-<<<<<<< HEAD
-from ..settings import SMALL
-from ..thin import covering
-=======
 from ..settings import OWN_MODELS, SMALL
->>>>>>> main
+from ..thin import covering
 
 SAMPLERS = [
     "llada", "llada(remasking=random)", "threshold(0.4)", "factor(2)", "eb(gamma=1)",

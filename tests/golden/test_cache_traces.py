@@ -13,14 +13,9 @@ import pytest
 
 from .call import Call
 from .conftest import goldens_dir
-<<<<<<< HEAD
-from .replay_caches import BUILDERS, DEVIATIONS, WatchedD2, left_of_padding
+from .replay_caches import BUILDERS, WatchedD2, left_of_padding
 from .test_traces import _expected, _expected_sizes
 from .together import Together
-=======
-from .replay_caches import BUILDERS, WatchedD2, left_of_padding
-from .test_traces import _expected, _expected_sizes, _model
->>>>>>> main
 
 
 def _cases() -> Iterator[Any]:
@@ -61,14 +56,4 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     assert computed == sizes
     if isinstance(call.cache, WatchedD2):
         everything = list(range(len(case["final"])))
-<<<<<<< HEAD
         assert call.cache.fed == [fed or everything for fed in case["extra"]["query_positions"]]
-
-
-def test_every_deviation_is_recorded_somewhere() -> None:
-    cases = [case.values[0] for case in CASES]
-    for deviation in DEVIATIONS:
-        assert any(deviation.applies(case) for case in cases), deviation.reason
-=======
-        assert cache.fed == [fed or everything for fed in case["extra"]["query_positions"]]
->>>>>>> main

@@ -86,10 +86,11 @@ class DiffusionDrafter(Drafter):
     rounds and recomputes them every ``refresh_rounds`` rounds or when acceptance falls by a
     quarter (never for WeDLM's models, for which they stay right); "none" recomputes everything.
     ``end_marker``: id that stood beside the masks in training ("do not end here"), and
-    ``marker_position`` where: "after_masks" or "before_masks"; defaults what the checkpoint says.  ``trim``: ids, or a JSON file of them, outside which nothing
-    is drafted, so that only their rows of the head are multiplied; see `frequent_ids` in
-    `dllm.drafting.trimming`.  ``banned`` ids are never drafted; ``known_as`` gives the
-    drafter's id of every verifier id where they differ (-1: none).
+    ``marker_position`` where: "after_masks" or "before_masks"; defaults what the checkpoint says.
+    ``trim``: ids, or a JSON file of them, outside which nothing is drafted, so that only their rows
+    of the head are multiplied; see `frequent_ids` in `dllm.drafting.trimming`.  ``banned`` ids are
+    never drafted; ``known_as`` gives the drafter's id of every verifier id where they differ
+    (-1: none).
     """
 
     model: Any = "nano"
