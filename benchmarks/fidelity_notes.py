@@ -18,10 +18,10 @@ ROUTINES: dict[str, str] = {
     "drafts repeat once they are complete, and a forward may feed nothing else: not paid for here.",
     "freedave_dream": "As for LLaDA. In eager mode the official code also overwrites the first "
     "position of a block.",
-    "lopa_dream": "Every branch of every round is compared. The official code keeps the logits "
-    "of the row left of the open blocks, this one computes that row again: the same where "
-    "attention is block-causal; where it is not, a part that keeps them replays it. With nothing to try the "
-    "official code feeds the row twice.",
+    "lopa_dream": "Every branch of every round is compared. The official code keeps the logits of "
+    "the row left of the open blocks, this one computes that row again: the same where "
+    "attention is block-causal; where it is not, a part that keeps them replays it. With "
+    "nothing to try the official code feeds the row twice.",
     "d3llm_multi_block_dream": "With `delayed(official=True)`: of the positions fed the first is "
     "predicted from its own row, because the slice is shifted and not the canvas. Not recorded: "
     "where two blocks wait together, the official cache holds the first of them twice.",
