@@ -13,7 +13,9 @@ ROUTINES: dict[str, str] = {
     "window_diffusion_dream": OVERWRITES,
     "klass_llada": "With `official=True`. A block whose steps run out while masks are left is left "
     "for good by the official loop; here it is decoded to its end.",
-    "freedave_llada": "Eager acceptance over several blocks is not built. A draft is committed one "
+    "freedave_llada": "Not replayed: eager acceptance over several blocks. There the official code "
+    "goes on drafting from predictions made before its last commits and keeps the first draft "
+    "unchecked, so that the text is no longer that of the base. A draft is committed one "
     "forward earlier, so after each forward the official canvas lies between two of ours. Official "
     "drafts repeat once they are complete, and a forward may feed nothing else: not paid for here.",
     "freedave_dream": "As for LLaDA. In eager mode the official code also overwrites the first "
@@ -53,6 +55,14 @@ ROUTINES: dict[str, str] = {
     "behind the stop id: compared is the text.",
     "fastdllm_v1_llada_factor": "With `official=True`: the scan also commits the last-ranked "
     "position when it alone fails its bound.",
+    "wedlm_stream": "The engine feeds the prompt alone in its first forward and what was decided "
+    "last in one more; here the prompt goes with the first window, and what nobody will read is "
+    "not fed. Its window looks past `max_new_tokens`, and what it decides there is seen by what is "
+    "left to decide: replayed on a canvas that is longer by a window.",
+    "wedlm_blocks": "With `threshold` or `fixed`, and a cache of the replay that feeds nothing "
+    "behind the open block, as nothing there is seen. The official code knows masks by their id: "
+    "one that the model proposes counts as undecided from the next block on. A part that does the "
+    "same replays it; in the library `suppress_mask` proposes none.",
     "r2_dllm_llada": "Its factor cases with the official scan (`factor(official=True)`).",
 }
 
@@ -116,8 +126,8 @@ METHODS: dict[tuple[str, str], str] = {
     ("cache", "dsb"): "Each row refreshes on its own count.",
     ("cache", "d2"): "Each row chooses its own positions. Confidences are updated and blocks keep "
     "their length, as meant.",
-    ("sampler", "wedlm"): "Not recorded: the official engine needs a GPU and checkpoints whose "
-    "attention is not built here. The rule follows its code, at the clean entropy.",
+    ("sampler", "wedlm"): "The official window looks past `max_new_tokens`; here the canvas ends "
+    "there. Above temperature 0 the official code filters before it divides by the temperature.",
     ("sampler", "dawn"): "Given text is never overwritten.",
     ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
     "again and predicts its first position; `official=True` has the released code's shift.",
@@ -127,4 +137,43 @@ METHODS: dict[tuple[str, str], str] = {
     ("cache", "vicinity"): "Not recorded: the rule follows dInfer's code.",
     ("cache", "window_diffusion"): "Speed-ups of up to 99x are the paper's, with long canvases of "
     "8B models; `docs/caches.md` has what was measured here.",
+}
+
+# Registered drafting part -> where it deviates from its paper, and how it was checked.  No official
+# drafting code was recorded: exact rules are held to plain decoding, the others to their law.
+DRAFTING: dict[str, str] = {
+    "aded": "The published rule; the constants are this library's, and only chains are taken.",
+    "anpd": "How its order adapts is reconstructed.",
+    "cacheback": "The paper's second, frozen table of a corpus is left out; the table sizes are "
+    "this library's.",
+    "dflash": "Logits equal those of transformers' own class, and of the two other published "
+    "formats, on random weights.",
+    "prompt_lookup": "As published: copies what followed the last n-gram, longest first.",
+    "remote": "The protocol is this library's; the paper's is not published.",
+    "suffix": "One table per text and one over all; the paper's tree statistics, without its "
+    "per-server memory limits.",
+    "token_recycling": "The shape of the static tree is this library's, after the paper's.",
+    "best_first_tree": "DDTree's rule.",
+    "best_of_k": "SpecDiff-2's choice among sampled chains, with its score; its training is not "
+    "built.",
+    "coupled": "Shares the keyed noise of this library in place of the paper's sequence of draws.",
+    "cps": "Which ends of chains win is reconstructed, as is the cut at end tokens.",
+    "delayed_tree": "Trunk, branches and their length are fixed; the paper learns to choose them.",
+    "dyspec": "A preset of `best_first_tree`: its greedy expansion by estimated value.",
+    "adl": "Rounding to an integer is reconstructed; generated length is that of the raw draft.",
+    "adl_repaired": "A repair of this library: the published target cannot be reached by a real "
+    "drafter.",
+    "confidence_extend": "The official code drafts the whole window anew for each extension; here "
+    "one draft is cut where it fails, which feeds less.",
+    "threshold": "The token that crosses the bound is sent; bound and lengths are the official "
+    "code's (0.3, 2 to 20).",
+    "block": "Tested to be lossless in distribution.",
+    "fly": "LOSSY. Constants of the paper.",
+    "keyed": "Equals plain decoding with the same seed token by token (tested).",
+    "multi_round": "Tested to be lossless in distribution.",
+    "pivot": "LOSSY. The paper's features are not published; these are the verifier's. Labels come "
+    "from `label_pivots`, which tries tokens out, instead of a language model's judgement.",
+    "point": "Tested to be lossless in distribution.",
+    "ratio": "Tested to be lossless in distribution.",
+    "traversal": "Tested to be lossless in distribution; equals `block` on a chain.",
 }

@@ -82,11 +82,11 @@ class Forward:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def logits(self, job: Job) -> torch.Tensor:
-        """Raw logits (n, V) at the targets of one job."""
+    def logits(self, jobs: list[Job]) -> list[torch.Tensor]:
+        """Raw logits (n, V) at the targets of each job, in one forward."""
         with torch.inference_mode():
-            scored: torch.Tensor = self.head(self.hidden([job]))
-        return scored
+            scored: torch.Tensor = self.head(self.hidden(jobs))
+        return list(scored.split([len(job.targets) for job in jobs]))
 
     def predict(self, jobs: list[Job]) -> list[Predictions | NumericError]:
         """One forward; the numbers every job asked for, or why it has none."""
