@@ -310,6 +310,26 @@ def test_it_is_saved_and_loaded(model: dllm.DiffusionModel, tmp_path: Path) -> N
 
 def test_a_checkpoint_without_a_mask_token_says_so(tmp_path: Path) -> None:
     write(tmp_path / "w", "wedlm", mask_token_id=None)
-    with pytest.raises(dllm.CheckpointError, match=r"no mask token: a wedlm model needs"):
+    with pytest.raises(dllm.CheckpointError, match=r"no mask token: .* family 'wedlm' needs"):
         dllm.load(tmp_path / "w")
     assert dllm.load(tmp_path / "w", mask_token_id=MASK).facts.mask_token_id == MASK
+
+
+def test_wrong_ways_to_load_it_say_the_right_one(tmp_path: Path) -> None:
+    write(tmp_path / "w", "wedlm")
+    for options, sentence in (
+        ({"family": "autoregressive"}, "knows no model_type 'wedlm' .* 'wedlm' reads it"),
+        ({"family": "wedlm_qwen2"}, "qk_norm=True; WeDLM on Qwen2.5 checkpoints are supported"),
+        ({"block_length": 4}, "whose attention is causal, decided tokens first; leave it out"),
+    ):
+        with pytest.raises(dllm.CheckpointError, match=sentence):
+            dllm.load(tmp_path / "w", **options)
+    write(tmp_path / "x", "wedlm", qk_norm=None)
+    with pytest.raises(dllm.CheckpointError, match="lacks qk_norm, which a WeDLM"):
+        dllm.load(tmp_path / "x")
+    plain = network("wedlm")
+    with pytest.raises(
+        dllm.ConfigError, match=r"family='wedlm' \(in place, decided tokens first\)"
+    ):
+        dllm.load(plain, mask_token_id=MASK)
+    assert dllm.load(plain, family="wedlm", mask_token_id=MASK).facts.mask_kind == "decided_first"
