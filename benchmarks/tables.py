@@ -8,7 +8,7 @@ from typing import Any
 
 from dllm.eval.report import markdown
 
-from dflash_tables import ablations, counts, plain, times  # isort: skip
+from dflash_tables import ablations, aligned, counts, plain, times  # isort: skip
 from report import RESULTS  # isort: skip
 
 Found = dict[str, Any]
@@ -333,6 +333,7 @@ def drafter_tables() -> dict[str, str]:
     made = {
         "ablations": ("dflash_ablations", ablations), "counts": ("dflash_counts", counts),
         "dflash-times": ("dflash_times", times), "plain": ("drafting_plain", plain),
+        "aligned": ("deer_nano", aligned),
         "lossy": ("lossy", lossy),
     }  # fmt: skip
     return {
