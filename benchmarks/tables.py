@@ -266,6 +266,12 @@ def soaked(result: Found) -> str:
     )
 
 
+def plot_of(docs: Path, name: str) -> str:
+    """The plot beside a table, where there is one."""
+    there = (docs / f"{name}.svg").exists()
+    return f"\n\n![Latency against load, by mode]({name}.svg)" if there else ""
+
+
 SERVING = {
     "queueing": queueing, "serving": serving, "serving_engine": serving, "serving_135m": serving,
     "serving_overhead": serving_overhead, "soak": soaked,
@@ -321,7 +327,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             **drafter_tables(),
         },
         docs / "serving.md": {
-            name: made(load(name)) for name, made in SERVING.items()
+            name: made(load(name)) + plot_of(docs, name) for name, made in SERVING.items()
             if (RESULTS / f"{name}.json").exists()
         },
     }  # fmt: skip
