@@ -10,6 +10,7 @@ from dllm.eval.report import markdown
 
 from dflash_tables import ablations, counts, plain, times  # isort: skip
 from report import RESULTS  # isort: skip
+from step_tables import conditions, dtypes, steps  # isort: skip
 
 Found = dict[str, Any]
 SHAPED = {"llada": "LLaDA-shaped", "dream": "Dream-shaped (grouped queries)"}
@@ -19,15 +20,6 @@ HEADS = {"llada": "LLaDA-8B, 4096 × 126,464", "dream": "Dream-7B, 3584 × 152,0
 def load(name: str) -> Found:
     result: Found = json.loads((RESULTS / f"{name}.json").read_text())
     return result
-
-
-def conditions(result: Found) -> str:
-    """On what something was measured."""
-    machine = result["machine"]
-    threads = result.get("threads", machine.get("threads"))
-    load = machine.get("load")  # this program's own threads count, too
-    beside = "" if load is None or load < threads + 0.5 else ", other work on the other core"
-    return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}{beside}"
 
 
 def heads(*files: Found) -> str:
@@ -307,7 +299,11 @@ def lossy(result: Found) -> str:
 def pages(docs: Path) -> dict[Path, dict[str, str]]:
     """File -> name of a marked part -> its content."""
     result = {
-        docs / "kernels.md": {"heads": heads(load("kernels_llada"), load("kernels_dream"))},
+        docs / "kernels.md": {
+            "heads": heads(load("kernels_llada"), load("kernels_dream")),
+            "steps": steps(load("step")),
+        },
+        docs / "models.md": {"dtypes": dtypes(load("step"))},
         docs / "caches.md": {
             "idle": cache_costs(load("caches_idle")),
             "block64": cache_costs(load("caches_block64")),
