@@ -20,7 +20,7 @@ import torch
 
 import dllm
 
-from real import smollm2  # isort: skip
+from real import smollm2, untouched  # isort: skip
 from report import RESULTS, write  # isort: skip
 
 PROMPT = 40  # tokens
@@ -30,19 +30,18 @@ def ways(model: Any, tokens: int) -> dict[str, Callable[[list[list[int]]], Any]]
     """Name -> what answers prompts of one length."""
     never = {"min_new_tokens": tokens, "max_new_tokens": tokens}
 
+    raw = untouched(model)
+
     def transformers(attention: str) -> Callable[[list[list[int]]], Any]:
         def run(prompts: list[list[int]]) -> Any:
-            model.hf.set_attn_implementation(attention)
+            raw.set_attn_implementation(attention)
             ids = torch.tensor(prompts)
-            return model.hf.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, **never
-            )
+            return raw.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **never)
 
         return run
 
     def ours(exact: bool) -> Callable[[list[list[int]]], Any]:
         def run(prompts: list[list[int]]) -> Any:
-            model.hf.set_attn_implementation("sdpa")
             given = [np.asarray(ids, np.int64) for ids in prompts]
             return dllm.speculate(model, None, given, exact=exact, max_rows=len(given), **never)
 

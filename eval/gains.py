@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from .. import cache as caches
 from ..api import generate
-from ..capabilities import BLOCK_CAUSAL
+from ..capabilities import FORESIGHT
+from ..engine import Recipe
+from ..engine.recipe import check_recipe
+from ..errors import ConfigError
 from ..models import DiffusionModel, load
+from ..samplers import compose
 from .cost import Rates, Shape, costs
 
 PER_STEP = 4  # tokens decided per forward
@@ -46,21 +50,23 @@ class Gain:
 
 
 def gains(
-    config: Any, device: torch.device, dtype: torch.dtype, prompt: int, new: int
-) -> list[Gain]:
-    """The expected gain of every cache that bidirectional models can use, largest first.
+    config: Any, device: torch.device, dtype: torch.dtype, prompt: int, new: int,
+    decided_first: bool = False,
+) -> list[Gain]:  # fmt: skip
+    """The expected gain of every cache that bidirectional models can use, or, with
+    ``decided_first``, WeDLM's; largest first.
 
     ``config``: a transformers config; ``prompt``, ``new`` tokens, `PER_STEP` of them decided per
     forward, in blocks of 32.
     """
     shape = Shape.of(config)
     rates = Rates.measure(shape, device, dtype)
-    small = [stand_in(prompt + new, layers, device) for layers in LAYERS]
+    small = [stand_in(prompt + new, layers, device, decided_first) for layers in LAYERS]
     result: list[Gain] = []
     base: tuple[float, float] | None = None
     for name in ("none", *(n for n in sorted(caches.CACHES) if n != "none")):
         cache = caches.compose(name)
-        if BLOCK_CAUSAL in cache.needs:
+        if not suits(small[0], cache):
             continue
         steps = list(costs(shape, decode(small[0], cache, prompt, new, True)))
         operations = sum(step.operations for step in steps)
@@ -87,27 +93,47 @@ def host_seconds(
     return times[0] + per_layer * (layers - LAYERS[0])
 
 
+def suits(model: DiffusionModel, cache: Any) -> bool:
+    """Whether the model can use the cache."""
+    try:
+        check_recipe(Recipe(compose(order(cache))), cache, model)
+    except ConfigError:
+        return False
+    return True
+
+
+def order(cache: Any) -> str:
+    """A sampler of a quota: in random order where the cache has to know it."""
+    return "llada(remasking=random)" if FORESIGHT in cache.needs else "llada"
+
+
 def decode(model: DiffusionModel, cache: Any, prompt: int, new: int, trace: bool) -> Any:
-    """A result of a small network, in random order where the cache has to know it."""
-    sampler = "llada(remasking=random)" if cache.needs else "llada"
+    """A result of a small network."""
     block = min(32, new)
     return generate(
-        model, [1] * prompt, sampler=sampler, cache=cache, eos_policy="none", trace=trace,
+        model, [1] * prompt, sampler=order(cache), cache=cache, eos_policy="none", trace=trace,
         max_new_tokens=new, block_length=block, steps=max(-(-new // block), new // PER_STEP),
     )  # fmt: skip
 
 
-def stand_in(context: int, layers: int, device: torch.device) -> DiffusionModel:
+def stand_in(
+    context: int, layers: int, device: torch.device, decided_first: bool = False
+) -> DiffusionModel:
     """A network of small layers that reads anything."""
-    config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=layers,
-        num_attention_heads=2, max_position_embeddings=context,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": layers,
+        "num_attention_heads": 2, "max_position_embeddings": context,
+    }  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network: Any = LlamaForCausalLM(config)
+        network: Any = (
+            Qwen3ForCausalLM(Qwen3Config(**sizes, num_key_value_heads=2, head_dim=8))
+            if decided_first
+            else LlamaForCausalLM(LlamaConfig(**sizes))
+        )
         network.to(device)
-    return load(network, family="llada", mask_token_id=31, eos_token_id=0)
+    family = "wedlm" if decided_first else "llada"
+    return load(network, family=family, mask_token_id=31, eos_token_id=0)
 
 
 def within(context: int, prompt: int, new: int) -> tuple[int, int]:

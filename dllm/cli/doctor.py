@@ -230,7 +230,8 @@ def expected(model: str, prompt: int, new: int) -> Iterator[Finding]:
         f"against none, prompt {prompt}, {new} new tokens (context {context}), {PER_STEP} per "
         f"step, on {device}",
     )
-    result = gains(config, device, dtype, prompt, new)
+    first = family.mask_kind == "decided_first"
+    result = gains(config, device, dtype, prompt, new, first)
     for gain in result:
         yield Finding(gain.cache, gain.text, GOOD if gain.time >= WORTH else PLAIN)
     best = recommended(result)

@@ -16,6 +16,7 @@ from .facts import generation_defaults, read_facts
 from .family import Family, get_family
 from .linears import pack_linears
 from .model import DiffusionModel
+from .reading import families_on
 from .rotary import rotate_in_cache
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 
@@ -92,9 +93,10 @@ def _family_of(hf: PreTrainedModel, raw: Mapping[str, Any], given: Mapping[str, 
         return get_family("autoregressive")
     if isinstance(hf, LlamaForCausalLM):
         return get_family("llada")
+    kind = type(hf).__name__
     raise ConfigError(
-        f"a {type(hf).__name__} without a causal mask may predict in place or shifted by one; say "
-        "which family it follows (family='dream' is shifted)"
+        f"a {kind} with a mask token or without a causal mask may predict in place or shifted by "
+        f"one; say which family it follows: {families_on(kind)}, or 'autoregressive'"
     )
 
 

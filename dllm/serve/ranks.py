@@ -49,7 +49,7 @@ def joined() -> Iterator[Channel]:
 
 def load_share(model: str, loading: Mapping[str, Any]) -> DiffusionModel:
     """This rank's share of ``model``; ``loading``: arguments of `dllm.load`."""
-    from transformers.distributed import DistributedConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
 
     from ..models import load
 

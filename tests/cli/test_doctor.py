@@ -21,6 +21,7 @@ from dllm.models import precision
 from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import Footprint, footprint
 
+from ..settings import OWN_MODELS
 from .conftest import Run
 
 LLADA_8B: dict[str, Any] = {
@@ -160,7 +161,8 @@ def test_caches_are_weighed_for_the_model_and_the_device(cli: Run, llada_8b: Pat
                  "--new-tokens", "32")  # fmt: skip
     lines = {line[2:].split()[0]: line for line in result.stdout.splitlines()}
     assert result.exit_code == 0
-    assert set(dllm.cache.CACHES) - {"none", "block"} <= set(lines)
+    assert set(dllm.cache.CACHES) - {"none", *OWN_MODELS} <= set(lines)
+    assert not set(OWN_MODELS) & set(lines)
     assert "fewer operations" in lines["dual"] and "on the host" in lines["sparse"]
 
 
@@ -175,6 +177,8 @@ def test_what_a_cache_gains_is_counted() -> None:
     dual = 3 * (2 * (full + 7 * block) * layer + 4 * (full + 7 * block) * full * 64) + head
     assert result["dual"].operations == pytest.approx(none / dual)
     assert "leave it" in Gain("x", 2.0, 1.0, 0.5).text
+    own = gains(config, torch.device("cpu"), torch.float32, 64, 32, decided_first=True)
+    assert [g.cache for g in own] == ["wedlm"] and own[0].operations > 2
 
 
 def test_caches_need_a_diffusion_model(cli: Run) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import dllm
-
+from .call import Call
 from .conftest import goldens_dir
 from .replay_caches import BUILDERS, WatchedD2, left_of_padding
-from .test_traces import _expected, _expected_sizes, _model
+from .test_traces import _expected, _expected_sizes
+from .together import Together
 
 
 def _cases() -> Iterator[Any]:
@@ -27,14 +27,22 @@ def _cases() -> Iterator[Any]:
 CASES = list(_cases())
 
 
+def call_of(case: dict[str, Any]) -> Call:
+    """The call that reproduces ``case``."""
+    sampler, cache, arguments = BUILDERS[case["algorithm"]](case)
+    length = {"max_new_tokens": case["gen_length"]}
+    return Call(
+        sampler, cache, {"eos_policy": "none", "suppress_mask": False, **length, **arguments}
+    )
+
+
+TOGETHER = Together((case.values[0] for case in CASES), call_of)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
-    sampler, cache, arguments = BUILDERS[case["algorithm"]](case)
-    arguments = {"eos_policy": "none", "suppress_mask": False, **arguments}
-    (result,) = dllm.generate(
-        _model(case["model"], case.get("eos_id")), [case["prompt"]], sampler=sampler, cache=cache,
-        max_new_tokens=case["gen_length"], trace=True, **arguments,
-    )  # fmt: skip
+    call = call_of(case)
+    (result,) = TOGETHER.results(case, call)
     assert result.trace is not None
     expected, sizes = _expected(case, 0, 0), _expected_sizes(case)
     outcome = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
@@ -46,6 +54,6 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     assert outcome == expected
     assert result.sequences.tolist() == case["final"]
     assert computed == sizes
-    if isinstance(cache, WatchedD2):
+    if isinstance(call.cache, WatchedD2):
         everything = list(range(len(case["final"])))
-        assert cache.fed == [fed or everything for fed in case["extra"]["query_positions"]]
+        assert call.cache.fed == [fed or everything for fed in case["extra"]["query_positions"]]

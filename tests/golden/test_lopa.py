@@ -26,7 +26,7 @@ from dllm.samplers.base import Decide
 from dllm.samplers.lopa import LoPA
 
 from .conftest import goldens_dir
-from .test_traces import _model
+from .together import model_of
 
 MASK = 255
 CASES = [
@@ -159,7 +159,7 @@ def test_recorded_branches_are_reproduced(case: dict[str, Any]) -> None:
         compose(sampler, stop_ids=(case["eos_id"],), family="dream"),
         GenerationConfig(suppress_mask=False, max_new_tokens=case["gen_length"]),
     )
-    engine = Engine(_model(case["model"], case["eos_id"]), cache)
+    engine = Engine(model_of(case["model"], case["eos_id"]), cache)
     canvas = Canvas.for_prompt(
         np.array(case["prompt"]), case["gen_length"], mask_id=MASK, pad_id=case["eos_id"]
     )

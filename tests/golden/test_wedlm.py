@@ -26,7 +26,7 @@ from dllm.samplers.windows import StaticBlocks
 
 from .call import Call
 from .conftest import goldens_dir
-from .test_traces import _model
+from .together import model_of
 
 MASK = 63
 Step = list[tuple[int, int]]
@@ -91,7 +91,7 @@ CASES = [
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     call = BUILDERS[case["algorithm"]](case)
     result = dllm.generate(
-        _model(case["model"], case.get("eos_id")), case["prompt"], sampler=call.sampler,
+        model_of(case["model"], case.get("eos_id")), case["prompt"], sampler=call.sampler,
         cache=call.cache, suppress_mask=False, trace=True, **call.arguments,
     )  # fmt: skip
     assert result.trace is not None
