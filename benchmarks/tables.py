@@ -8,8 +8,9 @@ from typing import Any
 
 from dllm.eval.report import markdown
 
-from dflash_tables import ablations, counts, plain, times  # isort: skip
+from dflash_tables import ablations, aligned, counts, plain, times  # isort: skip
 from report import RESULTS  # isort: skip
+from step_tables import conditions, dtypes, steps  # isort: skip
 
 Found = dict[str, Any]
 SHAPED = {"llada": "LLaDA-shaped", "dream": "Dream-shaped (grouped queries)"}
@@ -19,15 +20,6 @@ HEADS = {"llada": "LLaDA-8B, 4096 × 126,464", "dream": "Dream-7B, 3584 × 152,0
 def load(name: str) -> Found:
     result: Found = json.loads((RESULTS / f"{name}.json").read_text())
     return result
-
-
-def conditions(result: Found) -> str:
-    """On what something was measured."""
-    machine = result["machine"]
-    threads = result.get("threads", machine.get("threads"))
-    load = machine.get("load")  # this program's own threads count, too
-    beside = "" if load is None or load < threads + 0.5 else ", other work on the other core"
-    return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}{beside}"
 
 
 def heads(*files: Found) -> str:
@@ -266,6 +258,12 @@ def soaked(result: Found) -> str:
     )
 
 
+def plot_of(docs: Path, name: str) -> str:
+    """The plot beside a table, where there is one."""
+    there = (docs / f"{name}.svg").exists()
+    return f"\n\n![Latency against load, by mode]({name}.svg)" if there else ""
+
+
 SERVING = {
     "queueing": queueing, "serving": serving, "serving_engine": serving, "serving_135m": serving,
     "serving_overhead": serving_overhead, "soak": soaked,
@@ -289,7 +287,7 @@ def lossy(result: Found) -> str:
          "nats per token", "deviations per 100 tokens"], rows,
     )  # fmt: skip
     return (
-        f"`nano-ar` verifies, `nano` drafts, {result['prompts']} held-out prompts "
+        f"`nano-ar` verifies, `nano` drafts 12 tokens, {result['prompts']} held-out prompts "
         f"(`benchmarks/lossy.py`; counts, not times).\n\n{table}\n\n"
         "`plain` is the verifier alone, `keyed` the lossless default; `pivot(0.3)` has "
         f"`threshold=0.3`.  Its classifier was fitted on {result['labelled']:,} refused tokens of "
@@ -301,7 +299,11 @@ def lossy(result: Found) -> str:
 def pages(docs: Path) -> dict[Path, dict[str, str]]:
     """File -> name of a marked part -> its content."""
     result = {
-        docs / "kernels.md": {"heads": heads(load("kernels_llada"), load("kernels_dream"))},
+        docs / "kernels.md": {
+            "heads": heads(load("kernels_llada"), load("kernels_dream")),
+            "steps": steps(load("step")),
+        },
+        docs / "models.md": {"dtypes": dtypes(load("step"))},
         docs / "caches.md": {
             "idle": cache_costs(load("caches_idle")),
             "block64": cache_costs(load("caches_block64")),
@@ -321,7 +323,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             **drafter_tables(),
         },
         docs / "serving.md": {
-            name: made(load(name)) for name, made in SERVING.items()
+            name: made(load(name)) + plot_of(docs, name) for name, made in SERVING.items()
             if (RESULTS / f"{name}.json").exists()
         },
     }  # fmt: skip
@@ -333,6 +335,7 @@ def drafter_tables() -> dict[str, str]:
     made = {
         "ablations": ("dflash_ablations", ablations), "counts": ("dflash_counts", counts),
         "dflash-times": ("dflash_times", times), "plain": ("drafting_plain", plain),
+        "aligned": ("deer_nano", aligned),
         "lossy": ("lossy", lossy),
     }  # fmt: skip
     return {

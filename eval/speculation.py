@@ -2,8 +2,8 @@
 
 Reads and writes the JSON lines of Spec-Bench (arXiv 2401.07851) and of SPEED-Bench's prepared files
 (arXiv 2604.09557): ``question_id``, ``category`` (in its throughput split the entropy), ``turns``,
-or ``messages`` in place of the turns.  The figures are SPEED-Bench's, per category: acceptance length,
-and the rate at each draft position given that the positions before it were accepted.
+or ``messages`` in place of the turns.  The figures are SPEED-Bench's, per category: acceptance
+length, and the rate at each draft position given that the positions before it were accepted.
 """
 
 from __future__ import annotations

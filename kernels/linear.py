@@ -39,9 +39,11 @@ def available() -> bool:
 
 
 def suits(weight: torch.Tensor) -> bool:
-    """Whether `Packed` can stand for this weight: plain, in memory, float32 or bfloat16."""
+    """Whether `Packed` can stand for this weight: plain, in memory, float32 or bfloat16, and nobody
+    has set ``torch.backends.mkldnn.enabled`` to False."""
     return (
         available()
+        and torch.backends.mkldnn.enabled
         and type(weight) in (torch.Tensor, nn.Parameter)
         and weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)
