@@ -117,3 +117,22 @@ def plain(result: Found) -> str:
         f"(bfloat16, {result['tokens']} tokens, {result['threads']} thread; medians of turns with "
         "quartiles):\n\n" + markdown(["texts at a time", *names], rows)
     )
+
+
+def aligned(result: Found) -> str:
+    """A diffusion model as it is and aligned by DEER, and a block drafter, on the same answers."""
+    names = {"before": "`nano` as it is", "stage1": "DEER, stage 1", "stage2": "DEER, stage 2",
+             "dflash": "DFlash"}  # fmt: skip
+    stages = {key: result["stages"][key]["overall"] for key in names if key in result["stages"]}
+    rows = [[names[key], f"{got['accepted_per_round']:.2f}",
+             " ".join(f"{share:.2f}" for share in got["conditional_acceptance"][:6])]
+            for key, got in stages.items()]  # fmt: skip
+    recipe = result["recipe"]
+    return (
+        "The other start, `nano`, which knows the tasks of its verifier `nano-ar` already, beside "
+        f"a DFlash drafter (2 layers, blocks of {result['dflash_block']}, {result['dflash_steps']} "
+        f"steps of 8 answers) on the same {result['answers']:,} answers; DEER with "
+        f"{recipe['stage1_steps']} and {recipe['stage2_steps']} steps of {recipe['rows']}; "
+        f"{result['examples']} held-out prompts per task (`benchmarks/deer.py --start nano`):\n\n"
+        + markdown(["drafter", "accepted per round", "given those before: 1, 2, ..."], rows)
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from dllm.eval.report import markdown
 
-from dflash_tables import ablations, counts, plain, times  # isort: skip
+from dflash_tables import ablations, aligned, counts, plain, times  # isort: skip
 from report import RESULTS  # isort: skip
 from step_tables import conditions, dtypes, steps  # isort: skip
 
@@ -258,6 +258,12 @@ def soaked(result: Found) -> str:
     )
 
 
+def plot_of(docs: Path, name: str) -> str:
+    """The plot beside a table, where there is one."""
+    there = (docs / f"{name}.svg").exists()
+    return f"\n\n![Latency against load, by mode]({name}.svg)" if there else ""
+
+
 SERVING = {
     "queueing": queueing, "serving": serving, "serving_engine": serving, "serving_135m": serving,
     "serving_overhead": serving_overhead, "soak": soaked,
@@ -281,7 +287,7 @@ def lossy(result: Found) -> str:
          "nats per token", "deviations per 100 tokens"], rows,
     )  # fmt: skip
     return (
-        f"`nano-ar` verifies, `nano` drafts, {result['prompts']} held-out prompts "
+        f"`nano-ar` verifies, `nano` drafts 12 tokens, {result['prompts']} held-out prompts "
         f"(`benchmarks/lossy.py`; counts, not times).\n\n{table}\n\n"
         "`plain` is the verifier alone, `keyed` the lossless default; `pivot(0.3)` has "
         f"`threshold=0.3`.  Its classifier was fitted on {result['labelled']:,} refused tokens of "
@@ -317,7 +323,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             **drafter_tables(),
         },
         docs / "serving.md": {
-            name: made(load(name)) for name, made in SERVING.items()
+            name: made(load(name)) + plot_of(docs, name) for name, made in SERVING.items()
             if (RESULTS / f"{name}.json").exists()
         },
     }  # fmt: skip
@@ -329,6 +335,7 @@ def drafter_tables() -> dict[str, str]:
     made = {
         "ablations": ("dflash_ablations", ablations), "counts": ("dflash_counts", counts),
         "dflash-times": ("dflash_times", times), "plain": ("drafting_plain", plain),
+        "aligned": ("deer_nano", aligned),
         "lossy": ("lossy", lossy),
     }  # fmt: skip
     return {

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..access import json_headers
+from ..access import KEY, json_headers
 from ..errors import ConfigError, DllmError
 
+UNAUTHORIZED = 401
 PATIENCE = 3600.0  # seconds of silence; the server sends something every 15
 
 
@@ -126,8 +127,9 @@ class _Closing:
 def _message(response: http.client.HTTPResponse) -> str:
     """What an error says."""
     content = response.read()
+    hint = f"; {KEY} holds the one to send" if response.status == UNAUTHORIZED else ""
     try:
-        return str(json.loads(content)["error"]["message"])
+        return str(json.loads(content)["error"]["message"]) + hint
     except (ValueError, KeyError, TypeError):
         return f"status {response.status}: is this a server of dllm?"
 

@@ -61,4 +61,5 @@ def test_errors_are_one_line(cli: Run, served: Served, start: Start,
         assert (done.exit_code, done.stdout) == (2, ""), arguments
         assert message in done.stderr and done.stderr.count("\n") == 1
     locked = start(tiny, api_key="sesame")
-    assert "API key" in cli("generate", PROMPT, "--server", locked.url).stderr
+    said = cli("generate", PROMPT, "--server", locked.url).stderr
+    assert "API key" in said and "DLLM_API_KEY" in said

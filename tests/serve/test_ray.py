@@ -31,6 +31,7 @@ PATIENT = {
     "RAY_raylet_start_wait_time_s": "240",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "240",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "240",
+    "RAY_worker_niceness": "0",  # by default workers get what all others leave
     "OMP_NUM_THREADS": "1",
 }
 
