@@ -87,8 +87,9 @@ def settle(
     slots.computed(plan.compute, canvas.step)
     prediction, shadow = predictions[kept]
     cache.after_step(canvas, slots, prediction.positions, prediction.logprob)
-    if jobs[kept].wanted is not None:
-        prediction = prediction.take(jobs[kept].wanted)
+    wanted = jobs[kept].wanted
+    if wanted is not None:
+        prediction = prediction.take(wanted)
     decision = Decision(NOTHING, NOTHING)
     if not canvas.finished:
         decision = sampler.decide(canvas, prediction, shadow)
