@@ -23,7 +23,7 @@ from torch import nn
 
 ROWS = 16384  # of a weight that are laid out as one part: what the head's tiles are made of
 SMALL = 1 << 14  # numbers in a weight from which the call's overhead (some microseconds) pays
-SIZES = (2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 513, 32))  # rows of a product
+SIZES = (2, *range(4, 32, 4), *range(32, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
 SAMPLE = 64  # numbers by which `Packed.check` knows a weight
 
 
@@ -151,9 +151,10 @@ def product(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> t
     A lone row, which would be summed in another order, gets company that way.
     """
     flat = x.reshape(-1, x.shape[-1])
+    if len(flat) <= SIZES[-1]:
+        return _filled(flat, part, bias).view(*x.shape[:-1], part.shape[0])
     pieces = [_filled(piece, part, bias) for piece in flat.split(SIZES[-1])]
-    result = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    return result.view(*x.shape[:-1], result.shape[-1])
+    return torch.cat(pieces).view(*x.shape[:-1], part.shape[0])
 
 
 def _filled(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -124,7 +124,7 @@ def test_few_numbers_of_rows_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> 
         for rows in range(1, 1400, 3):
             x = torch.randn(rows, 192)
             assert packed(x).shape == (rows, 96)
-    assert sizes == set(linear.SIZES) and len(sizes) < 30
+    assert sizes == set(linear.SIZES) and len(sizes) < 40
     with torch.inference_mode():
         torch.testing.assert_close(packed(x), x @ packed.weight.T, rtol=1e-4, atol=1e-4)
         assert packed(x[:0]).shape == (0, 96)
