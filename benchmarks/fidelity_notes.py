@@ -98,7 +98,6 @@ METHODS: dict[tuple[str, str], str] = {
     "The abstract says 14.2 % of the steps of one token per step.",
     ("sampler", "lopa"): "`k` counts the row as it stands, the official `branching_factor` does "
     "not.",
-    ("sampler", "d2f"): "A stop id counts once it is decided in the row, not in a branch.",
     ("sampler", "certainty_prior"): "Alone: no official code; the rule is that of a third party.",
     ("sampler", "pc"): "No official code was readable; the formula is that of a third party, the "
     "fading with the position that of the paper.",
@@ -146,12 +145,12 @@ DRAFTING: dict[str, str] = {
     "anpd": "How its order adapts is reconstructed.",
     "cacheback": "The paper's second, frozen table of a corpus is left out; the table sizes are "
     "this library's.",
-    "dflash": "Logits equal those of transformers' own class, and of the two other published "
-    "formats, on random weights.",
-    "prompt_lookup": "As published: copies what followed the last n-gram, longest first.",
+    "dflash": "Texts and forwards equal those of transformers' own loop (tested); the formats of "
+    "z-lab and of speculators are read, too.",
+    "prompt_lookup": "The published rule; its confidence is this library's.",
     "remote": "The protocol is this library's; the paper's is not published.",
-    "suffix": "One table per text and one over all; the paper's tree statistics, without its "
-    "per-server memory limits.",
+    "suffix": "One history of the present text and one of the last outputs; which continuations "
+    "are drafted follows the paper.",
     "token_recycling": "The shape of the static tree is this library's, after the paper's.",
     "best_first_tree": "DDTree's rule.",
     "best_of_k": "SpecDiff-2's choice among sampled chains, with its score; its training is not "
@@ -163,10 +162,10 @@ DRAFTING: dict[str, str] = {
     "adl": "Rounding to an integer is reconstructed; generated length is that of the raw draft.",
     "adl_repaired": "A repair of this library: the published target cannot be reached by a real "
     "drafter.",
-    "confidence_extend": "The official code drafts the whole window anew for each extension; here "
-    "one draft is cut where it fails, which feeds less.",
-    "threshold": "The token that crosses the bound is sent; bound and lengths are the official "
-    "code's (0.3, 2 to 20).",
+    "confidence_extend": "The official code drafts anew for every piece, with what it has so far "
+    "as context; here one forward gives all pieces.",
+    "threshold": "The token that crosses the bound is sent, bound and lengths are the official "
+    "code's. The paper trains a head to predict acceptance; here it is calibrated confidence.",
     "block": "Tested to be lossless in distribution.",
     "fly": "LOSSY. Constants of the paper.",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",

@@ -31,7 +31,7 @@ from dllm.eval.tasks import TASKS
 from report import RESULTS, write  # isort: skip
 
 RULES = ("plain", "keyed", "fly", "pivot(0.5)", "pivot(0.3)")
-NEW = 64
+NEW, LENGTH = 64, "fixed(k=12)"  # `rate` would follow the clock of the machine
 
 
 def examples(per_task: int, seed: int) -> list[tuple[str, Any]]:
@@ -60,7 +60,7 @@ def measured(
     )  # fmt: skip
     results = dllm.speculate(
         verifier, None if rule == "plain" else drafter, [e.prompt for _, e in cases],
-        max_new_tokens=NEW, temperature=temperature, max_rows=16, **how,
+        max_new_tokens=NEW, temperature=temperature, max_rows=16, controller=LENGTH, **how,
     )  # fmt: skip
     return [
         {"task": task, "tokens": list(map(int, r.tokens)), "forwards": r.nfe,
@@ -92,7 +92,7 @@ def summary(own: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=int, default=15, help="per task")
-    parser.add_argument("--fit", type=int, default=30, help="prompts per task for the classifier")
+    parser.add_argument("--fit", type=int, default=15, help="prompts per task for the classifier")
     parser.add_argument("--quick", action="store_true", help="one prompt per task, no files")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -38,7 +38,8 @@ TAIL = """
 ## Others
 
 **Any causal language model of transformers** loads as a verifier of drafts (`dllm.speculate`); it
-does not decode by diffusion.
+does not decode by diffusion.  WeDLM's models do both: a decided token predicts the next one, so that
+they verify drafts, their own among them, and `dllm.score` asks them by the chain rule.
 
 **A checkpoint under another name** can be tried by saying which family it follows and what it
 does not say itself:

@@ -287,7 +287,7 @@ def lossy(result: Found) -> str:
          "nats per token", "deviations per 100 tokens"], rows,
     )  # fmt: skip
     return (
-        f"`nano-ar` verifies, `nano` drafts, {result['prompts']} held-out prompts "
+        f"`nano-ar` verifies, `nano` drafts 12 tokens, {result['prompts']} held-out prompts "
         f"(`benchmarks/lossy.py`; counts, not times).\n\n{table}\n\n"
         "`plain` is the verifier alone, `keyed` the lossless default; `pivot(0.3)` has "
         f"`threshold=0.3`.  Its classifier was fitted on {result['labelled']:,} refused tokens of "

@@ -255,6 +255,7 @@ class Info:
     about: str
     paper: str
     arxiv: str
+    needs: tuple[str, ...]
     offers: tuple[str, ...]
     defaults: Mapping[str, Any]
 
@@ -265,8 +266,9 @@ def available() -> list[Info]:
     for name in sorted(CACHES):
         cls = CACHES[name]
         summary, about = describe(cls)
-        offers = tuple(sorted(map(str, cls().offers)))
-        infos.append(Info(name, summary, about, cls.paper, cls.arxiv, offers, arguments(cls)))
+        needs, offers = (tuple(sorted(map(str, x))) for x in (cls.needs, cls().offers))
+        own = arguments(cls)
+        infos.append(Info(name, summary, about, cls.paper, cls.arxiv, needs, offers, own))
     return infos
 
 

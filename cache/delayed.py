@@ -123,8 +123,7 @@ class D2FCache(Cache):
         return self._open(canvas, before)
 
     def branch(self, fork: Canvas, plan: Plan) -> Plan:
-        own = self._open(fork, int(plan.compute[0]))
-        return replace(own, floor=plan.floor, compute=np.union1d(own.compute, plan.compute))
+        return replace(self._open(fork, int(plan.compute[0])), floor=plan.floor)
 
     def _open(self, canvas: Canvas, begin: int) -> Plan:
         end = canvas.window[1]

@@ -55,13 +55,11 @@ def label_pivots(
         own = speculate(verifier, drafter, ids, rule=rule, max_new_tokens=max_new_tokens, **how)
         ends = set(np.atleast_1d(verifier.facts.stop_token_ids).tolist())
         right = check(own.text)
-        room = [len(ids) + max_new_tokens - len(tried) for tried, _ in rule.seen]
-        going = [i for i, (t, _) in enumerate(rule.seen) if room[i] > 0 and t[-1] not in ends]
-        tried_out = [rule.seen[i][0] for i in going]
-        rest = speculate(verifier, None, tried_out, max_new_tokens=max_new_tokens) if going else []
-        tails = {i: list(r.tokens[: room[i]]) for i, r in zip(going, rest, strict=True)}
-        for i, (tried, numbers) in enumerate(rule.seen):
-            answer = [*tried[len(ids) :], *tails.get(i, [])]
+        for tried, numbers in rule.seen:
+            room, tail = len(ids) + max_new_tokens - len(tried), []
+            if room > 0 and tried[-1] not in ends:
+                tail = speculate(verifier, None, tried, max_new_tokens=room).tokens
+            answer = tokenizer.decode([*tried[len(ids) :], *tail], skip_special_tokens=True)
             features.append(numbers)
-            pivotal.append(check(tokenizer.decode(answer, skip_special_tokens=True)) != right)
+            pivotal.append(check(answer) != right)
     return features, pivotal

@@ -45,11 +45,12 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
 def _forks(row: Row, cache: Cache) -> list[Canvas]:
     """The canvases to feed.  Each has a window of its own, which slides by its trial; where keys
     and values are kept, most caches compute only the row's, which all of them have."""
-    forks = row.forks()
-    if not cache.stores or cache.follows:
-        for fork in forks:
-            if fork is not row.canvas and (cache.follows or fork.masks().size):
-                row.recipe.sampler.prepare(fork)
+    forks, sampler = row.forks(), row.recipe.sampler
+    for fork, trial in zip(forks, row.trials, strict=False):
+        if cache.follows:
+            sampler.eos.check(fork, trial.positions, sampler.stop_ids)
+        if cache.follows or (not cache.stores and fork.masks().size):
+            sampler.prepare(fork)
     return forks
 
 
@@ -87,8 +88,8 @@ def settle(
     slots.computed(plan.compute, canvas.step)
     prediction, shadow = predictions[kept]
     cache.after_step(canvas, slots, prediction.positions, prediction.logprob)
-    if jobs[kept].wanted is not None:
-        prediction = prediction.take(jobs[kept].wanted)
+    if (wanted := jobs[kept].wanted) is not None:
+        prediction = prediction.take(wanted)
     decision = Decision(NOTHING, NOTHING)
     if not canvas.finished:
         decision = sampler.decide(canvas, prediction, shadow)

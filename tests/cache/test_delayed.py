@@ -136,3 +136,16 @@ def test_what_a_cache_asks_for_is_not_seen_by_the_sampler(tiny: dllm.DiffusionMo
     assert result.sequences.tolist() == reference.sequences.tolist()
     for step in result.trace.steps:
         assert all(step.window[0] <= p < step.window[1] for p, _, _ in step.commits)
+
+
+@pytest.mark.parametrize("stop", [3, 17, 40])
+def test_branches_that_end_the_text_open_no_block(tiny: dllm.DiffusionModel, stop: int) -> None:
+    """With a frequent token as stop id: rows end early, in a batch as alone, and nothing breaks."""
+    model = replace(tiny, facts=replace(tiny.facts, stop_token_ids=(stop,), eos_token_id=stop))
+    how = {"sampler": "lopa(d2f(0.2), k=4)+staged_blocks(4)", "cache": "d2f", "max_new_tokens": 20}
+    prompts = [[5, 9, 17, 40, 3], [7, 8], [stop, 2, 3]]
+    together = dllm.generate(model, prompts, **how)  # type: ignore[call-overload]
+    for prompt, result in zip(prompts, together, strict=True):
+        alone = dllm.generate(model, prompt, **how)  # type: ignore[call-overload]
+        assert alone.sequences.tolist() == result.sequences.tolist()
+        assert (alone.nfe, alone.computed) == (result.nfe, result.computed)
