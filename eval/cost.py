@@ -50,6 +50,11 @@ class Shape:
         )  # fmt: skip
 
     @property
+    def parameters(self) -> int:
+        """All weights but those of norms, embedding and head apart."""
+        return self.layers * self.layer + 2 * self.hidden * self.vocabulary
+
+    @property
     def layer(self) -> int:
         """Weights of one layer's matrices."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)

@@ -33,7 +33,7 @@ def available() -> bool:
     ops: Any = torch.ops.mkldnn
     return (
         platform.machine() in ("x86_64", "AMD64")
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.cpu._is_avx512_supported()
         and hasattr(ops, "_linear_pointwise")
         and hasattr(ops, "_reorder_linear_weight")
@@ -45,7 +45,7 @@ def suits(weight: torch.Tensor) -> bool:
     has set ``torch.backends.mkldnn.enabled`` to False."""
     return (
         available()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and type(weight) in (torch.Tensor, nn.Parameter)
         and weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)
@@ -88,7 +88,7 @@ class Packed:
 
     def _make(self, weight: torch.Tensor) -> tuple[Any, ...]:
         source = weight.detach()
-        parts = list(source.split(ROWS))
+        parts = list(torch.split(source, ROWS))
         if self.copy:
             parts = [torch.ops.mkldnn._reorder_linear_weight(part) for part in parts]
         return _known_by(weight), parts, _sample(source) if self.copy else None
@@ -138,7 +138,7 @@ def linear(
         return nn.functional.linear(x, weight, bias)
     if len(parts) == 1:
         return product(x, parts[0], bias)
-    biases = [None] * len(parts) if bias is None else bias.split(ROWS)
+    biases = [None] * len(parts) if bias is None else torch.split(bias, ROWS)
     return torch.cat([product(x, *both) for both in zip(parts, biases, strict=True)], -1)
 
 

@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from .attention import set_attention, use_attention
 from .facts import generation_defaults, read_facts
 from .family import Family, get_family
+from .fields import own_section
 from .linears import pack_linears
 from .model import DiffusionModel
 from .reading import families_on
@@ -44,7 +45,7 @@ def adopt(
         hf.to(device=device)  # type: ignore[call-arg]
     prepare(hf, family, attn_implementation, facts.block_length)
     name = Path(getattr(hf.config, "name_or_path", "")).name or type(hf).__name__
-    official = raw.get("dllm", {}).get("official_config", {})
+    official = own_section(raw).get("official_config") or {}
     defaults = generation_defaults(raw, generation, facts)
     return DiffusionModel(hf, resolved, family, facts, name, defaults, official)
 
@@ -85,7 +86,7 @@ def prepare(
 
 
 def _family_of(hf: PreTrainedModel, raw: Mapping[str, Any], given: Mapping[str, Any]) -> Family:
-    section = raw.get("dllm", {})
+    section = own_section(raw)
     if section.get("family"):
         return get_family(section["family"])
     mask_id = given.get("mask_token_id", raw.get("mask_token_id"))

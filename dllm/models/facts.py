@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, ConfigError, UnknownNameError
 from .family import ConfigDict, Facts, Family, Published
-from .fields import wrong
+from .fields import own_section, wrong
 
 SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
             "logit_shift", "context_length", "score_source", "block_length")  # fmt: skip
@@ -40,7 +40,7 @@ def read_facts(
     mask id, or when an id that was not ``given`` differs from the published one.
     """
     _check_given(given)
-    section = raw.get("dllm", {})
+    section = own_section(raw)
     sources: list[Mapping[str, Any]] = [given, section, raw, generation]
     if tokenizer is not None:
         names = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
@@ -90,7 +90,7 @@ def generation_defaults(raw: ConfigDict, generation: ConfigDict, facts: Facts) -
     section."""
     known = {"block_length": facts.block_length} if facts.block_length else {}
     known |= {name: generation[name] for name in GENERATION if generation.get(name) is not None}
-    return known | dict(raw.get("dllm", {}).get("generation", {}))
+    return known | dict(own_section(raw).get("generation") or {})
 
 
 def _own(given: ConfigDict, section: ConfigDict, name: str, default: Any) -> Any:

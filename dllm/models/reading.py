@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from ..errors import CheckpointError, ConfigError, DllmError, one_line
 from .checkpoint import Checkpoint
 from .family import Family, families, family_for, get_family
+from .fields import own_section
 from .quiet import quiet
 
 
@@ -23,7 +24,7 @@ def family_of(
     Raises `CheckpointError` when there is none, and `ConfigError` when several could be meant.
     """
     config = checkpoint.config
-    named = named or config.get("dllm", {}).get("family")
+    named = named or own_section(config).get("family")
     if named:
         return get_family(named)
     result = family_for(config)

@@ -242,3 +242,12 @@ def test_a_damaged_folder_is_one_sentence(tmp_path: Path, seeds: range) -> None:
         results.append(check(folder, seed))
         shutil.rmtree(folder)
     assert any(results) and not all(results)
+
+
+# What 10,000 cases have found: values of 10,000 characters in messages, and a section that is null.
+FOUND = (725, 889, 1949, 2506, 2957, 3064, 3401, 4025, 5016, 6433, 7520, 8268, 9154, 9835)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_folder_that_was_none(tmp_path: Path, seed: int) -> None:
+    assert check(tmp_path / str(seed), seed) in (True, False)
