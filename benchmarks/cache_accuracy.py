@@ -1,6 +1,7 @@
 """Accuracy of the bundled model with every cache, with 95 % confidence intervals.
 
     python benchmarks/cache_accuracy.py                  # goes on where it stopped
+    python benchmarks/cache_accuracy.py --again dcd d2   # of these, measured anew
     python benchmarks/cache_accuracy.py --quick
 
 Answers of 32 tokens in blocks of 8, so that a cache of blocks has several to keep.
@@ -34,8 +35,7 @@ def finished(options: Any, setting: dict[str, Any]) -> list[dict[str, Any]]:
     held = json.loads(options.output.read_text())
     if any(held.get(key) != value for key, value in setting.items()):
         raise SystemExit(f"{options.output} holds other settings: pass --fresh or another --output")
-    result: list[dict[str, Any]] = held["cases"]
-    return result
+    return [case for case in held["cases"] if case["cache"] not in options.again]
 
 
 def main() -> None:
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--caches", nargs="+", default=list(CACHES))
     parser.add_argument("--new", type=int, default=32, help="tokens of an answer")
     parser.add_argument("--block", type=int, default=8)
+    parser.add_argument("--again", nargs="+", default=(), help="caches to measure anew")
     parser.add_argument("--fresh", action="store_true", help="forget what the output file holds")
     parser.add_argument("--quick", action="store_true", help="4 examples of 2 tasks")
     parser.add_argument("--threads", type=int, default=1)

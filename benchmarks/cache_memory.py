@@ -1,6 +1,7 @@
 """Memory and time per step of the caches as the prompt grows; which of them stay flat.
 
     python benchmarks/cache_memory.py            # up to 4,096 prompt tokens
+    python benchmarks/cache_memory.py --caches dcd d2    # of these, measured anew
     python benchmarks/cache_memory.py --quick
 
 One block of 32 positions, 8 steps, on the LLaDA-shaped model.  Time per step is that of the steps
@@ -11,6 +12,7 @@ Writes JSON and an SVG beside it (needs the `eval` extra).
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from pathlib import Path
@@ -76,6 +78,9 @@ def main() -> None:
     model = llada_135m()
     measure(model, "dual", 16)  # warm-up
     cases = []
+    if options.output.exists() and set(options.caches) < set(CACHES):
+        held = json.loads(options.output.read_text())["cases"]
+        cases = [case for case in held if case["cache"] not in options.caches]
     for cache in options.caches:
         mine = [measure(model, cache, prompt) for prompt in prompts]
         growth = mine[-1]["between"] / mine[0]["between"]

@@ -5,7 +5,9 @@
 
 ``--start nano``: the bundled diffusion model, which has seen the verifier's tasks.  ``--start
 converted``: the verifier's own weights with attention in both directions, as the paper starts on
-mathematics: it knows what the verifier knows, but has never filled in a mask since.  Drafts are one
+mathematics: it knows what the verifier knows, but has never filled in a mask since.
+``--dflash-steps``: beside them a block drafter (DFlash), trained on the same answers from the
+verifier's layers; its drafts are chains of a block.  Drafts are one
 step, a whole window, argmax, without a search; the verifier is greedy.  Held-out prompts of every
 task.  ``oracle`` is what a drafter that is never wrong would reach.
 """
@@ -14,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,9 +27,13 @@ import torch
 
 import dllm
 from dllm.drafting.base import RoundStats
+from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.result import conditional_acceptance
 from dllm.eval.tasks import TASKS
 from dllm.train.deer import Alignment, align, save_aligned, task_prompts, teacher_answers
+from dllm.train.dflash.objective import Objective
+from dllm.train.dflash.recipe import Recipe, finish, start
+from dllm.train.dflash.run import Schedule, resume
 
 from report import RESULTS, write  # isort: skip
 
@@ -66,8 +74,10 @@ class Judge:
         return result
 
     def __call__(self, drafter: Any) -> dict[str, Any]:
-        """Figures per task and over all."""
-        part = dllm.DiffusionDrafter(drafter, search="argmax", window=self.window)
+        """Figures per task and over all, of a diffusion model or a drafter."""
+        part = drafter
+        if not isinstance(drafter, BlockDrafter):
+            part = dllm.DiffusionDrafter(drafter, search="argmax", window=self.window)
         tasks, everything = {}, []
         for task, prompts in self.prompts.items():
             outcome, plain = self._speculate(part, prompts), self.plain[task]
@@ -79,6 +89,24 @@ class Judge:
                 "forwards_saved": sum(r.nfe for r in plain) / len(rounds),
             }  # fmt: skip
         return {"overall": figures(everything), "tasks": tasks}
+
+
+def block_drafter(verifier: Any, pairs: Any, steps: int, block: int) -> BlockDrafter:
+    """A DFlash drafter, trained on ``pairs`` of prompts and answers."""
+    recipe = Recipe(
+        layers=2, block_size=block, held_out=16, objective=Objective(head_rows=256),
+        schedule=Schedule(steps=steps, rows=8, anchors=16, evaluate_every=steps),
+    )  # fmt: skip
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "answers.jsonl"
+        with file.open("w") as out:
+            for prompt, answer in pairs:
+                entry = {"ids": [*map(int, prompt), *map(int, answer)], "answer": len(prompt)}
+                out.write(json.dumps(entry) + "\n")
+        run, split = start(verifier, [file], recipe, Path(folder), bf16=False)
+        resume(run)
+        finish(run, verifier, recipe, split, Path(folder) / "drafter")
+        return BlockDrafter(Path(folder) / "drafter")
 
 
 def figures(rounds: list[RoundStats]) -> dict[str, Any]:
@@ -101,6 +129,8 @@ def main() -> None:
     parser.add_argument("--stage2-steps", type=int, default=400)
     parser.add_argument("--stage1-lr", type=float, default=5e-4)
     parser.add_argument("--stage2-lr", type=float, default=2e-4)
+    parser.add_argument("--dflash-steps", type=int, default=0, help="0: no block drafter")
+    parser.add_argument("--dflash-block", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder for the aligned drafters")
     parser.add_argument("--output", type=Path, default=RESULTS / "deer.json")
@@ -121,12 +151,18 @@ def main() -> None:
     def save() -> None:
         result = {
             "verifier": verifier.name, "start": options.start, "recipe": asdict(recipe),
+            "dflash_steps": options.dflash_steps, "dflash_block": options.dflash_block,
             "answers": options.answers, "examples": options.examples, "oracle": judge.oracle(),
             "stages": stages, "losses": losses,
         }  # fmt: skip
         write(options.output, result)
 
-    pairs = teacher_answers(verifier, task_prompts(options.answers))
+    pairs = list(teacher_answers(verifier, task_prompts(options.answers)))
+    if options.dflash_steps:
+        blocks = block_drafter(verifier, pairs, options.dflash_steps, options.dflash_block)
+        stages["dflash"] = judge(blocks)
+        print("dflash", stages["dflash"]["overall"]["accepted_per_round"], flush=True)
+        save()
     for entry, model in align(drafter, pairs, recipe):
         print(entry, flush=True)
         losses.append({name: entry[name] for name in ("stage", "step", "loss")})

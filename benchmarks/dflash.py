@@ -1,15 +1,21 @@
 """A block drafter on real prompts: tokens per forward, acceptance by place, processor time.
 
-    python benchmarks/dflash.py --verifier smollm2 --drafter examples/smollm2-drafter \\
+    python benchmarks/dflash.py counts --drafter examples/smollm2-drafter \\
         --prompts set/*.jsonl --answers runs/dflash/answers.jsonl
+    python benchmarks/dflash.py times --count 2 --tokens 96 ...
 
 ``--prompts`` are files of JSON lines in Spec-Bench's form ("turns"); a file is a category.
-``--answers`` adds a category of prompts that the verifier gave itself, held out as in training.
-Every prompt is answered by every method in turn, so that a slow minute of the machine hits all of
-them; what is reported is processor time (all threads), which a busy machine distorts less than the
-clock, as the sum over the prompts of a category over that of plain decoding.  A method in
-bfloat16 must write the tokens of plain decoding in bfloat16, one in float32 those of float32;
-``different`` counts the prompts where that failed.
+``--answers`` adds two categories of prompts that the verifier gave itself, held out as in training:
+those that it began itself, and those that began with given words (every second one).
+
+``counts``: every method answers all prompts of a category in batches.  Tokens per forward of the
+verifier do not depend on the machine, nor on the batch, beyond near-ties of bfloat16.
+``times``: every prompt is answered by every method in turn, so that a slow minute of the machine
+hits all of them; processor time (all threads) per token, which a busy machine distorts less than
+the clock, against that of the fastest of the four plain decodings of a category.
+
+What is done is kept: a stopped run goes on.  A method of ours in bfloat16 must write the tokens of
+plain decoding in bfloat16; ``different`` counts the prompts where it did not.
 """
 
 from __future__ import annotations
@@ -17,186 +23,222 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MuseGlimmerAssistantModel
 
 import dllm
 from dllm.drafting.dflash.drafter import BlockDrafter
-from dllm.drafting.result import shares
 from dllm.prompts import encode
 from dllm.train.dflash.data import read_answers
 
-from real import smollm2  # isort: skip
+from real import smollm2, untouched  # isort: skip
 from report import RESULTS, write  # isort: skip
 
-Answer = tuple[list[int], Any]  # tokens, and a SpeculativeResult or the number of forwards
+PLACES = 8  # places of a draft whose acceptance is counted
+PLAIN = ("plain", "plain float32", "transformers", "transformers float32")
+DEFAULT = (
+    "prompt_lookup", "suffix", "no head", "chain", "tree", "lookup + chain", "lookup + tree",
+    "transformers lookup", "transformers dflash",
+)  # fmt: skip
+RATED = ("lookup + chain rate", "lookup + tree rate")  # lengths by the clock: only where it runs
+Prompts = dict[str, list[list[int]]]
 
 
-def load(name: str, dtype: torch.dtype) -> Any:
-    """A verifier with eager attention: rows then do not depend on how many there are."""
-    if name == "smollm2":
-        model = smollm2()
-        model.hf.to(dtype)
-        return dllm.load(model.hf, tokenizer=model.tokenizer)
-    hf = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
-    return dllm.load(hf, tokenizer=AutoTokenizer.from_pretrained(name))
+class Bench:
+    """The verifier in the precisions that are asked for, and the methods by name."""
 
+    def __init__(self, verifier: str, drafter: str, tokens: int) -> None:
+        self.verifier, self.drafter, self.tokens = verifier, drafter, tokens
+        self._models: dict[torch.dtype, Any] = {}
+        self._untouched: dict[torch.dtype, Any] = {}  # as transformers runs them
+        self._drafters: dict[str, Any] = {}
 
-def transformers_way(model: Any, tokens: int, **how: Any) -> Callable[[list[int]], Answer]:
-    """``generate`` of transformers with ``how``."""
+    def model(self, dtype: torch.dtype = torch.bfloat16) -> Any:
+        if dtype not in self._models:
+            if self.verifier == "smollm2":
+                loaded = smollm2()
+                hf, tokenizer = loaded.hf.to(dtype), loaded.tokenizer
+            else:
+                hf = AutoModelForCausalLM.from_pretrained(self.verifier, dtype=dtype)
+                tokenizer = AutoTokenizer.from_pretrained(self.verifier)
+            self._models[dtype] = dllm.load(hf, tokenizer=tokenizer)
+        return self._models[dtype]
 
-    def answer(ids: list[int]) -> Answer:
-        calls: list[int] = []
-        handle = model.hf.register_forward_hook(lambda *_: calls.append(1))
-        given = torch.tensor([ids])
-        out = model.hf.generate(
-            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=tokens,
-            **how,
+    def drafter_of(self, method: str) -> Any:
+        """What `dllm.speculate` takes for a method of ours."""
+        if method in ("prompt_lookup", "suffix"):
+            return method
+        if method.startswith("plain"):
+            return None
+        kind = method.removeprefix("lookup + ").removesuffix(" rate")
+        if kind not in self._drafters:
+            head = {"no head": "none", "chain": "auto", "tree": "tree"}[kind]
+            self._drafters[kind] = BlockDrafter(self.drafter, head=head)
+        part = self._drafters[kind]
+        return ["prompt_lookup", part] if method.startswith("lookup") else part
+
+    def ours(self, method: str, prompts: list[list[int]], rows: int) -> list[Any]:
+        """Results of `dllm.speculate`."""
+        dtype = torch.float32 if method.endswith("float32") else torch.bfloat16
+        results: list[Any] = dllm.speculate(
+            self.model(dtype), self.drafter_of(method), prompts, max_new_tokens=self.tokens,
+            controller="rate" if method.endswith(" rate") else "whole", max_rows=rows,
         )  # fmt: skip
+        return results
+
+    def theirs(self, method: str, ids: list[int]) -> tuple[list[int], int]:
+        """Tokens and forwards of ``generate`` of transformers."""
+        dtype = torch.float32 if method.endswith("float32") else torch.bfloat16
+        if dtype not in self._untouched:
+            self._untouched[dtype] = untouched(self.model(dtype))
+        hf, calls, how = self._untouched[dtype], [], {}
+        if method.endswith("lookup"):
+            how = {"prompt_lookup_num_tokens": 8}
+        if method.endswith("dflash"):
+            if "native" not in self._drafters:
+                native = MuseGlimmerAssistantModel.from_pretrained(self.drafter, dtype=dtype)
+                self._drafters["native"] = native.eval()
+            how = {"assistant_model": self._drafters["native"], "speculation_type": "dflash"}
+        handle = hf.register_forward_hook(lambda *_: calls.append(1))
+        given = torch.tensor([ids])
+        out = hf.generate(given, attention_mask=torch.ones_like(given), do_sample=False,
+                          max_new_tokens=self.tokens, **how)  # fmt: skip
         handle.remove()
         return out[0, len(ids) :].tolist(), len(calls)
 
-    return answer
 
-
-def our_way(model: Any, tokens: int, drafter: Any, **how: Any) -> Callable[[list[int]], Answer]:
-    """`dllm.speculate` with ``how``."""
-
-    def answer(ids: list[int]) -> Answer:
-        result = dllm.speculate(model, drafter, ids, max_new_tokens=tokens, **how)
-        return result.tokens, result
-
-    return answer
-
-
-def methods(
-    models: dict[str, Any], drafter: str, tokens: int, chosen: list[str]
-) -> dict[str, tuple[str, Callable[[list[int]], Answer]]]:
-    """Name -> precision and how to answer."""
-    low, full = models["bfloat16"], models["float32"]
-    native = MuseGlimmerAssistantModel.from_pretrained(drafter, dtype=torch.bfloat16).eval()
-
-    def block(**how: Any) -> BlockDrafter:
-        return BlockDrafter(drafter, **how)
-
-    tree, whole = "best_first_tree(nodes=15)", {"controller": "whole"}
-    both = {
-        "plain": ("bfloat16", our_way(low, tokens, None)),
-        "plain float32": ("float32", our_way(full, tokens, None)),
-        "plain transformers": ("bfloat16", transformers_way(low, tokens)),
-        "plain transformers float32": ("float32", transformers_way(full, tokens)),
-        "prompt_lookup": ("bfloat16", our_way(low, tokens, "prompt_lookup", **whole)),
-        "suffix": ("bfloat16", our_way(low, tokens, "suffix", **whole)),
-        "dflash argmax": ("bfloat16", our_way(low, tokens, block(head="none"), **whole)),
-        "dflash walk": ("bfloat16", our_way(low, tokens, block(), **whole)),
-        "dflash walk tree": ("bfloat16", our_way(low, tokens, block(head="tree"), **whole)),
-        "dflash cps": ("bfloat16", our_way(low, tokens, block(search="cps"), **whole)),
-        "dflash tree": ("bfloat16", our_way(low, tokens, block(search=tree), **whole)),
-        "dflash rate": ("bfloat16", our_way(low, tokens, block())),
-        "dflash walk float32": ("float32", our_way(full, tokens, block(), **whole)),
-        "prompt_lookup+dflash tree": (
-            "bfloat16", our_way(low, tokens, ["prompt_lookup", block(head="tree")], **whole)),
-        "prompt_lookup+dflash": (
-            "bfloat16", our_way(low, tokens, ["prompt_lookup", block()], **whole)),
-        "transformers prompt lookup": (
-            "bfloat16", transformers_way(low, tokens, prompt_lookup_num_tokens=8)),
-        "transformers dflash": ("bfloat16", transformers_way(
-            low, tokens, assistant_model=native, speculation_type="dflash")),
-    }  # fmt: skip
-    return {name: both[name] for name in chosen or both}
-
-
-def categories(arguments: Any, model: Any) -> dict[str, list[list[int]]]:
+def categories(arguments: Any, model: Any) -> Prompts:
     """Category -> ids of prompts, template included."""
-    result = {}
+    result: Prompts = {}
     for file in arguments.prompts:
-        lines = file.read_text(encoding="utf-8").splitlines()[arguments.skip :]
-        texts = [json.loads(line)["turns"][0] for line in lines[: arguments.count]]
+        lines = file.read_text(encoding="utf-8").splitlines()[: arguments.count]
+        texts = [json.loads(line)["turns"][0] for line in lines]
         result[file.stem] = [encode(model, text, True).tolist() for text in texts]
-    for file in arguments.answers:
-        held = {a.ids[: a.start] for a in read_answers(file) if a.held_out(arguments.held_out)}
-        chosen = sorted(held)[: arguments.count]
-        result[f"self-prompted {file.stem}"] = [list(ids) for ids in chosen]
+    if arguments.answers is not None:
+        given = list(read_answers(arguments.answers))
+        for first, name in enumerate(("own words", "given starts")):
+            held = {a.ids[: a.start] for a in given[first::2] if a.held_out(arguments.held_out)}
+            result[name] = [list(ids) for ids in sorted(held)[: arguments.count]]
     return result
 
 
-def measure(
-    prompts: list[list[int]], ways: dict[str, tuple[str, Callable[[list[int]], Answer]]]
-) -> dict[str, Any]:
-    """Sums over the prompts of one category."""
-    rows: dict[str, dict[str, Any]] = {
-        name: {"precision": precision, "tokens": 0, "forwards": 0, "cpu_seconds": 0.0,
-               "seconds": 0.0, "different": 0}
-        for name, (precision, _) in ways.items()
-    }  # fmt: skip
-    rounds: dict[str, list[Any]] = {name: [] for name in ways}
-    for turn, ids in enumerate(prompts):
-        order = list(ways)
-        order = order[turn % len(order) :] + order[: turn % len(order)]
-        texts = {}
-        for name in order:
-            clocks = time.process_time(), time.perf_counter()
-            tokens, more = ways[name][1](ids)
-            row, texts[name] = rows[name], tokens
-            row["cpu_seconds"] += time.process_time() - clocks[0]
-            row["seconds"] += time.perf_counter() - clocks[1]
-            row["tokens"] += len(tokens)
-            row["forwards"] += more if isinstance(more, int) else more.nfe
-            rounds[name] += [] if isinstance(more, int) else more.rounds
-        for name, tokens in texts.items():
-            reference = "plain" if ways[name][0] == "bfloat16" else "plain float32"
-            rows[name]["different"] += tokens != texts.get(reference, tokens)
-    for name, row in rows.items():
-        row["tokens_per_forward"] = row["tokens"] / row["forwards"]
-        if rounds[name]:
-            drafted = [r for r in rounds[name] if r.drafted]
-            row["accepted_by_place"] = [
-                float(np.mean([r.accepted >= k for r in drafted])) for k in range(1, 8)
-            ] if drafted else []  # fmt: skip
-            row["shares"] = shares(rounds[name])
-    for row in rows.values():
-        for plain in ("plain", "plain float32"):
-            if plain in rows:
-                per_token = rows[plain]["cpu_seconds"] / rows[plain]["tokens"]
-                own = row["cpu_seconds"] / row["tokens"]
-                row[f"speed over {plain}"] = per_token / own
-    return rows
+def reached(rounds: list[Any]) -> list[int]:
+    """Rounds with a draft, and how many of them accepted at least 1, 2, ... tokens."""
+    drafted = [r for r in rounds if r.drafted]
+    return [len(drafted), *(sum(r.accepted >= k for r in drafted) for k in range(1, PLACES + 1))]
+
+
+def count(bench: Bench, method: str, prompts: list[list[int]], plain: list[Any]) -> dict[str, Any]:
+    """Tokens and forwards of one method on one category."""
+    row: dict[str, Any] = {"prompts": len(prompts)}
+    if method.startswith("transformers"):
+        pairs = [bench.theirs(method, ids) for ids in prompts]
+        row["forwards"] = sum(forwards for _, forwards in pairs)
+        texts = [tokens for tokens, _ in pairs]
+    else:
+        results = bench.ours(method, prompts, rows=8)
+        row["forwards"] = sum(result.nfe for result in results)
+        row["reached"] = reached([r for result in results for r in result.rounds])
+        texts = [result.tokens for result in results]
+    row["tokens"] = sum(map(len, texts))
+    row["different"] = sum(a != b.tokens for a, b in zip(texts, plain, strict=True))
+    return row
+
+
+def run_counts(bench: Bench, prompts: Prompts, methods: list[str], output: Path, how: Any) -> None:
+    """Category by category, method by method."""
+    done = kept(output, how)
+    for name, ids in prompts.items():
+        rows = done.setdefault(name, {})
+        missing = [method for method in methods if method not in rows and method not in PLAIN]
+        plain = bench.ours("plain", ids, rows=16) if missing else []
+        for method in missing:
+            rows[method] = row = count(bench, method, ids, plain)
+            print(f"{name} {method}: {row['tokens'] / row['forwards']:.2f} tokens per forward, "
+                  f"{row['different']} of {row['prompts']} different", flush=True)  # fmt: skip
+            write(output, {"settings": how, "categories": done})
+
+
+def time_one(bench: Bench, method: str, ids: list[int]) -> tuple[list[int], dict[str, Any]]:
+    """One answer: its tokens, and processor seconds, seconds, forwards."""
+    began = time.process_time(), time.perf_counter()
+    if method.startswith("transformers"):
+        tokens, forwards = bench.theirs(method, ids)
+        rounds: list[Any] = []
+    else:
+        (result,) = bench.ours(method, [ids], rows=1)
+        tokens, forwards, rounds = result.tokens, result.nfe, result.rounds
+    row: dict[str, Any] = {"cpu": time.process_time() - began[0],
+                           "wall": time.perf_counter() - began[1]}  # fmt: skip
+    row |= {"tokens": len(tokens), "forwards": forwards}
+    if rounds:
+        parts = [(r.draft_seconds, r.verify_seconds, r.other_seconds) for r in rounds]
+        row["parts"] = [round(sum(column), 4) for column in zip(*parts, strict=True)]
+    return tokens, row
+
+
+def run_times(bench: Bench, prompts: Prompts, methods: list[str], output: Path, how: Any) -> None:
+    """Prompt by prompt; its methods take turns, each time from another one on."""
+    done = kept(output, how)
+    pairs = [(name, i) for i in range(max(map(len, prompts.values()))) for name in prompts]
+    for turn, (name, i) in enumerate(pairs):
+        key = f"{name}/{i}"
+        if key in done or i >= len(prompts[name]):
+            continue
+        ids, texts, rows = prompts[name][i], {}, {}
+        first = turn % len(methods)
+        if not done:  # the first answer of a method warms it up
+            for method in methods:
+                time_one(bench, method, ids[:64])
+        for method in [*methods[first:], *methods[:first]]:
+            texts[method], rows[method] = time_one(bench, method, ids)
+        for method, tokens in texts.items():
+            same = "plain float32" if method.endswith("float32") else "plain"
+            rows[method]["different"] = int(tokens != texts.get(same, tokens))
+        done[key] = rows
+        print(key, {m: round(1e3 * r["cpu"] / r["tokens"], 1) for m, r in rows.items()}, flush=True)
+        write(output, {"settings": how, "categories": done})
+
+
+def kept(output: Path, how: Any) -> dict[str, Any]:
+    """What an earlier start with the same settings has done."""
+    if not output.exists():
+        return {}
+    known: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    if known["settings"] != how:
+        raise SystemExit(f"{output} holds a run of other settings: move it away, or use --output")
+    done: dict[str, Any] = known["categories"]
+    return done
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("mode", choices=("counts", "times"))
     parser.add_argument("--verifier", default="smollm2")
     parser.add_argument("--drafter", default="examples/smollm2-drafter")
     parser.add_argument("--prompts", type=Path, nargs="*", default=[])
-    parser.add_argument("--answers", type=Path, nargs="*", default=[])
-    parser.add_argument("--held-out", type=int, default=64)
+    parser.add_argument("--answers", type=Path)
+    parser.add_argument("--held-out", type=int, default=64, help="one prompt in so many")
     parser.add_argument("--count", type=int, default=20, help="prompts per category")
-    parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--methods", nargs="*", default=[])
-    parser.add_argument("--output", type=Path, default=RESULTS / "dflash.json")
+    parser.add_argument("--methods", nargs="*", default=list(DEFAULT))
+    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    models = {str(dtype).split(".")[-1]: load(arguments.verifier, dtype)
-              for dtype in (torch.bfloat16, torch.float32)}  # fmt: skip
-    ways = methods(models, arguments.drafter, arguments.tokens, arguments.methods)
-    result: dict[str, Any] = {}
-    for name, prompts in categories(arguments, models["bfloat16"]).items():
-        result[name] = measure(prompts, ways)
-        print(f"{name}: {len(prompts)} prompts")
-        for way, row in result[name].items():
-            speeds = " ".join(f"{v:.2f}" for k, v in row.items() if k.startswith("speed"))
-            print(f"  {way:28s} {row['tokens_per_forward']:.2f} tokens per forward, "
-                  f"{speeds} times plain, {row['different']} different", flush=True)  # fmt: skip
-        settings = {"count": arguments.count, "tokens": arguments.tokens,
-                    "threads": arguments.threads, "load": "shared machine"}  # fmt: skip
-        write(arguments.output, {"settings": settings, "categories": result})
+    bench = Bench(arguments.verifier, arguments.drafter, arguments.tokens)
+    prompts = categories(arguments, bench.model())
+    how = {"count": arguments.count, "tokens": arguments.tokens, "threads": arguments.threads}
+    if arguments.mode == "counts":
+        output = arguments.output or RESULTS / "dflash_counts.json"
+        run_counts(bench, prompts, arguments.methods, output, how)
+    else:
+        methods = list(dict.fromkeys([*PLAIN, *arguments.methods, *RATED]))
+        output = arguments.output or RESULTS / "dflash_times.json"
+        run_times(bench, prompts, methods, output, how)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ beyond rounding.
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,8 +88,8 @@ def base_recipe(layers: int, steps: int) -> Recipe:
     return Recipe(
         layers=4, taps=tuple(default_taps(layers, 4)), block_size=5, held_out=HELD_OUT,
         evaluated=96, objective=Objective(markov=256),
-        schedule=Schedule(steps=steps, learning_rate=LEARNING_RATE, warmup=WARMUP,
-                          evaluate_every=steps + 1),  # measured here, at the end
+        schedule=Schedule(steps=steps, rows=8, anchors=48, learning_rate=LEARNING_RATE,
+                          warmup=WARMUP, evaluate_every=steps + 1),  # measured here, at the end
     )  # fmt: skip
 
 
@@ -168,6 +169,21 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS / "dflash_ablations.json")
     options = parser.parse_args()
+    names = options.only or list(VARIANTS)
+    if len(names) == 1:
+        return run_variant(names[0], options)
+    for name in names:  # each in a process of its own, so that memory is given back
+        again = [arg for arg in sys.argv[1:] if arg not in ("--only", *VARIANTS)]
+        subprocess.run([sys.executable, __file__, *again, "--only", name], check=True)
+
+
+def run_variant(name: str, options: Any) -> None:
+    """One variant, unless it is among the results already."""
+    settings = {"steps": options.steps, "threads": options.threads,
+                "learning_rate": LEARNING_RATE, "rows": 8, "anchors": 48}  # fmt: skip
+    result = finished(options.output, settings)
+    if name in result:
+        return
     torch.set_num_threads(options.threads)
     model = smollm2() if options.verifier == "smollm2" else dllm.load(options.verifier)
     if machine_has_bf16("cpu"):
@@ -178,20 +194,14 @@ def main() -> None:
     config = base.config(verifier.hf.config, mask_id(verifier))
     for done in itertools.islice(keep_taps(files[1.0], verifier.hf, config), 0, None, 16):
         print(f"hidden states of {done} answers", flush=True)
-    settings = {"steps": options.steps, "threads": options.threads, "rows": base.schedule.rows,
-                "anchors": base.schedule.anchors, "learning_rate": LEARNING_RATE}  # fmt: skip
-    result = finished(options.output, settings)
-    for name, (question, change, share) in VARIANTS.items():
-        if name in result or (options.only and name not in options.only):
-            continue
-        got = train_one(verifier, change(base), files[share], options.folder / "run")
-        result[name] = {"question": question, **got}
-        if "base" in result:
-            result[name]["difference"] = difference(got["per_answer"], result["base"]["per_answer"])
-        print(f"{name}: {got['tokens_per_forward']:.3f} tokens per forward, "
-              f"{got['processor_seconds']:.0f} s", flush=True)  # fmt: skip
-        write(options.output, {"settings": settings, "variants": result})
-        gc.collect()
+    question, change, share = VARIANTS[name]
+    got = train_one(verifier, change(base), files[share], options.folder / "run")
+    result[name] = {"question": question, **got}
+    if "base" in result:
+        result[name]["difference"] = difference(got["per_answer"], result["base"]["per_answer"])
+    print(f"{name}: {got['tokens_per_forward']:.3f} tokens per forward, "
+          f"{got['processor_seconds']:.0f} s", flush=True)  # fmt: skip
+    write(options.output, {"settings": settings, "variants": result})
 
 
 def finished(output: Path, settings: dict[str, Any]) -> dict[str, Any]:

@@ -33,3 +33,106 @@ def ablations(result: Found) -> str:
         "of rank 256, D-PACE, soft 0.5, 6144 head rows, start from the verifier's layers.\n\n"
         + markdown(head, rows)
     )
+
+
+def counts(result: Found) -> str:
+    """Tokens per forward by category, and acceptance by place."""
+    categories = result["categories"]
+    methods = list(dict.fromkeys(m for rows in categories.values() for m in rows))
+    rows, places = [], []
+    for method in methods:
+        cells = [by[method]["tokens"] / by[method]["forwards"] if method in by else None
+                 for by in categories.values()]  # fmt: skip
+        known = [cell for cell in cells if cell is not None]
+        mean = f"**{sum(known) / len(known):.2f}**"
+        shown = ["" if cell is None else f"{cell:.2f}" for cell in cells]
+        rows.append([method, *shown, mean, different(categories, method)])
+        reached = [by[method]["reached"] for by in categories.values()
+                   if "reached" in by.get(method, {})]  # fmt: skip
+        if reached:
+            total = [sum(column) for column in zip(*reached, strict=True)]
+            shares = [part / max(1, total[0]) for part in total[1:]]
+            places.append([method, f"{total[0]:,}", *(f"{s:.2f}" if s else "" for s in shares)])
+    each = max(row["prompts"] for by in categories.values() for row in by.values())
+    size = result["settings"]["tokens"]
+    return (
+        f"Tokens per forward of the verifier, {each} prompts of each category, at most {size} "
+        "tokens each, bfloat16; `different`: texts that are not those of plain decoding.\n\n"
+        + markdown(["method", *categories, "mean", "different"], rows)
+        + "\n\nOf the rounds with a draft, the share that accepted at least so many tokens:\n\n"
+        + markdown(["method", "rounds", *map(str, range(1, len(places[0]) - 1))], places)
+    )
+
+
+def different(categories: Found, method: str) -> str:
+    rows = [by[method] for by in categories.values() if method in by]
+    return f"{sum(row['different'] for row in rows)} of {sum(row['prompts'] for row in rows)}"
+
+
+def times(result: Found) -> str:
+    """Processor time per token against the fastest plain decoding of each category."""
+    settings = result["settings"]
+    sums: dict[str, dict[str, Found]] = {}
+    for key, by in result["categories"].items():
+        for method, row in by.items():
+            into = sums.setdefault(method, {}).setdefault(
+                key.rsplit("/", 1)[0], {"cpu": 0.0, "tokens": 0, "parts": [0.0, 0.0, 0.0]}
+            )
+            into["cpu"], into["tokens"] = into["cpu"] + row["cpu"], into["tokens"] + row["tokens"]
+            parts = row.get("parts", [0.0] * 3)
+            into["parts"] = [a + b for a, b in zip(into["parts"], parts, strict=True)]
+    plains = [m for m in sums if m.startswith("plain") or m in ("transformers", PLAIN_32)]
+    names = list(next(iter(sums.values())))
+    fastest = {n: min(sums[m][n]["cpu"] / sums[m][n]["tokens"] for m in plains) for n in names}
+    rows = []
+    for method, by in sums.items():
+        speeds = [fastest[n] * by[n]["tokens"] / by[n]["cpu"] for n in names]
+        spent = [sum(column) for column in zip(*(by[n]["parts"] for n in names), strict=True)]
+        whole = sum(spent)
+        shares = " / ".join(f"{100 * part / whole:.0f}" for part in spent) if whole else ""
+        mean = f"**{sum(speeds) / len(speeds):.2f}**"
+        rows.append([method, *(f"{s:.2f}" for s in speeds), mean, f"{min(speeds):.2f}", shares])
+    prompts = max(int(key.rsplit("/", 1)[1]) for key in result["categories"]) + 1
+    machine = result["machine"]
+    return (
+        f"How many times as fast as the fastest of the four plain decodings, processor time per "
+        f"token, {prompts} prompts of each category, at most {settings['tokens']} tokens, "
+        f"{settings['threads']} thread of an {machine['cpu']} (load {machine.get('load') or 0:.0f} "
+        "at the end); methods took turns on every prompt.\n\n"
+        + markdown(["method", *names, "mean", "least", "draft / verify / rest, %"], rows)
+    )
+
+
+PLAIN_32 = "transformers float32"
+
+
+def plain(result: Found) -> str:
+    """Plain decoding against transformers'."""
+    names = list(result["cells"][0]["ratios"])
+    rows = [[str(cell["rows"]), *(f"{cell['ratios'][n][0]:.2f} ({cell['ratios'][n][1]:.2f} to "
+                                  f"{cell['ratios'][n][2]:.2f})" for n in names)]
+            for cell in result["cells"]]  # fmt: skip
+    return (
+        f"Processor time of plain decoding against `generate` of transformers with SDPA "
+        f"(bfloat16, {result['tokens']} tokens, {result['threads']} thread; medians of turns with "
+        "quartiles):\n\n" + markdown(["texts at a time", *names], rows)
+    )
+
+
+def aligned(result: Found) -> str:
+    """A diffusion model as it is and aligned by DEER, and a block drafter, on the same answers."""
+    names = {"before": "`nano` as it is", "stage1": "DEER, stage 1", "stage2": "DEER, stage 2",
+             "dflash": "DFlash"}  # fmt: skip
+    stages = {key: result["stages"][key]["overall"] for key in names if key in result["stages"]}
+    rows = [[names[key], f"{got['accepted_per_round']:.2f}",
+             " ".join(f"{share:.2f}" for share in got["conditional_acceptance"][:6])]
+            for key, got in stages.items()]  # fmt: skip
+    recipe = result["recipe"]
+    return (
+        "The other start, `nano`, which knows the tasks of its verifier `nano-ar` already, beside "
+        f"a DFlash drafter (2 layers, blocks of {result['dflash_block']}, {result['dflash_steps']} "
+        f"steps of 8 answers) on the same {result['answers']:,} answers; DEER with "
+        f"{recipe['stage1_steps']} and {recipe['stage2_steps']} steps of {recipe['rows']}; "
+        f"{result['examples']} held-out prompts per task (`benchmarks/deer.py --start nano`):\n\n"
+        + markdown(["drafter", "accepted per round", "given those before: 1, 2, ..."], rows)
+    )

@@ -21,9 +21,10 @@ if str(ROOT) not in sys.path:
 
 from dllm.cache import CACHES  # noqa: E402
 from dllm.cache import compose as compose_cache  # noqa: E402
+from dllm.drafting import available as drafting_parts  # noqa: E402
 from dllm.samplers import SAMPLERS, compose  # noqa: E402
 
-from fidelity_notes import METHODS, ROUTINES  # isort: skip  # noqa: E402
+from fidelity_notes import DRAFTING, METHODS, ROUTINES  # isort: skip  # noqa: E402
 from tests.golden import test_traces  # noqa: E402
 from tests.golden.conftest import goldens_dir  # noqa: E402
 
@@ -88,7 +89,8 @@ def main() -> int:
         names.setdefault(stem, set()).update(parts - BESIDES, {cache} & set(CACHES) - {"none"})
         seen["sampler"].update(parts)
         seen["cache"][cache] += 1
-    text = "\n".join([HEAD, *routines(recorded, count, names, reasons), *methods(seen)])
+    tables = [*routines(recorded, count, names, reasons), *methods(seen), *drafting(), *official()]
+    text = "\n".join([HEAD, *tables, END])
     if "--check" in sys.argv:
         same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
         print("docs/fidelity.md is current" if same else "run: python benchmarks/fidelity.py")
@@ -98,6 +100,7 @@ def main() -> int:
     return 0
 
 
+END = "Made by `python benchmarks/fidelity.py`.\n"
 BESIDES = {"eos", "prob", "blocks", "whole", "fixed"}  # parts that nearly every composition has
 
 
@@ -144,7 +147,47 @@ def methods(seen: dict[str, Counter[str]]) -> list[str]:
             link = f"[{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})" if cls.arxiv else "-"
             shown = f"`{name}`" if kind == "sampler" else f"cache `{name}`"
             lines.append(f"| {shown} | {link} | {cases or '-'} | {note} |")
-    return [*lines, "", "Made by `python benchmarks/fidelity.py`.", ""]
+    return [*lines, ""]
+
+
+def drafting() -> list[str]:
+    """One row per registered part of drafting that follows a paper."""
+    lines = [
+        "## Drafting", "",
+        "No official drafting code was recorded.  What is exact is held to plain decoding of the "
+        "verifier, what keeps a distribution to that distribution, by tests.", "",
+        "| role | name | paper | what deviates, and why |", "| --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for part in drafting_parts():
+        if bool(part.paper) != (part.name in DRAFTING):
+            raise SystemExit(f"{part.role} {part.name}: say in fidelity_notes.py what deviates")
+        if part.paper:
+            link = f"[{part.arxiv}](https://arxiv.org/abs/{part.arxiv})" if part.arxiv else "-"
+            lines.append(f"| {part.role} | `{part.name}` | {link} | {DRAFTING[part.name]} |")
+    return [*lines, ""]
+
+
+def official() -> list[str]:
+    """What `official=True` changes on the bundled model, where it was measured."""
+    path = ROOT / "benchmarks" / "results" / "official.json"
+    if not path.exists():
+        return []
+    result = json.loads(path.read_text(encoding="utf-8"))
+    lines = [
+        "## Defaults against released code", "",
+        f"Where the default is the paper's rule and `official=True` the released code's, on `nano` "
+        f"({result['prompts']} held-out prompts, `benchmarks/official.py`):", "",
+        "| sampler | right | official | points (95 %) | forwards | official |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for name, row in result["samplers"].items():
+        change = f"{row['points']:+.1f} ({row['low']:+.1f} to {row['high']:+.1f})"
+        lines.append(
+            f"| `{name}` | {100 * row['default']['right']:.1f} % | "
+            f"{100 * row['official']['right']:.1f} % | {change} | {row['default']['nfe']:.2f} | "
+            f"{row['official']['nfe']:.2f} |"
+        )
+    return [*lines, ""]
 
 
 if __name__ == "__main__":

@@ -13,15 +13,20 @@ ROUTINES: dict[str, str] = {
     "window_diffusion_dream": OVERWRITES,
     "klass_llada": "With `official=True`. A block whose steps run out while masks are left is left "
     "for good by the official loop; here it is decoded to its end.",
-    "freedave_llada": "Eager acceptance over several blocks is not built. A draft is committed one "
+    "freedave_llada": "Not replayed: eager acceptance over several blocks. There the official code "
+    "goes on drafting from predictions made before its last commits and keeps the first draft "
+    "unchecked, so that the text is no longer that of the base. A draft is committed one "
     "forward earlier, so after each forward the official canvas lies between two of ours. Official "
     "drafts repeat once they are complete, and a forward may feed nothing else: not paid for here.",
     "freedave_dream": "As for LLaDA. In eager mode the official code also overwrites the first "
     "position of a block.",
-    "lopa_dream": "D2F's block-causal window and its checkpoints are not built; the branches and "
-    "their scores are those of the rule, on any window.",
-    "d3llm_multi_block_dream": "The delayed cache is not built; every case without it is replayed.",
-    "d3llm_multi_block_llada": "The delayed cache is not built; every case without it is replayed.",
+    "lopa_dream": "Every branch of every round is compared. The official code keeps the logits of "
+    "the row left of the open blocks, this one computes that row again: the same where "
+    "attention is block-causal; where it is not, a part that keeps them replays it. With "
+    "nothing to try the official code feeds the row twice.",
+    "d3llm_multi_block_dream": "With `delayed(official=True)`: of the positions fed the first is "
+    "predicted from its own row, because the slice is shifted and not the canvas. Not recorded: "
+    "where two blocks wait together, the official cache holds the first of them twice.",
     "saber_llada": "With `official=True` and `cumulative_blocks`.",
     "slowfast_llada": "The official code cuts the canvas behind a cycle from its second forward "
     "on; so does the cache that the replay uses. In the library the cache decides what is fed.",
@@ -40,7 +45,8 @@ ROUTINES: dict[str, str] = {
     "computed: its mask is cut by a position in the canvas, in an array that begins with the "
     "slice. A part that does the same replays it.",
     "dsb_dream": "Beside its cache the official code commits exactly the first mask in every full "
-    "pass. A part that does the same replays it.",
+    "pass, and predicts the first position of a fed slice from its own row. Parts that do the same "
+    "replay it.",
     "d2cache_llada": "With `d2(official=True)`: the released code never updates its confidences "
     "(it assigns to a copy), and its block shrinks with every commit (it is narrowed in place).",
     "d2cache_dream": "As for LLaDA; the last position of the prompt is fed only if it scores a "
@@ -49,6 +55,14 @@ ROUTINES: dict[str, str] = {
     "behind the stop id: compared is the text.",
     "fastdllm_v1_llada_factor": "With `official=True`: the scan also commits the last-ranked "
     "position when it alone fails its bound.",
+    "wedlm_stream": "The engine feeds the prompt alone in its first forward and what was decided "
+    "last in one more; here the prompt goes with the first window, and what nobody will read is "
+    "not fed. Its window looks past `max_new_tokens`, and what it decides there is seen by what is "
+    "left to decide: replayed on a canvas that is longer by a window.",
+    "wedlm_blocks": "With `threshold` or `fixed`, and a cache of the replay that feeds nothing "
+    "behind the open block, as nothing there is seen. The official code knows masks by their id: "
+    "one that the model proposes counts as undecided from the next block on. A part that does the "
+    "same replays it; in the library `suppress_mask` proposes none.",
     "r2_dllm_llada": "Its factor cases with the official scan (`factor(official=True)`).",
 }
 
@@ -82,7 +96,8 @@ METHODS: dict[tuple[str, str], str] = {
         "localleap",
     ): "The authors' code was not readable; a third-party copy was recorded. "
     "The abstract says 14.2 % of the steps of one token per step.",
-    ("sampler", "lopa"): "See `lopa_dream` above: D2F is not built.",
+    ("sampler", "lopa"): "`k` counts the row as it stands, the official `branching_factor` does "
+    "not.",
     ("sampler", "certainty_prior"): "Alone: no official code; the rule is that of a third party.",
     ("sampler", "pc"): "No official code was readable; the formula is that of a third party, the "
     "fading with the position that of the paper.",
@@ -109,15 +124,55 @@ METHODS: dict[tuple[str, str], str] = {
     "that the window has left where `delay` is 0.",
     ("cache", "dsb"): "Each row refreshes on its own count.",
     ("cache", "d2"): "Each row chooses its own positions. Confidences are updated and blocks keep "
-    "their length, as meant; masks that were never predicted come by their place.",
-    ("sampler", "wedlm"): "Not recorded: the official engine needs a GPU and checkpoints whose "
-    "attention is not built here. The rule follows its code, at the clean entropy.",
+    "their length, as meant.",
+    ("sampler", "wedlm"): "The official window looks past `max_new_tokens`; here the canvas ends "
+    "there. Above temperature 0 the official code filters before it divides by the temperature.",
     ("sampler", "dawn"): "Given text is never overwritten.",
-    ("sampler", "d3llm"): "The delayed cache is not built.",
-    ("sampler", "staged_blocks"): "The delayed cache is not built.",
+    ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
+    "again and predicts its first position; `official=True` has the released code's shift.",
+    ("cache", "d2f"): "Keeps no logits: where they are shifted, one row more is computed.",
     ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",
     ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",
     ("cache", "vicinity"): "Not recorded: the rule follows dInfer's code.",
     ("cache", "window_diffusion"): "Speed-ups of up to 99x are the paper's, with long canvases of "
     "8B models; `docs/caches.md` has what was measured here.",
+}
+
+# Registered drafting part -> where it deviates from its paper, and how it was checked.  No official
+# drafting code was recorded: exact rules are held to plain decoding, the others to their law.
+DRAFTING: dict[str, str] = {
+    "aded": "The published rule; the constants are this library's, and only chains are taken.",
+    "anpd": "How its order adapts is reconstructed.",
+    "cacheback": "The paper's second, frozen table of a corpus is left out; the table sizes are "
+    "this library's.",
+    "dflash": "Texts and forwards equal those of transformers' own loop (tested); the formats of "
+    "z-lab and of speculators are read, too.",
+    "prompt_lookup": "The published rule; its confidence is this library's.",
+    "remote": "The protocol is this library's; the paper's is not published.",
+    "suffix": "One history of the present text and one of the last outputs; which continuations "
+    "are drafted follows the paper.",
+    "token_recycling": "The shape of the static tree is this library's, after the paper's.",
+    "best_first_tree": "DDTree's rule.",
+    "best_of_k": "SpecDiff-2's choice among sampled chains, with its score; its training is not "
+    "built.",
+    "coupled": "Shares the keyed noise of this library in place of the paper's sequence of draws.",
+    "cps": "Which ends of chains win is reconstructed, as is the cut at end tokens.",
+    "delayed_tree": "Trunk, branches and their length are fixed; the paper learns to choose them.",
+    "dyspec": "A preset of `best_first_tree`: its greedy expansion by estimated value.",
+    "adl": "Rounding to an integer is reconstructed; generated length is that of the raw draft.",
+    "adl_repaired": "A repair of this library: the published target cannot be reached by a real "
+    "drafter.",
+    "confidence_extend": "The official code drafts anew for every piece, with what it has so far "
+    "as context; here one forward gives all pieces.",
+    "threshold": "The token that crosses the bound is sent, bound and lengths are the official "
+    "code's. The paper trains a head to predict acceptance; here it is calibrated confidence.",
+    "block": "Tested to be lossless in distribution.",
+    "fly": "LOSSY. Constants of the paper.",
+    "keyed": "Equals plain decoding with the same seed token by token (tested).",
+    "multi_round": "Tested to be lossless in distribution.",
+    "pivot": "LOSSY. The paper's features are not published; these are the verifier's. Labels come "
+    "from `label_pivots`, which tries tokens out, instead of a language model's judgement.",
+    "point": "Tested to be lossless in distribution.",
+    "ratio": "Tested to be lossless in distribution.",
+    "traversal": "Tested to be lossless in distribution; equals `block` on a chain.",
 }

@@ -41,7 +41,8 @@ PAGES = {
                          "`threshold` is simpler and faster."),
     "eb": ("eb", "When a bound on the joint error of a step is wanted instead of one per token."),
     "dparallel": ("dparallel", "With distilled dParallel checkpoints; otherwise `threshold`."),
-    "d3llm": ("d3llm", "With d3LLM's distilled checkpoints only."),
+    "d3llm": ("d3llm", "With d3LLM's distilled checkpoints only; cache `delayed`."),
+    "d2f": ("d2f", "With D2F's checkpoints only, alone or as `lopa(d2f)`; cache `d2f`."),
     "localleap": ("localleap", "Fewer forwards than `threshold` at nearly its accuracy, in text "
                   "whose tokens depend on their neighbours."),
     "hierarchical": ("hierarchical", "Large blocks: it spreads commits over the gaps."),

@@ -19,13 +19,14 @@ import numpy as np
 from dllm.eval.measure import Record
 from dllm.eval.metrics import holm, paired, wilson
 from dllm.eval.plot import multiples, pareto
-from dllm.eval.report import area_table, cache_table, fastest_table
+from dllm.eval.report import COMMON, REFERENCE, area_table, cache_table, fastest_table
 from dllm.eval.report import markdown as table
 from dllm.eval.sweep import Journal
 
 from cache_memory import plot  # isort: skip
 from report import RESULTS  # isort: skip
 from samplers import flags  # isort: skip
+from step_tables import official  # isort: skip
 from tables import load, pages  # isort: skip
 
 ROOT = Path(__file__).parents[1]
@@ -104,6 +105,7 @@ def front(records: list[Record]) -> str:
     plain = [record for record in records if record.cache == "none"]
     fastest = fastest_table(plain, most=6)
     others = [f"`{name}`" for name in sorted(measured_elsewhere()) if f"| `{name}" in fastest]
+    machine = json.loads((RESULTS / SWEEP).read_text().splitlines()[0])["machine"]
     return (
         f"**Samplers** on `nano`, {records[0].examples} held-out prompts of each of "
         f"{', '.join(tasks)}: the six that save most, of those shown to lose at most 5 points "
@@ -111,8 +113,17 @@ def front(records: list[Record]) -> str:
         f"([all {len({record.method for record in plain})}, and what this does not show]"
         "(docs/results.md#every-sampler-along-its-knob)):\n\n"
         + fastest
-        + (f"\n\nTimes of {', '.join(others)} are from another, busy machine." if others else "")
+        + f"\n\nTimes: {machine['threads']} threads of an {machine['cpu']}"
+        + (f"; of {', '.join(others)}: another, busy machine." if others else ".")
     )
+
+
+def shown(records: list[Record]) -> list[str]:
+    """The methods of the front table and what they are compared with: those with a panel."""
+    plain = [record for record in records if record.cache == "none"]
+    rows = fastest_table(plain, most=6).splitlines()[2:]
+    methods = {record.sampler: record.method for record in plain}
+    return [*(methods[row.split("`")[1]] for row in rows), COMMON, REFERENCE]
 
 
 def head_row(case: dict[str, Any]) -> list[str]:
@@ -272,6 +283,7 @@ def main() -> None:
             "areas": areas(records),
             "sweep": samplers(records),
             "speed": speed(),
+            "fast_dllm": official(load("fast_dllm")),
         },
         ROOT / "dllm" / "nano" / "README.md": {
             "accuracy": accuracy_table(load("nano")) + "\n" + accuracy_table(load("nano_ar"))
@@ -281,6 +293,7 @@ def main() -> None:
         pareto(records, [ROOT / "docs" / "pareto.svg"])
         plot(load("cache_memory")["cases"], ROOT / "docs" / "cache_memory.svg")
         multiples(records, [ROOT / "docs" / "methods.svg"])
+        multiples(records, [ROOT / "docs" / "overview.svg"], shown(records), across=2)
     stale = []
     for path, contents in parts.items():
         old = new = path.read_text()

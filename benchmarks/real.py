@@ -6,6 +6,7 @@ program that the package comes with).
 
 from __future__ import annotations
 
+import copy
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import dllm
+from dllm.kernels.linear import packed_of
 
 
 def load_verifier(name: str) -> Any:
@@ -29,6 +31,15 @@ def smollm2() -> Any:
     }  # fmt: skip
     hf = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     return dllm.load(hf, tokenizer=AutoTokenizer.from_pretrained(**where))
+
+
+def untouched(model: Any) -> Any:
+    """A copy of its network as transformers runs it, without this library's linear layers."""
+    hf = copy.deepcopy(model.hf)
+    for module in hf.modules():
+        if packed_of(module) is not None:
+            del module.forward
+    return hf
 
 
 def random_drafter(verifier: Any) -> Any:

@@ -1,14 +1,28 @@
 """Latency against load: continuous batches, static batches, and one request after the other.
 
-    python benchmarks/serving.py                     # nano: three modes at each rate, and the plot
-    python benchmarks/serving.py --model 135M --rates 0.5 1 --requests 12
+    python benchmarks/serving.py                     # nano: four modes at each rate, and the plot
+    python benchmarks/serving.py --model 135M --rates 0.7 1.5 3 --requests 24
+    python benchmarks/serving.py engine              # the same without HTTP, see below
     python benchmarks/serving.py overhead            # HTTP and queue at one client, 135M shape
+    python benchmarks/readme.py                      # then: the tables of docs/serving.md
 
 The client is open: requests arrive as a Poisson process, whatever became of those before.  The
-modes share the server and the engine: ``static`` lets requests in only when the engine is empty,
-``serial`` has one row.  Every rate visits the modes one right after the other, with the same
-arrivals and the same requests, so that a busy minute of the machine hits all of them alike; compare
-modes, not seconds.  Rates are multiples of what ``serial`` answers when it is never idle.
+modes share the server, the engine and its cache:
+
+- ``continuous``: requests enter at every step;
+- ``static``: they enter when the engine is empty, those that are finished leave at once;
+- ``equal``: static, and all answers of a batch get the length of its longest, as in loops over a
+  rectangle of tokens, which is what published code does;
+- ``serial``: one row.
+
+Every rate visits the modes one right after the other, with the same arrivals and the same requests,
+so that a busy minute of the machine hits all of them alike; compare modes, not seconds.  Rates are
+multiples of what ``serial`` answers when it is never idle.  Whole canvases without a cache fill a
+processor alone, so that batches cannot gain anything there: the cache is ``dual``.
+
+``engine`` drives the scheduler itself, on a clock of processor time: a request arrives when the
+engine has worked that long, and an idle engine skips to the next arrival.  What else the machine
+does hardly matters then.
 """
 
 from __future__ import annotations
@@ -21,8 +35,10 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +47,12 @@ import numpy as np
 
 from report import RESULTS, write  # isort: skip
 
-MODES = ("continuous", "static", "serial")
+MODES = ("continuous", "static", "equal", "serial")
 ROWS = 16
-LENGTHS = {"nano": (8, 16, 32, 64, 96), "135M": (16, 32, 64)}
-PATIENCE = 5.0  # times the latency of a request alone: the load that p99 bears
+CACHE, BLOCK = "dual", 16
+LENGTHS = {"nano": (16, 32, 48, 96), "135M": (16, 32, 64)}
+LIMITS = (5.0, 8.0, 12.0)  # of p99, times the mean latency of a request alone
+WATCHED = 4  # every fourth request asks for drafts, the price of which others need not pay
 
 
 def load(name: str) -> Any:
@@ -56,12 +74,26 @@ def serve(mode: str, name: str) -> None:
 
     torch.set_num_threads(1)
     rows = 1 if mode == "serial" else ROWS
-    service = Service(load(name), Settings(max_rows=rows, max_waiting=100_000, page=False))
-    if mode == "static":
-        scheduler = service.sessions["none"]._scheduler
-        admit = scheduler._admit
-        scheduler._admit = lambda: [] if scheduler.running else admit()
+    settings = Settings(caches=(CACHE,), max_rows=rows, max_waiting=100_000, page=False)
+    service = Service(load(name), settings)
+    if mode in ("static", "equal"):
+        scheduler = service.sessions[CACHE]._scheduler
+        scheduler._admit = partial(batch, scheduler, scheduler._admit, mode == "equal")
     run(service, "127.0.0.1", 0, lambda url: print(url, flush=True))
+
+
+def batch(scheduler: Any, admit: Callable[[], Any], equal: bool) -> Any:
+    """Let a batch in when the one before is finished; ``equal``: with answers of one length."""
+    if scheduler.running:
+        return []
+    entering = list(islice(scheduler.waiting, ROWS))
+    longest = max((request.size for request in entering), default=0)
+    for request in entering if equal else ():
+        ids, _, *rest = request.make.args
+        request.make = partial(request.make.func, ids, longest, *rest)
+        request.positions += longest - request.size
+        request.size = longest
+    return admit()
 
 
 @contextmanager
@@ -83,19 +115,19 @@ def requests(name: str, count: int, seed: int) -> list[dict[str, Any]]:
     """Requests whose answers differ in length: one token per step, the published baseline."""
     rng = random.Random(seed)
     made = []
-    for _ in range(count):
+    for i in range(count):
         length = rng.choice(LENGTHS[name])
         prompt = [rng.randrange(20, 200) for _ in range(rng.randint(8, 24))]
         made.append({
             "prompt": prompt, "max_tokens": length, "ignore_eos": True, "sampler": "llada",
-            "block_length": length, "stream": True,
-            "stream_options": {"include_drafts": True, "include_usage": True},
+            "block_length": BLOCK, "stream": True,
+            "stream_options": {"include_drafts": i % WATCHED == 0, "include_usage": True},
         })  # fmt: skip
     return made
 
 
 async def one(client: httpx.AsyncClient, url: str, request: dict[str, Any]) -> dict[str, float]:
-    """Seconds to the first draft, to the first final text, and to the end."""
+    """Seconds to the first draft if drafts are asked for, to the first final text, to the end."""
     began, times = time.perf_counter(), {}
     async with client.stream("POST", f"{url}/v1/completions", json=request) as answer:
         async for line in answer.aiter_lines():
@@ -130,19 +162,18 @@ async def closed(url: str, work: list[dict[str, Any]]) -> list[dict[str, float]]
 
 def percentiles(times: list[dict[str, float]]) -> dict[str, dict[str, float]]:
     """p50 and p99 of every time."""
-    return {
-        what: {
-            f"p{p}": round(float(np.percentile([t[what] for t in times], p)), 4) for p in (50, 99)
-        }
-        for what in ("first draft", "first text", "end to end")
-    }
+    result = {}
+    for what in ("first draft", "first text", "end to end"):
+        seconds = [t[what] for t in times if what in t]
+        result[what] = {f"p{p}": round(float(np.percentile(seconds, p)), 4) for p in (50, 99)}
+    return result
 
 
 def measure(name: str, multiples: list[float], count: int) -> dict[str, Any]:
     """Every mode at every rate."""
     points: list[dict[str, Any]] = []
-    with server("continuous", name) as a, server("static", name) as b, server("serial", name) as c:
-        urls = dict(zip(MODES, (a, b, c), strict=True))
+    with ExitStack() as stack:
+        urls = {mode: stack.enter_context(server(mode, name)) for mode in MODES}
         for url in urls.values():
             asyncio.run(closed(url, requests(name, 2, 99)))  # warm
         alone = asyncio.run(closed(urls["serial"], requests(name, 12, 98)))
@@ -155,26 +186,116 @@ def measure(name: str, multiples: list[float], count: int) -> dict[str, Any]:
                 point = {"mode": mode, "load": multiple, "rate": rate, **percentiles(times)}
                 points.append(point)
                 print(f"{mode:11} load {multiple:<5} {point['end to end']}", flush=True)
+    return summary(name, count, points, seconds)
+
+
+def summary(name: str, count: int, points: list[Any], seconds: float) -> dict[str, Any]:
+    """What the points say: loads that are borne at equal p99."""
     return {
-        "model": name, "rows": ROWS, "requests": count, "lengths": LENGTHS[name],
-        "alone_seconds": seconds, "points": points, "load_borne": borne(points, seconds),
+        "model": name, "cache": CACHE, "block": BLOCK, "rows": ROWS, "requests": count,
+        "lengths": LENGTHS[name], "alone_seconds": seconds, "points": points,
+        "borne": [
+            {"what": what, "limit": limit, "loads": borne(points, what, limit * seconds)}
+            for what in ("end to end", "first text") for limit in LIMITS
+        ],
     }  # fmt: skip
 
 
-def borne(points: list[dict[str, Any]], alone: float) -> dict[str, float]:
-    """The largest load of each mode at which p99 stays below `PATIENCE` times a request alone, by
-    linear interpolation between the loads that were measured; 0 where none did."""
-    result = {}
+def on_the_clock(name: str, multiples: list[float], count: int) -> dict[str, Any]:
+    """Every mode at every rate, without HTTP, in seconds of processor time."""
+    import torch
+
+    torch.set_num_threads(1)
+    model = load(name)
+    alone = drive(model, "serial", requests(name, 12, 98), [0.0] * 12)
+    ends = [0.0, *(t["end to end"] for t in alone)]
+    seconds = float(np.mean([after - before for before, after in pairwise(ends)]))
+    points: list[dict[str, Any]] = []
+    steps: dict[int, list[float]] = {}
+    for multiple in multiples:
+        rng = random.Random(int(1000 * multiple))
+        gaps = [rng.expovariate(multiple / seconds) for _ in range(count)]
+        arrivals = np.cumsum([0.0, *gaps[1:]]).tolist()
+        for mode in MODES:
+            work = requests(name, count, int(1000 * multiple))
+            times = drive(model, mode, work, arrivals, steps)
+            rate = {"mode": mode, "load": multiple, "rate": multiple / seconds}
+            points.append(rate | percentiles(times))
+            print(f"{mode:11} load {multiple:<5} {points[-1]['end to end']}", flush=True)
+    return summary(name, count, points, seconds) | {"added_by_a_row": added_by_a_row(steps)}
+
+
+def added_by_a_row(steps: dict[int, list[float]]) -> float:
+    """What one more row adds to a step, in steps of a single row: a line through the medians."""
+    rows = sorted(count for count, seconds in steps.items() if len(seconds) > 20)
+    slope, fixed = np.polyfit(rows, [float(np.median(steps[count])) for count in rows], 1)
+    return round(float(slope / (slope + fixed)), 3)
+
+
+def drive(
+    model: Any, mode: str, work: list[dict[str, Any]], arrivals: list[float],
+    steps: dict[int, list[float]] | None = None,
+) -> list[dict[str, float]]:  # fmt: skip
+    """Seconds from each of ``arrivals``, on a clock that runs while the engine works, to the first
+    draft, the first final text and the end.  ``steps`` gets the seconds of steps by their rows."""
+    from dllm.cache import compose
+    from dllm.engine import Engine
+    from dllm.events import final_end
+    from dllm.preparation import Preparation
+    from dllm.scheduler import Scheduler
+
+    cache = compose(CACHE, model.family.name)
+    rows = 1 if mode == "serial" else ROWS
+    engine = Engine(model, cache, most=rows * model.facts.context_length, max_rows=rows)
+    scheduler = Scheduler(model, engine)
+    if mode in ("static", "equal"):
+        scheduler._admit = partial(batch, scheduler, scheduler._admit, mode == "equal")
+    made = []
+    for one in work:
+        length = one["max_tokens"]
+        how = {"max_new_tokens": length, "min_new_tokens": length, "block_length": BLOCK}
+        made += Preparation.of(model, one["sampler"], CACHE, None, how).prompts([one["prompt"]])
+    arrived = dict(zip(made, arrivals, strict=True))
+    times: dict[Any, dict[str, float]] = {request: {} for request in made}
+    coming, clock = list(reversed(made)), 0.0
+    while coming or scheduler.busy:
+        if not scheduler.busy:
+            clock = max(clock, arrived[coming[-1]])
+        while coming and arrived[coming[-1]] <= clock:
+            scheduler.add(coming.pop())
+        began = time.process_time()
+        progress = scheduler.advance()
+        spent = time.process_time() - began
+        clock += spent
+        if steps is not None:
+            steps.setdefault(len(progress), []).append(spent)
+        for request, _ in progress:
+            mine, canvas = times[request], request.canvas
+            seconds = clock - arrived[request]
+            mine.setdefault("first draft", seconds)
+            if final_end(canvas, request.recipe, ()) > canvas.prompt_length:
+                mine.setdefault("first text", seconds)
+            if request.done:
+                mine["end to end"] = seconds
+    scheduler.close()
+    return list(times.values())
+
+
+def borne(points: list[dict[str, Any]], what: str, limit: float) -> dict[str, float | None]:
+    """The largest load of each mode at which p99 of ``what`` stays below ``limit`` seconds, by
+    linear interpolation between the loads that were measured; None where the lowest of them is too
+    much already, the largest where all of them are borne."""
+    result: dict[str, float | None] = {}
     for mode in MODES:
-        curve = [(p["load"], p["end to end"]["p99"]) for p in points if p["mode"] == mode]
-        most, limit = 0.0, PATIENCE * alone
-        for (low, before), (high, after) in zip([(0.0, alone), *curve], curve, strict=False):
-            if after <= limit:
-                most = high
-                continue
-            most = low + (high - low) * max(0.0, limit - before) / max(1e-9, after - before)
-            break
-        result[mode] = round(most, 2)
+        curve = [(p["load"], p[what]["p99"]) for p in points if p["mode"] == mode]
+        most = curve[0][0] if curve[0][1] <= limit else None
+        for (low, before), (high, after) in pairwise(curve):
+            if before > limit:
+                break
+            most = high if after <= limit else low + (high - low) * (limit - before) / (
+                after - before
+            )  # fmt: skip
+        result[mode] = most if most is None else round(most, 2)
     return result
 
 
@@ -182,11 +303,14 @@ def overhead(repeats: int) -> dict[str, Any]:
     """Processor time of a request over HTTP against the same request on a session, in turns."""
     import threading
 
+    import torch
+
     import dllm
     from dllm.serve.run import Server, listen
     from dllm.serve.service import Service
     from dllm.serve.settings import Settings
 
+    torch.set_num_threads(1)
     model = load("135M")
     sock = listen("127.0.0.1", 0, 30.0)
     serving = Server(Service(model, Settings(page=False)))
@@ -221,7 +345,8 @@ def draw(result: dict[str, Any], file: Path) -> None:
     with new_figure(9.6, 3.0, [file]) as figure:
         panels = figure.subplots(1, 3, sharey=True)
         for axes, what in zip(panels, ("first draft", "first text", "end to end"), strict=True):
-            for mode, colour in zip(MODES, ("#b4470f", "#5b86bd", "#6d6d68"), strict=True):
+            colours = ("#b4470f", "#5b86bd", "#8f6bb0", "#6d6d68")
+            for mode, colour in zip(MODES, colours, strict=True):
                 points = [point for point in result["points"] if point["mode"] == mode]
                 loads = [point["load"] for point in points]
                 for p, style in (("p50", "--"), ("p99", "-")):
@@ -238,24 +363,29 @@ def draw(result: dict[str, Any], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", nargs="?", default="load",
-                        choices=["load", "overhead", "serve", "draw"])  # fmt: skip
+                        choices=["load", "engine", "overhead", "serve", "draw"])  # fmt: skip
     parser.add_argument("--model", default="nano", choices=list(LENGTHS))
     parser.add_argument("--mode", default="continuous", choices=MODES)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 0.8, 1.2, 1.8, 2.5, 3.5])
-    parser.add_argument("--requests", type=int, default=80)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1, 1.5, 2, 2.5, 3, 4, 5])
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--output", type=Path, help="instead of the results of the repository")
     given = parser.parse_args()
     if given.what == "serve":
         serve(given.mode, given.model)
         return
     if given.what == "overhead":
-        write(RESULTS / "serving_overhead.json", overhead(given.repeats))
+        write(given.output or RESULTS / "serving_overhead.json", overhead(given.repeats))
         return
     suffix = "" if given.model == "nano" else f"_{given.model.lower()}"
-    file = RESULTS / f"serving{suffix}.json"
-    if given.what == "load":
-        write(file, measure(given.model, given.rates, given.requests))
-    draw(json.loads(file.read_text()), RESULTS.parents[1] / "docs" / f"serving{suffix}.svg")
+    if given.what == "engine":
+        suffix += "_engine"
+    file = given.output or RESULTS / f"serving{suffix}.json"
+    if given.what in ("load", "engine"):
+        run = measure if given.what == "load" else on_the_clock
+        write(file, run(given.model, given.rates, given.requests))
+    picture = RESULTS.parents[1] / "docs" / f"serving{suffix}.svg"
+    draw(json.loads(file.read_text()), file.with_suffix(".svg") if given.output else picture)
 
 
 if __name__ == "__main__":

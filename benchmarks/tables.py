@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from dllm.eval.report import markdown
 
-from dflash_tables import ablations  # isort: skip
+from dflash_tables import ablations, aligned, counts, plain, times  # isort: skip
 from report import RESULTS  # isort: skip
+from step_tables import conditions, dtypes, steps  # isort: skip
 
 Found = dict[str, Any]
 SHAPED = {"llada": "LLaDA-shaped", "dream": "Dream-shaped (grouped queries)"}
@@ -19,15 +21,6 @@ HEADS = {"llada": "LLaDA-8B, 4096 × 126,464", "dream": "Dream-7B, 3584 × 152,0
 def load(name: str) -> Found:
     result: Found = json.loads((RESULTS / f"{name}.json").read_text())
     return result
-
-
-def conditions(result: Found) -> str:
-    """On what something was measured."""
-    machine = result["machine"]
-    threads = result.get("threads", machine.get("threads"))
-    load = machine.get("load")  # this program's own threads count, too
-    beside = "" if load is None or load < threads + 0.5 else ", other work on the other core"
-    return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}{beside}"
 
 
 def heads(*files: Found) -> str:
@@ -189,10 +182,135 @@ def throughput(result: Found) -> str:
     )
 
 
+def serving(result: Found) -> str:
+    """Loads that are borne at equal p99, by mode, and the latencies behind them."""
+    most = max(point["load"] for point in result["points"])
+    rows = []
+    for entry in result["borne"]:
+        loads = entry["loads"]
+        rows.append([
+            entry["what"], f"{entry['limit']:g}×",
+            *(_load(load, most) for load in loads.values()),
+            *(_ratio(loads["continuous"], loads[mode], most)
+              for mode in ("static", "equal", "serial")),
+        ])  # fmt: skip
+    added = result.get("added_by_a_row")
+    more = "" if added is None else f"  One more row adds {added:.2f} of a step of a single row."
+    modes = list(result["borne"][0]["loads"])
+    head = ["latency", "p99 at most", *(f"`{mode}`" for mode in modes),
+            *(f"over `{mode}`" for mode in modes[1:])]  # fmt: skip
+    return (
+        f"`{result['model']}`, cache `{result['cache']}`, blocks of {result['block']}, "
+        f"{result['rows']} rows, answers of {', '.join(map(str, result['lengths']))} tokens at one "
+        f"token per step, {result['requests']} requests at each load; a request alone takes "
+        f"{1000 * result['alone_seconds']:.0f} ms in the mean; {conditions(result)}.  Loads are "
+        "multiples of what `serial` can do at all, latencies of the mean request alone; the "
+        f"highest load measured was {most:g}.{more}\n\n" + markdown(head, rows)
+    )
+
+
+def _load(load: float | None, most: float) -> str:
+    return "–" if load is None else f"{'≥ ' * (load >= most)}{load:.2f}"
+
+
+def _ratio(one: float | None, other: float | None, most: float = math.inf) -> str:
+    """How many times ``other``, as far as loads up to ``most`` tell."""
+    if not one or not other or other >= most:
+        return "–"
+    return f"{'≥ ' * (one >= most)}{one / other:.1f}×"
+
+
+def queueing(result: Found) -> str:
+    """What a step's cost allows, by arithmetic."""
+    rows = []
+    for entry in result["borne"]:
+        loads = entry["loads"]
+        rows.append([
+            f"{entry['added']:g}", f"{entry['limit']:g}×",
+            *("–" if load is None else f"{load:.2f}" for load in loads.values()),
+            *(_ratio(loads["continuous"], loads[mode]) for mode in ("static", "equal", "serial")),
+        ])  # fmt: skip
+    modes = list(result["borne"][0]["loads"])
+    head = ["a row adds", "p99 at most", *(f"`{mode}`" for mode in modes),
+            *(f"over `{mode}`" for mode in modes[1:])]  # fmt: skip
+    return markdown(head, rows)
+
+
+def serving_overhead(result: Found) -> str:
+    """What HTTP, queue and events cost at one client."""
+    low, high = min(result["ratios"]), max(result["ratios"])
+    return (
+        f"HTTP, queue, events and the client itself at one client: {result['overhead_percent']} % "
+        f"of the processor time of a request of the 135M shape (8 forwards, 32 tokens; "
+        f"{len(result['ratios'])} pairs of turns, {100 * (low - 1):+.1f} % to "
+        f"{100 * (high - 1):+.1f} %); {conditions(result)}."
+    )
+
+
+def soaked(result: Found) -> str:
+    """A long run of the server."""
+    first, last = result["windows"][1], result["windows"][-1]
+    wrong = {end: n for end, n in result["ends"].items() if ":" in end}
+    left = result["ends"].get("left", 0) + result["ends"].get("late", 0)
+    left += result["ends"].get("malformed", 0)
+    return (
+        f"{result['seconds'] / 60:.0f} minutes, {result['requests']:,} requests, "
+        f"{left:,} of which left, were late or malformed; {sum(wrong.values())} ended otherwise "
+        f"than they should.  Memory {first['memory_mib']:.1f} MiB after "
+        f"{result['seconds'] / len(result['windows']) / 30:.0f} minutes and "
+        f"{last['memory_mib']:.1f} MiB in the end; processor time per request "
+        f"{first['cpu_ms_per_request']:.0f} and {last['cpu_ms_per_request']:.0f} ms; afterwards "
+        f"{result['left']['running']} rows, {result['left']['waiting']} waiting, "
+        f"{result['left']['threads']} threads, {result['left']['files']} open files."
+    )
+
+
+def plot_of(docs: Path, name: str) -> str:
+    """The plot beside a table, where there is one."""
+    there = (docs / f"{name}.svg").exists()
+    return f"\n\n![Latency against load, by mode]({name}.svg)" if there else ""
+
+
+SERVING = {
+    "queueing": queueing, "serving": serving, "serving_engine": serving, "serving_135m": serving,
+    "serving_overhead": serving_overhead, "soak": soaked,
+}  # fmt: skip
+
+
+def lossy(result: Found) -> str:
+    """Lossy accept rules against the verifier's own texts."""
+    rows = []
+    for temperature, rules in result["temperatures"].items():
+        for rule, row in rules.items():
+            points = f"{row['points']:+.1f} ({row['low']:+.1f} to {row['high']:+.1f})"
+            rows.append([
+                temperature, f"`{rule}`", f"{row['saved']:.2f}×", f"{100 * row['same']:.0f} %",
+                "-" if rule == "plain" else points, f"{row['nats']:.3f}",
+                f"{100 * row['deviations']:.1f}",
+            ])  # fmt: skip
+    share = 100 * result["pivotal"] / max(result["labelled"], 1)
+    table = markdown(
+        ["temperature", "rule", "fewer forwards", "same text", "points of accuracy (95 %)",
+         "nats per token", "deviations per 100 tokens"], rows,
+    )  # fmt: skip
+    return (
+        f"`nano-ar` verifies, `nano` drafts 12 tokens, {result['prompts']} held-out prompts "
+        f"(`benchmarks/lossy.py`; counts, not times).\n\n{table}\n\n"
+        "`plain` is the verifier alone, `keyed` the lossless default; `pivot(0.3)` has "
+        f"`threshold=0.3`.  Its classifier was fitted on {result['labelled']:,} refused tokens of "
+        f"other prompts, {share:.0f} % of them pivotal.  Nats per token: how unlikely the texts "
+        "are to the verifier at temperature 1."
+    )
+
+
 def pages(docs: Path) -> dict[Path, dict[str, str]]:
     """File -> name of a marked part -> its content."""
     result = {
-        docs / "kernels.md": {"heads": heads(load("kernels_llada"), load("kernels_dream"))},
+        docs / "kernels.md": {
+            "heads": heads(load("kernels_llada"), load("kernels_dream")),
+            "steps": steps(load("step")),
+        },
+        docs / "models.md": {"dtypes": dtypes(load("step"))},
         docs / "caches.md": {
             "idle": cache_costs(load("caches_idle")),
             "block64": cache_costs(load("caches_block64")),
@@ -211,13 +329,22 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "throughput": throughput(load("throughput")),
             **drafter_tables(),
         },
+        docs / "serving.md": {
+            name: made(load(name)) + plot_of(docs, name) for name, made in SERVING.items()
+            if (RESULTS / f"{name}.json").exists()
+        },
     }  # fmt: skip
     return result
 
 
 def drafter_tables() -> dict[str, str]:
-    """Those of block drafters whose measurements are there."""
-    made = {"ablations": ("dflash_ablations", ablations)}
+    """Those whose measurements are there."""
+    made = {
+        "ablations": ("dflash_ablations", ablations), "counts": ("dflash_counts", counts),
+        "dflash-times": ("dflash_times", times), "plain": ("drafting_plain", plain),
+        "aligned": ("deer_nano", aligned),
+        "lossy": ("lossy", lossy),
+    }  # fmt: skip
     return {
         name: table(load(file))
         for name, (file, table) in made.items()

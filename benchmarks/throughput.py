@@ -1,27 +1,28 @@
 """Tokens per second of batches: plain and drafted, against transformers' padded batch.
 
     python benchmarks/throughput.py --batches 1 8 32 --drafters none prompt_lookup suffix
-    python benchmarks/throughput.py --prompts throughput_1k.jsonl --group entropy
+    python benchmarks/throughput.py --prompts throughput_1k.jsonl --count 64
 
-The verifier is SmolLM2-135M-Instruct (``--verifier`` takes any other).  ``--prompts``: JSON lines
-with "prompt" (text, tokenised here once, so that all settings get the same ids) and any field to
-group by, e.g. the throughput split of SPEED-Bench (arXiv 2604.09557), whose buckets of input length
-are files and whose groups are low, mixed and high entropy.  Without it, prompts of three kinds that
-stand below.  Settings take turns; seconds are those of the processor.  Tokens count up to the end
-of the text.  Writes ``results/throughput.json``.
+The verifier is SmolLM2-135M-Instruct (``--verifier`` takes any other).  ``--prompts``: questions as
+Spec-Bench has them, or the prepared throughput split of SPEED-Bench (arXiv 2604.09557), whose
+buckets of input length are files and whose categories are low, mixed and high entropy; first
+turns, tokenised here once, so that all settings get the same ids, ``--count`` of each category.
+Without it, prompts of three kinds that stand below.  Settings take turns; seconds are those of the
+processor.  Tokens count up to the end of the text.  Writes ``results/throughput.json``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import dllm
+from dllm.eval.speculation import read_questions
 from dllm.prompts import encode
 
 from real import load_verifier  # isort: skip
@@ -36,12 +37,24 @@ KINDS = {
 }
 
 
-def own_prompts(count: int) -> list[dict[str, str]]:
+def own_prompts(count: int) -> list[tuple[str, str]]:
+    """(prompt, category) pairs."""
     rows = []
     for i in range(count):
         kind = list(KINDS)[i % 3]
         names = (THINGS[i % 16], THINGS[(7 * i + 3) % 16], THINGS[(5 * i + 1) % 16])
-        rows.append({"prompt": KINDS[kind].format(*names), "entropy": kind})
+        rows.append((KINDS[kind].format(*names), kind))
+    return rows
+
+
+def prompts_of(path: Path, count: int) -> list[tuple[str, str]]:
+    """The first ``count`` of each category of a file, as (prompt, category)."""
+    taken: Counter[str] = Counter()
+    rows = []
+    for question in read_questions(path):
+        if taken[question.category] < count:
+            taken[question.category] += 1
+            rows.append((question.turns[0], question.category))
     return rows
 
 
@@ -78,8 +91,7 @@ def main() -> None:
     parser.add_argument("--verifier", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--group", default="entropy")
-    parser.add_argument("--count", type=int, default=32)
+    parser.add_argument("--count", type=int, default=32, help="of a file: per category")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--drafters", nargs="+", default=["none", "prompt_lookup"])
     parser.add_argument("--tokens", type=int, default=48)
@@ -88,11 +100,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model = load_verifier(options.verifier)
     model.hf.to(getattr(torch, options.dtype))
-    rows = own_prompts(options.count)
-    if options.prompts is not None:
-        lines = options.prompts.read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if line.strip()][: options.count]
-    encoded = [(encode(model, row["prompt"]), str(row.get(options.group, "all"))) for row in rows]
+    own = options.prompts is None
+    rows = own_prompts(options.count) if own else prompts_of(options.prompts, options.count)
+    encoded = [(encode(model, prompt), category) for prompt, category in rows]
     cells = []
     for batch in options.batches:
         for group in dict.fromkeys(group for _, group in encoded):
@@ -105,7 +115,8 @@ def main() -> None:
                               "forwards": forwards, "seconds": seconds})  # fmt: skip
                 print(f"batch {batch:3d} {group:6s} {name:14s} {tokens / seconds:7.1f} tokens/s "
                       f"{tokens / forwards:.2f} per forward of a text", flush=True)  # fmt: skip
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
+    settings = {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items()}
+    settings["group"] = "entropy" if own else "category"
     write(RESULTS / "throughput.json", {**settings, "cells": cells})
 
 

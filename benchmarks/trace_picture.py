@@ -26,7 +26,8 @@ PROMPT = "Tom has 23 apples. Tom buys 12 more. How many apples does Tom have?"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("docs/trace.png"))
-    parser.add_argument("--step", type=int, default=5)
+    parser.add_argument("--step", type=int, default=7)
+    parser.add_argument("--dark", action="store_true")
     options = parser.parse_args()
     traces = []
     for cache, sampler in WAYS.items():
@@ -40,12 +41,15 @@ def main() -> None:
         page.write_text(trace_page(traces), encoding="utf-8")
         path = next(p for name in BROWSERS if (p := shutil.which(name)))
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1100, "height": 480})
+        tab = browser.new_page(
+            viewport={"width": 1100, "height": 480},
+            color_scheme="dark" if options.dark else "light",
+        )
         tab.goto(page.as_uri())
         tab.locator("#step").evaluate(
             "(e, k) => { e.value = k; e.dispatchEvent(new Event('input')) }", options.step
         )
-        tab.locator("#trace-0 .cell.held").nth(2).hover()
+        tab.locator("#trace-1 .cell.held:not(.folded)").nth(12).hover()
         tab.screenshot(path=options.output)
         browser.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     block,
     d2,
+    delayed,
     dkv,
     dllm_cache,
     elastic,
@@ -18,7 +19,7 @@ from . import (
 from .base import CACHES, Cache, Info, Plan, Slots, available, compose, register
 
 __all__ = [
-    "CACHES", "Cache", "Info", "Plan", "Slots", "available", "block", "compose", "d2", "dkv",
-    "dllm_cache", "elastic", "exact", "none", "register", "sliding", "sparse", "wedlm",
+    "CACHES", "Cache", "Info", "Plan", "Slots", "available", "block", "compose", "d2", "delayed",
+    "dkv", "dllm_cache", "elastic", "exact", "none", "register", "sliding", "sparse", "wedlm",
     "window_diffusion",
 ]  # fmt: skip

@@ -84,12 +84,37 @@ class Slots:
 class Plan:
     """One row's step: ``compute`` ascending positions; ``read`` ascending positions or None for
     every live slot; ``refresh`` whether everything is recomputed; ``answers`` the targets it
-    serves, None for whatever the sampler asks."""
+    serves, None for whatever the sampler asks; ``asks`` the targets whose predictions the cache
+    itself wants, which only `Cache.after_step` sees.
+
+    ``borders``: ascending positions; what is computed reads only what lies left of the next border
+    to its right, beside what the model itself allows.  ``floor``: where logits are shifted, the
+    first row that scores; a target whose row lies left of it is scored by it."""
 
     compute: IntArray
     read: IntArray | None = None
     refresh: bool = False
     answers: IntArray | None = None
+    asks: IntArray | None = None
+    borders: IntArray | None = None
+    floor: int = 0
+
+    def rows(self, targets: IntArray, shift: int) -> IntArray:
+        """The row that scores each target, ascending."""
+        return np.maximum(targets - shift, self.floor) if shift else targets
+
+    def pieces(self, length: int) -> list[tuple[IntArray, IntArray | None]]:
+        """What is computed, and what it reads, cut at the borders."""
+        if self.borders is None:
+            return [(self.compute, self.read)]
+        read = np.arange(length) if self.read is None else self.read
+        ends = np.append(self.borders[self.borders < length], length)
+        cuts = np.searchsorted(self.compute, ends)
+        return [
+            (self.compute[low:high], read[read < end])
+            for low, high, end in zip([0, *cuts[:-1]], cuts, ends, strict=True)
+            if low < high
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +148,8 @@ class Layer(Protocol):
 @dataclass(frozen=True)
 class Cache:
     """A caching method.  ``stores`` is False when nothing outlives the step; ``needs`` is what it
-    needs of the sampler, ``offers`` what it offers to one.  ``layerwise`` caches are also asked at
+    needs of the sampler, ``offers`` what it offers to one.  ``follows``: branches have windows of
+    their own, and plans (see `branch`).  ``layerwise`` caches are also asked at
     every layer and ``keeps`` says which hidden states are stored for them: the "input" of each
     layer, or the "change" it makes."""
 
@@ -133,6 +159,7 @@ class Cache:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     offers: ClassVar[frozenset[Capability]] = SOME
     stores: ClassVar[bool] = True
+    follows: ClassVar[bool] = False
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None
     # Family -> field -> value: what the paper uses there, for fields left at None.
@@ -151,6 +178,11 @@ class Cache:
         `prompt` cache, what is pending.
         """
         raise NotImplementedError
+
+    def branch(self, fork: Canvas, plan: Plan) -> Plan:
+        """What a branch computes and reads, given the ``plan`` of its row; only asked where it
+        `follows` branches."""
+        return plan
 
     def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:
         """What this layer computes and reads; None: the whole stream, read as planned.
@@ -184,7 +216,7 @@ def close(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray) -> Pla
     the ``pending`` positions; what is added is also read."""
     if plan.refresh:
         return plan
-    rows, compute = scoring(targets, slots.shift), plan.compute
+    rows, compute = plan.rows(targets, slots.shift), plan.compute
     if not (_within(compute, rows) and _within(compute, pending)):
         compute = np.union1d(compute, np.concatenate([rows, pending]))
     if len(compute) == len(plan.compute):
@@ -193,11 +225,6 @@ def close(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray) -> Pla
         return replace(plan, compute=compute)
     added = np.setdiff1d(compute, plan.compute, assume_unique=True)
     return replace(plan, compute=compute, read=np.union1d(plan.read, added))
-
-
-def scoring(targets: IntArray, shift: int) -> IntArray:
-    """The rows that score ``targets``: where outputs are shifted, the ones to their left."""
-    return np.maximum(targets - shift, 0) if shift else targets
 
 
 def _within(run: IntArray, positions: IntArray) -> bool:
@@ -228,6 +255,7 @@ class Info:
     about: str
     paper: str
     arxiv: str
+    needs: tuple[str, ...]
     offers: tuple[str, ...]
     defaults: Mapping[str, Any]
 
@@ -238,8 +266,9 @@ def available() -> list[Info]:
     for name in sorted(CACHES):
         cls = CACHES[name]
         summary, about = describe(cls)
-        offers = tuple(sorted(map(str, cls().offers)))
-        infos.append(Info(name, summary, about, cls.paper, cls.arxiv, offers, arguments(cls)))
+        needs, offers = (tuple(sorted(map(str, x))) for x in (cls.needs, cls().offers))
+        own = arguments(cls)
+        infos.append(Info(name, summary, about, cls.paper, cls.arxiv, needs, offers, own))
     return infos
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from .refresh import Refreshing
 
 @dataclass(slots=True)
 class Seen:
-    """(N,) ``confidence`` of each position's last prediction, 0 where there was none, None before
-    the first step; the masks of the window when the last step began."""
+    """(N,) ``confidence`` of each position's last prediction, None before the first step; the
+    masks of the window when the last step began."""
 
     confidence: FloatArray | None = None
     masks: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -65,8 +65,9 @@ class D2Cache(Refreshing):
         flow = rollout(slots.layers.get(0, {}), canvas.length)
         for lane in slots.layers.values():
             lane.clear()
+        masks = np.flatnonzero(canvas.masked[: canvas.length])
         if self.due(canvas, slots):
-            return everything(canvas)
+            return replace(everything(canvas), asks=masks)
         chosen = self._masks(canvas, slots)
         rows = np.union1d(np.maximum(chosen - slots.shift, 0), slots.waiting(canvas.length))
         if self.official and slots.shift:  # the last of the prompt competes, and is then dropped
@@ -76,8 +77,8 @@ class D2Cache(Refreshing):
         else:
             compute = np.union1d(rows, nucleus(flow, rows, self.p))
         compute = fill_gaps(compute, self.inflate)
-        masks = np.flatnonzero(canvas.masked[: canvas.length])
-        return Plan(compute, answers=masks[np.isin(np.maximum(masks - slots.shift, 0), compute)])
+        computed = masks[np.isin(np.maximum(masks - slots.shift, 0), compute)]
+        return Plan(compute, answers=computed, asks=computed)
 
     def _masks(self, canvas: Canvas, slots: Slots) -> IntArray:
         seen = slots.state(Seen)

@@ -31,6 +31,14 @@ def no_noise(stream: int, step: int, positions: IntArray) -> FloatArray:
     raise RuntimeError("this canvas was made without a noise source")
 
 
+@dataclass(slots=True)
+class Blocks:
+    """The blocks that a window with several of them has opened so far, as ascending ``edges``, one
+    more than blocks; empty where a window is one block."""
+
+    edges: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
 @dataclass(slots=True, eq=False)
 class Canvas:
     """One row: prompt, undecided positions, and what was decided when.

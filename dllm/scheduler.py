@@ -105,8 +105,7 @@ class Scheduler:
 
     def advance(self) -> Progress:
         """Admit, step, and say what happened to whom."""
-        progress: Progress = [(request, None) for request in self._expire()]
-        progress += [(request, None) for request in self._admit()]
+        progress: Progress = [(request, None) for request in self._admit()]
         if not self.running:
             return progress
         for step in self.engine.step(self._chosen()):
@@ -123,8 +122,12 @@ class Scheduler:
                 progress.append((request, None))
         return progress
 
-    def _expire(self) -> list[Request]:
-        """Requests whose deadline has passed."""
+    def expire(self) -> list[Request]:
+        """Let go whose deadline has passed, and say who that was.
+
+        Apart from `advance` because it looks at a clock: all else is a function of what was added
+        and cancelled, so that several processes can take the same steps.
+        """
         if not self._deadlines:
             return []
         now, late = time.perf_counter(), []

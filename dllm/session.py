@@ -12,8 +12,8 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import cache as caches
@@ -48,6 +48,30 @@ class StepReport:
     waiting: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What was asked for: plain data, of which any process can make the same request.  ``text`` is
+    what `Session.infill` fills, None for `Session.submit`."""
+
+    prompt: Any
+    text: Any = None
+    sampler: SamplerLike | None = None
+    chat: bool | None = None
+    trace: bool = False
+    repetition: int = 0
+    config: GenerationConfig | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different before a step: request ``index`` was submitted as ``order`` says, or let go
+    where that is None, because it was cancelled or is late."""
+
+    index: int
+    order: Order | None = None
+
+
 class Handle:
     """A request that was submitted: iterate for its events, or wait for its result.
 
@@ -56,8 +80,8 @@ class Handle:
     that was committed is lost, and the engine never waits.
     """
 
-    def __init__(self, session: Session, request: Request, max_events: int) -> None:
-        self._session, self._request = session, request
+    def __init__(self, session: Session, request: Request, order: Order, max_events: int) -> None:
+        self._session, self._request, self._order = session, request, order
         self._reader = Reader(session.model, request.recipe)
         self._events: deque[Event] = deque()
         self._most = max_events
@@ -258,9 +282,11 @@ class Session:
         noise.  ``deadline``: seconds from now after which the request fails with `DeadlineError`.
         ``max_events``: see `Handle`.  Raises what is wrong with the request, and `QueueFullError`.
         """
-        how = self._prepare(sampler, config, arguments)
-        (request,) = how.prompts([prompt], chat, [repetition], 1, trace)
-        return self._enqueue(request, deadline, max_events)
+        order = Order(
+            prompt=prompt, sampler=sampler, chat=chat, trace=trace, repetition=repetition,
+            config=config, arguments=arguments,
+        )  # fmt: skip
+        return self._enqueue(order, deadline, max_events)
 
     def infill(
         self,
@@ -276,25 +302,32 @@ class Session:
         **arguments: Any,
     ) -> Handle:
         """Ask for the holes of a text to be filled, see `dllm.infill`; returns at once."""
-        how = self._prepare(sampler, config, arguments, holes=True)
-        ids, holes = encode_holes(self.model, text)
-        request = how.text(ids, holes, prompt, trace, repetition)
-        return self._enqueue(request, deadline, max_events)
+        order = Order(
+            prompt=prompt, text=text, sampler=sampler, trace=trace, repetition=repetition,
+            config=config, arguments=arguments,
+        )  # fmt: skip
+        return self._enqueue(order, deadline, max_events)
 
-    def _prepare(
-        self, sampler: SamplerLike | None, config: GenerationConfig | None,
-        arguments: dict[str, Any], holes: bool = False,
-    ) -> Preparation:  # fmt: skip
+    def _request(self, order: Order) -> Request:
+        """The request that ``order`` describes; raises what is wrong with it."""
         mine = ("max_rows", "max_batch_tokens", "cuda_graphs", "compile")
         for name in mine:
-            if name in arguments:
+            if name in order.arguments:
                 raise ConfigError(f"{name} belongs to the session, not to a request: pass it there")
-        chosen = self.sampler if sampler is None else sampler
-        return Preparation.of(self.model, chosen, self.cache, config, arguments, holes)
+        how = Preparation.of(
+            self.model, self.sampler if order.sampler is None else order.sampler, self.cache,
+            order.config, dict(order.arguments), order.text is not None,
+        )  # fmt: skip
+        if order.text is None:
+            (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
+            return request
+        ids, holes = encode_holes(self.model, order.text)
+        return how.text(ids, holes, order.prompt, order.trace, order.repetition)
 
-    def _enqueue(self, request: Request, deadline: float | None, max_events: int) -> Handle:
+    def _enqueue(self, order: Order, deadline: float | None, max_events: int) -> Handle:
         if max_events < 1:
             raise ConfigError(f"max_events must be at least 1, not {max_events}")
+        request = self._request(order)
         self._scheduler.engine.must_fit(request.recipe, request.positions)
         with self._wake:
             if self._state != "open":
@@ -307,7 +340,7 @@ class Session:
                 )
             request.index, request.deadline = next(self._numbers), deadline
             request.submitted = time.perf_counter()
-            handle = Handle(self, request, max_events)
+            handle = Handle(self, request, order, max_events)
             self._inbox.append(("submit", handle))
             self._wake.notify()
         return handle
@@ -379,7 +412,8 @@ class Session:
 
     def _drive(self) -> None:
         try:
-            while self._listen():
+            while (changes := self._listen()) is not None:
+                self._share(changes)
                 began = time.perf_counter()
                 progress = self._scheduler.advance()
                 self._publish(progress)
@@ -389,9 +423,10 @@ class Session:
         finally:
             self._end()
 
-    def _listen(self) -> bool:
-        """Take what other threads want, waiting for it while there is nothing to do; False when
-        the session is over."""
+    def _listen(self) -> list[Change] | None:
+        """Take what other threads want, and let go who is late, waiting while there is nothing to
+        do; what has changed, or None when the session is over."""
+        changes: list[Change] = []
         with self._wake:
             while True:
                 while self._inbox:
@@ -399,16 +434,25 @@ class Session:
                     if what == "submit":
                         self._handles[handle._request] = handle
                         self._scheduler.add(handle._request)
+                        changes.append(Change(handle.id, handle._order))
                     elif not handle.done:
                         self._scheduler.cancel(handle._request)
                         self._let_go(handle._request)
+                        changes.append(Change(handle.id))
                 if self._state == "closed":
-                    return False
-                if self._scheduler.busy:
-                    return True
+                    return None
+                if self._scheduler.busy or changes:
+                    break
                 if self._state == "draining":
-                    return False
+                    return None
                 self._wake.wait(IDLE_SECONDS)
+        for request in self._scheduler.expire():
+            self._let_go(request)
+            changes.append(Change(request.index))
+        return changes
+
+    def _share(self, changes: list[Change]) -> None:
+        """Tell whoever takes the same steps (`dllm.serve.ranks`); here nobody."""
 
     def _publish(self, progress: Progress) -> None:
         """Tell every handle what happened to its request."""

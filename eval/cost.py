@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..kernels.linear import Packed, linear
 from ..result import Result
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -47,6 +48,11 @@ class Shape:
             getattr(config, "head_dim", None) or config.hidden_size // heads,
             config.intermediate_size, config.vocab_size,
         )  # fmt: skip
+
+    @property
+    def parameters(self) -> int:
+        """All weights but those of norms, embedding and head apart."""
+        return self.layers * self.layer + 2 * self.hidden * self.vocabulary
 
     @property
     def layer(self) -> int:
@@ -107,7 +113,9 @@ class Rates:
         no processor cache holds."""
         size = shape.hidden, shape.intermediate
         count = min(3 * shape.layers, 1 + COLD // (size[0] * size[1] * dtype.itemsize))
-        weights = [torch.randn(size[1], size[0], device=device).to(dtype) for _ in range(count)]
+        weights = [
+            (torch.randn(size[1], size[0], device=device).to(dtype), Packed()) for _ in range(count)
+        ]
         rates = []
         for rows in ROWS:
             inputs = torch.randn(rows, size[0], device=device).to(dtype)
@@ -131,14 +139,14 @@ class Rates:
         )
 
 
-def _seconds(inputs: torch.Tensor, weights: list[torch.Tensor]) -> float:
+def _seconds(inputs: torch.Tensor, weights: list[tuple[torch.Tensor, Packed]]) -> float:
     """The time of one product, from the fastest of three rounds over all ``weights``."""
     result = []
     with torch.inference_mode():
         for _ in range(4):  # the first is the warm-up
             start = time.perf_counter()
-            for weight in weights:
-                torch.nn.functional.linear(inputs, weight)
+            for weight, packed in weights:  # as the layers of a network do it here
+                linear(inputs, weight, None, packed)
             if inputs.is_cuda:
                 torch.cuda.synchronize()
             result.append(time.perf_counter() - start)

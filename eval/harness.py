@@ -47,7 +47,8 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
     """A model with a sampler and a cache, as the harness wants it.
 
     ``pretrained``: whatever `dllm.load` takes.  ``sampler``, ``cache`` and ``arguments``
-    (``steps``, ``block_length``, ``cfg_scale``, ``seed``, ...) go to `dllm.generate`.
+    (``steps``, ``block_length``, ``cfg_scale``, ``seed``, ...) go to `dllm.generate`; where an
+    answer is shorter than ``block_length``, it is one block.
     ``batch_size``: requests decoded at a time (default 32); when one is finished, the next joins.
     ``max_gen_toks``: where a task does not say (default 256).  ``estimator``, ``samples``,
     ``early_stop``: see `dllm.score`; ``check_greedy`` (default off) answers whether a continuation
@@ -317,7 +318,10 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         room = self.max_length - new
         if new < wanted or len(ids) > room:
             self._shortened()
-        return ids[max(0, len(ids) - room) :], setting | {"max_new_tokens": new}
+        setting = setting | {"max_new_tokens": new}
+        if self.how.get("block_length", 0) > new:  # one for all tasks; some ask for short answers
+            setting["block_length"] = new
+        return ids[max(0, len(ids) - room) :], setting
 
     def _shortened(self) -> None:
         self.usage.shortened += 1

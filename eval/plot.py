@@ -58,23 +58,29 @@ def pareto(records: Sequence[Record], files: Sequence[Path]) -> None:
         figure.tight_layout(rect=(0, 0, 1 - 1.7 / figure.get_figwidth(), 1))
 
 
-def multiples(records: Sequence[Record], files: Sequence[Path]) -> None:
+def multiples(
+    records: Sequence[Record], files: Sequence[Path], methods: Sequence[str] | None = None,
+    across: int = ACROSS,
+) -> None:  # fmt: skip
     """Every method in a panel of its own, all tasks together, before the others in grey: accuracy
-    with 95 % bands against tokens per forward.  Writes every file, by its suffix."""
+    with 95 % bands against tokens per forward.  ``methods``: those that get one (None: all);
+    ``across``: panels of a row, two of which fit a phone.  Writes every file, by its suffix."""
     result = pooled([record for record in records if record.cache == BASE])
     lines: dict[str, list[Pooled]] = {}
     for (method, _), setting in sorted(result.items(), key=lambda item: item[1].rate):
         lines.setdefault(method, []).append(setting)
     if not lines:
         raise ConfigError("there is nothing to plot: no setting was measured on all tasks")
-    least = min(_percent(setting)[1] for line in lines.values() for setting in line)
-    across = min(ACROSS, len(lines))
+    every = list(lines.values())
+    lines = {name: lines[name] for name in methods or lines if name in lines}
+    least = min(_percent(setting)[1] for line in every for setting in line)
+    across = min(across, len(lines))
     down = math.ceil(len(lines) / across)
     with new_figure(1.75 * across + 0.4, 1.5 * down + 0.4, files) as figure:
         panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         for i, (method, line) in enumerate(lines.items()):
             axes = panels[i // across][i % across]
-            axes.plot(*_broken(list(lines.values())), **GREY)
+            axes.plot(*_broken(every), **GREY)
             x, (y, low, high) = [s.rate for s in line], zip(*map(_percent, line), strict=True)
             axes.fill_between(x, low, high, color="C0", alpha=0.25, linewidth=0)
             axes.plot(x, y, color="C0", marker="o", markersize=2.5, linewidth=1.2)

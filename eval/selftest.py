@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ..api import generate
 from ..engine.graphs import uncaptured
 from ..errors import DllmError, one_line
-from ..kernels import noise
+from ..kernels import linear, noise
 from ..kernels.rotation import rotate_scatter
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel, load
@@ -56,7 +56,7 @@ def run(device: str | None = None) -> Iterator[Check]:
     """All checks, on the GPU where there is one.  A check that raises counts as a difference."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     checks: tuple[Callable[[str], Iterator[Check]], ...] = (
-        statistics, rotation, random_numbers, attention, padded_steps, batches, step_time,
+        statistics, products, rotation, random_numbers, attention, padded_steps, batches, step_time,
     )  # fmt: skip
     for check in checks:
         try:
@@ -102,6 +102,30 @@ def statistics(device: str) -> Iterator[Check]:
                 f"log-probabilities within {worst:.1e}, {differing} of 96 tokens differ",
                 "pip uninstall triton (plain kernels take over)" if backend == "triton" else "",
             )
+
+
+def products(device: str) -> Iterator[Check]:
+    """Linear layers on a CPU against float64, and a row among others against the row alone."""
+    if device != "cpu" or not linear.available():
+        yield Check("packed weights", None, "PyTorch multiplies" if device == "cpu" else "no CPU")
+        return
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = torch.nn.Linear(576, 1536, bias=False, dtype=dtype)
+        rows = torch.randn(40, 576, generator=generator).to(dtype)
+        linear.pack(layer)
+        with torch.inference_mode():
+            result = layer(rows)
+            alone = torch.cat([layer(row[None]) for row in rows])
+        exact = rows.double() @ layer.weight.double().T
+        worst = float(((result.double() - exact) / exact.abs().clamp(min=1)).abs().max().detach())
+        differing = int((result != alone).any(1).sum())
+        yield Check(
+            f"packed weights, {str(dtype)[6:]}",
+            worst <= (1e-5 if dtype == torch.float32 else 1e-2) and not differing,
+            f"within {worst:.1e} of float64, {differing} of 40 rows differ from themselves alone",
+            "torch.backends.mkldnn.enabled = False before dllm.load",
+        )
 
 
 def rotation(device: str) -> Iterator[Check]:

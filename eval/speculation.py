@@ -1,7 +1,8 @@
 """Prompts and answers of speculative decoding benchmarks, and what they are summed up with.
 
-Reads and writes the JSON lines of Spec-Bench (arXiv 2401.07851), whose prompts SPEED-Bench shares:
-``question_id``, ``category``, ``turns``.  The figures are SPEED-Bench's, per category: acceptance
+Reads and writes the JSON lines of Spec-Bench (arXiv 2401.07851) and of SPEED-Bench's prepared files
+(arXiv 2604.09557): ``question_id``, ``category`` (in its throughput split the entropy), ``turns``,
+or ``messages`` in place of the turns.  The figures are SPEED-Bench's, per category: acceptance
 length, and the rate at each draft position given that the positions before it were accepted.
 """
 
@@ -16,6 +17,8 @@ from typing import Any
 
 from ..errors import ConfigError
 from .metrics import Acceptance, acceptance
+
+PLACEHOLDER = "SPECDEC_BENCH"  # in the published files, where a licence forbids to ship the prompt
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,21 @@ def _question(path: Path, number: int, line: str) -> Question:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         raise ConfigError(f"{where} is not JSON") from None
-    lacking = {"question_id", "category", "turns"} - set(entry if isinstance(entry, dict) else ())
+    entry = entry if isinstance(entry, dict) else {}
+    if "turns" not in entry and isinstance(entry.get("messages"), list):
+        said = [m for m in entry["messages"] if isinstance(m, dict) and m.get("role") == "user"]
+        entry["turns"] = [m.get("content") for m in said]
+    lacking = {"question_id", "category", "turns"} - set(entry)
     if lacking:
         raise ConfigError(f"{where} lacks {', '.join(sorted(lacking))}")
     turns = entry["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
         raise ConfigError(f"{where}: turns is a list of strings, at least one")
+    if any(PLACEHOLDER in turn for turn in turns):
+        raise ConfigError(
+            f"{where} holds the place of a prompt that is to be fetched from its source: run "
+            "SPEED-Bench's own preparation first"
+        )
     reference = entry.get("reference") or ()
     reference = (reference,) if isinstance(reference, str) else tuple(map(str, reference))
     return Question(entry["question_id"], str(entry["category"]), tuple(turns), reference)

@@ -72,7 +72,7 @@ class Choice:
 
 
 # What a search tries after its first round: one of each kind that saves most of a forward.
-CACHES = ("prefix", "dual", "dkv", "dllm_cache", "block")
+CACHES = ("prefix", "dual", "dkv", "dllm_cache", "block", "wedlm")
 
 Progress = Callable[[str, Sequence[Candidate]], None]
 

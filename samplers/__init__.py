@@ -11,6 +11,7 @@ from ..capabilities import Capability
 from . import (
     adablock,
     credit,
+    d2f,
     d3llm,
     dawn,
     dcd,
@@ -60,8 +61,8 @@ from .sampler import Sampler
 __all__ = [
     "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Trial", "Info", "Part",
     "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform", "View",
-    "Window", "available", "compose", "register", "adablock", "credit", "d3llm", "dawn", "dcd",
-    "dparallel", "dream", "dsb", "eb", "eos", "ete", "fixed", "freedave", "hierarchical", "klass",
-    "learn2pd", "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber", "scorers",
-    "slowfast", "threshold", "wedlm", "windows", "wino",
+    "Window", "available", "compose", "register", "adablock", "credit", "d2f", "d3llm", "dawn",
+    "dcd", "dparallel", "dream", "dsb", "eb", "eos", "ete", "fixed", "freedave", "hierarchical",
+    "klass", "learn2pd", "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber",
+    "scorers", "slowfast", "threshold", "wedlm", "windows", "wino",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, IntArray
+from ..canvas import Blocks, BoolArray, Canvas, IntArray
 from ..capabilities import ENTROPY
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
@@ -21,11 +21,10 @@ MULTI_BLOCK = "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillat
 
 @dataclass
 class Stages:
-    """Which of the opened blocks are active, and the first active one with undecided positions, in
-    which every step decides something."""
+    """Which of the opened blocks are active, and where those lie that are undecided yet."""
 
     active: list[bool] = field(default_factory=lambda: [True])
-    must_decide: tuple[int, int] | None = None
+    live: list[tuple[int, int]] = field(default_factory=list)
 
 
 @register("staged_blocks", paper=MULTI_BLOCK, arxiv="2601.07568")
@@ -35,7 +34,8 @@ class StagedBlocks(Window):
 
     ``block_length`` (32).  A block opens when ``block_add_threshold`` (0.5) of the last open one is
     decided, and becomes active when ``decoded_token_threshold`` (0.5) of the one before it is: only
-    in active blocks must every step decide something (see `D3LLM`).  Both 1.0 make static blocks.
+    in active blocks must every step decide something (see `D3LLM` and `D2F`).  Both 1.0 make static
+    blocks.
     """
 
     block_length: int | None = None
@@ -60,16 +60,17 @@ class StagedBlocks(Window):
         before = np.append(1.0, progress[:-1])
         state = canvas.state(Stages)
         ready = before >= self.decoded_token_threshold
-        state.active = [a or bool(ready[i]) for i, a in enumerate(state.active)]
+        state.active = [a or bool(r) for a, r in zip(state.active, ready, strict=False)]
         opened = len(state.active)
         if opened < len(edges) and progress[opened - 1] >= self.block_add_threshold:
             state.active.append(bool(ready[opened]))
             opened += 1
-        first = int(np.flatnonzero(masks)[0])
-        live = [i for i in range(opened) if state.active[i] and masks[i]]
-        must = int(edges[live[0] if live else first])
-        state.must_decide = must, must + size
-        window = int(edges[first]), min(int(edges[opened - 1]) + size, canvas.end)
+        first, ends = int(np.flatnonzero(masks)[0]), np.append(edges[1:], canvas.end)
+        state.live = [
+            (int(edges[i]), int(ends[i])) for i in range(opened) if state.active[i] and masks[i]
+        ]
+        canvas.state(Blocks).edges = np.append(edges[:opened], ends[opened - 1])
+        window = int(edges[first]), int(ends[opened - 1])
         if window != canvas.window:
             canvas.open_window(*window)
 
@@ -83,7 +84,7 @@ class D3LLM(Selector):
     with ``anywhere`` (the official code for LLaDA: True, for Dream: False) the surest position of
     all is committed in any case.  ``tau`` 0.5.  Blocks open in stages (`StagedBlocks`), a stop id
     ends the region (``first_commit``).  Meant for d3LLM's distilled checkpoints: without their
-    training, far blocks are decided before they can be.  Its delayed cache is not reproduced.
+    training, far blocks are decided before they can be.  Its cache is ``delayed``.
     """
 
     needs = frozenset({ENTROPY})
@@ -108,8 +109,13 @@ class D3LLM(Selector):
             return chosen
         if self.anywhere:
             chosen[view.score.argmax()] = True
-        low, high = view.canvas.state(Stages).must_decide or view.canvas.window
-        here: IntArray = np.flatnonzero((view.positions >= low) & (view.positions < high))
-        if here.size and not chosen[here].any():
-            chosen[here[view.score[here].argmax()]] = True
+        for block in view.canvas.state(Stages).live[:1]:
+            decide_something(view, chosen, *block)
         return chosen
+
+
+def decide_something(view: View, chosen: BoolArray, low: int, high: int) -> None:
+    """Choose the best position of ``[low, high)`` where none of them is chosen yet."""
+    here: IntArray = np.flatnonzero((view.positions >= low) & (view.positions < high))
+    if here.size and not chosen[here].any():
+        chosen[here[view.score[here].argmax()]] = True

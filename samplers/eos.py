@@ -9,6 +9,7 @@
 | ``first_commit`` | a stop id ends the region at once, also over decided text; the padding behind
 it goes on being fed (DCD, d3LLM) |
 | ``first_commit_cut`` | the same without that padding (Window-Diffusion's early stop) |
+| ``last_block`` | no block opens any more; those that are open are decided (D2F) |
 | ``suppress`` | the end-of-text id is never proposed (LLaDA's ``logits_eos_inf``) |
 | ``rank_last`` | stop ids are committed last (LLaDA's ``confidence_eos_eot_inf``, repaired) |
 
@@ -106,6 +107,15 @@ def first_commit(canvas: Canvas, committed: IntArray, stop_ids: StopIds, keep: b
         canvas.cut(canvas.stop_position, keep)
 
 
+def last_block(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
+    """A stop id ends the region behind the window, and the answer once that is decided."""
+    result, high = stops(canvas, canvas.start, canvas.end, stop_ids), canvas.window[1]
+    if result.size and canvas.text_floor <= high < canvas.end:
+        canvas.cut(high - 1)
+    if result.size and not canvas.masked[canvas.start : canvas.end].any():
+        end_at(canvas, int(result[0]))
+
+
 def decode_all(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     """Never stop early."""
 
@@ -117,6 +127,7 @@ CHECKS: dict[str, Callable[[Canvas, IntArray, StopIds], None]] = {
     "block_all": block_all,
     "first_commit": first_commit,
     "first_commit_cut": partial(first_commit, keep=False),
+    "last_block": last_block,
     "suppress": prefix_complete,
     "rank_last": prefix_complete,
 }

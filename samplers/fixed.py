@@ -1,11 +1,11 @@
-"""A fixed number of commits per step, in any window."""
+"""A fixed number of commits per step, or of steps, in any window."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..canvas import BoolArray
-from ..capabilities import REPEATABLE
+from ..canvas import BoolArray, Canvas
+from ..capabilities import REPEATABLE, Capability
 from ..errors import ConfigError
 from .base import Selector, View, top
 from .compose import register
@@ -16,16 +16,35 @@ from .compose import register
 class Fixed(Selector):
     """Commit the ``n`` (1) most confident positions in every step.
 
-    Unlike the quota of ``llada`` it keeps no schedule, so it suits windows that slide.
+    With ``steps`` in place of ``n``: as many as finish the region in so many steps, what is left
+    shared out over the steps that are left.  Unlike the quota of ``llada``, which is laid down when
+    a block opens, both suit windows that slide.
     """
 
-    offers = frozenset({REPEATABLE})
-
-    n: int = 1
+    n: int | None = None
+    steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"n must be at least 1, not {self.n}")
+        for name in ("n", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.n is not None and self.steps is not None:
+            raise ConfigError(f"fixed takes n={self.n} or steps={self.steps}: keep one")
+
+    @property
+    def scheduled(self) -> bool:  # type: ignore[override]
+        return self.steps is not None
+
+    @property
+    def offers(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset() if self.steps else frozenset({REPEATABLE})
 
     def select(self, view: View) -> BoolArray:
-        return top(view.score, self.n)
+        return top(view.score, self._count(view.canvas))
+
+    def _count(self, canvas: Canvas) -> int:
+        if self.steps is None:
+            return self.n or 1
+        left = int(canvas.masked[canvas.start : canvas.end].sum())
+        return -(-left // max(1, self.steps - canvas.step))

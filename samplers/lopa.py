@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
 from ..capabilities import BRANCHES
-from ..errors import ConfigError
-from .base import Decide, Explorer, Part, Prediction, View
+from ..errors import ConfigError, UnknownNameError
+from .base import Decide, Explorer, Part, Prediction, Scorer, View
 from .compose import register
+from .scorers import Margin, NegEntropy, Probability
 from .threshold import Threshold
+
+CONFIDENCES: Mapping[str, Scorer] = {
+    "neg_entropy": NegEntropy(), "prob": Probability(), "margin": Margin(),
+}  # fmt: skip
+
+
+@dataclass
+class Creation:
+    """How sure each branch was of its trial when it was made; 1 of the row as it stands."""
+
+    scores: tuple[float, ...] = (1.0,)
 
 
 @register(
@@ -26,19 +38,21 @@ class LoPA(Explorer):
 
     Beside the row after the step's commits, each of the ``k`` - 1 next most confident undecided
     positions of the window is committed alone in a branch of its own.  A branch scores ``alpha`` x
-    the probability of that trial (1 for none) + (1 - ``alpha``) x the mean negative entropy of the
-    ``branch_topp`` share of its undecided window positions that are least sure (1.0 = all).  ``k``
-    2, ``alpha`` 0; ``base``: the sampler being explored (threshold 0.9).  A forward of k branches
-    counts once in NFE and k times in computed positions.
+    the score of that trial (1 for none) + (1 - ``alpha``) x the mean ``confidence`` of the
+    ``branch_topp`` share of its undecided window positions that are least sure (1.0 = all):
+    "neg_entropy" as published, or "prob" or "margin".  ``k`` 2, ``alpha`` 0; ``base``: the sampler
+    being explored (threshold 0.9), published with ``d2f``.  The official ``branching_factor`` does
+    not count the row as it stands: it is k - 1.  A forward of k branches counts once in NFE and k
+    times in computed positions.
     """
 
     needs = frozenset({BRANCHES})
-    statistics = frozenset({"entropy"})
 
     base: tuple[Part, ...] = ()
     k: int = 2
     alpha: float = 0.0
     branch_topp: float = 1.0
+    confidence: str = "neg_entropy"
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -47,6 +61,12 @@ class LoPA(Explorer):
             raise ConfigError(f"alpha must lie in [0, 1], not {self.alpha}")
         if not 0 < self.branch_topp <= 1:
             raise ConfigError(f"branch_topp must lie in (0, 1], not {self.branch_topp}")
+        if self.confidence not in CONFIDENCES:
+            raise UnknownNameError("confidence", self.confidence, CONFIDENCES)
+
+    @property
+    def statistics(self) -> frozenset[str]:  # type: ignore[override]
+        return CONFIDENCES[self.confidence].statistics
 
     @property
     def width(self) -> int:
@@ -60,24 +80,23 @@ class LoPA(Explorer):
         order = order[~chosen[order]][: self.k - 1]
         if not order.size:
             return []
+        view.canvas.state(Creation).scores = (1.0, *view.score[order].tolist())
         index = np.arange(len(chosen))
         return [np.zeros(len(chosen), np.bool_), *(index == i for i in order)]
 
     def choose(
         self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
     ) -> int:
-        def score(i: int) -> float:
-            own = branches[0].masked & ~branches[i].masked
-            creation = float(np.exp(branches[i].logprob[own].sum()))
-            return self.alpha * creation + (1 - self.alpha) * self._future(result[i])
-
-        scores = [score(i) for i in range(len(branches))]
+        creation = branches[0].state(Creation).scores
+        future = [self._future(*pair) for pair in zip(branches, result, strict=True)]
+        scores = [
+            self.alpha * c + (1 - self.alpha) * f for c, f in zip(creation, future, strict=True)
+        ]
         # Ties go to a trial before the row as it stands, then to the first.
         return max(range(len(branches)), key=lambda i: (scores[i], i > 0, -i))
 
-    def _future(self, prediction: Prediction) -> float:
-        assert prediction.entropy is not None
-        if not len(prediction.entropy):
+    def _future(self, canvas: Canvas, prediction: Prediction) -> float:
+        if not len(prediction.positions):
             return 1.0
-        count = max(1, int(np.ceil(self.branch_topp * len(prediction.entropy))))
-        return float(np.mean(np.sort(-prediction.entropy)[:count]))
+        score = np.sort(CONFIDENCES[self.confidence].score(canvas, prediction))
+        return float(np.mean(score[: max(1, int(self.branch_topp * len(score)))]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..canvas import Canvas, FloatArray
-from ..capabilities import REPEATABLE
+from ..capabilities import PROBABILITY, REPEATABLE, Capability
 from ..errors import ConfigError
 from .base import Part, Prediction, Scorer
 from .compose import register
@@ -28,16 +28,19 @@ class CertaintyPrior(Scorer):
     """Probability times the Gaussian density of decided positions around.
 
     ``sigma`` (10) positions; what lies left of the region counts as decided, what lies right of it
-    as its last position.  A small sigma decodes nearly from left to right.
+    as its last position.  A small sigma decodes nearly from left to right.  It stays below the
+    probability: a threshold compares what the density has left of it.
     """
-
-    offers = frozenset({REPEATABLE})
 
     sigma: float = 10.0
 
     def __post_init__(self) -> None:
         if not self.sigma > 0:
             raise ConfigError(f"sigma must be positive, not {self.sigma}")
+
+    @property
+    def offers(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset({PROBABILITY, REPEATABLE})  # of an object: errors advise plain `prob`
 
     def companions(self) -> tuple[Part, ...]:
         return (LLaDA(), Fixed())

@@ -22,10 +22,17 @@ SMOKE = (
     "tests/test_api.py", "tests/test_values.py", "tests/cache/test_plans.py",
     "tests/cli/test_generate.py", "tests/drafting/test_lossless.py",
     "tests/engine/test_constraints.py", "tests/engine/test_extents.py",
-    "tests/fuzz/test_decoding.py::test_a_batch_is_its_rows_alone[range(0, 20)]",
-    "tests/fuzz/test_command_lines.py::test_a_command_line[range(0, 20)]",
+    "tests/fuzz/test_decoding.py::test_a_batch_is_its_rows_alone[0-19]",
+    "tests/fuzz/test_command_lines.py::test_a_command_line[0-19]",
     "tests/golden/test_forward.py", "tests/samplers/test_vectors.py", "tests/test_layering.py",
 )  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """``pytest -n 2``: tests that share what they compute stay together."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "loadgroup"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,6 +21,8 @@ SMALL = {
     "sparse": "sparse",
     "d2": "d2(k=4)",
     "elastic": "elastic(beta=4)",
+    "delayed": "delayed(refresh_every=3)",
+    "d2f": "d2f",
     "block": "block",
     "wedlm": "wedlm",
 }
@@ -34,7 +36,7 @@ EXACT = (
     "dllm_cache(prompt_every=1, response_every=1000, ratio=1.0)",
     "dsb(before=1000, after=1000)", "dcd(refresh_every=1)",
     "vicinity(before=1000, after=1000)", "sparse(refresh_every=1)", "d2(k=1000, p=1.0)",
-    "elastic(refresh_every=1)",
+    "elastic(refresh_every=1)", "delayed(delay=1000)",
 )  # fmt: skip
 
 # How samplers are called where their bare name would do little on a short canvas of a random
@@ -45,6 +47,7 @@ BITES = {
     "capped_threshold": "capped_threshold(0.3)",
     "certainty_prior": "certainty_prior+fixed",
     "credit": "credit+threshold(0.8)",
+    "d2f": "d2f(0.5)+staged_blocks(4)",
     "d3llm": "d3llm(0.7)",
     "dawn": "dawn(0.9, 0.05, 0.03, 0.5, 0.5, layers=2)",
     "dcd": "dcd(s_init=4)+threshold(0.8)",
@@ -76,6 +79,7 @@ BITES = {
     "wino_draft": "wino_draft(0.6)",
 }
 MODES = (
+    "lopa(d2f(0.5), k=3)+staged_blocks(4)",
     "llada(remasking=random)", "dream(alg=origin)", "dream(alg=topk_margin)",
     "dream(alg=maskgit_plus, alg_temp=0.5)", "dream(alg=entropy)+blocks(8)",
 )  # fmt: skip

@@ -43,13 +43,13 @@ def test_the_sibling_answers_them_too(task: str) -> None:
 
 def test_too_much_parallelism_costs_accuracy() -> None:
     task = "insert_random"  # several answers are right, and their tokens have to agree
-    slow = accuracy(nano(), 64, [task], sampler="llada", max_new_tokens=32)[task]
-    fast = accuracy(nano(), 64, [task], sampler="threshold(0)", max_new_tokens=32)[task]
+    slow = accuracy(nano(), 24, [task], sampler="threshold(0.99)", max_new_tokens=32)[task]
+    fast = accuracy(nano(), 24, [task], sampler="threshold(0)", max_new_tokens=32)[task]
     assert slow - fast >= 0.2
 
 
 def test_a_threshold_saves_forwards_at_little_cost() -> None:
-    prompts = [e.prompt for e in TASKS["reverse"].examples(16)]
+    prompts = [e.prompt for e in TASKS["reverse"].examples(4)]
     slow = dllm.generate(nano(), prompts, sampler="llada")
     fast = dllm.generate(nano(), prompts, sampler="threshold(0.9)")
     assert sum(r.nfe for r in fast) < 0.7 * sum(r.nfe for r in slow)

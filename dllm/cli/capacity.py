@@ -1,13 +1,20 @@
 """``dllm doctor --serve``: rows that fit, the floor of a step, the ceiling of tokens per second.
 
-Formulas: a step computes positions at the rate of this device's own matrix products of the model's
-sizes; keys and values of a row over its canvas take memory beside the weights.  Nothing of a
-server is in it: no HTTP, no queue, no host; no server is faster.
+Formulas: a step computes positions at the rate of matrix products of the model's sizes, measured
+on this device or taken from a card's data sheet; keys and values of a row over its canvas take
+memory beside the weights.  Nothing of a server is in it: no HTTP, no queue, no host; no server is
+faster.
 """
 
 from __future__ import annotations
 
-from ..errors import ConfigError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from ..eval.cost import Rates, Shape
 
 PER_STEP = 4  # tokens decided per forward, as `--caches` assumes
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -15,19 +22,56 @@ BLOCK = 32  # positions that a cached step computes
 SHARE = 0.9  # of the free memory that keys and values may take
 
 
-def table(model: str, prompt: int, new: int, free: int) -> list[str]:
+@dataclass(frozen=True)
+class Card:
+    """What a data sheet says: dense bfloat16 operations per second with sums in float32, bytes per
+    second and bytes of its memory."""
+
+    operations: float
+    bandwidth: float
+    memory: float
+
+    def rates(self, shape: Shape) -> Rates:
+        """Of products with bfloat16 matrices of ``shape``: bound by reading them, or by arithmetic
+        from ``operations / bandwidth`` rows on."""
+        from ..eval.cost import ROWS as MEASURED
+        from ..eval.cost import Rates
+
+        size = shape.hidden * shape.intermediate
+        rows = sorted({*MEASURED, round(self.operations / self.bandwidth)})
+        seconds = [max(2 * n * size / self.operations, 2 * size / self.bandwidth) for n in rows]
+        rates = [2 * n * size / s for n, s in zip(rows, seconds, strict=True)]
+        return Rates(tuple(rows), tuple(rates))
+
+
+CARDS = {
+    "L4": Card(121e12, 0.300e12, 24e9),
+    "RTX4090": Card(165e12, 1.008e12, 24e9),
+    "L40S": Card(362e12, 0.864e12, 48e9),
+    "A100": Card(312e12, 2.039e12, 80e9),
+    "H100": Card(989e12, 3.35e12, 80e9),
+    "H200": Card(989e12, 4.8e12, 141e9),
+    "B200": Card(2250e12, 8.0e12, 180e9),
+    "MI300X": Card(1307e12, 5.3e12, 192e9),
+}
+
+
+def table(model: str, prompt: int, new: int, free: int, on: str | None = None) -> list[str]:
     """Lines of text: what fits, then a line per number of rows.
 
-    ``prompt``, ``new``: tokens of a request; ``free``: bytes.  Raises `ConfigError` for models that
-    do not decode by diffusion.
+    ``prompt``, ``new``: tokens of a request; ``free``: bytes.  ``on``: one of `CARDS`, whose memory
+    and rates count instead of this device's.  Raises `ConfigError` for models that do not decode by
+    diffusion, and for other cards.
     """
     import torch
 
     from ..eval.cost import Rates, Shape, step_cost
     from ..models.checkpoint import open_checkpoint
-    from ..models.footprint import footprint
+    from ..models.footprint import WIDTHS, footprint
     from ..models.reading import family_of, native_config
 
+    if on is not None and on not in CARDS:
+        raise UnknownNameError("card", on, CARDS)
     checkpoint = open_checkpoint(model)
     family = family_of(checkpoint)
     if not family.diffusion:
@@ -40,17 +84,21 @@ def table(model: str, prompt: int, new: int, free: int) -> list[str]:
             f"{prompt} + {new} tokens are more than the {needs.context} positions of "
             f"{checkpoint.name}: lower --prompt-tokens or --new-tokens"
         )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = getattr(torch, needs.dtype)
     shape = Shape.of(config)
-    rates = Rates.measure(shape, device, dtype)
-    row = needs.keys_values * length // max(1, needs.context)
-    fit = max(0, int((free * SHARE - needs.weights) // max(1, row)))
+    if on is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        dtype, where = needs.dtype, str(device)
+        rates = Rates.measure(shape, device, getattr(torch, dtype))
+    else:
+        dtype, where, rates, free = "bfloat16", on, CARDS[on].rates(shape), int(CARDS[on].memory)
+    narrower = WIDTHS[dtype] / WIDTHS.get(needs.dtype, 2)
+    row = int(needs.keys_values * narrower) * length // max(1, needs.context)
+    fit = max(0, int((free * SHARE - needs.weights * narrower) // max(1, row)))
     lines = [
-        f"{checkpoint.name} in {needs.dtype} on {device}: prompt {prompt}, {new} new tokens, "
+        f"{checkpoint.name} in {dtype} on {where}: prompt {prompt}, {new} new tokens, "
         f"{PER_STEP} decided per step",
         f"rows that fit: {fit:,} with keys and values ({row / 2**20:.1f} MiB each), of "
-        f"{free / 2**30:.1f} GiB free",
+        f"{free / 2**30:.1f} GiB",
         f"{'rows':>5}  {'cache none: step':>17}  {'tokens/s':>9}  {'cache dual: step':>17}  "
         f"{'tokens/s':>9}",
     ]

@@ -38,19 +38,28 @@ def chat(*, options: Talking) -> None:
     /reset forgets the conversation, /quit or the end of input ends it.
     """
     if options.server is not None:
+        client = remote.connect(options, options.server)
         note(f"{options.server}: {HELP}")
-        Conversation(None, options, remote.connect(options, options.server)).run()
+        served = client.models()[0]
+        single = bool(served.get("dllm", {}).get("bundled"))
+        _warn(served["id"], single)
+        Conversation(None, options, client, single).run()
         return
     model = options.load()
     if model.tokenizer is None or not model.tokenizer.chat_template:
         raise PromptError(f"{model.name} has no chat template: use dllm generate")
     note(f"{model.name}: {HELP}")
-    if is_bundled(model):
+    _warn(model.name, is_bundled(model))
+    Conversation(model, options, single=is_bundled(model)).run()
+
+
+def _warn(name: str, single: bool) -> None:
+    """Say what a bundled model is made for."""
+    if single:
         note(
-            f"{model.name} was trained on single questions, so each is asked alone, without what "
-            f"was said before; it can {ABILITIES}"
+            f"{name} was trained on single questions, so each is asked alone, without what was "
+            f"said before; it can {ABILITIES}"
         )
-    Conversation(model, options).run()
 
 
 class Conversation:
@@ -58,10 +67,10 @@ class Conversation:
     ``single``: questions are asked without the messages before them."""
 
     def __init__(
-        self, model: DiffusionModel | None, options: Talking, client: Client | None = None
-    ) -> None:
-        self.model, self.options, self.client = model, options, client
-        self.single = model is not None and is_bundled(model)
+        self, model: DiffusionModel | None, options: Talking, client: Client | None = None,
+        single: bool = False,
+    ) -> None:  # fmt: skip
+        self.model, self.options, self.client, self.single = model, options, client, single
         self.messages: list[dict[str, str]] = []
         self.reset()
 

@@ -55,6 +55,9 @@ def doctor(
     serve: Annotated[
         bool, typer.Option("--serve", help="What a server of the model can carry here.")
     ] = False,
+    on: Annotated[
+        str | None, typer.Option(help="A card instead of this machine, for --serve: H100, ...")
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
     ] = False,
@@ -68,8 +71,15 @@ def doctor(
         raise typer.Exit(_selftest())
     if serve and model is None:
         raise typer.BadParameter("name the model it would serve: --model", param_hint="--serve")
+    if on is not None and not serve:
+        raise typer.BadParameter("a card is for --serve", param_hint="--on")
     if caches and model is None:
         raise typer.BadParameter("name the model they are for: --model", param_hint="--caches")
+    if on is not None and model is not None:  # what this machine has does not matter
+        from .capacity import table
+
+        print("\n".join(table(model, prompt_tokens, new_tokens, 0, on)))
+        return
     console = Console(highlight=False, soft_wrap=True)
     with waiting("looking around"):
         memory = device_memory()
@@ -220,7 +230,8 @@ def expected(model: str, prompt: int, new: int) -> Iterator[Finding]:
         f"against none, prompt {prompt}, {new} new tokens (context {context}), {PER_STEP} per "
         f"step, on {device}",
     )
-    result = gains(config, device, dtype, prompt, new)
+    first = family.mask_kind == "decided_first"
+    result = gains(config, device, dtype, prompt, new, first)
     for gain in result:
         yield Finding(gain.cache, gain.text, GOOD if gain.time >= WORTH else PLAIN)
     best = recommended(result)

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from ..access import KEY
 from ..errors import ConfigError
 from .options import remember_debug
 from .output import note, waiting
+from .serve import warn_open
 
 
 def serve_drafter(
@@ -24,11 +26,17 @@ def serve_drafter(
     window: Annotated[int, typer.Option(help="Masks a diffusion model sees.", min=1)] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    api_key: Annotated[
+        str | None, typer.Option(help="What verifiers must know.", envvar=KEY)
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
     ] = False,
 ) -> None:
-    """Serve drafts; a verifier uses them with --drafter "remote(url='http://HOST:PORT')"."""
+    """Serve drafts; a verifier uses them with --drafter "remote(url='http://HOST:PORT')".
+
+    With a key verifiers find it in the environment, as DLLM_API_KEY.
+    """
     from ..drafting import DiffusionDrafter
     from ..drafting.api import is_drafter_spec
     from ..drafting.base import DRAFTERS, Drafter, single
@@ -64,5 +72,6 @@ def serve_drafter(
     if len(vocabularies) > 1:
         raise ConfigError("the drafters use different vocabularies: serve each on its own port")
     drafts = Service(FirstOf(tuple(parts)), next(iter(vocabularies), ""))
-    settings = Settings(page=False, api_key=None)
+    settings = Settings(page=False, api_key=api_key)
+    warn_open(host, api_key)
     run(DraftServer(drafts, settings), host, port, lambda url: note(f"drafting at {url}"))

@@ -14,8 +14,8 @@ from . import remote
 from .bundled import warn_of_unknown_words
 from .inputs import read_prompts
 from .lines import Bar, Journal, Printer, Question
-from .options import DECODING, DRAFTING, OUTPUT, Generation, option, takes
-from .output import as_json, note, save_traces, trace_files
+from .options import DECODING, DRAFTING, OUTPUT, Generation, Prompted, option, takes
+from .output import as_json, note, save_traces, text_of, trace_files
 from .speculate import speculate
 from .watch import watch
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers(Generation):
+class Answers(Generation, Prompted):
     """Options of ``dllm generate``."""
 
     top_candidates: Annotated[
@@ -108,6 +108,7 @@ def generate(
         for sample in range(options.n)
         if text.strip()
     ]
+    options.check(options.raw)
     if options.resume and (options.output is None or options.watch):
         raise ConfigError(
             "--resume goes on with a file of answers: name it with --output, unwatched"
@@ -115,22 +116,25 @@ def generate(
     if options.server is not None:
         if options.verifier is not None:
             raise ConfigError("--verifier does not go with --server: serve the verifier")
-        if options.output is not None or options.n > 1:
-            raise ConfigError("--output and -n are not for --server: use dllm batch there")
+        if options.output is not None or options.n > 1 or options.ids:
+            raise ConfigError("--output, -n and --ids are not for --server: use dllm batch there")
         asked = [question.prompt for question in questions]
         remote.generate(options.server, asked, options, trace_files(options.trace, len(asked)))
         return
     if options.verifier is not None:
         if options.output is not None or options.n > 1:
             raise ConfigError("--output and -n are not for --verifier: leave them out")
-        speculate([question.prompt for question in questions], options)
+        speculate([options.prompt(question.prompt) for question in questions], options)
         return
     for name in ("drafter", "search", "rule", "controller"):
         if getattr(options, name):
             raise ConfigError(f"--{name} goes with --verifier: name the model that verifies")
     files = trace_files(options.trace, len(questions))
     model = options.load()
-    warn_of_unknown_words(model, [question.prompt for question in questions])
+    if not options.ids:
+        warn_of_unknown_words(model, [question.prompt for question in questions])
+    if options.watch and model.tokenizer is None:
+        raise ConfigError(f"{model.name} came without a tokenizer: there is no text to watch")
     answer(model, questions, len(prompts), options, files)
 
 
@@ -175,7 +179,7 @@ def write(
 ) -> None:  # fmt: skip
     """An answer, and figures on stderr."""
     if not options.json and journal is None:
-        for text, footer in printer.add(question, result.text, result.footer()):
+        for text, footer in printer.add(question, text_of(result, model), result.footer()):
             print(text, flush=True)
             if footer:
                 note(footer)
@@ -199,11 +203,11 @@ def run(
     from ..prompts import encode
 
     chat = False if options.raw else None
-    ids = [encode(model, question.prompt, chat).tobytes() for question in questions]
+    ids = [encode(model, options.prompt(q.prompt), chat).tobytes() for q in questions]
     repetition = dict(zip((q.key for q in questions), occurrences(ids), strict=True))
     given: dict[str, Any] = options.arguments() | options.parts()
     given |= {"chat": chat, "trace": options.trace is not None}
-    prompts = [question.prompt for question in asked]
+    prompts = [options.prompt(question.prompt) for question in asked]
     if not asked:
         return ()
     if options.watch:

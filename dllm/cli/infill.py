@@ -10,12 +10,12 @@ import typer
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import OUTPUT, Decoding, option, takes
-from .output import as_json, note, save_traces, trace_files, waiting
+from .options import OUTPUT, Decoding, Prompted, option, takes
+from .output import as_json, note, save_traces, text_of, trace_files, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filling(Decoding):
+class Filling(Decoding, Prompted):
     """Options of ``dllm infill``."""
 
     json: Annotated[bool, option("--json", panel=OUTPUT, text="Print one JSON object.")] = False
@@ -33,7 +33,8 @@ def infill(
     text: Annotated[
         str | None,
         typer.Argument(
-            help="Text with holes: [[8]] is one of 8 tokens.  '-' or nothing reads standard input."
+            help="Text with holes: [[8]] is one of 8 tokens, -1 among --ids one of one.  '-' or "
+            "nothing reads standard input."
         ),
     ] = None,
     file: Annotated[
@@ -49,15 +50,16 @@ def infill(
     content = read_text(text, file)
     files = trace_files(options.trace, 1)
     model = options.load()
-    warn_of_unknown_words(model, [content])
+    if not options.ids:
+        warn_of_unknown_words(model, [content])
     from ..api import infill as api_infill
 
     with waiting("filling in"):
         result = api_infill(
-            model, content, trace=options.trace is not None, **options.parts(),
+            model, options.prompt(content), trace=options.trace is not None, **options.parts(),
             **options.arguments(),
         )  # fmt: skip
     save_traces([result], files)
-    print(as_json(result, model) if options.json else result.text, flush=True)
+    print(as_json(result, model) if options.json else text_of(result, model), flush=True)
     if not options.json:
         note(result.footer())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..errors import PromptError
+from ..errors import PromptError, short
 
 STDIN = "-"
 
@@ -39,6 +39,17 @@ def read_prompts(prompt: str | None, file: Path | None, lines: bool) -> list[str
     """One prompt, or with ``lines`` one per line, blank ones among them."""
     text = read_text(prompt, file)
     return text.split("\n") if lines else [text]
+
+
+def read_ids(text: str) -> list[int]:
+    """Token ids: whole numbers, apart by blanks or commas."""
+    words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+    try:
+        return [int(word) for word in words]
+    except ValueError:
+        raise PromptError(
+            f"--ids takes whole numbers such as '5 17 9', not {short(text)}"
+        ) from None
 
 
 def read_lines(file: Path) -> list[str]:

@@ -119,10 +119,10 @@ def _explain(info: Info) -> None:
     _print(Text.assemble((info.name, "bold"), (kind, "dim")))
     about = f"{info.summary}\n\n{info.about}".replace("``", "").strip()
     _print(Text(f"{about}\n"))
-    relation = "needs" if role else "offers"
     facts = {
         "paper": f"{info.paper}, arXiv {info.arxiv}" if info.arxiv else info.paper,
-        relation: ", ".join(getattr(info, relation)),
+        "needs": ", ".join(info.needs),
+        "offers": ", ".join(getattr(info, "offers", ())),
         "defaults": ", ".join(_settings(info.defaults)),
     }
     for name, text in facts.items():

@@ -18,6 +18,7 @@ import typer
 from ..config import GenerationConfig
 from ..errors import ConfigError
 from . import completion
+from .inputs import read_ids
 from .output import waiting
 from .preset import read_preset
 
@@ -68,7 +69,11 @@ class Loaded:
 
     tokenizer: Annotated[
         str | None,
-        option("--tokenizer", panel=MODEL, text="Folder or hub id, instead of the model's own."),
+        option(
+            "--tokenizer",
+            panel=MODEL,
+            text="Folder or hub id, instead of the model's (or --verifier's).",
+        ),
     ] = None
 
     def load(self) -> DiffusionModel:
@@ -77,6 +82,24 @@ class Loaded:
             from ..models import load
 
             return load(self.model, dtype=self.dtype, device=self.device, tokenizer=self.tokenizer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompted:
+    """How prompts are written."""
+
+    ids: Annotated[
+        bool, option("--ids", panel=DECODING, text="Prompts are token ids, e.g. '5 17 9'.")
+    ] = False
+
+    def prompt(self, text: str) -> str | list[int]:
+        """What ``text`` stands for."""
+        return read_ids(text) if self.ids else text
+
+    def check(self, raw: bool = False) -> None:
+        """Raise `ConfigError` for what ids have no use for."""
+        if self.ids and raw:
+            raise ConfigError("--raw is for texts: token ids are never put into a template")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +280,11 @@ class Generation(Decoding):
     delay: Annotated[
         float, option("--delay", panel=OUTPUT, text="Seconds to pause per step watched.", min=0)
     ] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.delay and not self.watch:
+            raise ConfigError("--delay is a pause per watched step: add --watch, or drop it")
 
     def arguments(self) -> dict[str, Any]:
         given = super().arguments()

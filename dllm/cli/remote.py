@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from .watch import View, shown_live
 if TYPE_CHECKING:
     from ..serve.client import Answer, Client
 
-KEY = "DLLM_API_KEY"  # environment variable
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NAMES = {"max_new_tokens": "max_tokens", "stop_strings": "stop", "min_new_tokens": "min_tokens"}
 LOADED = ("dtype", "device")
@@ -33,7 +31,7 @@ def connect(options: Generation, url: str) -> Client:
         if getattr(options, name, None) not in (None, "auto"):
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} is the server's: drop it, or set it where the server starts")
-    return Client(url, os.environ.get(KEY))
+    return Client(url)
 
 
 def fields(options: Generation) -> dict[str, Any]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..access import KEY
 from ..errors import ConfigError
 from .options import remember_debug
 from .output import note, waiting
-from .remote import KEY
 
 if TYPE_CHECKING:
+    from ..serve.service import Service
     from ..serve.settings import Settings
 
 NETWORK, ENGINE, LIMITS, CLUSTER = "Network", "Engine", "Limits", "More than one machine"
@@ -127,29 +129,59 @@ def serve(
         level=logging.INFO if debug else logging.WARNING, stream=sys.stderr,
         format="%(asctime)s %(name)s %(levelname)s %(message)s",
     )  # fmt: skip
-    if api_key is None and host not in ("127.0.0.1", "localhost", "::1"):
-        note(f"anybody who reaches {host} may use this server: --api-key asks for a key")
+    warn_open(host, api_key)
     loading = {"dtype": dtype, "device": device}
+    split = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ  # by torchrun
+    if replicas and split:
+        raise ConfigError("--replicas starts processes of its own: drop it under torchrun")
     if replicas:
         from ..serve.ray import serve_replicas
 
         serve_replicas(model, settings, replicas, host, port, loading, note)
         return
-    _here(model, settings, host, port, loading, debug)
-
-
-def _here(
-    model: str, settings: Settings, host: str, port: int, loading: dict[str, str], debug: bool
-) -> None:
-    """One process, this one."""
+    if split:
+        _split(model, settings, host, port, loading, debug)
+        return
     from ..models import load
-    from ..serve.run import run
     from ..serve.service import Service
 
     with waiting(f"loading {model}"):
         loaded = load(model, **loading)
+    _here(Service(loaded, settings), host, port, debug)
+
+
+def warn_open(host: str, api_key: str | None) -> None:
+    """Say so when other machines need no key."""
+    if api_key is None and host not in ("127.0.0.1", "localhost", "::1"):
+        note(f"anybody who reaches {host} may use this server: --api-key asks for a key")
+
+
+def _here(service: Service, host: str, port: int, debug: bool) -> None:
+    """Serve in this process."""
+    from ..serve.run import run
 
     def ready(url: str) -> None:
-        note(f"{loaded.name} at {url}/v1" + (f", the page at {url}/" if settings.page else ""))
+        page = f", the page at {url}/" if service.settings.page else ""
+        note(f"{service.name} at {url}/v1{page}")
 
-    run(Service(loaded, settings), host, port, ready, "info" if debug else "warning")
+    run(service, host, port, ready, "info" if debug else "warning")
+
+
+def _split(
+    model: str, settings: Settings, host: str, port: int, loading: dict[str, str], debug: bool
+) -> None:
+    """Under ``torchrun``: this process is one rank of several that share the model."""
+    from ..serve.ranks import follow, joined, load_share
+    from ..serve.service import Service
+
+    if len(settings.caches) > 1:
+        raise ConfigError(
+            "ranks take the same steps in one order, and every cache has steps of its own: serve "
+            "one --cache under torchrun"
+        )
+    with joined() as channel:
+        loaded = load_share(model, loading)
+        if channel.rank == 0:
+            _here(Service(loaded, settings, channel), host, port, debug)
+        else:
+            follow(channel, loaded, settings.session(settings.caches[0]))

@@ -18,7 +18,7 @@ FIGURES = ("drafted", "accepted", "accepted_per_round", "acceptance_rate", "draf
            "lossy", "deviations")  # fmt: skip
 
 
-def speculate(prompts: list[str], options: Answers) -> None:
+def speculate(prompts: list[str | list[int]], options: Answers) -> None:
     """Answers of the verifier on stdout, figures on stderr."""
     given = options.arguments()
     for name in UNUSED:
@@ -34,7 +34,9 @@ def speculate(prompts: list[str], options: Answers) -> None:
             note(result.footer())
 
 
-def _run(prompts: list[str], options: Answers, given: dict[str, Any]) -> list[SpeculativeResult]:
+def _run(
+    prompts: list[str | list[int]], options: Answers, given: dict[str, Any]
+) -> list[SpeculativeResult]:
     from .. import drafting
     from ..drafting.dflash.drafter import BlockDrafter
     from ..models import load
@@ -42,7 +44,10 @@ def _run(prompts: list[str], options: Answers, given: dict[str, Any]) -> list[Sp
     parts = {n: getattr(options, n) for n in ("rule", "controller") if getattr(options, n)}
     with waiting(f"loading {options.verifier}"):
         assert options.verifier is not None
-        verifier = load(options.verifier, dtype=options.dtype, device=options.device)
+        verifier = load(
+            options.verifier, dtype=options.dtype, device=options.device,
+            tokenizer=options.tokenizer,
+        )  # fmt: skip
         drafters = [_load(name.strip(), options) for name in options.drafters]
     searching = (drafting.DiffusionDrafter, BlockDrafter)
     if options.search and not any(isinstance(d, searching) for d in drafters):

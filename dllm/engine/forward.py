@@ -20,6 +20,7 @@ from ..errors import NumericError
 from ..kernels.divergence import divergence, log_probabilities
 from ..kernels.statistics import TokenStatistics, logprobs_of, to_host, token_statistics
 from ..models import DiffusionModel
+from ..models.linears import check_linears
 from ..samplers import Prediction
 from .graphs import Static, check_static
 from .kv import KVBuffer
@@ -53,6 +54,7 @@ class Forward:
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.count = 0
         self.seconds = 0.0  # of all forwards with their statistics
+        check_linears(self.backbone, self.head)
         self.buffer: KVBuffer | None = None
         self.hook: LayerHook | None = None
         self.static: Static | None = None
@@ -80,11 +82,11 @@ class Forward:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def logits(self, job: Job) -> torch.Tensor:
-        """Raw logits (n, V) at the targets of one job."""
+    def logits(self, jobs: list[Job]) -> list[torch.Tensor]:
+        """Raw logits (n, V) at the targets of each job, in one forward."""
         with torch.inference_mode():
-            scored: torch.Tensor = self.head(self.hidden([job]))
-        return scored
+            scored: torch.Tensor = self.head(self.hidden(jobs))
+        return list(torch.split(scored, [len(job.targets) for job in jobs]))
 
     def predict(self, jobs: list[Job]) -> list[Predictions | NumericError]:
         """One forward; the numbers every job asked for, or why it has none."""

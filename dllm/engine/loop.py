@@ -264,14 +264,20 @@ class Engine:
 
     def logits(self, row: Row) -> torch.Tensor:
         """Raw logits (n, V) of the undecided positions of the row's window.  Decides nothing."""
+        return self.scores([row])[0]
+
+    def scores(self, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """`logits` of several rows, in one forward."""
         with self._lock:
-            canvas, targets = row.canvas, row.canvas.masks()
-            plan, targets = plan_row(row, self.cache, targets)
-            job = Job(row, canvas, plan, targets)
-            scored = self.forward.logits(job)
-            row.slots.computed(plan.compute, canvas.step)
-            canvas.nfe += 1
-            canvas.computed += job.size
+            jobs = []
+            for row in rows:
+                plan, targets = plan_row(row, self.cache, row.canvas.masks())
+                jobs.append(Job(row, row.canvas, plan, targets))
+            scored = self.forward.logits(jobs)
+            for job in jobs:
+                job.row.slots.computed(job.plan.compute, job.canvas.step)
+                job.canvas.nfe += 1
+                job.canvas.computed += job.size
             return scored
 
     def _chunks(self, rows: Sequence[Row]) -> Iterator[list[Row]]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..cache.base import scoring
 from ..canvas import PROPOSAL, PURPOSES, IntArray
 from ..models.attention import Segment
 from .rows import Job
@@ -55,15 +54,17 @@ def pack(
         ids.append(job.lane_tokens(lane)[compute])
         positions.append(compute)
         if stored:
-            base = job.base(lane)
+            base, length, begin = job.base(lane), job.canvas.length, at
             slots.append(compute + base)
-            segments += visibility.segments(
-                job.canvas, compute, job.plan.read, at, base, job.canvas.length, device
-            )
+            for piece, read in job.plan.pieces(length):
+                segments += visibility.segments(
+                    job.canvas, piece, read, begin, base, length, device
+                )
+                begin += len(piece)
         else:
             keys = len(compute)
             segments += visibility.segments(job.canvas, compute, None, at, at, keys, device)
-        scored[lane].append(_indices(compute, scoring(job.targets, shift)) + at)
+        scored[lane].append(_indices(compute, job.plan.rows(job.targets, shift)) + at)
         at += len(compute)
         if job.shadow.size:
             ids.append(np.full(len(job.shadow), job.canvas.mask_id))

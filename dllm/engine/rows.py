@@ -91,7 +91,8 @@ class Row:
 class Job:
     """What one branch of one row wants of this step.  ``lane``: the first of the row's lanes that
     hold its keys and values.  ``shadow``: positions that are fed once more, as [MASK] tokens that
-    see every token but the one at their own position."""
+    see every token but the one at their own position.  ``wanted``: those of the targets that the
+    sampler asked for, None for all; the cache alone sees the others."""
 
     row: Row
     canvas: Canvas
@@ -99,12 +100,23 @@ class Job:
     targets: IntArray
     lane: int = 0
     shadow: IntArray = field(default_factory=lambda: NOTHING)
+    wanted: IntArray | None = None
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
     work: int | None = None  # positions computed per layer on average, where layers differ
     size: int = field(init=False)  # token positions it feeds to the model
 
     def __post_init__(self) -> None:
         self.size = len(self.plan.compute) * self.lanes + len(self.shadow)
+
+    @classmethod
+    def of(
+        cls, row: Row, canvas: Canvas, plan: Plan, targets: IntArray, lane: int, shadow: IntArray
+    ) -> Job:
+        """The job of a branch whose sampler asks for ``targets``."""
+        if plan.asks is None:
+            return cls(row, canvas, plan, targets, lane, shadow)
+        both = np.union1d(targets, plan.asks)
+        return cls(row, canvas, plan, both, lane, shadow, np.searchsorted(both, targets))
 
     @property
     def lanes(self) -> int:

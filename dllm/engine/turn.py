@@ -33,23 +33,24 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     targets = sampler.foreseen(canvas) if foresight else sampler.targets(canvas)
     plan, targets = plan_row(row, cache, targets)
     shadow = sampler.shadow(canvas)
-    return [
-        Job(
-            row, fork, plan, targets if fork is canvas else sampler.targets(fork),
-            i * row.recipe.lanes, shadow,
-        )
-        for i, fork in enumerate(_forks(row, cache))
-    ]  # fmt: skip
+    jobs = []
+    for i, fork in enumerate(_forks(row, cache)):
+        wanted, own = targets if fork is canvas else sampler.targets(fork), plan
+        if cache.follows and fork is not canvas:
+            own = close(cache.branch(fork, plan), wanted, row.slots, NOTHING)
+        jobs.append(Job.of(row, fork, own, wanted, i * row.recipe.lanes, shadow))
+    return jobs
 
 
 def _forks(row: Row, cache: Cache) -> list[Canvas]:
     """The canvases to feed.  Each has a window of its own, which slides by its trial; where keys
-    and values are kept, all have the row's, because only that is computed."""
-    forks = row.forks()
-    if not cache.stores:
-        for fork in forks:
-            if fork is not row.canvas and fork.masks().size:
-                row.recipe.sampler.prepare(fork)
+    and values are kept, most caches compute only the row's, which all of them have."""
+    forks, sampler = row.forks(), row.recipe.sampler
+    for fork, trial in zip(forks, row.trials, strict=False):
+        if cache.follows:
+            sampler.eos.check(fork, trial.positions, sampler.stop_ids)
+        if cache.follows or (not cache.stores and fork.masks().size):
+            sampler.prepare(fork)
     return forks
 
 
@@ -62,6 +63,8 @@ def plan_row(row: Row, cache: Cache, targets: IntArray) -> tuple[Plan, IntArray]
         targets = served if served.size else targets
     pending = slots.waiting(canvas.length) if cache.prompt else targets[:0]
     plan = close(plan, targets, slots, pending)
+    if plan.asks is not None:
+        plan = close(plan, plan.asks, slots, NOTHING)
     if cache.stores:
         check(plan, canvas, slots)
     return plan, targets
@@ -78,13 +81,15 @@ def settle(
             raise answer
         predictions.append(answer)
     jobs, canvas, slots, sampler = row.jobs, row.canvas, row.slots, row.recipe.sampler
-    plan, kept = jobs[0].plan, 0
+    kept = 0
     if len(jobs) > 1:
         kept = _choose(row, [prediction for prediction, _ in predictions])
-    gained = _keep(row, kept, buffer)
+    gained, plan = _keep(row, kept, buffer), jobs[kept].plan
     slots.computed(plan.compute, canvas.step)
     prediction, shadow = predictions[kept]
     cache.after_step(canvas, slots, prediction.positions, prediction.logprob)
+    if (wanted := jobs[kept].wanted) is not None:
+        prediction = prediction.take(wanted)
     decision = Decision(NOTHING, NOTHING)
     if not canvas.finished:
         decision = sampler.decide(canvas, prediction, shadow)
@@ -131,7 +136,8 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
             to = [row.lane(other + lane) for other in others]
             buffer.copy(job.base(lane), to, torch.from_numpy(job.plan.compute))
     if job.logprobs is not None:
-        row.previous = job.targets, job.logprobs
+        own = slice(None) if job.wanted is None else job.wanted
+        row.previous = job.targets[own], job.logprobs[own]
     return trial
 
 

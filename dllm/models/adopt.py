@@ -14,7 +14,10 @@ from ..errors import ConfigError
 from .attention import set_attention, use_attention
 from .facts import generation_defaults, read_facts
 from .family import Family, get_family
+from .fields import own_section
+from .linears import pack_linears
 from .model import DiffusionModel
+from .reading import families_on
 from .rotary import rotate_in_cache
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 
@@ -42,7 +45,7 @@ def adopt(
         hf.to(device=device)  # type: ignore[call-arg]
     prepare(hf, family, attn_implementation, facts.block_length)
     name = Path(getattr(hf.config, "name_or_path", "")).name or type(hf).__name__
-    official = raw.get("dllm", {}).get("official_config", {})
+    official = own_section(raw).get("official_config") or {}
     defaults = generation_defaults(raw, generation, facts)
     return DiffusionModel(hf, resolved, family, facts, name, defaults, official)
 
@@ -54,6 +57,7 @@ def prepare(
     """Eval mode; for diffusion also the family's mask, its rotation and packed attention.  Changes
     ``hf`` in place."""
     hf.train(False)
+    pack_linears(hf)
     if family.mask_kind == "causal":  # runs as it is: some networks mask only what they know
         if attn_implementation is not None:
             use_attention(hf, attn_implementation)
@@ -82,7 +86,7 @@ def prepare(
 
 
 def _family_of(hf: PreTrainedModel, raw: Mapping[str, Any], given: Mapping[str, Any]) -> Family:
-    section = raw.get("dllm", {})
+    section = own_section(raw)
     if section.get("family"):
         return get_family(section["family"])
     mask_id = given.get("mask_token_id", raw.get("mask_token_id"))
@@ -90,9 +94,10 @@ def _family_of(hf: PreTrainedModel, raw: Mapping[str, Any], given: Mapping[str, 
         return get_family("autoregressive")
     if isinstance(hf, LlamaForCausalLM):
         return get_family("llada")
+    kind = type(hf).__name__
     raise ConfigError(
-        f"a {type(hf).__name__} without a causal mask may predict in place or shifted by one; say "
-        "which family it follows (family='dream' is shifted)"
+        f"a {kind} with a mask token or without a causal mask may predict in place or shifted by "
+        f"one; say which family it follows: {families_on(kind)}, or 'autoregressive'"
     )
 
 

@@ -18,13 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 from ..errors import ConfigError, UnknownNameError
+from .grouped import grouped_rows
 from .varlen import Varlen
 
 PREFIX = "dllm_"
@@ -46,7 +46,7 @@ class Segment:
     call: they lie back to back in ``queries``, and row ``r`` reads the keys of row 0 moved by
     ``r * key_stride`` slots.  ``mask`` (queries, keys) float, for one row, is added to the scores;
     flash kernels take none.  ``grouped``: attended with `grouped`; ``keys`` is a range, ``mask``
-    (rows, queries of a row, keys), and the implementation SDPA or eager.
+    (rows, heads of a group x queries of a row, keys), and the implementation SDPA or eager.
     """
 
     queries: slice
@@ -70,8 +70,11 @@ def attend(
     in the dtype of ``v``, and the weights where the base returns them.  Packed queries that no
     segment covers come out as zero.
     """
-    call = partial(_base(base, module), scaling=scaling, dropout=dropout)
     q, k = q.to(v.dtype), k.to(v.dtype)
+    if segments and segments[0].grouped:
+        scale = module.scaling if scaling is None else scaling
+        return grouped_rows(q, k, v, segments, scale, exact=base == "eager"), None  # type: ignore[arg-type]
+    call = partial(_base(base, module), scaling=scaling, dropout=dropout)
     if segments is None:
         causal = options.pop("is_causal", None)
         causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
@@ -88,9 +91,6 @@ def attend(
         result = VARLEN[base](q, k, v, segments, scaling)
         if result is not None:
             return result, None
-    if segments and segments[0].grouped:
-        scale = module.scaling if scaling is None else scaling
-        return _grouped_rows(q, k, v, segments, scale, exact=base == "eager"), None  # type: ignore[arg-type]
     call = partial(call, is_causal=False, **options)
     return _packed(call, module, q, k, v, segments), None
 
@@ -125,54 +125,6 @@ def _packed(
         )
         out[0, segment.queries] = rows.flatten(0, 1)
     return out
-
-
-def _grouped_rows(
-    q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], scale: float, exact: bool
-) -> Tensor:
-    """As `_packed`, with `grouped`."""
-    out = v.new_zeros(1, q.shape[2], q.shape[1], v.shape[-1])
-    for segment in segments:
-        queries = rearrange(q[0, :, segment.queries], "h (r n) d -> h r n d", r=segment.rows)
-        keys, values = _rows_of(k, segment), _rows_of(v, segment)
-        attended = grouped(queries, keys, values, scale, segment.mask, exact)
-        out[0, segment.queries] = attended.flatten(0, 1)
-    return out
-
-
-def grouped(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, exact: bool
-) -> Tensor:
-    """Attention of rows, ``q`` (H, R, n, dh) over ``k``, ``v`` (R, Hkv, L, dh), as (R, n, H, dh).
-
-    The H / Hkv heads that share keys become queries of one head, so that keys are never repeated:
-    on a CPU that takes a quarter of the time for a single bfloat16 query.  ``mask`` (R, n, L) is
-    added to the scores.  ``exact``: two plain products with a float32 softmax between them.  In
-    bfloat16 on a CPU each query's result then does not depend on how many others there are, nor on
-    keys that the mask hides; SDPA's does.
-    """
-    (heads, rows, n, _), kv = q.shape, k.shape[1]
-    folded = rearrange(q, "(kv group) r n d -> r kv (group n) d", kv=kv)
-    if mask is not None:
-        mask = mask.repeat(1, heads // kv, 1)
-    if exact:
-        if rows == 1:  # all heads in one product
-            added = None if mask is None else mask[0]
-            attended = _plain(folded[0], k[0], v[0], scale, added)[None]
-        else:
-            each = [_plain(folded[:, h], k[:, h], v[:, h], scale, mask) for h in range(kv)]
-            attended = torch.stack(each, 1)
-    else:
-        attended = F.scaled_dot_product_attention(
-            folded, k, v, attn_mask=None if mask is None else mask[:, None], scale=scale
-        )
-    return rearrange(attended, "r kv (group n) d -> r n (kv group) d", n=n)
-
-
-def _plain(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    scores = torch.bmm(q, k.transpose(1, 2)) * scale
-    scores = scores if mask is None else scores + mask
-    return torch.bmm(scores.softmax(-1, dtype=torch.float32).to(v.dtype), v)
 
 
 def _rows_of(x: Tensor, segment: Segment) -> Tensor:

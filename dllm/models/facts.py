@@ -9,11 +9,17 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, ConfigError, UnknownNameError
 from .family import ConfigDict, Facts, Family, Published
-from .fields import wrong
+from .fields import own_section, wrong
 
 SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
             "logit_shift", "context_length", "score_source", "block_length")  # fmt: skip
 UNBOUNDED = 2**30  # positions of networks that state no limit
+ATTENTION = {  # kinds of it, in words
+    "bidirectional": "bidirectional",
+    "block_causal": "causal between blocks",
+    "decided_first": "causal, decided tokens first",
+    "causal": "causal",
+}
 GENERATION = (
     "max_new_tokens",
     "block_length",
@@ -34,7 +40,7 @@ def read_facts(
     mask id, or when an id that was not ``given`` differs from the published one.
     """
     _check_given(given)
-    section = raw.get("dllm", {})
+    section = own_section(raw)
     sources: list[Mapping[str, Any]] = [given, section, raw, generation]
     if tokenizer is not None:
         names = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
@@ -59,7 +65,7 @@ def read_facts(
         given, section, "block_length",
         raw.get(family.block_field or "", known or family.block_length),
     )  # fmt: skip
-    _check_blocks(family, blocks)
+    _check_blocks(family, blocks, given)
     facts = Facts(
         mask_token_id=first("mask_token_id") if family.diffusion else None,
         eos_token_id=eos_id,
@@ -84,7 +90,7 @@ def generation_defaults(raw: ConfigDict, generation: ConfigDict, facts: Facts) -
     section."""
     known = {"block_length": facts.block_length} if facts.block_length else {}
     known |= {name: generation[name] for name in GENERATION if generation.get(name) is not None}
-    return known | dict(raw.get("dllm", {}).get("generation", {}))
+    return known | dict(own_section(raw).get("generation") or {})
 
 
 def _own(given: ConfigDict, section: ConfigDict, name: str, default: Any) -> Any:
@@ -113,20 +119,27 @@ def _check_given(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} is {needed}, not {given[name]!r}")
 
 
-def _check_blocks(family: Family, blocks: Any) -> None:
+def _check_blocks(family: Family, blocks: Any, given: ConfigDict) -> None:
     optional = family.any_blocks and family.mask_kind == "bidirectional"
-    if not optional and (family.mask_kind == "block_causal") != bool(blocks):
-        raise CheckpointError(
-            f"block_length is {blocks} for a {family.name} model, whose attention is "
-            f"{family.mask_kind}; take config.json from the original checkpoint"
-        )
+    if optional or (family.mask_kind == "block_causal") == bool(blocks):
+        return
+    what = "take config.json from the original checkpoint"
+    if given.get("block_length"):
+        what = "leave it out"
+    elif not blocks:
+        what += ", or pass load(..., block_length=...)"
+    raise CheckpointError(
+        f"block_length is {blocks} for a model of family {family.name!r}, whose attention is "
+        f"{ATTENTION[family.mask_kind]}; {what}"
+    )
 
 
 def _check_range(facts: Facts, family: Family) -> None:
     if family.diffusion and facts.mask_token_id is None:
         raise CheckpointError(
-            f"no mask token: a {family.name} model needs mask_token_id in config.json, a tokenizer "
-            "with a mask token, or load(..., mask_token_id=...)"
+            f"no mask token: a model of family {family.name!r} needs mask_token_id in config.json, "
+            "a tokenizer with a mask token, or load(..., mask_token_id=...) with the id that its "
+            "card or code names"
         )
     named = {
         "mask_token_id": _ids(facts.mask_token_id),

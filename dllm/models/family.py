@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import CheckpointError, UnknownNameError
+from ..errors import CheckpointError, UnknownNameError, short
 
 ConfigDict = Mapping[str, Any]
 
@@ -244,7 +244,7 @@ def demand(config: ConfigDict, wanted: ConfigDict, family: str) -> None:
         result = config.get(name)
         if result is not None and result != value:
             raise CheckpointError(
-                f"config.json has {name}={result!r}; {family} checkpoints are supported with "
+                f"config.json has {name}={short(result)}; {family} checkpoints are supported with "
                 f"{name}={value!r} only"
             )
 

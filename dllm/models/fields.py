@@ -82,10 +82,16 @@ CONFIG: Mapping[str, Check] = {
 }  # fmt: skip
 
 
+def own_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The ``dllm`` section of a ``config.json``, empty where there is none."""
+    section: Mapping[str, Any] = config.get("dllm") or {}
+    return section
+
+
 def check_config(config: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` on a field of ``config.json`` that no checkpoint can mean."""
     _check(config, CONFIG, "config.json")
-    section = config.get("dllm") or {}
+    section = own_section(config)
     _check(section, SECTION, 'the "dllm" section of config.json')
     _check(
         section.get("generation") or {}, GENERATION,

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig
 
-from ..errors import CheckpointError, one_line
+from ..errors import CheckpointError, one_line, short
 from .checkpoint import INDEX, SINGLE, read_json
 from .family import Family
 from .quiet import quiet
@@ -131,7 +131,7 @@ def check_headers(folder: Path, family: Family, config: PreTrainedConfig, offici
             )
         if wanted.is_floating_point() and "F" not in header.dtype:
             raise CheckpointError(
-                f"{key} in {folder} holds {header.dtype}, no floating-point numbers, and "
+                f"{key} in {folder} holds {short(header.dtype)}, no floating-point numbers, and "
                 "config.json names no quantisation; take both from the original checkpoint"
             )
     held = sum(prod(header.shape) for header in headers.values())

@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from .adopt import adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint
 from .facts import SETTABLE, generation_defaults, read_facts
+from .fields import own_section
 from .headers import read_headers
 from .model import DiffusionModel
 from .precision import auto_dtype
@@ -128,7 +129,7 @@ def _from_files(
     return DiffusionModel(
         hf, resolved, family, facts, checkpoint.name,
         generation_defaults(raw, checkpoint.generation, facts),
-        raw if official else raw.get("dllm", {}).get("official_config", {}),
+        raw if official else own_section(raw).get("official_config") or {},
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """What ``dtype="auto"`` stands for on the machine at hand.
 
-On a GPU: as stored.  On a CPU that multiplies in bfloat16 natively: bfloat16, two to three times as
-fast as float32 (docs/models.md).  On other CPUs: float32, as half precision is emulated there and
-slower, where it fits into memory.  Small networks stay as stored: they are quick anyway, and what
-was recorded of them stays comparable.
+On a GPU: as stored.  On a CPU that multiplies in bfloat16 natively: bfloat16, half as fast again as
+float32 with AVX-512 (docs/models.md), more with AMX.  On other CPUs: float32, as half precision is
+emulated there and slower, where it fits into memory.  Small networks stay as stored: they are quick
+anyway, and what was recorded of them stays comparable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 NATIVE = {"amx_bf16", "avx512_bf16"}  # flags of x86 processors; of others nothing was measured
 SMALL = 50_000_000  # parameters
-CPUINFO = Path("/proc/cpuinfo")
+CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 LOG = logging.getLogger("dllm")
 
 
@@ -56,8 +56,12 @@ def auto_dtype(name: str, stored: str | None, parameters: int) -> str | torch.dt
 
 
 def free_memory() -> int:
-    """Bytes that a process can still have; unbounded where the system does not say."""
+    """Bytes that a process can still have, files that may be forgotten included; unbounded where
+    the system does not say."""
     try:
+        for line in MEMINFO.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return 2**62

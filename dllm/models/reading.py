@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from ..errors import CheckpointError, ConfigError, DllmError, one_line
 from .checkpoint import Checkpoint
 from .family import Family, families, family_for, get_family
+from .fields import own_section
 from .quiet import quiet
 
 
@@ -23,7 +24,7 @@ def family_of(
     Raises `CheckpointError` when there is none, and `ConfigError` when several could be meant.
     """
     config = checkpoint.config
-    named = named or config.get("dllm", {}).get("family")
+    named = named or own_section(config).get("family")
     if named:
         return get_family(named)
     result = family_for(config)
@@ -41,11 +42,14 @@ def family_of(
     return result
 
 
+ORDERS = {"block_causal": ", in blocks", "decided_first": ", decided tokens first"}
+
+
 def families_on(architecture: str) -> str:
     """What ``family=`` may be for plain weights of a class of transformers, in words."""
     names = {
         f"family={family.name!r} ({'shifted by one' if family.logit_shift else 'in place'}"
-        f"{', in blocks' if family.mask_kind == 'block_causal' else ''})"
+        f"{ORDERS.get(family.mask_kind, '')})"
         for family in families().values()
         if family.diffusion and family.model_class is not None
         and family.model_class.__name__ == architecture
@@ -93,9 +97,22 @@ def native_config(checkpoint: Checkpoint, family: Family) -> tuple[PreTrainedCon
     return config, official and family.to_native is not None
 
 
+def _foreign(checkpoint: Checkpoint, family: Family) -> str:
+    """Why a family without a translation cannot read a checkpoint."""
+    reader, what = family_for(checkpoint.config), "name the family that it follows"
+    if reader is not None and reader is not family:
+        what = f"leave family= out: {reader.name!r} reads it"
+    return (
+        f"family {family.name!r} reads the classes of transformers, which knows no model_type "
+        f"{checkpoint.config.get('model_type')!r} as in {checkpoint.name!r}; {what}"
+    )
+
+
 def _translate(checkpoint: Checkpoint, family: Family, official: bool) -> PreTrainedConfig:
     raw = checkpoint.config
     if family.model_class is None or family.to_native is None:
+        if raw.get("model_type") not in transformers.CONFIG_MAPPING:
+            raise CheckpointError(_foreign(checkpoint, family))
         auto: PreTrainedConfig = transformers.AutoConfig.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False
         )

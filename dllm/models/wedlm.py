@@ -22,18 +22,21 @@ from .a2d import native
 from .family import ConfigDict, Family, Published, demand, register_family, require
 
 ARCHITECTURES = ("WeDLMForCausalLM",)
+TOLD = ("qk_norm", "attention_bias")  # fields that tell the two networks apart
 VERIFIED = "logits of official code, equal, reordered text, small random checkpoint"
 
 
 def qwen3_config(config: ConfigDict) -> PreTrainedConfig:
     """The Qwen3 config of an official ``config.json``."""
-    sizes = require(config, ("hidden_size", "num_attention_heads"), "WeDLM")
+    sizes = require(config, (*TOLD, "hidden_size", "num_attention_heads"), "WeDLM")
+    demand(config, {"qk_norm": True}, "WeDLM")
     size = config.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
     return native({**config, "head_dim": size}, Qwen3Config, "WeDLM")
 
 
 def qwen2_config(config: ConfigDict) -> PreTrainedConfig:
     """The Qwen2 config of an official ``config.json``."""
+    require(config, TOLD, "WeDLM on Qwen2.5")
     demand(config, {"qk_norm": False, "attention_bias": True}, "WeDLM on Qwen2.5")
     return native(config, Qwen2Config, "WeDLM on Qwen2.5")
 

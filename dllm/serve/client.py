@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..access import KEY, json_headers
 from ..errors import ConfigError, DllmError
 
+UNAUTHORIZED = 401
 PATIENCE = 3600.0  # seconds of silence; the server sends something every 15
 
 
@@ -45,7 +47,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Client:
-    """A server at ``url``, e.g. ``http://127.0.0.1:8000``, with its API key if it asks for one."""
+    """A server at ``url``, e.g. ``http://127.0.0.1:8000``, with its API key if it asks for one;
+    without ``key`` the one in the environment goes along, see `dllm.access`."""
 
     url: str
     key: str | None = None
@@ -94,13 +97,10 @@ class Client:
             http.client.HTTPConnection
         )  # fmt: skip
         connection = _Closing(kind(parts.hostname or "", parts.port, timeout=PATIENCE))
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
         base = parts.path.rstrip("/").removesuffix("/v1")
         data = None if body is None else json.dumps(body).encode()
         try:
-            connection.inner.request(verb, base + path, data, headers)
+            connection.inner.request(verb, base + path, data, json_headers(self.key))
             response = connection.inner.getresponse()
             if response.status != 200:
                 raise DllmError(f"{self.url}: {_message(response)}")
@@ -127,8 +127,9 @@ class _Closing:
 def _message(response: http.client.HTTPResponse) -> str:
     """What an error says."""
     content = response.read()
+    hint = f"; {KEY} holds the one to send" if response.status == UNAUTHORIZED else ""
     try:
-        return str(json.loads(content)["error"]["message"])
+        return str(json.loads(content)["error"]["message"]) + hint
     except (ValueError, KeyError, TypeError):
         return f"status {response.status}: is this a server of dllm?"
 

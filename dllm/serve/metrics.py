@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from ..drafting.result import SpeculativeResult
 from ..result import Result
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ VLLM = {
     "forwards": "diffusion_num_denoising_steps",
     "computed_positions": "diffusion_num_canvas_positions",
     "committed_tokens": "diffusion_num_committed_tokens",
+    "drafts": "spec_decode_num_drafts",
+    "drafted_tokens": "spec_decode_num_draft_tokens",
+    "accepted_tokens": "spec_decode_num_accepted_tokens",
     "first_text_seconds": "time_to_first_token_seconds",
     "queue_seconds": "request_queue_time_seconds",
     "e2e_seconds": "e2e_request_latency_seconds",
@@ -63,6 +67,9 @@ class Metrics:
             "computed_positions": "Token positions fed to the model.",
             "committed_tokens": "Positions decided.",
             "remasked_tokens": "Positions taken back.",
+            "drafts": "Drafts that were verified, of answers that are complete.",
+            "drafted_tokens": "Tokens of these drafts.",
+            "accepted_tokens": "Drafted tokens that the verifier kept.",
         }
         self._counters = {name: self._counter(name, text) for name, text in counters.items()}
         histograms: dict[str, tuple[str, Sequence[float]]] = {
@@ -116,6 +123,10 @@ class Metrics:
         self.observe("tokens_per_forward", written / max(1, result.nfe))
         self.observe("request_prompt_tokens", prompt)
         self.observe("request_generation_tokens", written)
+        if isinstance(result, SpeculativeResult):
+            self._counters["drafts"].inc(sum(1 for round_ in result.rounds if round_.drafted))
+            self._counters["drafted_tokens"].inc(result.drafted)
+            self._counters["accepted_tokens"].inc(result.accepted)
 
     def text(self) -> bytes:
         """The exposition."""

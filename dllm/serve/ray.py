@@ -10,7 +10,8 @@ Ray brings routing, replicas, restarts and autoscaling; nothing here repeats tha
 from __future__ import annotations
 
 import json
-import time
+import signal
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from .batch import Line
 
+APPLICATION = "dllm"
 BLOCK = 64  # requests that a worker of a batch gets at a time, per row of its engine
 
 
@@ -61,7 +63,10 @@ def app(
 
     # A replica's own queue answers 429; Ray's must not hide it.
     room = (chosen.max_rows + chosen.max_waiting) * len(chosen.caches)
-    given = {"name": "dllm", "max_ongoing_requests": 2 * room, **options}
+    given = {
+        "name": APPLICATION, "max_ongoing_requests": 2 * room,
+        "graceful_shutdown_timeout_s": chosen.drain, **options,
+    }  # fmt: skip
     if "autoscaling_config" not in given:
         given.setdefault("num_replicas", replicas)
     deployment: Any = serve.deployment(Replica)
@@ -77,16 +82,19 @@ def serve_replicas(
     model: str, settings: Settings, replicas: int, host: str, port: int,
     loading: Mapping[str, Any], note: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """``dllm serve --replicas``: until it is interrupted."""
+    """``dllm serve --replicas``: until SIGTERM or SIGINT, after which what runs is answered."""
     ray.init(ignore_reinit_error=True, log_to_driver=False)
-    serve.start(http_options={"host": host, "port": port})
-    serve.run(app(model, replicas, settings, loading), name="dllm", route_prefix="/")
-    note(f"{replicas} replicas of {settings.name or model} at http://{host}:{port}/v1")
+    ended = threading.Event()
     try:
-        while True:
-            time.sleep(3600)
-    except KeyboardInterrupt:
+        serve.start(http_options={"host": host, "port": port})
+        serve.run(app(model, replicas, settings, loading), name=APPLICATION, route_prefix="/")
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, lambda *_: ended.set())
+        note(f"{replicas} replicas of {settings.name or model} at http://{host}:{port}/v1")
+        ended.wait()
         note("stopping")
+        # Replicas first: Ray's own shutdown ends the proxies, through which answers travel, too.
+        serve.delete(APPLICATION)
     finally:
         for service in (serve, ray):
             end: Any = service.shutdown

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..models.checkpoint import BUNDLED
 from .http import Path, as_json, disconnected, read_json, unless_gone
 from .protocol import Ask, read_chat, read_infill, read_score, read_text
 from .replies import Reply, event
@@ -97,6 +98,7 @@ class TextRoutes:
             "max_model_len": service.model.facts.context_length,
             "dllm": {
                 "family": service.model.family.name,
+                "bundled": service.model.name in BUNDLED,
                 "sampler": service.settings.sampler,
                 "caches": list(service.sessions),
                 "defaults": {

@@ -33,6 +33,7 @@ from .verify import VerifyRoutes
 if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..result import Result
+    from .ranks import Channel
 
 T = TypeVar("T")
 log = logging.getLogger("dllm.serve")
@@ -45,11 +46,15 @@ class Service:
     """The sessions of ``model``, one per cache, and everything around them that is not HTTP.
 
     Prompts are encoded and submitted by one thread, because tokenizers are not made for several;
-    likelihoods have another one.
+    likelihoods have another one.  ``ranks``: of a model that is split over processes, where only
+    the session's steps may touch it.
     """
 
-    def __init__(self, model: DiffusionModel, settings: Settings | None = None) -> None:
-        self.model, self.settings = model, settings or Settings()
+    def __init__(
+        self, model: DiffusionModel, settings: Settings | None = None,
+        ranks: Channel | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.settings, self.ranks = model, settings or Settings(), ranks
         self.name = self.settings.name or model.name
         self.started = int(time.time())
         self.draining = False
@@ -68,7 +73,9 @@ class Service:
         self._scores = threading.BoundedSemaphore(MOST_SCORES)
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
-        self.drafting = None if is_causal_model(model) else DraftRoutes.of(model)
+        self.drafting = None
+        if not is_causal_model(model) and ranks is None:
+            self.drafting = DraftRoutes.of(model)
 
     def _session(self, cache: str) -> Session | SpeculativeSession:
         settings = self.settings
@@ -82,13 +89,12 @@ class Service:
             )  # fmt: skip
         if settings.drafters:
             raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
-        return Session(
-            self.model, cache=cache, sampler=settings.sampler, max_rows=settings.max_rows,
-            max_waiting=settings.max_waiting, max_positions=settings.max_positions,
-            max_batch_tokens=settings.max_batch_tokens,
-            full_step_tokens=settings.full_step_tokens, cuda_graphs=settings.cuda_graphs,
-            compile=settings.compile, observe=self.metrics.step,
-        )  # fmt: skip
+        options = settings.session(cache) | {"observe": self.metrics.step}
+        if self.ranks is not None:
+            from .ranks import Leader
+
+            return Leader(self.ranks, self.model, **options)
+        return Session(self.model, **options)
 
     @property
     def running(self) -> int:
@@ -278,6 +284,9 @@ class Service:
 
     async def score(self, prompt: Any, texts: list[str], how: dict[str, Any]) -> list[Any]:
         """Likelihoods of ``texts`` after ``prompt``, in turn with other such requests."""
+        if self.ranks is not None:
+            raise Problem(400, "a model that is split over processes writes and does not score",
+                          code="unsupported_value")  # fmt: skip
         if not self._scores.acquire(blocking=False):
             raise QueueFullError(f"{MOST_SCORES} requests for likelihoods wait already")
         likelihoods: Any = score  # overloaded, which an executor cannot be asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import ConfigError
 from .metrics import NAMES
@@ -47,6 +48,12 @@ class Settings:
     metrics_names: str = "dllm"
     page: bool = True
     write_patience: float = WRITE_PATIENCE
+
+    def session(self, cache: str) -> dict[str, Any]:
+        """Arguments of the `dllm.Session` for ``cache``."""
+        names = ("sampler", "max_rows", "max_waiting", "max_positions", "max_batch_tokens",
+                 "full_step_tokens", "cuda_graphs", "compile")  # fmt: skip
+        return {"cache": cache} | {name: getattr(self, name) for name in names}
 
     def __post_init__(self) -> None:
         if not self.caches:

@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..linear import linear as product_of
+from ..linear import packed_of
+
 Head: TypeAlias = nn.Module | torch.Tensor | Callable[[torch.Tensor], torch.Tensor]
 
 # what splits a layer may also replace its forward, by one that gathers the logits
@@ -65,7 +68,7 @@ def plain_linear(head: Head) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Weight (V, d) and bias (V,) or None, if the head is just that; None if it must be called."""
     if isinstance(head, torch.Tensor):
         return head, None
-    if not _is_linear(head) or "forward" in head.__dict__:
+    if not _is_linear(head) or ("forward" in head.__dict__ and packed_of(head) is None):
         return None
     weight = head.weight
     if type(weight) not in (nn.Parameter, torch.Tensor) or not weight.is_floating_point():
@@ -117,7 +120,7 @@ def full_logits(hidden: torch.Tensor, head: Head) -> torch.Tensor:
         logits: torch.Tensor = head(hidden)
         return logits
     weight, bias = linear
-    return nn.functional.linear(hidden.to(weight.dtype), weight, bias)
+    return product_of(hidden.to(weight.dtype), weight, bias, packed_of(head))
 
 
 def vocabulary(head: Head, hidden: torch.Tensor) -> int:

@@ -13,6 +13,8 @@ from math import ceil
 
 import torch
 
+from ..linear import ROWS, Packed, packed_of
+from ..linear import product as product_with
 from .heads import Head, full_logits, plain_linear, vocabulary
 from .reduce import Partial, finish, merge, reduce, stack
 from .result import Options, TokenStatistics
@@ -76,12 +78,17 @@ class Call:
             self.room = x.new_empty((2, x.numel()), dtype=torch.float32)
         return self.room[which, : x.numel()].view(x.shape)
 
-    def run(self, product: Product, rows: int, size: int, whole: bool, owned: bool) -> Partial:
-        """Go through all rows and the vocabulary; ``whole`` forbids to cut the latter."""
+    def run(
+        self, product: Product, rows: int, size: int, whole: bool, owned: bool,
+        fixed: int | None = None,
+    ) -> Partial:  # fmt: skip
+        """Go through all rows and the vocabulary; ``whole`` forbids to cut the latter, ``fixed``
+        says how wide the cuts are."""
         columns = TILE_BYTES // 4
-        most = max(1, columns // size) if whole else MOST_ROWS
+        wide = size if whole else fixed
+        most = max(1, columns // wide) if wide else MOST_ROWS
         height = ceil(rows / ceil(rows / most)) if rows else 1  # even shares
-        width = size if whole else max(1, columns // height)
+        width = size if whole else fixed or max(1, columns // height)
         done = []
         for first in range(0, max(1, rows), height):
             last = min(rows, first + height)
@@ -111,12 +118,9 @@ def token_statistics(
     linear = plain_linear(head)
     if linear is not None:
         weight, bias = linear
-        return finish(
-            linear_partial(
-                call, hidden, weight[:vocab_size], None if bias is None else bias[:vocab_size]
-            ),
-            options,
-        )
+        packed = packed_of(head) if vocab_size is None else None
+        bias = None if bias is None else bias[:vocab_size]
+        return finish(linear_partial(call, hidden, weight[:vocab_size], bias, packed), options)
     size = vocabulary(head, hidden)
     size = size if vocab_size is None else min(size, vocab_size)
     call_head: Product = lambda a, b, low, high: full_logits(hidden[a:b], head)[:, low:high]  # noqa: E731
@@ -124,11 +128,15 @@ def token_statistics(
 
 
 def linear_partial(
-    call: Call, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> Partial:
+    call: Call, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    packed: Packed | None = None,
+) -> Partial:  # fmt: skip
     """What a weight (V, d), or the share of it that begins with id ``call.first_id``, says."""
     rows, size, options = hidden.shape[0], weight.shape[0], call.options
     hidden = hidden.to(weight.dtype)
+    parts = None if packed is None else packed.parts(weight)
+    if parts is not None:
+        return call.run(_packed(hidden, parts, bias), rows, size, options.filters, True, ROWS)
     if rows * size <= PIECE:
         logits = torch.nn.functional.linear(hidden, weight, bias).float()
         return call.piece(logits, 0, call.first_id)
@@ -149,6 +157,22 @@ def _tiled(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         if bias is None:
             return torch.mm(hidden[first:last], matrix, out=out)
         return torch.addmm(bias[low:high], hidden[first:last], matrix, out=out)
+
+    return product
+
+
+def _packed(
+    hidden: torch.Tensor, parts: Sequence[torch.Tensor], bias: torch.Tensor | None
+) -> Product:
+    """Products of parts of a weight that is packed: one of them, or all side by side."""
+
+    def product(first: int, last: int, low: int, high: int) -> torch.Tensor:
+        x = hidden[first:last]
+        each = [
+            product_with(x, parts[at // ROWS], None if bias is None else bias[at : at + ROWS])
+            for at in range(low, high, ROWS)
+        ]
+        return each[0] if len(each) == 1 else torch.cat(each, -1)
 
     return product
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from .script import run_script
+
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fidelity.py"
 
 
-def test_the_page_is_current() -> None:
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+def test_the_page_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_script("fidelity.py", "--check", monkeypatch=monkeypatch)
 
 
 def test_the_readme_claims_the_traces_that_the_page_counts() -> None:

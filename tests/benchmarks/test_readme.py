@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "readme.py"
+from .script import run_script
 
 
-def test_the_tables_are_those_of_the_committed_results() -> None:
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+def test_the_tables_are_those_of_the_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_script("readme.py", "--check", monkeypatch=monkeypatch)

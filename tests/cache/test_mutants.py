@@ -98,7 +98,7 @@ def reads_one_less(patch: Patch, cls: type[Cache]) -> None:
 
 # Which fault in which caches: margins around the window, as of dsb, make some of them harmless.
 ALL = [name for name in SMALL if name != "none" and "," not in name]
-WRITE_ALL = [name for name in ALL if name not in OWN_MODELS]
+WRITE_ALL = [name for name in ALL if name not in (*OWN_MODELS, "d2f")]
 MUTANTS: list[tuple[Any, list[str], tuple[int, ...]]] = [
     (forgets_changes, ["dkv", "dkv_pd", "d2", "elastic", "window_diffusion"], (0, 1)),
     (forgets_what_is_taken_back, ["d2", "elastic"], (0, 1)),
@@ -106,7 +106,8 @@ MUTANTS: list[tuple[Any, list[str], tuple[int, ...]]] = [
     (forgets_targets, ["dkv_greedy", "dual", "sparse"], (1,)),
     (forgets_the_shift, ["dkv", "dual", "sparse", "prefix"], (1,)),
     (skips_a_position, WRITE_ALL, (0, 1)),
-    (starts_without_the_last, [n for n in WRITE_ALL if n != "dllm_cache"], (0, 1)),
+    (starts_without_the_last, [n for n in WRITE_ALL if n not in ("dllm_cache", "d2")], (0, 1)),
+    (starts_without_the_last, ["d2"], (1,)),  # it asks for all masks, so the engine adds them
     (reads_one_less, ALL, (0, 1)),
 ]
 

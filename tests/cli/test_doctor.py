@@ -21,6 +21,7 @@ from dllm.models import precision
 from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import Footprint, footprint
 
+from ..settings import OWN_MODELS
 from .conftest import Run
 
 LLADA_8B: dict[str, Any] = {
@@ -160,8 +161,9 @@ def test_caches_are_weighed_for_the_model_and_the_device(cli: Run, llada_8b: Pat
                  "--new-tokens", "32")  # fmt: skip
     lines = {line[2:].split()[0]: line for line in result.stdout.splitlines()}
     assert result.exit_code == 0
-    assert set(dllm.cache.CACHES) - {"none", "block"} <= set(lines)
-    assert "fewer operations" in lines["dual"] and "on the host" in lines["sparse"]
+    assert set(dllm.cache.CACHES) - {"none", *OWN_MODELS} <= set(lines)
+    assert not set(OWN_MODELS) & set(lines)
+    assert "fewer operations" in lines["dual"] and "measured" in lines["sparse"]
 
 
 def test_what_a_cache_gains_is_counted() -> None:
@@ -169,12 +171,15 @@ def test_what_a_cache_gains_is_counted() -> None:
     config = LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
                          num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
     result = {g.cache: g for g in gains(config, torch.device("cpu"), torch.float32, 64, 32)}
+    assert all(gain.host is None for gain in result.values())  # a small network is timed
     layer, full, block = 2 * 64 * 16 * (4 + 2) + 3 * 64 * 96, 96, 32
     head = 2 * 64 * 100 * sum(range(4, 33, 4))
     none = 8 * 3 * (2 * full * layer + 4 * full * full * 64) + head
     dual = 3 * (2 * (full + 7 * block) * layer + 4 * (full + 7 * block) * full * 64) + head
     assert result["dual"].operations == pytest.approx(none / dual)
-    assert "leave it" in Gain("x", 2.0, 1.0, 0.5).text
+    assert Gain("x", 2.0, 1.0, 0.5).text.startswith("no gain: 1.0x (2.0x fewer operations, 50 %")
+    own = gains(config, torch.device("cpu"), torch.float32, 64, 32, decided_first=True)
+    assert [g.cache for g in own] == ["wedlm"] and own[0].operations > 2
 
 
 def test_caches_need_a_diffusion_model(cli: Run) -> None:
@@ -197,6 +202,7 @@ def test_the_host_counts_and_one_cache_is_recommended(
     cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache that halves the operations and doubles the time on the host gains nothing."""
+    monkeypatch.setattr("dllm.eval.gains.SMALL", 0)  # as for a large network
     rates = Rates((1, 512), (1e9, 1e9))
     monkeypatch.setattr(Rates, "measure", classmethod(lambda *_: rates))
     cost = {"none": 1.0, "dual": 1.0, "d2": 600.0}
@@ -207,8 +213,9 @@ def test_the_host_counts_and_one_cache_is_recommended(
     lines = [line[2:].split() for line in result.stdout.splitlines()]
     start = next(i for i, words in enumerate(lines) if words[0] == "caches")
     names = [words[0] for words in lines[start + 1 : -1]]
-    times = [float(words[1].rstrip("x")) for words in lines[start + 1 : -1]]
+    shown = [" ".join(words[1:]).removeprefix("no gain: ") for words in lines[start + 1 : -1]]
+    times = [float(text.split()[0].rstrip("x")) for text in shown]
     assert names[0] == "dual" and names[-1] == "d2" and times == sorted(times, reverse=True)
-    assert times[-1] < 1.1 and "leave it" in result.stdout.splitlines()[-2]
+    assert times[-1] < 1.1 and "no gain" in result.stdout.splitlines()[-2]
     assert "--cache dual, the fastest" in result.stdout.splitlines()[-1]
     assert "context 128" in result.stdout

@@ -50,7 +50,10 @@ def test_every_command_has_help(cli: Run, command: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("arguments", [("--version",), ("generate", "Tom")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--version",), pytest.param(("generate", "Tom"), marks=pytest.mark.slow)],
+)
 def test_a_full_disk_is_told_in_one_line(tiny_folder: Path, arguments: tuple[str, ...]) -> None:
     model = ["--model", str(tiny_folder), "--max-new-tokens", "8"] if len(arguments) > 1 else []
     with Path("/dev/full").open("w") as full:

@@ -181,3 +181,27 @@ def test_what_no_drafter_can_be(tiny: dllm.DiffusionModel) -> None:
                 {"model": "none such"}):  # fmt: skip
         with pytest.raises(dllm.DllmError):
             dllm.DiffusionDrafter(**({"model": tiny} | how))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drafter", ["nano", ("prompt_lookup", "nano")])
+def test_one_forward_drafts_for_all_texts(drafter: Any) -> None:
+    """Texts, rounds and lengths are those of each alone; forwards those of the longest."""
+    examples = [e.prompt for task in ("sort", "copy", "sum") for e in TASKS[task].examples(2, 0)]
+    how: dict[str, Any] = {"max_new_tokens": 40, "controller": "fixed(k=6)", "max_rows": 4}
+    verifier, model = dllm.load("nano-ar"), dllm.load("nano")
+    calls: list[int] = []
+    part = dllm.DiffusionDrafter(model) if drafter == "nano" else [drafter[0], model]
+    handle = model.backbone.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        together = dllm.speculate(verifier, part, examples, **how)
+        forwards = len(calls)
+        alone = [dllm.speculate(verifier, part, prompt, **how) for prompt in examples]
+    finally:
+        handle.remove()
+    for one, other in zip(together, alone, strict=True):
+        assert one.tokens == other.tokens
+        assert [r.accepted for r in one.rounds] == [r.accepted for r in other.rounds]
+    assert 0 < forwards < 0.6 * (len(calls) - forwards)
+    if drafter == "nano":
+        assert isinstance(part, dllm.DiffusionDrafter)
+        assert part._engine is None, "keys and values are given back with the last text"

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
-from dllm.drafting.base import EMPTY, chain
+from dllm.drafting.base import EMPTY, Draft, chain
 from dllm.drafting.verifiers.packed import open_verifier
 
 from .conftest import Scripted
@@ -29,7 +29,7 @@ def model() -> dllm.DiffusionModel:
     torch.manual_seed(0)
     hf = LlamaForCausalLM(LlamaConfig(
         vocab_size=SIZE, hidden_size=576, intermediate_size=1536, num_hidden_layers=3,
-        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=512,
+        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=2048,
         initializer_range=0.1, bos_token_id=None, eos_token_id=None, pad_token_id=0,
     ))  # fmt: skip
     return dllm.load(hf.to(torch.bfloat16), family="autoregressive")
@@ -57,16 +57,35 @@ def test_drafts_do_not_change_a_bit(model: dllm.DiffusionModel, count: int) -> N
 
 
 @native
+@pytest.mark.parametrize("length", [150, 1100])
+def test_trees_do_not_change_a_bit(model: dllm.DiffusionModel, length: int) -> None:
+    """Every path of a tree against the chain of its tokens: the same keys lie elsewhere."""
+    rng = np.random.default_rng(length)
+    ids, tokens = rng.integers(0, SIZE, length), rng.integers(0, SIZE, 24)
+    parents = np.array([int(rng.integers(max(-1, i - 6), i)) for i in range(24)])
+    tree = Draft(tokens, parents)
+    verifier = open_verifier(model)
+    rows = verifier.score([(verifier.open(ids, length + 40), tree)])[0].logits
+    leaves = set(range(24)) - set(parents.tolist())
+    for leaf in leaves:
+        path = tree.path(leaf)
+        text = verifier.open(ids, length + 40)
+        along = verifier.score([(text, chain(tokens[path]))])[0].logits
+        verifier.close(text)
+        assert torch.equal(along, rows[[0, *(node + 1 for node in path)]])
+
+
+@native
 def test_neighbours_do_not_change_a_bit(model: dllm.DiffusionModel) -> None:
     """Texts of many lengths in one forward, with drafts and without, against each alone."""
     rng = np.random.default_rng(1)
-    texts = [rng.integers(0, SIZE, n) for n in (3, 40, 41, 90, 200, 17, 60)]
+    texts = [rng.integers(0, SIZE, n) for n in (3, 40, 41, 90, 200, 17, 60, 1300)]
     verifier = open_verifier(model)
     work = [(verifier.open(ids, len(ids) + 40), EMPTY) for ids in texts]
     verifier.score(work)
     for text, _ in work:
         verifier.commit(text, EMPTY, [], [7])
-    drafts = [chain(rng.integers(0, SIZE, n)) for n in (0, 4, 4, 4, 0, 12, 1)]
+    drafts = [chain(rng.integers(0, SIZE, n)) for n in (0, 4, 4, 4, 0, 12, 1, 4)]
     together = verifier.score([(text, d) for (text, _), d in zip(work, drafts, strict=True)])
     for ids, draft, rows in zip(texts, drafts, together, strict=True):
         whole = np.concatenate([ids, [7], draft.tokens])

@@ -17,6 +17,7 @@ from dllm.drafting.base import DRAFTERS, Budget, Draft, Drafter, Drafting, Feedb
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.composite import Hierarchy
 from dllm.drafting.drafters.trigram import ADED
+from dllm.drafting.pivots import label_pivots
 from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
 from dllm.drafting.trimming import TrimmedHead, frequent_ids
@@ -208,6 +209,20 @@ def test_pivot_learns_which_tokens_matter(tmp_path: Path) -> None:
     assert (len(lost.path), lost.extra, lost.deviations) == (0, 1, 0)
     with pytest.raises(dllm.ConfigError, match="a file that fit_pivot wrote"):
         Pivot(path=str(tmp_path / "none.json"))
+
+
+def test_pivots_are_labelled_by_trying_them_out() -> None:
+    """A check that never fails makes no token pivotal; one that wants the verifier's own text makes
+    every refused token so, unless the text comes back to it, which it cannot."""
+    verifier, drafter = dllm.load("nano-ar"), dllm.load("nano")
+    questions = ["Write one sentence about Tom.", "Copy this list: Anna, Ben, Tom, Mia"]
+    how: dict[str, Any] = {"controller": "fixed(k=8)", "max_new_tokens": 16}
+    own = [r.text for r in dllm.speculate(verifier, None, questions, max_new_tokens=16)]
+    same = [lambda text, mine=mine: text == mine for mine in own]
+    features, pivotal = label_pivots(verifier, drafter, questions, same, **how)
+    assert features and all(pivotal) and all(f.shape == (4,) for f in features)
+    _, never = label_pivots(verifier, drafter, questions, [lambda text: True] * 2, **how)
+    assert len(never) == len(pivotal) and not any(never)
 
 
 def test_lossy_rules_say_so(verifier: dllm.DiffusionModel) -> None:

@@ -9,6 +9,8 @@ from dllm.errors import ConfigError
 from dllm.eval.tasks import TASKS
 from dllm.samplers import compose
 
+from ..thin import covering
+
 KINDS = ["fact", "sort", "insert", "remove_random", "insert_random"]
 
 
@@ -31,19 +33,25 @@ def test_freedave_is_lossless(cache: str) -> None:
     assert fast < 0.5 * slow
 
 
+BASES = ["fixed", "threshold(0.95)"]
 WINDOWS = ["blocks(4)", "whole", "adablock(4)", "dcd(s_init=4)+eos", "dsb(4)", "dsb(4, k_max=3)",
            "dcd(s_init=3, block_length=5)+eos", "multi_blocks(4)"]  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(6, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("base", ["fixed", "threshold(0.95)"])
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("window", "base", "count"), covering(WINDOWS, BASES, [1]))
 def test_freedave_is_lossless_in_every_window(window: str, base: str, count: int) -> None:
     prompts = [e.prompt for t in ("insert_random", "latin") for e in TASKS[t].examples(count)]
     plain = dllm.generate("nano", prompts, sampler=f"{base}+{window}", max_new_tokens=24)
     result = dllm.generate("nano", prompts, sampler=f"freedave({base})+{window}", max_new_tokens=24)
     assert [r.tokens for r in result] == [r.tokens for r in plain]
     assert sum(r.nfe for r in result) < sum(r.nfe for r in plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_freedave_is_lossless_in_every_window_on_more_prompts(window: str, base: str) -> None:
+    test_freedave_is_lossless_in_every_window(window, base, 6)
 
 
 @pytest.mark.parametrize(

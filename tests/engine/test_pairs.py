@@ -84,7 +84,8 @@ def test_the_product_of_parts(window: str, explorer: str) -> None:
     # What SlowFast shows depends on more than the text: FreeDave refuses it.
     none = window.startswith("slowfast") and explorer.startswith("freedave")
     assert not specs if none else len(specs) >= 5
-    for spec in specs:
+    shift = WINDOWS.index(window) + EXPLORERS.index(explorer)
+    for spec in specs[shift % 3 :: 3]:  # all of them decode in the slow test below
         canvas = decode(spec)
         assert canvas.finished and not canvas.masked.any(), spec
         assert MASK not in canvas.tokens[3:], spec
@@ -145,13 +146,13 @@ def test_branches_share_a_cache(explorer: str, cache: str) -> None:
     assert len(cached.sequences) == len(plain.sequences) and cached.computed < plain.computed
 
 
-NANO = ["localleap", "adablock+localleap+prophet", "dcd+localleap", "dsb", "ete", "klass", "wino",
-        "r2", "lopa(localleap, k=4)", "freedave(threshold(tau=0.95))", "saber", "slowfast",
-        "threshold+credit", "hierarchical", "fixed+certainty_prior", "learn2pd", "learn2pd+eotp",
-        "pc"]  # fmt: skip
+NANO = ["adablock+localleap+prophet", "lopa(localleap, k=4)", "wino", "learn2pd+eotp"]
+MORE = ["localleap", "dcd+localleap", "dsb", "ete", "klass",
+        "r2", "freedave(threshold(tau=0.95))", "saber", "slowfast", "threshold+credit",
+        "hierarchical", "fixed+certainty_prior", "learn2pd", "pc"]  # fmt: skip
 
 
-@pytest.mark.parametrize("spec", NANO)
+@pytest.mark.parametrize("spec", [*NANO, *(pytest.param(s, marks=pytest.mark.slow) for s in MORE)])
 def test_a_batch_is_its_rows_alone(spec: str) -> None:
     prompts = ["Reverse: Emma, Jack, Mia.", "What is 4 + 5?", "Copy: Olivia, Liam, Noah, Emma."]
     how = {"sampler": spec, "max_new_tokens": 24}
@@ -164,16 +165,16 @@ def test_a_batch_is_its_rows_alone(spec: str) -> None:
         assert alone.computed == result.computed
 
 
-NOISY = [*(spec for spec in NANO if spec.split("(")[0] not in ("freedave",)
+NOISY = [*(spec for spec in (*NANO, *MORE) if spec.split("(")[0] not in ("freedave",)
            and "credit" not in spec), "lopa", "llada", "dream", "threshold", "factor", "eb",
          "dparallel", "d3llm", "capped_threshold", "prophet", "fixed", "staged_blocks"]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", NOISY)
-def test_sampling_is_a_function_of_the_seed(spec: str) -> None:
-    how = {"sampler": spec, "max_new_tokens": 16, "temperature": 3.0}
+def test_sampling_is_a_function_of_the_seed(tiny: dllm.DiffusionModel, spec: str) -> None:
+    how = {"sampler": spec, "max_new_tokens": 12, "temperature": 3.0}
     one, two, *others = (
-        dllm.generate("nano", "Mia 4 apples?", seed=seed, **how).sequences.tolist()
+        dllm.generate(tiny, "Mia 4 apples?", seed=seed, **how).sequences.tolist()
         for seed in (1, 1, 2, 3)
     )
     assert one == two

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from dllm.result import Result
 
 from ..golden.conftest import goldens_dir
 from ..settings import OWN_MODELS, SMALL
+from ..thin import covering
 
 SAMPLERS = [
     "llada", "llada(remasking=random)", "threshold(0.4)", "factor(2)", "eb(gamma=1)",
@@ -20,13 +20,14 @@ SAMPLERS = [
     "dream(alg=maskgit_plus, alg_temp=0.5)", "capped_threshold(0.3)",
     "dream(alg=entropy)+blocks(8)", "threshold(0.4)+whole",
 ]  # fmt: skip
+MODELS = ["llada-tiny", "dream-tiny"]
 CACHES = ["none", "prefix", "dual"]
 BIDIRECTIONAL = [spec for name, spec in SMALL.items() if name not in OWN_MODELS]
 ORDERED = "llada(remasking=random)"  # knows what it commits before the forward
 PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
 
 
-@pytest.fixture(scope="module", params=["llada-tiny", "dream-tiny"])
+@pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> dllm.DiffusionModel:
     return dllm.load(Path(goldens_dir()) / request.param)
 
@@ -47,22 +48,25 @@ def outcome(result: Result) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "cache"),
-    [*product(SAMPLERS, CACHES), *((ORDERED, cache) for cache in BIDIRECTIONAL)],
+    ("model", "sampler", "cache"),
+    [*covering(MODELS, SAMPLERS, CACHES), *covering(MODELS, [ORDERED], BIDIRECTIONAL)],
+    indirect=["model"],
 )
 def test_a_batch_equals_its_rows_alone(
     model: dllm.DiffusionModel, sampler: str, cache: str
 ) -> None:
-    """T26"""
+    """With the traces of each; tests/fuzz draws from more."""
     together = run(model, PROMPTS, sampler, cache)
     alone = [run(model, prompt, sampler, cache) for prompt in PROMPTS]
     assert [outcome(r) for r in together] == [outcome(r) for r in alone]
 
 
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("extra", [{"temperature": 0.8}, {"cfg_scale": 1.5},
-                                   {"temperature": 1.0, "top_p": 0.9, "top_k": 20}],
-                         ids=["temperature", "guidance", "filters"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "cache", "extra"),
+    covering(MODELS, CACHES, [{"temperature": 0.8}, {"cfg_scale": 1.5},
+                              {"temperature": 1.0, "top_p": 0.9, "top_k": 20}]),
+    indirect=["model"],
+)  # fmt: skip
 def test_a_batch_equals_its_rows_alone_with_noise_and_guidance(
     model: dllm.DiffusionModel, cache: str, extra: dict[str, Any]
 ) -> None:

@@ -166,6 +166,12 @@ def test_until_and_length_are_honoured(tiny: dllm.DiffusionModel) -> None:
     assert 4 < lm.usage.tokens - before < 16 + 4
 
 
+def test_an_answer_shorter_than_a_block_is_one_block(tiny: dllm.DiffusionModel) -> None:
+    asked = instance("Tom", until=[], max_gen_toks=4)
+    (cut,) = DLLM(tiny, block_length=64).generate_until([asked], disable_tqdm=True)
+    assert [cut] == DLLM(tiny, block_length=4).generate_until([asked], disable_tqdm=True)
+
+
 def test_prompts_beyond_the_context_lose_their_beginning(tiny: dllm.DiffusionModel) -> None:
     lm = DLLM(tiny)
     long = instance("Tom, Anna " * 200, until=[], max_gen_toks=100)

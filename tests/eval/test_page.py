@@ -112,7 +112,7 @@ def test_runs_of_end_of_text_are_one_box(browser: Any, traces: list[Path], tmp_p
 def test_heat_hover_and_play(browser: Any, traces: list[Path], tmp_path: Path) -> None:
     trace = read_trace(traces[0])
     tab, problems = show(browser, trace_page([trace]), tmp_path)
-    cell = tab.locator("#trace-0 .cell.held").last
+    cell = tab.locator("#trace-0 .cell.held:not(.folded)").last
     colours = []
     for heat in ("step", "confidence", "plain"):
         tab.locator("#heat").select_option(heat)

@@ -17,6 +17,7 @@ from dllm.errors import ConfigError
 from dllm.eval import selftest
 from dllm.eval.cost import Rates
 from dllm.eval.selftest import Check, report
+from dllm.kernels import linear
 
 FIELDS = {
     "architectures": ["A2DLlamaLMHeadModel"], "model_type": "a2d-llama", "vocab_size": 128,
@@ -37,6 +38,7 @@ def test_everything_agrees_here_and_is_one_block_of_text() -> None:
                  "attention, eager", "padded steps", "batch = alone, float32, cache dual",
                  "step time"):  # fmt: skip
         assert f"ok       {what}" in names
+    assert f"{'ok      ' if linear.available() else 'skipped '} packed weights" in names
     assert "skipped  attention, flash_attention_2: no GPU" in names and "DIFFERS" not in names
 
 
@@ -50,6 +52,14 @@ def test_a_wrong_kernel_differs_and_the_switch_is_named(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(selftest, "token_statistics", wrong)
     assert all(check.same is False for check in selftest.statistics("cpu"))
+    if linear.available():
+        product = linear.product
+        monkeypatch.setattr(
+            linear, "product", lambda x, *rest: product(x, *rest) * (1 + 0.1 * (len(x) > 1))
+        )
+        both = list(selftest.products("cpu"))
+        assert len(both) == 2 and all("mkldnn.enabled = False" in str(check) for check in both)
+        monkeypatch.setattr(linear, "product", product)
     decode = selftest._decode
     monkeypatch.setattr(
         selftest, "_decode",

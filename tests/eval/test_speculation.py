@@ -40,6 +40,19 @@ def test_questions_in_answers_out(file: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_prepared_conversations_are_read(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    line = {"question_id": "x1", "category": "low_entropy", "messages": said}
+    path = tmp_path / "throughput_1k.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    (question,) = read_questions(path)
+    assert (question.question_id, question.category, question.turns) == (
+        "x1",
+        "low_entropy",
+        ("a",),
+    )
+
+
 def test_turns_are_asked_with_what_was_said_before(file: Path) -> None:
     question, heard = read_questions(file)[0], []
 
@@ -91,6 +104,11 @@ def test_figures_per_category(file: Path) -> None:
     [
         ('{"question_id": 1, "turns": ["x"]}', "line 1 .* lacks category"),
         ('{"question_id": 1, "category": "a", "turns": []}', "turns is a list"),
+        ('{"question_id": 1, "category": "a", "messages": [{"role": "user"}]}', "turns is a list"),
+        (
+            '{"question_id": 1, "category": "a", "turns": ["FETCHED USING SPECDEC_BENCH"]}',
+            "SPEED-Bench's own preparation first",
+        ),
         ("{", "line 1 .* is not JSON"),
         ("", "holds no questions"),
     ],

@@ -227,6 +227,7 @@ def test_a_task_says_when_it_runs_out(cli: Run, tiny_folder: Path, tmp_path: Pat
     assert result.exit_code == 2 and "different prompts, not 360: ask for fewer" in result.stderr
 
 
+@pytest.mark.slow
 def test_nano_reverses_in_one_step() -> None:
     settings = [Setting("threshold", f"threshold(tau={tau})", "none", CANVAS)
                 for tau in (0.99, 0.9, 0.5)]  # fmt: skip

@@ -1,7 +1,6 @@
 """Damaged checkpoint folders: every one loads and decodes, or fails with one sentence.
 
-A case is a copy of a tiny checkpoint with one to three random faults in it; its seed is in the
-test's name, and `damage` says what was done to it.  ``-m slow`` runs many more.
+A case is a copy of a tiny checkpoint with one to three random faults in it; `damage` says which.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from safetensors.torch import load_file, save_file
 import dllm
 
 DATA = Path(__file__).resolve().parents[1] / "golden" / "data"
-FAST, MANY = 120, 3000  # cases
-BATCH = 20  # cases of a test
 DECODING: Any = {"max_new_tokens": 4, "block_length": 4, "steps": 2}
 MEMORY = 2 * 2**30  # bytes that a case may add to the process: a network that is allotted anyway
 
@@ -237,14 +234,20 @@ def check(folder: Path, seed: int) -> bool:
         assert grown < MEMORY, (seed, done, grown)
 
 
-@pytest.mark.parametrize("first", range(0, FAST, BATCH))
-def test_a_damaged_folder_is_one_sentence(tmp_path: Path, first: int) -> None:
-    results = [check(tmp_path / str(seed), seed) for seed in range(first, first + BATCH)]
-    assert not all(results)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(10_000, 10_000 + MANY, 100))
-def test_many_damaged_folders(tmp_path: Path, first: int) -> None:
-    results = [check(tmp_path / str(seed), seed) for seed in range(first, first + 100)]
+@pytest.mark.fuzz(60)
+def test_a_damaged_folder_is_one_sentence(tmp_path: Path, seeds: range) -> None:
+    results = []
+    for seed in seeds:
+        folder = tmp_path / str(seed)
+        results.append(check(folder, seed))
+        shutil.rmtree(folder)
     assert any(results) and not all(results)
+
+
+# What 10,000 cases have found: values of 10,000 characters in messages, and a section that is null.
+FOUND = (725, 889, 1949, 2506, 2957, 3064, 3401, 4025, 5016, 6433, 7520, 8268, 9154, 9835)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_folder_that_was_none(tmp_path: Path, seed: int) -> None:
+    assert check(tmp_path / str(seed), seed) in (True, False)

@@ -1,7 +1,4 @@
-"""Random command lines: an answer, or one line that says what to do; never a traceback.
-
-The seeds of a test are in its name: `line` makes the command line again.
-"""
+"""Random command lines: an answer, or one line that says what to do; never a traceback."""
 
 from __future__ import annotations
 
@@ -11,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..cli.conftest import Run, cli  # noqa: F401
-
-FAST, MANY = 60, 2_000  # command lines
-BATCH = 20  # of a test
+from .seeds import case_of
 
 VALUES = ["", " ", "0", "1", "-1", "3", "0.5", "1e39", "nan", "inf", "None", "x", "a,b", "\udc80",
           "é", "'", "(", "[[2]]", "threshold", "dual", "nosuch", "9" * 30, "--", "{", "/no/such",
@@ -55,26 +50,14 @@ def line(seed: int, folder: Path) -> tuple[list[str], str]:
     return arguments, rng.choice(TEXTS).encode("utf-8", "replace").decode()
 
 
-def check(run: Run, folder: Path, seeds: range) -> None:
-    for seed in seeds:
-        arguments, stdin = line(seed, folder)
-        result = run(*arguments, stdin=stdin)
-        about = f"seed {seed}: dllm {' '.join(map(ascii, arguments))}: {result.output[-500:]}"
-        assert isinstance(result.exception, SystemExit | None), about
-        assert result.exit_code in (0, 2) and "Traceback" not in result.output, about
-        if result.exit_code == 2:
-            last = result.stderr.splitlines()[-1]
-            assert last.startswith("error: ") and len(last) < 1000, about
-
-
-@pytest.mark.parametrize("seeds", [range(at, at + BATCH) for at in range(0, FAST, BATCH)], ids=str)
+@pytest.mark.fuzz(60)
 def test_a_command_line(cli: Run, tiny_folder: Path, seeds: range) -> None:  # noqa: F811
-    check(cli, tiny_folder, seeds)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "seeds", [range(at, at + BATCH) for at in range(FAST, MANY, BATCH)], ids=str
-)
-def test_many_command_lines(cli: Run, tiny_folder: Path, seeds: range) -> None:  # noqa: F811
-    check(cli, tiny_folder, seeds)
+    for seed in seeds:
+        arguments, stdin = line(seed, tiny_folder)
+        with case_of(seed, f"dllm {' '.join(map(ascii, arguments))}"):
+            result = cli(*arguments, stdin=stdin)
+            assert isinstance(result.exception, SystemExit | None), result.output[-500:]
+            assert result.exit_code in (0, 2) and "Traceback" not in result.output
+            if result.exit_code == 2:
+                last = result.stderr.splitlines()[-1]
+                assert last.startswith("error: ") and len(last) < 1000, last

@@ -16,6 +16,19 @@ def goldens_dir() -> Path:
     return Path(os.environ.get("DLLM_GOLDENS") or Path(__file__).parent / "data")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``-n``, cases that are decoded together go to the same worker."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        together = getattr(getattr(item, "module", None), "TOGETHER", None)
+        if together is not None and hasattr(item, "callspec") and "case" in item.callspec.params:
+            group = together.group(item.callspec.params["case"])
+            if group is not None:
+                item.add_marker(pytest.mark.xdist_group(f"{item.module.__name__} {group}"))
+
+
 @pytest.fixture(scope="session")
 def goldens() -> Path:
     return goldens_dir()

@@ -122,13 +122,12 @@ def _d3llm(case: dict[str, Any]) -> Call:
         "block_add_threshold={block_add_threshold}, "
         "decoded_token_threshold={decoded_token_threshold})"
     )
-    return Call(sampler.format(**case), "none", {})
-
-
-def replayable(case: dict[str, Any]) -> bool:
-    """False for what is not built: d3LLM's delayed cache."""
-    cached = case.get("function") == "generate_multi_block_kv_cache"
-    return not (cached or case.get("cache_delay_iter", 10_000) < 10_000)
+    cached = case.get("function", "").endswith("kv_cache")
+    if not cached and case.get("cache_delay_iter", 10_000) >= 10_000:
+        return Call(sampler.format(**case), "none", {})
+    every = case["refresh_interval"] if case["refresh_interval"] < 10_000 else None
+    cache = f"delayed(delay={case['cache_delay_iter']}, refresh_every={every}, official=True)"
+    return Call(sampler.format(**case), cache, {})
 
 
 def _dkv_dream(case: dict[str, Any]) -> Call:

@@ -12,14 +12,14 @@ from dllm.cache import Plan, Slots
 from dllm.cache.base import Layer
 from dllm.cache.d2 import D2Cache
 from dllm.cache.sliding import DSBCache
-from dllm.canvas import BoolArray, Canvas, IntArray
-from dllm.capabilities import PROBABILITY
+from dllm.canvas import BoolArray, Canvas, FloatArray, IntArray
 from dllm.samplers import compose
-from dllm.samplers.base import View
+from dllm.samplers.base import Prediction, View
 from dllm.samplers.dawn import DAWN
 from dllm.samplers.dcd import slide
 from dllm.samplers.dsb import DSB
 from dllm.samplers.priors import CertaintyPrior
+from dllm.samplers.scorers import Probability
 from dllm.samplers.windows import StaticBlocks
 
 Pairs = list[list[tuple[int, int]]]
@@ -111,14 +111,28 @@ class ReleasedDSB(DSB):
 
 
 @dataclass(frozen=True)
+class SecondOfEquals(Probability):
+    """The first two positions of a fed slice are predicted from the same row; where they are the
+    best, the official top-k of one takes the second."""
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        score = super().score(canvas, prediction)
+        if len(score) > 1 and score[0] == score[1]:
+            score[0] = np.nextafter(score[0], np.float32(0))
+        return score
+
+
+@dataclass(frozen=True)
 class ReleasedDSBCache(DSBCache):
-    """Feeds the suffix whether it competes or not."""
+    """Feeds the suffix whether it competes or not.  Where logits are shifted, that is done inside
+    the slice that is fed, whose first position is predicted from its own row."""
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         plan = super().plan(canvas, slots, targets)
         if plan.refresh:
             return plan
-        return Plan(np.arange(plan.compute[0], canvas.state(Interval).end))
+        first = int(plan.compute[0])
+        return Plan(np.arange(first, canvas.state(Interval).end), floor=first)
 
 
 def dsb(case: dict[str, Any]) -> Built:
@@ -136,22 +150,7 @@ def dsb(case: dict[str, Any]) -> Built:
         prefix=before, suffix=after,
     )  # fmt: skip
     cache = ReleasedDSBCache(refresh_after=case["block_length"], before=before)
-    return [*compose(selector).selectors, window], cache, {}
-
-
-@dataclass(frozen=True)
-class AllMasks(StaticBlocks):
-    """Blocks whose first step predicts all masks, which is when d2Cache's code looks at them."""
-
-    def wants(self, canvas: Canvas) -> IntArray | None:
-        return np.flatnonzero(canvas.masked) if canvas.step == 0 else None
-
-
-@dataclass(frozen=True)
-class PriorAsProbability(CertaintyPrior):
-    """A threshold compares what the density has left of the probability."""
-
-    offers = CertaintyPrior.offers | {PROBABILITY}
+    return [*compose(selector).selectors, SecondOfEquals(), window], cache, {}
 
 
 @dataclass(frozen=True)
@@ -170,12 +169,12 @@ def d2(case: dict[str, Any]) -> Built:
     selector = "fixed" if case["threshold"] is None else f"threshold(tau={case['threshold']})"
     parts = compose(selector).selectors
     if case["sigma"]:
-        parts += (PriorAsProbability(sigma=case["sigma"]),)
+        parts += (CertaintyPrior(sigma=case["sigma"]),)
     cache = WatchedD2(
         k=case["current_k"], p=case["rollout_p"], sigma=case["cache_sigma"],
         inflate=case["inflate_w"], official=True,
     )  # fmt: skip
-    return [*parts, AllMasks(case["block_length"])], cache, {}
+    return parts, cache, {"block_length": case["block_length"]}
 
 
 @dataclass(frozen=True)
@@ -208,37 +207,3 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], Built]] = {
     for name, builder in {"d2cache": d2, "dawn": dawn, "dcd": dcd, "dsb": dsb}.items()
     for family in ("llada", "dream")
 }
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """Recorded cases that this library does not reproduce to their end.
-
-    ``applies``: which; ``same_until``: the first step, of those that were made here, in which the
-    two differ; ``reason``: why.
-    """
-
-    methods: tuple[str, ...]
-    applies: Callable[[dict[str, Any]], bool]
-    same_until: Callable[[list[Any]], int]
-    reason: str
-
-
-def _window_rests(steps: list[Any]) -> int:
-    """The first partial step whose window begins where the last one did."""
-    whole = steps[0].computed
-    for i in range(1, len(steps)):
-        if steps[i].computed < whole and steps[i].window[0] == steps[i - 1].window[0]:
-            return i
-    return len(steps)
-
-
-DEVIATIONS = (
-    Deviation(
-        ("dsb_dream",),
-        lambda case: case["algorithm"] == "dsb_dream" and case.get("prefix_window") == 0,
-        _window_rests,
-        "With prefix_window=0 the released code feeds a slice that begins with a mask and reads "
-        "this mask's prediction from its own row instead of the one to its left.",
-    ),
-)

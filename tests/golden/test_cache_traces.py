@@ -1,6 +1,6 @@
 """Traces of methods that slide, cache or look at attention: DCD, DSB, d2Cache, DAWN.
 
-What is compared is what `test_traces` compares; a deviation is a rule over a case, with its reason.
+What is compared is what `test_traces` compares.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import dllm
-
+from .call import Call
 from .conftest import goldens_dir
-from .replay_caches import BUILDERS, DEVIATIONS, WatchedD2, left_of_padding
-from .test_traces import _expected, _expected_sizes, _model
+from .replay_caches import BUILDERS, WatchedD2, left_of_padding
+from .test_traces import _expected, _expected_sizes
+from .together import Together
 
 
 def _cases() -> Iterator[Any]:
@@ -27,14 +27,22 @@ def _cases() -> Iterator[Any]:
 CASES = list(_cases())
 
 
+def call_of(case: dict[str, Any]) -> Call:
+    """The call that reproduces ``case``."""
+    sampler, cache, arguments = BUILDERS[case["algorithm"]](case)
+    length = {"max_new_tokens": case["gen_length"]}
+    return Call(
+        sampler, cache, {"eos_policy": "none", "suppress_mask": False, **length, **arguments}
+    )
+
+
+TOGETHER = Together((case.values[0] for case in CASES), call_of)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
-    sampler, cache, arguments = BUILDERS[case["algorithm"]](case)
-    arguments = {"eos_policy": "none", "suppress_mask": False, **arguments}
-    (result,) = dllm.generate(
-        _model(case["model"], case.get("eos_id")), [case["prompt"]], sampler=sampler, cache=cache,
-        max_new_tokens=case["gen_length"], trace=True, **arguments,
-    )  # fmt: skip
+    call = call_of(case)
+    (result,) = TOGETHER.results(case, call)
     assert result.trace is not None
     expected, sizes = _expected(case, 0, 0), _expected_sizes(case)
     outcome = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
@@ -43,22 +51,9 @@ def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
         expected, outcome = (left_of_padding(case, steps) for steps in (expected, outcome))
     if "tau_sink" in case:  # the first token of the canvas is overwritten: see the final one
         expected = [[pair for pair in step if pair[0]] for step in expected]
-    for deviation in DEVIATIONS:
-        if deviation.applies(case):
-            same = deviation.same_until(result.trace.steps)
-            assert 0 < same < len(expected), deviation.reason
-            assert outcome[:same] == expected[:same]
-            assert computed[:same] == sizes[:same]
-            return
     assert outcome == expected
     assert result.sequences.tolist() == case["final"]
     assert computed == sizes
-    if isinstance(cache, WatchedD2):
+    if isinstance(call.cache, WatchedD2):
         everything = list(range(len(case["final"])))
-        assert cache.fed == [fed or everything for fed in case["extra"]["query_positions"]]
-
-
-def test_every_deviation_is_recorded_somewhere() -> None:
-    cases = [case.values[0] for case in CASES]
-    for deviation in DEVIATIONS:
-        assert any(deviation.applies(case) for case in cases), deviation.reason
+        assert call.cache.fed == [fed or everything for fed in case["extra"]["query_positions"]]

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-import dllm
-
 from .conftest import goldens_dir
 from .replay import call_of
-from .test_traces import _model
+from .together import Together
 
 CASES = [
     pytest.param(case, id=case["id"])
@@ -27,6 +25,8 @@ CASES = [
     # Eager acceptance drafts ahead into later blocks: not built.
     if not (case["eager_acceptance_mode"] and case["gen_length"] > case["block_length"])
 ]
+
+TOGETHER = Together((case.values[0] for case in CASES), call_of)
 
 
 def _decided(steps: list[list[Any]]) -> list[set[int]]:
@@ -39,11 +39,8 @@ def _decided(steps: list[list[Any]]) -> list[set[int]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_drafts_are_confirmed_by_the_same_forwards(case: dict[str, Any]) -> None:
-    call = call_of(case)
-    result = dllm.generate(
-        _model(case["model"], case["eos_id"]), [case["prompt"]],
-        sampler=call.sampler, cache=call.cache, trace=True, **call.arguments,
-    )[0]  # fmt: skip
+    (result,) = TOGETHER.results(case, call_of(case))
+    assert result.trace is not None
     assert result.sequences.tolist() == case["final"]
     ours = _decided([step.commits for step in result.trace.steps])
     official, queries = _decided(case["steps"]), [*case["n_query"]]

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dllm
 from dllm.trace import TraceStep
 
 from .conftest import goldens_dir
-from .replay import BUILDERS, call_of, replayable
+from .replay import BUILDERS, call_of
+from .together import Together
 
 FILES = (
     "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*", "adablock_*",
@@ -35,19 +33,10 @@ def _cases() -> Iterator[Any]:
     folder = goldens_dir() / "traces"
     for path in sorted({path for pattern in FILES for path in folder.glob(pattern + ".json")}):
         for case in json.loads(path.read_text())["cases"]:
-            if replayable(case):
-                yield pytest.param(case, id=case["id"])
+            yield pytest.param(case, id=case["id"])
 
 
 CASES = list(_cases())
-
-
-@cache
-def _model(name: str, eos_id: int | None = None) -> dllm.DiffusionModel:
-    own = {} if eos_id is None else {
-        "eos_token_id": eos_id, "pad_token_id": eos_id, "stop_token_ids": (eos_id,),
-    }  # fmt: skip
-    return dllm.load(Path(goldens_dir()) / name, **own)
 
 
 def _rows(case: dict[str, Any]) -> list[tuple[list[int], int]]:
@@ -57,6 +46,11 @@ def _rows(case: dict[str, Any]) -> list[tuple[list[int], int]]:
     pairs = zip(case["prompt"], case["attention_mask"], strict=True)
     kept = [[token for token, keep in zip(*pair, strict=True) if keep] for pair in pairs]
     return [(ids, len(case["prompt"][0]) - len(ids)) for ids in kept]
+
+
+TOGETHER = Together(
+    (case.values[0] for case in CASES), call_of, lambda case: [ids for ids, _ in _rows(case)]
+)
 
 
 def _expected(case: dict[str, Any], row: int, moved: int) -> Steps:
@@ -107,12 +101,7 @@ def sound(case: dict[str, Any], expected: Steps) -> tuple[Steps, bool]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
-    call, rows = call_of(case), _rows(case)
-    results = dllm.generate(
-        _model(case["model"], case.get("eos_id")), [ids for ids, _ in rows],
-        sampler=call.sampler, cache=call.cache,
-        trace=True, **call.arguments,
-    )  # fmt: skip
+    results, rows = TOGETHER.results(case, call_of(case)), _rows(case)
     for row, (result, (_, moved)) in enumerate(zip(results, rows, strict=True)):
         final = case["final"][row] if "batch" in case else case["final"]
         expected = _expected(case, row, moved)

@@ -46,7 +46,9 @@ def uncompiled_flex(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how transformers makes its masks
 @pytest.mark.usefixtures("uncompiled_flex")
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
+@pytest.mark.parametrize(
+    "attention", ["sdpa", "eager", pytest.param("flex_attention", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ["llada-tiny", "dream-tiny"])  # dream has grouped heads
 def test_packed_rows_equal_rows_alone(checkpoints: Path, name: str, attention: str) -> None:
     model = load(checkpoints / name, attn_implementation=attention)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from ..benchmarks.script import run_script
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_of_models_is_current() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "models.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_the_page_of_models_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_script("models.py", "--check", monkeypatch=monkeypatch)
 
 
 def test_it_names_what_people_look_for() -> None:

@@ -15,7 +15,7 @@ from dllm import cache as caches
 from dllm.cache import Slots
 from dllm.cache.base import everything
 from dllm.canvas import Canvas
-from dllm.engine import Engine, Recipe
+from dllm.engine import Engine, Recipe, graphs
 from dllm.engine.forward import Forward
 from dllm.engine.recipe import Options
 from dllm.engine.rows import Job, Row
@@ -89,7 +89,7 @@ def test_a_forward_is_that_of_the_reordered_text(
         recipe = Recipe(compose("threshold"))
         row = Row(canvas, recipe, Options.of(recipe, model), Slots.empty(length), canvas)
         job = Job(row, canvas, everything(canvas), np.flatnonzero(masked))
-        logits = Forward(model, caches.compose("none")).logits(job)
+        logits = Forward(model, caches.compose("none")).logits([job])[0]
         expected = reordered_logits(reference, tokens, masked)[torch.from_numpy(masked)]
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
@@ -199,9 +199,9 @@ def test_a_step_computes_the_window_and_what_was_just_decided(model: dllm.Diffus
 
 
 def test_static_steps_change_nothing(model: dllm.DiffusionModel) -> None:
-    plain, padded = (
-        run(model, PROMPTS, "wedlm(2.0)", "wedlm", cuda_graphs=graphs) for graphs in (False, True)
-    )
+    plain = run(model, PROMPTS, "wedlm(2.0)", "wedlm")
+    with graphs.uncaptured():
+        padded = run(model, PROMPTS, "wedlm(2.0)", "wedlm", cuda_graphs=True)
     assert [outcome(a) for a in plain] == [outcome(b) for b in padded]
 
 
@@ -216,7 +216,9 @@ def test_shadow_tokens_are_further_masks(model: dllm.DiffusionModel, reference: 
     row = Row(canvas, recipe, Options.of(recipe, model), Slots.empty(20), canvas)
     shadow = np.array([6, 7])
     job = Job(row, canvas, everything(canvas), np.flatnonzero(masked), shadow=shadow)
-    (ours,) = Forward(model, caches.compose("none")).logits(job)[-2:-1]
+    forward = Forward(model, caches.compose("none"))
+    with torch.inference_mode():
+        ours = forward.head(forward.hidden([job]))[-2]
     # By hand: the row's own order, then the shadow token, which does not see key 6.
     order = np.concatenate([np.flatnonzero(~masked), np.flatnonzero(masked & (np.arange(20) < 6)),
                             [6]])  # fmt: skip
@@ -310,6 +312,26 @@ def test_it_is_saved_and_loaded(model: dllm.DiffusionModel, tmp_path: Path) -> N
 
 def test_a_checkpoint_without_a_mask_token_says_so(tmp_path: Path) -> None:
     write(tmp_path / "w", "wedlm", mask_token_id=None)
-    with pytest.raises(dllm.CheckpointError, match=r"no mask token: a wedlm model needs"):
+    with pytest.raises(dllm.CheckpointError, match=r"no mask token: .* family 'wedlm' needs"):
         dllm.load(tmp_path / "w")
     assert dllm.load(tmp_path / "w", mask_token_id=MASK).facts.mask_token_id == MASK
+
+
+def test_wrong_ways_to_load_it_say_the_right_one(tmp_path: Path) -> None:
+    write(tmp_path / "w", "wedlm")
+    for options, sentence in (
+        ({"family": "autoregressive"}, "knows no model_type 'wedlm' .* 'wedlm' reads it"),
+        ({"family": "wedlm_qwen2"}, "qk_norm=True; WeDLM on Qwen2.5 checkpoints are supported"),
+        ({"block_length": 4}, "whose attention is causal, decided tokens first; leave it out"),
+    ):
+        with pytest.raises(dllm.CheckpointError, match=sentence):
+            dllm.load(tmp_path / "w", **options)
+    write(tmp_path / "x", "wedlm", qk_norm=None)
+    with pytest.raises(dllm.CheckpointError, match="lacks qk_norm, which a WeDLM"):
+        dllm.load(tmp_path / "x")
+    plain = network("wedlm")
+    with pytest.raises(
+        dllm.ConfigError, match=r"family='wedlm' \(in place, decided tokens first\)"
+    ):
+        dllm.load(plain, mask_token_id=MASK)
+    assert dllm.load(plain, family="wedlm", mask_token_id=MASK).facts.mask_kind == "decided_first"

@@ -141,7 +141,9 @@ def test_errors_say_what_to_do(
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("fixed(n=1.5)", "fixed: n takes a whole number, not 1.5"),
+        ("fixed(n=2, steps=3)", "keep one"),
+        ("fixed(steps=0)", "steps must be at least 1"),
+        ("fixed(n=1.5)", "fixed: n takes a whole number or None, not 1.5"),
         ("blocks(2.5)", "blocks: block_length takes a whole number or None, not 2.5"),
         ("lopa(k=2.5)", "k takes a whole number"),
         ("lopa(3)", "base takes parts such as threshold, not 3; write k=3"),

@@ -36,6 +36,17 @@ def test_chat(cli: Run, served: Served, tiny: dllm.DiffusionModel) -> None:
     assert done.stdout.startswith(first.text)
 
 
+def test_chat_with_a_bundled_model(cli: Run, start: Start) -> None:
+    """It knows one question at a time, here as without a server."""
+    nano = dllm.load("nano")
+    served = start(nano, name="little")
+    questions = ["Compute 69 + 49.", "Reverse this list: Tom, Anna, Ben"]
+    done = cli("chat", "--server", served.url, stdin="\n".join([*questions, ""]))
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines() == [r.text for r in dllm.generate(nano, questions)]
+    assert "little was trained on single questions" in done.stderr
+
+
 def test_errors_are_one_line(cli: Run, served: Served, start: Start,
                              tiny: dllm.DiffusionModel) -> None:  # fmt: skip
     for arguments, message in (
@@ -50,4 +61,5 @@ def test_errors_are_one_line(cli: Run, served: Served, start: Start,
         assert (done.exit_code, done.stdout) == (2, ""), arguments
         assert message in done.stderr and done.stderr.count("\n") == 1
     locked = start(tiny, api_key="sesame")
-    assert "API key" in cli("generate", PROMPT, "--server", locked.url).stderr
+    said = cli("generate", PROMPT, "--server", locked.url).stderr
+    assert "API key" in said and "DLLM_API_KEY" in said

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ PATIENT = {
     "RAY_raylet_start_wait_time_s": "240",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "240",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "240",
+    "RAY_worker_niceness": "0",  # by default workers get what all others leave
     "OMP_NUM_THREADS": "1",
 }
 
@@ -89,6 +93,28 @@ def test_streams_and_leaving(url: str) -> None:
     until(quiet, 30)
     refused = httpx.post(url + CHAT, json={"messages": []}, timeout=30)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages"
+
+
+def test_sigterm_of_the_command() -> None:
+    """The real process, real signals: what runs in its replicas is answered."""
+    command = [sys.executable, "-m", "dllm", "serve", "nano", "--replicas", "2", "--port", "8918"]
+    environment = {**os.environ, **PATIENT, "NO_COLOR": "1", "RAY_ADDRESS": "local"}
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
+    assert run.stderr is not None
+    try:
+        while "replicas of" not in (line := run.stderr.readline()):
+            assert line, "it ended"
+        request = body(1, stream=True, ignore_eos=True, max_tokens=64, n=8)
+        request["stream_options"] = {"include_drafts": True}
+        with httpx.stream("POST", "http://127.0.0.1:8918" + CHAT, json=request, timeout=90) as got:
+            lines = got.iter_lines()
+            next(lines)
+            run.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert run.wait(90) == 0
+    finally:
+        run.kill()
+        run.communicate()
 
 
 def test_a_batch_through_ray_data(cluster: None, tmp_path: Path) -> None:

@@ -66,6 +66,29 @@ def test_completions_are_the_verifiers_own(
         assert [choice["text"] for choice in answer["choices"]] == [r.text for r in both]
 
 
+def test_drafted_and_accepted_tokens_are_counted(
+    verifying: Served, verifier: dllm.DiffusionModel
+) -> None:
+    """What an answer adds to the counters is what `dllm.speculate` says of the same text."""
+    labels = {"model_name": verifying.service.name}
+
+    def counted() -> list[float]:
+        registry = verifying.service.metrics.registry
+        names = ("drafts", "drafted_tokens", "accepted_tokens")
+        values = [registry.get_sample_value(f"dllm_{name}_total", labels) for name in names]
+        return [float(value or 0) for value in values]
+
+    prompt = [5, 6, 7, 5, 6, 7, 5]
+    before = counted()
+    verifying.post("/v1/completions", {"prompt": prompt, "max_tokens": NEW})
+    drafts, drafted, accepted = (b - a for a, b in zip(before, counted(), strict=True))
+    assert 0 < drafts <= drafted <= 3 * NEW
+    assert 0 <= accepted <= min(drafted, NEW)
+    (row,) = dllm.speculate(verifier, "prompt_lookup", [prompt], max_new_tokens=NEW)
+    assert (drafted > 0) == (row.drafted > 0)
+    assert "dllm_accepted_tokens_total" in verifying.get("/metrics").text
+
+
 def test_streams_and_refusals(verifying: Served, verifier: dllm.DiffusionModel) -> None:
     body = {"prompt": [5, 6, 7], "max_tokens": NEW, "stream": True,
             "stream_options": {"include_usage": True}}  # fmt: skip

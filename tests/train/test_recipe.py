@@ -28,7 +28,7 @@ def run(recipe: Recipe, folder: Path) -> list[float]:
     return [entry["loss"] for entry in entries]
 
 
-@pytest.mark.parametrize("objective", ["masked", "causal"])
+@pytest.mark.parametrize("objective", ["masked", pytest.param("causal", marks=pytest.mark.slow)])
 def test_a_run_resumes_where_it_was(objective: str, tmp_path: Path) -> None:
     recipe = replace(TOY, objective=objective)
     whole = run(recipe, tmp_path / "whole")

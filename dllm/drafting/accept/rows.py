@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -83,10 +84,11 @@ class Sampling:
         logits themselves.  ``histories`` are the tokens before each row, ``positions`` (R,) where
         its token would stand."""
         x = logits.float()
-        early = torch.from_numpy(positions < self.early_end).to(x.device)
-        if self.early_bans and bool(early.any()):
-            x = x.clone()
-            x[early.nonzero()[:, :1], list(self.early_bans)] = -torch.inf
+        early = np.flatnonzero(positions < self.early_end)
+        if self.early_bans and early.size:
+            x = x.clone() if x is logits else x
+            for row in early.tolist():
+                x[row, list(self.early_bans)] = -torch.inf
         if self.needs_history:
             x = torch.cat([self._with_history(x[i : i + 1], h) for i, h in enumerate(histories)])
         if self.temperature == 0:
@@ -128,19 +130,29 @@ class Rows:
         self.sampling, self.coins, self.round = sampling, coins, round_
         nodes = range(-1, len(draft))
         self.positions = len(prefix) + np.array([draft.depth(node) + 1 for node in nodes])
-        histories = [self._history(node) for node in nodes] if sampling.needs_history else []
-        self.log_distribution = sampling.distribution(logits, histories, self.positions)
-        self._best: list[int] | None = None
+
+    @cached_property
+    def log_distribution(self) -> torch.Tensor:
+        """See `Sampling.distribution`."""
+        histories: list[IntArray] = []
+        if self.sampling.needs_history:
+            histories = [self._history(node) for node in range(-1, len(self.draft))]
+        return self.sampling.distribution(self.logits, histories, self.positions)
 
     def _history(self, node: int) -> IntArray:
         return np.concatenate([self.prefix, self.draft.tokens[self.draft.path(node)]])
 
     def greedy(self, node: int) -> int:
         """The most probable token after ``node``; the lowest id of equals."""
-        if self._best is None:
-            result: list[int] = self.log_distribution.argmax(-1).tolist()
-            self._best = result
         return self._best[node + 1]
+
+    @cached_property
+    def _best(self) -> list[int]:
+        rows = self.log_distribution
+        if rows.device.type == "cpu":  # ten times as fast as torch's
+            return list(map(int, rows.numpy().argmax(-1)))
+        result: list[int] = rows.argmax(-1).tolist()
+        return result
 
     def keyed(self, node: int) -> int:
         """The token that plain sampling with this seed draws after ``node``."""
@@ -181,6 +193,8 @@ class Rows:
 
     def logprobs(self, nodes: Sequence[int], tokens: Sequence[int]) -> list[float]:
         """Log-probabilities of ``tokens`` after ``nodes`` under the verifier's raw logits."""
-        rows = self.logits[[node + 1 for node in nodes]].float().log_softmax(-1)
-        result: list[float] = rows[range(len(nodes)), list(tokens)].tolist()
-        return result
+        at = [node + 1 for node in nodes]
+        several = at != list(range(len(at)))  # in a chain they are the first ones
+        rows = self.logits[at] if several else self.logits[: len(at)]
+        rows = rows.log_softmax(-1, dtype=torch.float32)
+        return [float(row[token]) for row, token in zip(rows, tokens, strict=True)]

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from ...access import json_headers
 from ...canvas import IntArray
 from ...errors import ConfigError, DllmError
 from ..api import DrafterLike, make_drafter
@@ -88,9 +89,9 @@ class _Verifier:
         )
 
     def ask(self, action: str, message: dict[str, Any]) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"}
+        path, body = f"{PATH}/{action}", json.dumps(message)
         try:
-            self.connection.request("POST", f"{PATH}/{action}", json.dumps(message), headers)
+            self.connection.request("POST", path, body, json_headers())
             response = self.connection.getresponse()
             reply: dict[str, Any] = json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:

@@ -34,6 +34,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from ...access import KEY, json_headers
 from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request
@@ -42,10 +43,15 @@ from .service import VocabularyError
 
 MOST_NODES = 512
 LARGEST_REPLY = 1 << 24  # bytes
-OTHER_VOCABULARY = "other_vocabulary"  # the one error after which nobody asks again
+OTHER_VOCABULARY = "other_vocabulary"  # an error after which nobody asks again
+UNAUTHORIZED = 401  # another one
 PATH = "/v1/draft"
 
 T = TypeVar("T")
+
+
+class RefusedError(ConfigError):
+    """The service does not know this client."""
 
 
 @DRAFTERS.register("remote", paper="SLED: A Speculative LLM Decoding Framework for Efficient Edge "
@@ -57,7 +63,8 @@ class Remote(Drafter):
     A draft that is not there after ``deadline`` seconds, opening the session included, is done
     without; after ``patience`` failures in a row the service is asked again only after ``rest``
     seconds.  ``window`` is the number of masks a diffusion model shall see, 0 for the service's
-    own.  Raises `ConfigError` only when the service refuses the verifier's vocabulary.
+    own.  Raises `ConfigError` only when the service refuses the verifier's vocabulary, or the key
+    of the environment (`dllm.access`).
     """
 
     url: str = "http://127.0.0.1:8100"
@@ -112,9 +119,9 @@ class _Remote(Drafting):
         try:
             reply = within(self.part.deadline, lambda: _converse(connection, messages, until))
             draft = checked(reply, len(prefix), budget, self.request.vocab_size, self.part.name)
-        except VocabularyError as error:
+        except (VocabularyError, RefusedError) as error:  # it would refuse for ever
             self._failed()
-            raise VocabularyError(f"the drafter at {self.part.url} refuses: {error}") from None
+            raise type(error)(f"the drafter at {self.part.url} refuses: {error}") from None
         except Exception:  # whatever it was, decoding goes on without a draft
             self._failed()
             return EMPTY
@@ -201,6 +208,8 @@ def _converse(
         error = reply.get("error")
         if isinstance(error, dict) and error.get("code") == OTHER_VOCABULARY:
             raise VocabularyError(error.get("message"))
+        if response.status == UNAUTHORIZED:
+            raise RefusedError(f"it asks for a key, set {KEY} to the one it was started with")
         if response.status != 200:
             raise ValueError(f"status {response.status}")
     result: dict[str, Any] = reply
@@ -208,8 +217,7 @@ def _converse(
 
 
 def _send(connection: http.client.HTTPConnection, action: str, message: dict[str, Any]) -> None:
-    headers = {"Content-Type": "application/json"}
-    connection.request("POST", f"{PATH}/{action}", json.dumps(message), headers)
+    connection.request("POST", f"{PATH}/{action}", json.dumps(message), json_headers())
 
 
 def checked(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +59,17 @@ class FirstOf(_Several):
 
     def open(self, request: Request) -> Drafting:
         return _FirstOf(self, request)
+
+    def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
+        """Drafter by drafter: each drafts at once for all texts that have no draft yet."""
+        drafts = [EMPTY] * len(work)
+        for place, drafter in enumerate(self.drafters):
+            left = [i for i, draft in enumerate(drafts) if not len(draft)]
+            if left:
+                asked = [(work[i][0].members[place], *work[i][1:]) for i in left]
+                for i, draft in zip(left, drafter.propose_all(asked), strict=True):
+                    drafts[i] = draft
+        return drafts
 
 
 class _FirstOf(Drafting):

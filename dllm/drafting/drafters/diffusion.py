@@ -8,7 +8,9 @@ might stand at the other positions.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +23,7 @@ from ...cache.base import Cache, Plan, Slots, everything
 from ...canvas import Canvas, IntArray
 from ...config import GenerationConfig
 from ...engine import Engine, Recipe
+from ...engine.rows import Row
 from ...errors import ConfigError, UnknownNameError
 from ...models import load
 from ..base import (
@@ -85,11 +88,12 @@ class DiffusionDrafter(Drafter):
     ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the committed text across
     rounds and recomputes them every ``refresh_rounds`` rounds or when acceptance falls by a
     quarter (never for WeDLM's models, for which they stay right); "none" recomputes everything.
-    ``end_marker``: id that stood beside the masks in training ("do not end here"), and ``marker_position`` where: "after_masks" or "before_masks";
-    defaults what the checkpoint says.  ``trim``: ids, or a JSON file of them, outside which nothing
-    is drafted, so that only their rows of the head are multiplied; see `frequent_ids` in
-    `dllm.drafting.trimming`.  ``banned`` ids are never drafted; ``known_as`` gives the
-    drafter's id of every verifier id where they differ (-1: none).
+    ``end_marker``: id that stood beside the masks in training ("do not end here"), and
+    ``marker_position`` where: "after_masks" or "before_masks"; defaults what the checkpoint says.
+    ``trim``: ids, or a JSON file of them, outside which nothing is drafted, so that only their rows
+    of the head are multiplied; see `frequent_ids` in `dllm.drafting.trimming`.  ``banned`` ids are
+    never drafted; ``known_as`` gives the drafter's id of every verifier id where they differ
+    (-1: none).
     """
 
     model: Any = "nano"
@@ -110,6 +114,8 @@ class DiffusionDrafter(Drafter):
         from .. import register_all
 
         register_all()
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
         if min(WINDOW if self.window is None else self.window, self.steps, self.refresh_rounds) < 1:
             raise ConfigError("window, steps and refresh_rounds must be at least 1")
         self.model = load(self.model)
@@ -156,19 +162,82 @@ class DiffusionDrafter(Drafter):
     def open(self, request: Request) -> Drafting:
         return DiffusionDrafting(self, request)
 
+    def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
+        """One forward (or ``steps``) for all sequences."""
+        for drafting, prefix, _ in work:
+            drafting.learn(prefix)
+        found = self.marginals([(d, prefix, budget.length) for d, prefix, budget in work])
+        return [
+            EMPTY if marginals is None else drafting.pick(marginals, prefix, budget)
+            for (drafting, prefix, budget), marginals in zip(work, found, strict=True)
+        ]
+
+    def marginals(
+        self, work: Sequence[tuple[DiffusionDrafting, IntArray, int]]
+    ) -> list[Marginals | None]:
+        """Distributions of the positions after each prefix, for drafts of so many tokens; None
+        where the context has no room for one."""
+        ready = [d for d, prefix, length in work if d.lay_out(prefix, length)]
+        engine = self.engine()
+        for _ in range(self.steps - 1):
+            engine.step([drafting.row for drafting in ready])
+            for drafting in ready:
+                if drafting.row.error is not None:
+                    raise drafting.row.error
+        asked = [drafting for drafting in ready if drafting.undecided()]
+        scored = iter(engine.scores([drafting.row for drafting in asked]) if asked else ())
+        logits = {id(drafting): next(scored) for drafting in asked}
+        return [
+            drafting.read(logits.get(id(drafting)), len(prefix)) if drafting in ready else None
+            for drafting, prefix, _ in work
+        ]
+
+    def engine(self) -> Engine:
+        """The engine of all sequences that are open."""
+        with self._lock:
+            if self._engine is None:
+                cache = self._cache()
+                if cache.layerwise:
+                    raise ConfigError(
+                        f"cache {cache.name!r} decides at every layer, which drafting has no use "
+                        "for; use 'reuse' or 'none'"
+                    )
+                self._engine = Engine(self.model, cache)
+                if self.trim is not None:
+                    self._engine.forward.head = self.head
+            return self._engine
+
+    def _cache(self) -> Cache:
+        name = self.cache
+        if name == "reuse" and self.model.facts.mask_kind == "decided_first":
+            name = "wedlm"  # which keeps the committed text, and never has to refresh it
+        return Reuse() if name == "reuse" else caches.compose(name, self.model.family.name)
+
+    def leave(self, row: Row) -> None:
+        """A sequence is complete; with the last one the memory is given back."""
+        with self._lock:
+            engine = self._engine
+            if engine is None:
+                return
+            engine.drop(row)
+            if not engine.live:
+                engine.close()
+                self._engine = None
+
     def __repr__(self) -> str:
         search = self.search.name if self.search is not None else "auto"
         return f"diffusion({self.model.name}, search={search}, window={self.window or WINDOW})"
 
 
-@dataclass
+@dataclass(eq=False)
 class DiffusionDrafting(Drafting):
-    """A diffusion drafter on one sequence: its engine, and the keys and values it keeps."""
+    """A diffusion drafter on one sequence: its row in the drafter's engine."""
 
     part: DiffusionDrafter
     request: Request
     rounds: int = 0
-    first: int = 0  # position of the first mask
+    first: int = 0  # position of the first mask, and how many there are
+    window: int = 0
     learnt: int = 0  # committed tokens the proxy has seen
     since_refresh: int = 0
     fed: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -188,31 +257,23 @@ class DiffusionDrafting(Drafting):
             options={"eos_policy": "none"},
             family=model.family.name,
         )
-        named = part.cache
-        if self.reuse and facts.mask_kind == "decided_first":
-            named = "wedlm"  # which keeps the committed text, and never has to refresh it
-        cache = Reuse() if named == "reuse" else caches.compose(named, model.family.name)
-        if cache.layerwise:
-            raise ConfigError(
-                f"cache {cache.name!r} decides at every layer, which drafting has no use for; "
-                "use 'reuse' or 'none'"
-            )
         window = part.window or WINDOW
         longest = min(self.request.limit + window + self.marker, facts.context_length)
         canvas = Canvas.for_prompt(np.zeros(0, np.int64), longest, **self.canvas_facts)
-        self.engine = Engine(model, cache, slots=longest)
-        row = self.engine.admit(canvas, Recipe(sampler, GenerationConfig()), held=True)
-        assert row is not None, "the engine is as large as its only row"
+        row = part.engine().admit(canvas, Recipe(sampler, GenerationConfig()), held=True)
+        assert row is not None, "the pool grows"
         self.row = row
-        if part.trim is not None:
-            self.engine.forward.head = part.head
         self.banned = (facts.mask_token_id, *part.banned)
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        self._learn(prefix)
-        marginals = self.marginals(prefix, budget.length)
-        if marginals is None:
-            return EMPTY
+        return self.part.propose_all([(self, prefix, budget)])[0]
+
+    def marginals(self, prefix: IntArray, length: int = 0) -> Marginals | None:
+        """See `DiffusionDrafter.marginals`."""
+        return self.part.marginals([(self, prefix, length)])[0]
+
+    def pick(self, marginals: Marginals, prefix: IntArray, budget: Budget) -> Draft:
+        """What the search makes of ``marginals``."""
         length = budget.chain_length(marginals.confidence)
         began = time.perf_counter()
         context = SearchContext(
@@ -222,29 +283,32 @@ class DiffusionDrafting(Drafting):
         draft = self.search.find(marginals, length, context) if length else EMPTY
         return replace(draft, search_seconds=time.perf_counter() - began)
 
-    def marginals(self, prefix: IntArray, length: int = 0) -> Marginals | None:
-        """Distributions of the positions after ``prefix``, for a draft of ``length`` tokens; None
-        when the context has no room for one."""
+    def lay_out(self, prefix: IntArray, length: int) -> bool:
+        """The canvas for a draft of ``length`` tokens behind ``prefix``; whether it has room."""
         room = self.row.capacity - len(prefix) - self.marker
         window = min(self.part.window or max(WINDOW, length), room)
         if window < 1:
-            return None
+            return False
         self._lay_out(self._own(prefix), window)
         self.rounds += 1
-        for _ in range(self.part.steps - 1):
-            self.engine.step([self.row])
-            if self.row.error is not None:
-                raise self.row.error
+        self.window = window
+        return True
+
+    def undecided(self) -> bool:
+        """Whether the sampler left anything to predict; opens what it may not decide."""
         canvas = self.row.canvas
-        canvas.window = (self.first, self.first + window)
+        canvas.window = (self.first, self.first + self.window)
         here = np.arange(*canvas.window)
         canvas.remask(here[np.isin(canvas.tokens[here], self.banned) & ~canvas.masked[here]])
-        undecided = canvas.masks() - self.first
-        logits = self.engine.logits(self.row) if len(undecided) else None
-        if logits is None or len(undecided) < window:
-            logits = self._with_decided(logits, undecided, window)
+        return bool(canvas.masks().size)
+
+    def read(self, logits: torch.Tensor | None, first: int) -> Marginals:
+        """Distributions from position ``first`` on, of the logits of undecided positions."""
+        undecided = self.row.canvas.masks() - self.first
+        if logits is None or len(undecided) < self.window:
+            logits = self._with_decided(logits, undecided, self.window)
         return Marginals.from_logits(
-            logits, len(prefix), vocab_size=self.request.vocab_size, banned=self.banned,
+            logits, first, vocab_size=self.request.vocab_size, banned=self.banned,
             temperature=self.request.temperature, stop_ids=self.request.stop_ids,
         )  # fmt: skip
 
@@ -269,7 +333,7 @@ class DiffusionDrafting(Drafting):
         common = min(len(self.fed), len(prefix)) if self.reuse else 0
         different = np.flatnonzero(self.fed[:common] != prefix[:common])
         kept = int(different[0]) if different.size else common
-        self.engine.replace(self.row, canvas, kept)
+        self.part.engine().replace(self.row, canvas, kept)
         self.since_refresh += 1
         if self.reuse and (self.rounds == 0 or self._refresh_due()):
             self.row.slots.state(Refresh).due = True
@@ -305,9 +369,10 @@ class DiffusionDrafting(Drafting):
             if self.reference is None:
                 self.reference = self.smoothed
 
-    def _learn(self, prefix: IntArray) -> None:
+    def learn(self, prefix: IntArray) -> None:
+        """Show the proxy what was committed since it was last asked."""
         self.part.proxy.learn(prefix.tolist(), len(prefix) - self.learnt)
         self.learnt = len(prefix)
 
     def close(self) -> None:
-        self.engine.close()  # keys and values of a finished sequence
+        self.part.leave(self.row)  # keys and values of a finished sequence

@@ -60,8 +60,10 @@ class PackedVerifier(Verifier):
         base = self.hf.config._attn_implementation.removeprefix(PREFIX)
         self.attention = PREFIX + ("eager" if self.exact else base)
         self.least = LEAST if self.exact else 1
-        layers = self.hf.config.get_text_config().num_hidden_layers
-        self.buffer = KVBuffer(layers, 0, most=2**62)
+        config = self.hf.config.get_text_config()
+        heads = config.num_attention_heads
+        self.group = heads // (getattr(config, "num_key_value_heads", None) or heads)
+        self.buffer = KVBuffer(config.num_hidden_layers, 0, most=2**62)
         self._common = 0  # slots of the last text
         self.unread = self._allocate(self.least)  # slots for rows that only fill a forward up
         # An attention mask that is 4-D already: transformers then builds none of its own.
@@ -93,7 +95,7 @@ class PackedVerifier(Verifier):
 
     def score(self, work: Work) -> list[Scored]:
         order = sorted(range(len(work)), key=lambda i: work[i][0].base)  # type: ignore[attr-defined]
-        packed = _Packed(self.model.dtype, self.model.device)
+        packed = _Packed(self.model.dtype, self.model.device, self.group)
         for text, draft in (work[i] for i in order):
             assert isinstance(text, PackedText)
             self._make_room(text, len(text.tokens) + len(draft))
@@ -184,10 +186,10 @@ class _Run:
 
 
 class _Packed:
-    """The tokens of a forward, and which of them are scored."""
+    """The tokens of a forward, and which of them are scored; ``group`` heads share keys."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
+    def __init__(self, dtype: torch.dtype, device: torch.device, group: int) -> None:
+        self.dtype, self.device, self.group = dtype, device, group
         self.ids: list[int] = []
         self.positions: list[int] = []
         self.slots: list[int] = []
@@ -231,8 +233,8 @@ class _Packed:
             for row, piece in enumerate(pieces):
                 hidden[row, :, : piece.before] = False
                 hidden[row, :, piece.before : piece.keys] = ~piece.seen
-            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
-            here = torch.from_numpy(hidden).to(self.device)
+            here = torch.from_numpy(hidden).to(self.device).repeat(1, self.group, 1)
+            mask = torch.zeros(here.shape, dtype=self.dtype, device=self.device)
             mask.masked_fill_(here, torch.finfo(self.dtype).min)
         queries = slice(first.first, first.first + n * len(pieces))
         keys = slice(first.base, first.base + longest)

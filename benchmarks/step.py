@@ -1,0 +1,171 @@
+"""The time of a step against what the same machine can do; exit code 1 when a share has fallen.
+
+    python benchmarks/step.py                       # measure, and write results/step.json
+    python benchmarks/step.py --check               # measure, and compare with what stands there
+    python benchmarks/step.py --rows 32 --dtypes bfloat16 --threads 1 --check
+
+A step of the 135M shape computes so many positions, which read 192 keys (or their own, if they are
+more), and scores all of them: the backbone and the statistics, without the host's decisions
+(`step_cost.py` has those).  Two things are measured beside it, in turns, in processor time:
+
+``products``  the matrix products of the step and nothing else: every linear layer and the head, one
+              after the other, on inputs of the right shape.  What is missing to 1 is attention,
+              norms, rotation, activations, statistics.
+``roof``      operations of the step over its time, against the largest product that fits the
+              caches: what is missing is that, and how far products of few rows stay behind.
+
+``--check`` fails where one of the shares is below `BOUND` times what was written, so that a slower
+step is noticed on any machine whose results are at hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+import dllm
+from dllm.engine.kv import KVBuffer
+from dllm.kernels.statistics import token_statistics
+from dllm.models.attention import Segment
+
+from report import RESULTS, write  # isort: skip
+from shapes import llada_135m  # isort: skip
+
+ROWS, KEYS = (8, 32, 64, 192), 192
+BOUND = 0.85
+SHARES = {"products": "products", "roof": "roof"}
+
+
+class Step:
+    """The device half of a step of ``rows`` positions, and its bare products."""
+
+    def __init__(self, model: dllm.DiffusionModel, rows: int, keys: int = KEYS) -> None:
+        self.model, keys = model, max(rows, keys)
+        config: Any = model.hf.config
+        self.buffer = KVBuffer(config.num_hidden_layers, keys)
+        self.buffer.slots = torch.arange(keys - rows, keys)
+        ids = torch.randint(1, 49_000, (1, rows), generator=torch.Generator().manual_seed(rows))
+        self.inputs = {
+            "input_ids": ids,
+            "position_ids": self.buffer.slots[None],
+            "attention_mask": torch.empty(1, 1, 1, 1),
+            "past_key_values": self.buffer,
+            "use_cache": False,
+            "segments": [Segment(slice(0, rows), slice(0, keys))],
+        }
+        layers = [m for m in model.backbone.modules() if isinstance(m, nn.Linear)]
+        self.layers = [*layers, model.head]
+        self.x = {
+            size: torch.randn(rows, size).to(model.dtype)
+            for size in {layer.in_features for layer in self.layers}  # type: ignore[union-attr]
+        }
+        weights = sum(layer.weight.numel() for layer in self.layers)  # type: ignore[union-attr]
+        attention = 2 * rows * keys * config.hidden_size * config.num_hidden_layers
+        self.operations = 2 * (rows * weights + attention)
+
+    def run(self) -> None:
+        hidden = self.model.backbone(**self.inputs).last_hidden_state[0]
+        token_statistics(hidden, self.model.head, needs=())
+
+    def products(self) -> None:
+        for layer in self.layers:
+            layer(self.x[layer.in_features])  # type: ignore[index]
+
+
+def roof(dtype: torch.dtype) -> Callable[[], None]:
+    """A product of 1024 rows with a weight of 1024 x 1024, and its operations."""
+    layer = nn.Linear(1024, 1024, bias=False).to(dtype)
+    dllm.kernels.linear.pack(layer)
+    x = torch.randn(1024, 1024).to(dtype)
+    return lambda: layer(x)
+
+
+ROOF = 2 * 1024**3  # operations of `roof`
+
+
+def timed(function: Callable[[], Any], times: int) -> float:
+    began = time.process_time()
+    for _ in range(times):
+        function()
+    return (time.process_time() - began) / times
+
+
+def measure(step: Step, top: Callable[[], None], rounds: int, threads: int) -> dict[str, Any]:
+    """Medians over rounds in which step, products and roof take turns."""
+    taken: dict[str, list[float]] = {"step": [], "products": [], "roof": []}
+    works = {"step": step.run, "products": step.products, "roof": top}
+    with torch.inference_mode():
+        for function in works.values():
+            function()
+        for _ in range(rounds):
+            for name, function in works.items():
+                taken[name].append(timed(function, 2) / threads)
+    speed = [ROOF / seconds for seconds in taken["roof"]]
+    shares = [p / s for p, s in zip(taken["products"], taken["step"], strict=True)]
+    roofs = [step.operations / s / v for s, v in zip(taken["step"], speed, strict=True)]
+    return {
+        "milliseconds": 1e3 * median(taken["step"]),
+        "roof_gflops": median(speed) / 1e9,
+        "products": median(shares),
+        "roof": median(roofs),
+    }
+
+
+def fallen(cases: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[str]:
+    """One sentence for each share that is below `BOUND` times what it was."""
+    known = {key(case): case for case in before}
+    return [
+        f"{case['dtype']}, {case['rows']} rows, {case['threads']} threads: {name} "
+        f"{case[name]:.2f} of a step, {known[key(case)][name]:.2f} when it was written"
+        for case in cases
+        if key(case) in known
+        for name in SHARES
+        if case[name] < BOUND * known[key(case)][name]
+    ]
+
+
+def key(case: dict[str, Any]) -> tuple[Any, ...]:
+    return case["dtype"], case["rows"], case["threads"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--output", type=Path, default=RESULTS / "step.json")
+    options = parser.parse_args()
+    cases: list[dict[str, Any]] = []
+    for name in options.dtypes:
+        model = llada_135m()
+        model.hf.to(getattr(torch, name))  # type: ignore[arg-type]
+        for threads in options.threads:
+            torch.set_num_threads(threads)
+            top = roof(model.dtype)
+            for rows in options.rows:
+                found = measure(Step(model, rows), top, options.rounds, threads)
+                cases.append({"dtype": name, "threads": threads, "rows": rows, **found})
+                print(", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}"
+                                for k, v in cases[-1].items()), flush=True)  # fmt: skip
+    if not options.check:
+        write(options.output, {"model": "135M", "keys": KEYS, "cases": cases})
+        return
+    import json
+
+    problems = fallen(cases, json.loads(options.output.read_text())["cases"])
+    print("\n".join(problems) or "no share has fallen")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Tables of the documentation about the time of a step on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dllm.eval.report import markdown
+
+Found = dict[str, Any]
+
+
+def conditions(result: Found) -> str:
+    """On what something was measured."""
+    machine = result["machine"]
+    threads = result.get("threads", machine.get("threads"))
+    load = machine.get("load")  # this program's own threads count, too
+    beside = "" if load is None or load < threads + 0.5 else ", other work on the other core"
+    return f"{threads} thread{'s' if threads != 1 else ''} of an {machine['cpu']}{beside}"
+
+
+def steps(result: Found) -> str:
+    """A step's time, how much of it is bare products, and how much of the roof it reaches."""
+    rows = [
+        [case["dtype"], str(case["rows"]), f"{case['milliseconds']:.0f} ms",
+         f"{100 * case['products']:.0f} %", f"{case['roof_gflops']:.0f} GFLOP/s",
+         f"{100 * case['roof']:.0f} %"]
+        for case in result["cases"]
+    ]  # fmt: skip
+    return f"{conditions(result)}, processor time:\n\n" + markdown(
+        ["dtype", "positions", "a step", "of it products", "roof", "of the roof"], rows
+    )
+
+
+def dtypes(result: Found) -> str:
+    """A step in float32 over the same step in bfloat16."""
+    times = {(case["dtype"], case["rows"]): case["milliseconds"] for case in result["cases"]}
+    rows = [
+        [str(count), *(f"{times[name, count]:.0f} ms" for name in ("float32", "bfloat16")),
+         f"{times['float32', count] / times['bfloat16', count]:.1f}×"]
+        for name, count in times if name == "float32"
+    ]  # fmt: skip
+    return f"A step of the 135M shape, {conditions(result)}, processor time:\n\n" + markdown(
+        ["positions", "float32", "bfloat16", "faster"], rows
+    )
+
+
+def official(result: Found) -> str:
+    """Processor time over that of Fast-dLLM's own code."""
+    rows = [
+        [case["dtype"], str(case["batch"]), f"{case['new']} in {case['steps']}",
+         f"{case['official_seconds']:.2f} s",
+         f"{case['seconds']:.2f} s",
+         f"{case['ratio']:.2f} ({case['low']:.2f} to {case['high']:.2f})",
+         f"{100 * case['equal']:.0f} %"]
+        for case in result["cases"]
+    ]  # fmt: skip
+    head = ["dtype", "prompts", "new tokens in steps", "official", "dllm", "ratio",
+            "equal commits"]  # fmt: skip
+    shape = result["cases"][0]
+    return (
+        "135M parameters, LLaDA-shaped, random weights, dual cache, blocks of 32, prompts of "
+        f"{shape['prompt']} tokens and more (ragged ones one by one in the official loop), "
+        f"{conditions(result | {'threads': shape['threads']})}; in turns, medians and range of "
+        "the ratios:\n\n" + markdown(head, rows)
+    )

@@ -1,0 +1,131 @@
+"""Caches for windows of several blocks: those of d3LLM and D2F.
+
+A block is computed in every step until it is decided, and a little longer; then it is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from ..canvas import Blocks, Canvas, IntArray
+from ..errors import ConfigError
+from ..spec import FamilyDefaults
+from .base import BLOCK, REGION, Cache, Plan, Slots, everything, register
+from .refresh import check_interval
+
+
+@dataclass
+class Kept:
+    """What is left of ``end`` is kept; ``since``: of decided blocks behind it, by their ends, the
+    number of the forward that first found them decided."""
+
+    end: int = 0
+    since: dict[int, int] = field(default_factory=dict)
+
+    def advance(self, ends: list[int], forward: int, delay: int, in_turn: bool) -> None:
+        """Keep what has waited long enough of the decided blocks that end at ``ends``."""
+        for end in ends:
+            if forward - self.since.setdefault(end, forward) >= delay:
+                self.end = end
+            elif in_turn:
+                break
+        self.since = {end: since for end, since in self.since.items() if end > self.end}
+
+
+def borders(canvas: Canvas) -> IntArray:
+    """Where the blocks of a row begin and end: the text before its region, then each one."""
+    edges = canvas.state(Blocks).edges
+    return edges if edges.size else np.unique([canvas.start, *canvas.window])
+
+
+def decided(canvas: Canvas, behind: int) -> list[int]:
+    """The ends, greater than ``behind``, of the blocks with nothing undecided up to them."""
+    masks = np.flatnonzero(canvas.masked[: canvas.length])
+    first = int(masks[0]) if masks.size else canvas.length
+    return [int(end) for end in borders(canvas) if behind < end <= first]
+
+
+@register(
+    "delayed",
+    paper="d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation",
+    arxiv="2601.07568",
+)
+@dataclass(frozen=True)
+class DelayedCache(Cache):
+    """Keep what is left of the first unfinished block, each block a while after it was decided.
+
+    ``delay`` (1; the official ``cache_delay_iter``, 1 or 2 in the cached runs) counts forwards from
+    the one that first finds the block decided; the prompt is the first block.  While decided blocks
+    wait, everything is computed, what is kept included, and else whatever is not kept.
+    ``refresh_every`` (``refresh_interval``, never by default): each forward whose number is a
+    multiple of it computes everything.  ``in_turn``: the delay of a block begins when none waits
+    before it, as in the code for LLaDA; in that for Dream they wait together.
+
+    ``official`` reproduces the released code where logits are shifted: of what is computed the
+    first position is predicted from its own row, which belongs to the position after it.
+    """
+
+    offers = REGION
+    family_defaults: ClassVar[FamilyDefaults] = {
+        "llada": {"in_turn": True},
+        "dream": {"in_turn": False},
+    }
+
+    delay: int = 1
+    refresh_every: float | None = None
+    in_turn: bool | None = None
+    official: bool = False
+
+    def __post_init__(self) -> None:
+        if self.delay < 0:
+            raise ConfigError(f"delay must not be negative, not {self.delay}")
+        check_interval("refresh_every", self.refresh_every)
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        kept, forward = slots.state(Kept), canvas.nfe + 1
+        before, ends = kept.end, decided(canvas, kept.end)
+        if not before:
+            kept.since.setdefault(canvas.start, 0)
+        kept.advance(ends, forward, self.delay, bool(self.in_turn))
+        due = self.refresh_every is not None and forward % self.refresh_every == 0
+        if not before or (kept.end == before and (kept.since or due)):
+            return everything(canvas)
+        return Plan(np.arange(before, canvas.length), floor=before if self.official else 0)
+
+
+@register(
+    "d2f",
+    paper="Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion Forcing",
+    arxiv="2508.09192",
+)
+@dataclass(frozen=True)
+class D2FCache(Cache):
+    """Compute the open blocks alone, and keep those that are decided; nothing behind them exists.
+
+    With ``causal`` (default) attention is block-causal over the prompt and the blocks of the
+    window, as D2F's checkpoints are trained, on networks whose own attention is bidirectional; what
+    is kept is then exact.  Without it every open block sees the others.  For windows of several
+    blocks (``d2f``, ``staged_blocks``); with others the window is the only open block.
+    """
+
+    offers = BLOCK
+    follows = True
+
+    causal: bool = True
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        kept = slots.state(Kept)
+        before = kept.end
+        kept.advance(decided(canvas, before), 0, 0, False)
+        return self._open(canvas, before)
+
+    def branch(self, fork: Canvas, plan: Plan) -> Plan:
+        return replace(self._open(fork, int(plan.compute[0])), floor=plan.floor)
+
+    def _open(self, canvas: Canvas, begin: int) -> Plan:
+        end = canvas.window[1]
+        edges = borders(canvas) if self.causal else None
+        return Plan(np.arange(begin, end), np.arange(end), borders=edges)

@@ -1,0 +1,41 @@
+"""The linear layers of a network on a CPU, multiplied by oneDNN (`dllm.kernels.linear`).
+
+Their weights are laid out a second time in the order that oneDNN wants, when they are first used
+without gradients; the network's own stay as they are, for ``state_dict``, training and adapters.
+Where a second copy would take more than half of the free memory there is none: the same numbers,
+more slowly for few rows.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..kernels.linear import pack, packed_of, suits
+from .precision import free_memory
+
+
+def pack_linears(hf: PreTrainedModel) -> None:
+    """Let the plain linear layers of ``hf`` multiply by oneDNN.  Changes them in place.
+
+    Layers of other classes are left alone (quantised, with adapters), and those whose forward
+    somebody has wrapped.
+    """
+    layers = [
+        module
+        for module in hf.modules()
+        if type(module) is nn.Linear and "forward" not in module.__dict__ and suits(module.weight)
+    ]
+    size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
+    copy = bool(layers) and 2 * size <= free_memory()
+    for layer in layers:
+        pack(layer, copy)
+
+
+def check_linears(*networks: nn.Module) -> None:
+    """Forget copies of weights that were changed where PyTorch does not notice (`Packed`)."""
+    for network in networks:
+        for module in network.modules():
+            packed = packed_of(module)
+            if packed is not None:
+                packed.check(module.weight)  # type: ignore[arg-type]

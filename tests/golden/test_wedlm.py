@@ -1,0 +1,109 @@
+"""Recorded runs of WeDLM's two decoders: its streaming engine, and the blocks of its network file.
+
+The recordings ran the official scheduler, window, sampler and network on a CPU.  The engine feeds
+the prompt in a forward of its own, and after the last decision once more what was decided; here
+the prompt goes with the first window, and what will not be read any more is not fed.  Its window
+looks past the last token that was asked for, so that cases are replayed on a canvas that is longer
+by a window.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dllm
+from dllm.cache import Plan, Slots
+from dllm.cache.none import NoCache
+from dllm.canvas import Canvas, IntArray
+from dllm.samplers import compose
+from dllm.samplers.windows import StaticBlocks
+
+from .call import Call
+from .conftest import goldens_dir
+from .together import model_of
+
+MASK = 63
+Step = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class CutBehindBlock(NoCache):
+    """Nothing behind the open block is fed; it would not be seen."""
+
+    name = "cut_behind_block"
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        return Plan(np.arange(canvas.window[1]))
+
+
+@dataclass(frozen=True)
+class Reopening(StaticBlocks):
+    """A mask token that the model itself proposed counts as undecided from the next block on: the
+    official block decoder knows masks by their id."""
+
+    name = "reopening"
+
+    def advance(self, canvas: Canvas) -> None:
+        before = canvas.window
+        super().advance(canvas)
+        low, high = canvas.window
+        mine = np.flatnonzero(canvas.tokens[:low] == MASK)
+        if canvas.window != before and mine.size:
+            canvas.remask(mine)
+            canvas.window = int(mine[0]), high
+
+
+def _stream(case: dict[str, Any]) -> Call:
+    window = case["window"]
+    sampler = "wedlm(tau={tau}, penalty={pos_penalty})+dcd(s_init={window}, s_max={window})".format(
+        tau=case["entropy_threshold"] or 0.0, **case
+    )
+    policy = "none" if case["eos_id"] is None else "prefix_complete"
+    return Call(sampler, "wedlm", {"max_new_tokens": case["gen_length"] + window,
+                                   "eos_policy": policy})  # fmt: skip
+
+
+def _blocks(case: dict[str, Any]) -> Call:
+    tau = case["confidence_threshold"]
+    sampler = f"threshold(tau={tau})" if tau else "fixed"
+    arguments = {"max_new_tokens": case["gen_length"], "eos_policy": "none"}
+    parts = (*compose(sampler).selectors, Reopening(case["block_length"]))
+    return Call(parts, CutBehindBlock(), arguments)
+
+
+BUILDERS: dict[str, Callable[[dict[str, Any]], Call]] = {
+    "wedlm_stream": _stream, "wedlm_blocks": _blocks,
+}  # fmt: skip
+CASES = [
+    pytest.param(case, id=case["id"])
+    for name in BUILDERS
+    for case in json.loads((goldens_dir() / "traces" / f"{name}.json").read_text())["cases"]
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
+    call = BUILDERS[case["algorithm"]](case)
+    result = dllm.generate(
+        model_of(case["model"], case.get("eos_id")), case["prompt"], sampler=call.sampler,
+        cache=call.cache, suppress_mask=False, trace=True, **call.arguments,
+    )  # fmt: skip
+    assert result.trace is not None
+    outcome = [[(p, t) for p, t, _ in step.commits] for step in result.trace.steps]
+    fed = [step.computed for step in result.trace.steps]
+    expected: list[Step] = [[(p, t) for p, t in step] for step in case["steps"]]
+    sizes = case["n_query"]
+    if case["algorithm"] == "wedlm_stream":
+        assert expected[0] == expected[-1] == []
+        expected, sizes = expected[1:-1], [sizes[0] + sizes[1], *sizes[2:-1]]
+        assert case["eos_id"] is None or result.nfe == len(expected)
+        outcome, fed = outcome[: len(expected)], fed[: len(expected)]
+    assert outcome == expected
+    assert fed == sizes
+    assert result.sequences.tolist()[: len(case["final"])] == case["final"]

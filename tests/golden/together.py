@@ -1,0 +1,86 @@
+"""Recorded cases side by side: those that share a model and a cache are rows of one `Session`.
+
+A row does not depend on its company, so each case gets the result it would have got alone, in a
+fraction of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import dllm
+
+from .call import Call
+from .conftest import goldens_dir
+
+ROWS = 32  # decoded at a time
+
+Case = dict[str, Any]
+
+
+@cache
+def model_of(name: str, eos_id: int | None = None) -> dllm.DiffusionModel:
+    """A recorded model; cases may have their own end of text."""
+    own = {} if eos_id is None else {
+        "eos_token_id": eos_id, "pad_token_id": eos_id, "stop_token_ids": (eos_id,),
+    }  # fmt: skip
+    return dllm.load(Path(goldens_dir()) / name, **own)
+
+
+class Together:
+    """Results of ``cases``.  ``call_of`` a case is its call, ``prompts_of`` its prompts as ids.
+
+    The first case that is asked for is decoded with all that can join it.  A cache that is an
+    object, and not a name, belongs to one case, which is decoded alone.
+    """
+
+    def __init__(
+        self, cases: Iterable[Case], call_of: Callable[[Case], Call],
+        prompts_of: Callable[[Case], list[list[int]]] = lambda case: [case["prompt"]],
+    ) -> None:  # fmt: skip
+        self.cases, self.call_of, self.prompts_of = list(cases), call_of, prompts_of
+        self._results: dict[str, list[dllm.Result] | BaseException] = {}
+
+    def results(self, case: Case, call: Call) -> list[dllm.Result]:
+        """What becomes of each prompt of ``case``.  Raises what its decoding raised."""
+        if not isinstance(call.cache, str):
+            return dllm.generate(
+                model_of(case["model"], case.get("eos_id")), self.prompts_of(case),
+                sampler=call.sampler, cache=call.cache, trace=True, **call.arguments,
+            )  # fmt: skip
+        if case["id"] not in self._results:
+            self._decode(case["model"], case.get("eos_id"), call.cache)
+        result = self._results[case["id"]]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def group(self, case: Case) -> str | None:
+        """What `case` shares with those that are decoded with it; None for one that is alone."""
+        call = self.call_of(case)
+        alone = not isinstance(call.cache, str)
+        return None if alone else f"{case['model']} {case.get('eos_id')} {call.cache}"
+
+    def _decode(self, *group: Any) -> None:
+        name, eos_id, cache_name = group
+        with dllm.Session(model_of(name, eos_id), cache=cache_name, max_rows=ROWS) as session:
+            handles: dict[str, list[dllm.Handle]] = {}
+            for case in self.cases:
+                call = self.call_of(case)
+                if (case["model"], case.get("eos_id"), call.cache) != group:
+                    continue
+                try:
+                    handles[case["id"]] = [
+                        session.submit(ids, sampler=call.sampler, trace=True, **call.arguments)
+                        for ids in self.prompts_of(case)
+                    ]
+                except dllm.DllmError as error:
+                    self._results[case["id"]] = error
+            for case_id, several in handles.items():
+                try:
+                    self._results[case_id] = [handle.result(timeout=300) for handle in several]
+                except Exception as error:
+                    self._results[case_id] = error

@@ -1,0 +1,130 @@
+"""Products by oneDNN: PyTorch's numbers, a row's own whatever is beside it, and never stale."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from dllm.kernels import linear
+from dllm.kernels.linear import Packed, pack, packed_of
+from dllm.kernels.statistics import logits_statistics, token_statistics
+
+pytestmark = pytest.mark.skipif(not linear.available(), reason="no AVX-512, or no oneDNN")
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(192, 512), (512, 192), (576, 1536), (1536, 576), (2048, 130)]  # inputs, outputs
+
+
+def layer(inputs: int, outputs: int, dtype: torch.dtype, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(inputs + outputs)
+    result = nn.Linear(inputs, outputs, bias=bias).to(dtype)
+    pack(result)
+    return result
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_the_numbers_are_those_of_pytorch(
+    inputs: int, outputs: int, dtype: torch.dtype, bias: bool
+) -> None:
+    packed = layer(inputs, outputs, dtype, bias)
+    x = torch.randn(3, 7, inputs).to(dtype)
+    with torch.inference_mode():
+        exact = x.double() @ packed.weight.double().T
+        exact = exact if packed.bias is None else exact + packed.bias.double()
+        result = packed(x)
+    assert result.dtype == dtype and result.shape == (3, 7, outputs)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_a_row_does_not_depend_on_the_others(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    """To the last bit, for any number of rows, with a copy of the weight and without."""
+    packed, x = layer(inputs, outputs, dtype), torch.randn(300, inputs).to(dtype)
+    with torch.inference_mode():
+        whole = packed(x)
+        for rows in (*range(1, 20), 31, 32, 33, 64, 65, 127, 256, 299):
+            for first in {0, 1, 300 - rows}:
+                here = slice(first, first + rows)
+                assert torch.equal(packed(x[here]), whole[here]), (rows, first)
+        uncopied = Packed(copy=False)
+        assert torch.equal(linear.linear(x, packed.weight, None, uncopied), whole)
+        assert torch.equal(linear.linear(x[5:6], packed.weight, None, uncopied), whole[5:6])
+
+
+def test_a_changed_weight_is_multiplied_as_it_is_now() -> None:
+    packed, x = layer(192, 512, torch.float32), torch.randn(4, 192)
+    with torch.inference_mode():
+        packed(x)
+    with torch.no_grad():
+        packed.weight.mul_(2)  # in place: its version says so
+        torch.testing.assert_close(packed(x), x @ packed.weight.T)
+        packed.weight = nn.Parameter(torch.randn(512, 192))
+        torch.testing.assert_close(packed(x), x @ packed.weight.T)
+        packed.weight.data.add_(1)  # no version: a sample of its numbers says so
+        found = packed_of(packed)
+        assert found is not None
+        found.check(packed.weight)
+        torch.testing.assert_close(packed(x), x @ packed.weight.T, rtol=1e-5, atol=1e-4)
+        packed.to(torch.float64)  # nothing for oneDNN: PyTorch multiplies
+        torch.testing.assert_close(packed(x.double()), x.double() @ packed.weight.T)
+
+
+def test_training_copies_and_files_see_a_plain_layer() -> None:
+    packed, x = layer(192, 512, torch.float32), torch.randn(4, 192)
+    with torch.inference_mode():
+        before = packed(x)
+    packed(x).sum().backward()
+    assert packed.weight.grad is not None
+    assert set(packed.state_dict()) == {"weight"}
+    for twin in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+        own = packed_of(twin)
+        assert own is not None and own is not packed_of(packed)
+        with torch.no_grad():
+            twin.weight.zero_()
+            assert not twin(x).any()
+            assert torch.equal(packed(x), before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_statistics_of_a_packed_head(dtype: torch.dtype, top_k: int) -> None:
+    """Those of its logits, and the same bits for a row alone: tiles do not depend on rows."""
+    head = layer(64, 2 * linear.ROWS + 100, dtype, bias=True)  # three parts, the last one short
+    hidden = torch.randn(40, 64).to(dtype) * 3
+    how = {"top": 3, "top_k": top_k, "needs": ("entropy", "margin")}
+    with torch.inference_mode():
+        result = token_statistics(hidden, head, **how)  # type: ignore[arg-type]
+        expected = logits_statistics(head(hidden), **how)  # type: ignore[arg-type]
+        alone = token_statistics(hidden[9:10], head, **how)  # type: ignore[arg-type]
+    for (name, a), (_, b), (_, c) in zip(
+        result.columns(), expected.columns(), alone.columns(), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=name)
+        assert torch.equal(a[9:10], c), name
+
+
+def test_few_numbers_of_rows_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps half a megabyte and more for each that it has met."""
+    sizes, multiply = set(), linear._multiply
+
+    def spy(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        sizes.add(len(x))
+        return multiply(x, *more)
+
+    monkeypatch.setattr(linear, "_multiply", spy)
+    packed = layer(192, 96, torch.float32)
+    with torch.inference_mode():
+        for rows in range(1, 1400, 3):
+            x = torch.randn(rows, 192)
+            assert packed(x).shape == (rows, 96)
+    assert sizes == set(linear.SIZES) and len(sizes) < 40
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(x), x @ packed.weight.T, rtol=1e-4, atol=1e-4)
+        assert packed(x[:0]).shape == (0, 96)

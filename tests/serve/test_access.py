@@ -1,0 +1,64 @@
+"""One environment variable is the key of the server and of all its clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dllm
+from dllm.access import KEY, json_headers
+from dllm.drafting.bridges.device import write_with
+from dllm.errors import ConfigError, DllmError
+from tests.cli.conftest import Run
+from tests.drafting.conftest import make_verifier
+
+from .conftest import Start
+
+PROMPT = [5, 6, 7, 5, 6, 7, 5]
+
+
+def test_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY, raising=False)
+    assert json_headers() == {"Content-Type": "application/json"}
+    assert json_headers("a")["Authorization"] == "Bearer a"
+    monkeypatch.setenv(KEY, "b")
+    assert json_headers()["Authorization"] == "Bearer b"
+    assert json_headers("a")["Authorization"] == "Bearer a"
+
+
+def test_a_device_that_drafts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = make_verifier("full")
+    served = start(verifier, api_key="sesame")
+    how: dict[str, Any] = {"tokenizer": verifier.tokenizer, "max_new_tokens": 8}
+    prompt = np.asarray(PROMPT)
+    monkeypatch.delenv(KEY, raising=False)
+    with pytest.raises(DllmError, match="API key"):
+        list(write_with(served.url, "prompt_lookup", prompt, **how))
+    monkeypatch.setenv(KEY, "sesame")
+    written = [t for ids in write_with(served.url, "prompt_lookup", prompt, **how) for t in ids]
+    assert written == dllm.speculate(verifier, None, PROMPT, max_new_tokens=8).tokens
+
+
+def test_a_verifier_that_asks_for_drafts(
+    start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong key is said, unlike a drafter that is gone, which the verifier does without."""
+    served = start(tiny, api_key="sesame")
+    verifier, spec = make_verifier("full"), f"remote(url='{served.url}', deadline=20)"
+    monkeypatch.setenv(KEY, "wrong")
+    with pytest.raises(ConfigError, match=f"set {KEY}"):
+        dllm.speculate(verifier, spec, PROMPT, max_new_tokens=4)
+    monkeypatch.setenv(KEY, "sesame")
+    out = dllm.speculate(verifier, spec, PROMPT, max_new_tokens=4)
+    assert out.tokens == dllm.speculate(verifier, None, PROMPT, max_new_tokens=4).tokens
+
+
+def test_the_command_line(
+    cli: Run, start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = start(tiny, api_key="sesame")
+    monkeypatch.setenv(KEY, "sesame")
+    done = cli("generate", "one", "--server", served.url, "--max-new-tokens", "8")
+    assert done.exit_code == 0, done.stderr
