@@ -39,7 +39,7 @@ def line(seed: int, folder: Path) -> tuple[list[str], str]:
     arguments = [command]
     if command not in ("chat", "bench", "tune") and rng.random() < 0.7:
         arguments.append(rng.choice(TEXTS + VALUES))
-    for name in rng.sample(MORE[command], rng.randint(0, 3)):
+    for name in rng.sample(MORE[command], min(rng.randint(0, 3), len(MORE[command]))):
         arguments += [name] if name in FLAGS else [name, rng.choice(VALUES)]
     if command in ("generate", "chat", "infill", "compare", "bench", "tune"):
         arguments += ["--model", str(folder)]
