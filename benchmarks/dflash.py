@@ -43,6 +43,7 @@ DEFAULT = (
     "prompt_lookup", "suffix", "no head", "chain", "tree", "lookup + chain", "lookup + tree",
     "transformers lookup", "transformers dflash",
 )  # fmt: skip
+RATED = ("lookup + chain rate", "lookup + tree rate")  # lengths by the clock: only where it runs
 Prompts = dict[str, list[list[int]]]
 
 
@@ -72,7 +73,7 @@ class Bench:
             return method
         if method.startswith("plain"):
             return None
-        kind = method.removeprefix("lookup + ").removesuffix(" compiled")
+        kind = method.removeprefix("lookup + ").removesuffix(" rate")
         if kind not in self._drafters:
             head = {"no head": "none", "chain": "auto", "tree": "tree"}[kind]
             self._drafters[kind] = BlockDrafter(self.drafter, head=head)
@@ -82,10 +83,9 @@ class Bench:
     def ours(self, method: str, prompts: list[list[int]], rows: int) -> list[Any]:
         """Results of `dllm.speculate`."""
         dtype = torch.float32 if method.endswith("float32") else torch.bfloat16
-        how: dict[str, Any] = {"compile": True} if method.endswith("compiled") else {}
         results: list[Any] = dllm.speculate(
             self.model(dtype), self.drafter_of(method), prompts, max_new_tokens=self.tokens,
-            controller="whole", max_rows=rows, **how,
+            controller="rate" if method.endswith(" rate") else "whole", max_rows=rows,
         )  # fmt: skip
         return results
 
@@ -236,7 +236,7 @@ def main() -> None:
         output = arguments.output or RESULTS / "dflash_counts.json"
         run_counts(bench, prompts, arguments.methods, output, how)
     else:
-        methods = [*PLAIN, *(m for m in arguments.methods if m not in PLAIN)]
+        methods = list(dict.fromkeys([*PLAIN, *arguments.methods, *RATED]))
         output = arguments.output or RESULTS / "dflash_times.json"
         run_times(bench, prompts, methods, output, how)
 

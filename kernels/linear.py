@@ -14,6 +14,7 @@ in float32.  The copy holds the numbers of the weight, so it costs memory, nothi
 from __future__ import annotations
 
 import platform
+from bisect import bisect_left
 from functools import cache, partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import nn
 
 ROWS = 16384  # of a weight that are laid out as one part: what the head's tiles are made of
 SMALL = 1 << 14  # numbers in a weight from which the call's overhead (some microseconds) pays
+SIZES = (2, *range(4, 32, 4), *range(32, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
 SAMPLE = 64  # numbers by which `Packed.check` knows a weight
 
 
@@ -31,7 +33,7 @@ def available() -> bool:
     ops: Any = torch.ops.mkldnn
     return (
         platform.machine() in ("x86_64", "AMD64")
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.cpu._is_avx512_supported()
         and hasattr(ops, "_linear_pointwise")
         and hasattr(ops, "_reorder_linear_weight")
@@ -43,7 +45,7 @@ def suits(weight: torch.Tensor) -> bool:
     has set ``torch.backends.mkldnn.enabled`` to False."""
     return (
         available()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and type(weight) in (torch.Tensor, nn.Parameter)
         and weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)
@@ -86,7 +88,7 @@ class Packed:
 
     def _make(self, weight: torch.Tensor) -> tuple[Any, ...]:
         source = weight.detach()
-        parts = list(source.split(ROWS))
+        parts = list(torch.split(source, ROWS))
         if self.copy:
             parts = [torch.ops.mkldnn._reorder_linear_weight(part) for part in parts]
         return _known_by(weight), parts, _sample(source) if self.copy else None
@@ -136,13 +138,34 @@ def linear(
         return nn.functional.linear(x, weight, bias)
     if len(parts) == 1:
         return product(x, parts[0], bias)
-    biases = [None] * len(parts) if bias is None else bias.split(ROWS)
+    biases = [None] * len(parts) if bias is None else torch.split(bias, ROWS)
     return torch.cat([product(x, *both) for both in zip(parts, biases, strict=True)], -1)
 
 
 def product(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``x`` (..., d) with one of `Packed.parts`."""
-    if x.numel() == x.shape[-1]:  # a lone row is summed in another order: give it company
-        return product(torch.cat([x.reshape(1, -1)] * 2), part, bias)[:1].view(*x.shape[:-1], -1)
+    """``x`` (..., d) with one of `Packed.parts`.
+
+    oneDNN prepares itself for every number of rows that it meets, and keeps that: half a megabyte
+    and more for each, a gigabyte for a server whose steps all differ.  So only the numbers in
+    `SIZES` are used: rows of zeros fill up to the next, and more rows go in pieces of the largest.
+    A lone row, which would be summed in another order, gets company that way.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    if len(flat) <= SIZES[-1]:
+        return _filled(flat, part, bias).view(*x.shape[:-1], part.shape[0])
+    pieces = [_filled(piece, part, bias) for piece in flat.split(SIZES[-1])]
+    return torch.cat(pieces).view(*x.shape[:-1], part.shape[0])
+
+
+def _filled(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """At most `SIZES[-1]` rows."""
+    rows = len(x)
+    size = SIZES[bisect_left(SIZES, rows)]
+    if size > rows:
+        x = nn.functional.pad(x, (0, 0, 0, size - rows))
+    return _multiply(x, part, bias)[:rows]
+
+
+def _multiply(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, part, bias, "none", [], "")
     return result

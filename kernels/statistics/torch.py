@@ -85,7 +85,8 @@ class Call:
         """Go through all rows and the vocabulary; ``whole`` forbids to cut the latter, ``fixed``
         says how wide the cuts are."""
         columns = TILE_BYTES // 4
-        most = max(1, columns // (size if whole else fixed)) if whole or fixed else MOST_ROWS
+        wide = size if whole else fixed
+        most = max(1, columns // wide) if wide else MOST_ROWS
         height = ceil(rows / ceil(rows / most)) if rows else 1  # even shares
         width = size if whole else fixed or max(1, columns // height)
         done = []
