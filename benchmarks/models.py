@@ -5,6 +5,7 @@ python benchmarks/models.py [--check]
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -38,8 +39,8 @@ TAIL = """
 ## Others
 
 **Any causal language model of transformers** loads as a verifier of drafts (`dllm.speculate`); it
-does not decode by diffusion.  WeDLM's models do both: a decided token predicts the next one, so that
-they verify drafts, their own among them, and `dllm.score` asks them by the chain rule.
+does not decode by diffusion.  WeDLM's models do both: a decided token predicts the next one, so
+that they verify drafts, their own among them, and `dllm.score` asks them by the chain rule.
 
 **A checkpoint under another name** can be tried by saying which family it follows and what it
 does not say itself:
@@ -71,9 +72,8 @@ its flags), else float32 if that fits into memory.  What differs from the files 
 model is loaded.  Networks of less than 50 million parameters stay as stored, and the bundled models
 are float32: what was recorded of them stays comparable.
 
-Processor time in float32 over bfloat16, one thread of an AMD EPYC with `avx512_bf16`, whole
-generations (prompt 224, 32 new tokens, 4 per step): 9M parameters 2.0x without a cache and 1.5x
-with `dual`, 28M parameters 2.4x and 2.0x.
+<!-- dtypes:begin -->
+<!-- dtypes:end -->
 
 Accuracy of `nano` in both, 40 held-out prompts of each of its 16 tasks, the same prompts, sampler
 `threshold`:
@@ -85,7 +85,16 @@ Accuracy of `nano` in both, 40 held-out prompts of each of its 16 tasks, the sam
 | equal answers | 603 | 603 |
 
 Exact McNemar test: p = 0.63, so no loss is shown; 33 of the 37 answers that differ are of `shuffle`
-and `latin`, which `nano` cannot do.  It would gain 1.8x, and it stays float32 all the same.
+and `latin`, which `nano` cannot do.
+
+### Weights on a CPU
+
+On x86 processors with AVX-512, linear layers are multiplied by oneDNN, with a copy of each weight
+in the order it wants; [Kernels](kernels.md#linear-layers-on-a-cpu) has the reason and the gain.
+The copy is made at the first forward without gradients and takes as much memory as the weights
+(those that were mapped from a file can be dropped by the system).  Where that is more than half
+of what is free when the model is loaded there is no copy: the same numbers, fewer per second.
+`state_dict`, training and adapters see the network as transformers built it.
 
 ## Quantised weights
 
@@ -101,8 +110,11 @@ GGUF file in blocks of 8 bits.  bitsandbytes was not run here.
 """
 
 
+MEASURED = re.compile(r"<!-- dtypes:begin -->\n(.*?)<!-- dtypes:end -->", re.DOTALL)
+
+
 def page() -> str:
-    """The whole page."""
+    """The whole page.  The table that `benchmarks/tables.py` writes into it stays."""
     known = [family for family in families().values() if family.diffusion]
     rows = "".join(_row(family) for family in known)
     listed = "".join(
@@ -112,9 +124,11 @@ def page() -> str:
         for c in family.checkpoints
     )
     notes = "".join(f"- `{f.name}`: {f.note}\n" for f in known if f.note)
+    written = MEASURED.search(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else None
+    tail = TAIL if written is None else MEASURED.sub(lambda _: written[0], TAIL)
     return (
         f"{HEAD}{TABLE}{rows}\n{notes}\n## Checkpoints\n\n"
-        f"*block*: where only the name says it.\n\n{CHECKPOINTS}{listed}{TAIL}"
+        f"*block*: where only the name says it.\n\n{CHECKPOINTS}{listed}{tail}"
     )
 
 

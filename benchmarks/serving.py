@@ -366,7 +366,7 @@ def main() -> None:
                         choices=["load", "engine", "overhead", "serve", "draw"])  # fmt: skip
     parser.add_argument("--model", default="nano", choices=list(LENGTHS))
     parser.add_argument("--mode", default="continuous", choices=MODES)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.4, 0.7, 1, 1.4, 1.8, 2.3, 3])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1, 1.5, 2, 2.5, 3, 4, 5])
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", type=Path, help="instead of the results of the repository")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -183,17 +184,16 @@ def throughput(result: Found) -> str:
 
 def serving(result: Found) -> str:
     """Loads that are borne at equal p99, by mode, and the latencies behind them."""
+    most = max(point["load"] for point in result["points"])
     rows = []
     for entry in result["borne"]:
         loads = entry["loads"]
-        ratios = [
-            _ratio(loads["continuous"], loads[mode]) for mode in ("static", "equal", "serial")
-        ]
         rows.append([
             entry["what"], f"{entry['limit']:g}×",
-            *("–" if load is None else f"{load:.2f}" for load in loads.values()), *ratios,
+            *(_load(load, most) for load in loads.values()),
+            *(_ratio(loads["continuous"], loads[mode], most)
+              for mode in ("static", "equal", "serial")),
         ])  # fmt: skip
-    most = max(point["load"] for point in result["points"])
     added = result.get("added_by_a_row")
     more = "" if added is None else f"  One more row adds {added:.2f} of a step of a single row."
     modes = list(result["borne"][0]["loads"])
@@ -209,8 +209,15 @@ def serving(result: Found) -> str:
     )
 
 
-def _ratio(one: float | None, other: float | None) -> str:
-    return "–" if not one or not other else f"{one / other:.1f}×"
+def _load(load: float | None, most: float) -> str:
+    return "–" if load is None else f"{'≥ ' * (load >= most)}{load:.2f}"
+
+
+def _ratio(one: float | None, other: float | None, most: float = math.inf) -> str:
+    """How many times ``other``, as far as loads up to ``most`` tell."""
+    if not one or not other or other >= most:
+        return "–"
+    return f"{'≥ ' * (one >= most)}{one / other:.1f}×"
 
 
 def queueing(result: Found) -> str:

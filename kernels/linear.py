@@ -14,6 +14,7 @@ in float32.  The copy holds the numbers of the weight, so it costs memory, nothi
 from __future__ import annotations
 
 import platform
+from bisect import bisect_left
 from functools import cache, partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import nn
 
 ROWS = 16384  # of a weight that are laid out as one part: what the head's tiles are made of
 SMALL = 1 << 14  # numbers in a weight from which the call's overhead (some microseconds) pays
+SIZES = (2, *range(4, 32, 4), *range(32, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
 SAMPLE = 64  # numbers by which `Packed.check` knows a weight
 
 
@@ -141,8 +143,29 @@ def linear(
 
 
 def product(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``x`` (..., d) with one of `Packed.parts`."""
-    if x.numel() == x.shape[-1]:  # a lone row is summed in another order: give it company
-        return product(torch.cat([x.reshape(1, -1)] * 2), part, bias)[:1].view(*x.shape[:-1], -1)
+    """``x`` (..., d) with one of `Packed.parts`.
+
+    oneDNN prepares itself for every number of rows that it meets, and keeps that: half a megabyte
+    and more for each, a gigabyte for a server whose steps all differ.  So only the numbers in
+    `SIZES` are used: rows of zeros fill up to the next, and more rows go in pieces of the largest.
+    A lone row, which would be summed in another order, gets company that way.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    if len(flat) <= SIZES[-1]:
+        return _filled(flat, part, bias).view(*x.shape[:-1], part.shape[0])
+    pieces = [_filled(piece, part, bias) for piece in flat.split(SIZES[-1])]
+    return torch.cat(pieces).view(*x.shape[:-1], part.shape[0])
+
+
+def _filled(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """At most `SIZES[-1]` rows."""
+    rows = len(x)
+    size = SIZES[bisect_left(SIZES, rows)]
+    if size > rows:
+        x = nn.functional.pad(x, (0, 0, 0, size - rows))
+    return _multiply(x, part, bias)[:rows]
+
+
+def _multiply(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, part, bias, "none", [], "")
     return result

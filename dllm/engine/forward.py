@@ -86,7 +86,7 @@ class Forward:
         """Raw logits (n, V) at the targets of each job, in one forward."""
         with torch.inference_mode():
             scored: torch.Tensor = self.head(self.hidden(jobs))
-        return list(scored.split([len(job.targets) for job in jobs]))
+        return list(torch.split(scored, [len(job.targets) for job in jobs]))
 
     def predict(self, jobs: list[Job]) -> list[Predictions | NumericError]:
         """One forward; the numbers every job asked for, or why it has none."""

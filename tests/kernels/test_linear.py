@@ -108,3 +108,23 @@ def test_statistics_of_a_packed_head(dtype: torch.dtype, top_k: int) -> None:
     ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=name)
         assert torch.equal(a[9:10], c), name
+
+
+def test_few_numbers_of_rows_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps half a megabyte and more for each that it has met."""
+    sizes, multiply = set(), linear._multiply
+
+    def spy(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        sizes.add(len(x))
+        return multiply(x, *more)
+
+    monkeypatch.setattr(linear, "_multiply", spy)
+    packed = layer(192, 96, torch.float32)
+    with torch.inference_mode():
+        for rows in range(1, 1400, 3):
+            x = torch.randn(rows, 192)
+            assert packed(x).shape == (rows, 96)
+    assert sizes == set(linear.SIZES) and len(sizes) < 40
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(x), x @ packed.weight.T, rtol=1e-4, atol=1e-4)
+        assert packed(x[:0]).shape == (0, 96)
