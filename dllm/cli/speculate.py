@@ -18,7 +18,7 @@ FIGURES = ("drafted", "accepted", "accepted_per_round", "acceptance_rate", "draf
            "lossy", "deviations")  # fmt: skip
 
 
-def speculate(prompts: list[str | list[int]], options: Answers) -> None:
+def speculate(prompts: list[Any], options: Answers) -> None:
     """Answers of the verifier on stdout, figures on stderr."""
     given = options.arguments()
     for name in UNUSED:
@@ -34,9 +34,7 @@ def speculate(prompts: list[str | list[int]], options: Answers) -> None:
             note(result.footer())
 
 
-def _run(
-    prompts: list[str | list[int]], options: Answers, given: dict[str, Any]
-) -> list[SpeculativeResult]:
+def _run(prompts: list[Any], options: Answers, given: dict[str, Any]) -> list[SpeculativeResult]:
     from .. import drafting
     from ..drafting.dflash.drafter import BlockDrafter
     from ..models import load

@@ -16,7 +16,7 @@ VALUES = ["", " ", "0", "1", "-1", "3", "0.5", "1e39", "nan", "inf", "None", "x"
 COMMON = ["--sampler", "--cache", "--steps", "--block-length", "--temperature", "--top-p",
           "--top-k", "--cfg-scale", "--eos-policy", "--seed", "--max-batch-tokens", "--preset",
           "--device", "--dtype", "--top-candidates", "--cuda-graphs", "--compile", "--json",
-          "--nonsense"]  # fmt: skip
+          "--ids", "--nonsense"]  # fmt: skip
 MORE = {
     "generate": [*COMMON, "--max-new-tokens", "--min-new-tokens", "--stop", "--constraint",
                  "--lines", "--watch", "--raw", "-n", "--resume", "--rule", "--max-rows"],
@@ -28,7 +28,7 @@ MORE = {
     "bench": ["--sampler", "--tasks", "--examples", "--preset", "--rows"],
     "tune": ["--tasks", "--keep", "--tolerance", "--by", "--rungs", "-n"],
 }  # fmt: skip
-FLAGS = {"--json", "--watch", "--lines", "--raw", "--resume", "--cuda-graphs", "--compile"}
+FLAGS = {"--json", "--watch", "--lines", "--raw", "--resume", "--cuda-graphs", "--compile", "--ids"}
 TEXTS = ["Tom", "Reverse this list: Tom, Anna", "a[[2]]b", "", "[[1]]\udc80", "Tom\n\nAnna"]
 
 
@@ -39,7 +39,7 @@ def line(seed: int, folder: Path) -> tuple[list[str], str]:
     arguments = [command]
     if command not in ("chat", "bench", "tune") and rng.random() < 0.7:
         arguments.append(rng.choice(TEXTS + VALUES))
-    for name in rng.sample(MORE[command], rng.randint(0, 3)):
+    for name in rng.sample(MORE[command], min(rng.randint(0, 3), len(MORE[command]))):
         arguments += [name] if name in FLAGS else [name, rng.choice(VALUES)]
     if command in ("generate", "chat", "infill", "compare", "bench", "tune"):
         arguments += ["--model", str(folder)]
