@@ -24,7 +24,7 @@ from dllm.cache import compose as compose_cache  # noqa: E402
 from dllm.drafting import available as drafting_parts  # noqa: E402
 from dllm.samplers import SAMPLERS, compose  # noqa: E402
 
-from fidelity_notes import DRAFTING, METHODS, ROUTINES  # isort: skip  # noqa: E402
+from fidelity_notes import DRAFTING, METHODS, ROUTINES, TRAINING  # isort: skip  # noqa: E402
 from tests.golden import test_traces  # noqa: E402
 from tests.golden.conftest import goldens_dir  # noqa: E402
 
@@ -164,6 +164,9 @@ def drafting() -> list[str]:
         if part.paper:
             link = f"[{part.arxiv}](https://arxiv.org/abs/{part.arxiv})" if part.arxiv else "-"
             lines.append(f"| {part.role} | `{part.name}` | {link} | {DRAFTING[part.name]} |")
+    for name, (arxiv, note) in TRAINING.items():
+        link = f"[{arxiv}](https://arxiv.org/abs/{arxiv})"
+        lines.append(f"| training | `dllm train {name}` | {link} | {note} |")
     return [*lines, ""]
 
 

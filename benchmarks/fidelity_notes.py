@@ -176,3 +176,20 @@ DRAFTING: dict[str, str] = {
     "ratio": "Tested to be lossless in distribution.",
     "traversal": "Tested to be lossless in distribution; equals `block` on a chain.",
 }
+
+# Recipe -> arXiv id of its paper, what deviates and why.
+TRAINING: dict[str, tuple[str, str]] = {
+    "deer": (
+        "2512.15176",
+        "Stage 2 masks at most `far` = 16 tokens (96 in the paper) and stage 1 at most twice the "
+        "window: answers of `nano` are short.  The end marker stands behind the masks; windows may "
+        "reach beyond an answer's end, as when drafting, and nothing is learnt from there.  The "
+        "paper says neither.",
+    ),
+    "dflash": (
+        "2602.06036",
+        "Weights of D-PACE (2605.18810) in place of the paper's decay (`--loss decay`), half of "
+        "the target is the verifier's distribution (`--soft 0`), a sampled head, and a start from "
+        "the verifier's own layers (`--init random`): what a small run needs.",
+    ),
+}

@@ -153,7 +153,7 @@ def product(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> t
     flat = x.reshape(-1, x.shape[-1])
     if len(flat) <= SIZES[-1]:
         return _filled(flat, part, bias).view(*x.shape[:-1], part.shape[0])
-    pieces = [_filled(piece, part, bias) for piece in flat.split(SIZES[-1])]
+    pieces = [_filled(piece, part, bias) for piece in torch.split(flat, SIZES[-1])]
     return torch.cat(pieces).view(*x.shape[:-1], part.shape[0])
 
 

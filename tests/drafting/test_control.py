@@ -191,11 +191,13 @@ def test_a_long_prompt_is_indexed_in_linear_time() -> None:
     rng, part = np.random.default_rng(0), single("suffix", DRAFTERS, Drafter)
     seconds = []
     for size in (2_000, 20_000):
-        text = rng.integers(0, 2_000, size).tolist()
-        began = time.process_time()
-        drafting = part.open(request(text))
-        drafting.propose(np.array(text), Budget(9, 9))
-        seconds.append(time.process_time() - began)
+        text, turns = rng.integers(0, 2_000, size).tolist(), []
+        for _ in range(3):  # the collector of Python may run in one of them
+            began = time.process_time()
+            drafting = part.open(request(text))
+            drafting.propose(np.array(text), Budget(9, 9))
+            turns.append(time.process_time() - began)
+        seconds.append(min(turns))
     assert seconds[0] < 0.1 and seconds[1] < 40 * max(seconds[0], 1e-3)
 
 

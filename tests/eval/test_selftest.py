@@ -76,8 +76,8 @@ def test_a_check_that_raises_counts_as_a_difference(monkeypatch: pytest.MonkeyPa
         yield
 
     broken.__name__ = "rotation"
-    for name in ("statistics", "random_numbers", "attention", "padded_steps", "batches",
-                 "step_time"):  # fmt: skip
+    for name in ("statistics", "random_numbers", "attention", "products",
+                 "padded_steps", "batches", "step_time"):  # fmt: skip
         monkeypatch.setattr(selftest, name, lambda _: iter(()))
     monkeypatch.setattr(selftest, "rotation", broken)
     checks = list(selftest.run("cpu"))

@@ -208,7 +208,7 @@ def test_the_readme_has_every_cache_that_nano_can_run(tmp_path: Path) -> None:
         Journal(tmp_path / "r.jsonl"), refused=refused,
     )  # fmt: skip
     names = {cache.name for cache in dllm.cache.available()}
-    assert names - {record.cache for record in result} == {"block"}
+    assert names - {record.cache for record in result} == {"block", "wedlm"}  # for other networks
     assert "block-causal" in refused["threshold(tau=0.9) · block"]
 
 

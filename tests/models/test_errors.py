@@ -204,7 +204,7 @@ def test_config_that_nests_without_end(copy: Copy) -> None:
 
 def test_weights_that_are_no_floating_point_numbers(copy: Copy) -> None:
     folder = edit(copy("llada-tiny"), lambda t: t.update({FIRST_NORM: t[FIRST_NORM].int()}))
-    with pytest.raises(CheckpointError, match="holds I32, no floating-point"):
+    with pytest.raises(CheckpointError, match="holds 'I32', no floating-point"):
         load(folder)
 
 

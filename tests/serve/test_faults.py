@@ -333,7 +333,7 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
     loop = served.server.servers[0].get_loop()
     slow, labels = body(n=8), {"model_name": served.service.name}
     registry = served.service.metrics.registry
-    score = {"prompt": "one", "continuation": ["two"] * 64, "samples": 16}
+    score = {"prompt": "one", "continuation": ["two three four"] * 64, "samples": 96}
 
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=PATIENCE) as client:
