@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,11 +60,14 @@ def ragged_prompts(count: int) -> list[str]:
     return prompts
 
 
-def answered(model: dllm.DiffusionModel, prompts: Sequence[str], rows: int) -> dict[str, Any]:
+def answered(
+    model: dllm.DiffusionModel, prompts: Sequence[str], rows: int, cache: str
+) -> dict[str, Any]:
     """Answer prompts with at most ``rows`` at a time; what it took."""
     how = Preparation.of(
-        model, "threshold(tau=0.9)", "none", None, {"max_rows": rows, "max_new_tokens": 64}
-    )
+        model, "threshold(tau=0.9)", cache, None,
+        {"max_rows": rows, "max_new_tokens": 64, "block_length": 16},
+    )  # fmt: skip
     began = time.process_time()
     scheduler = how.scheduler(how.prompts(prompts))
     requests = list(scheduler.waiting)
@@ -79,9 +83,13 @@ def answered(model: dllm.DiffusionModel, prompts: Sequence[str], rows: int) -> d
     }
 
 
-def fixed(model: dllm.DiffusionModel, prompts: Sequence[str], rows: int) -> dict[str, Any]:
+def fixed(
+    model: dllm.DiffusionModel, prompts: Sequence[str], rows: int, cache: str
+) -> dict[str, Any]:
     """The same in batches that wait for their longest answer."""
-    parts = [answered(model, prompts[i : i + rows], rows) for i in range(0, len(prompts), rows)]
+    parts = [
+        answered(model, prompts[i : i + rows], rows, cache) for i in range(0, len(prompts), rows)
+    ]
     total = {name: sum(part[name] for part in parts) for name in ("seconds", "forwards")}
     row_forwards = sum(part["row_forwards"] for part in parts)
     tokens = [ids for part in parts for ids in part["tokens"]]
@@ -91,16 +99,17 @@ def fixed(model: dllm.DiffusionModel, prompts: Sequence[str], rows: int) -> dict
 def batching(repeats: int) -> list[dict[str, Any]]:
     model = dllm.load("nano")
     prompts = ragged_prompts(256)
-    answered(model, prompts[:16], 16)
+    answered(model, prompts[:16], 16, "none")
     rows = []
-    for size in BATCHES:
-        runs = [(fixed(model, prompts, size), answered(model, prompts, size))
+    for cache, size in product(("none", "dual"), BATCHES):
+        runs = [(fixed(model, prompts, size, cache), answered(model, prompts, size, cache))
                 for _ in range(repeats)]  # fmt: skip
         one, other = runs[0]
         assert one["tokens"] == other["tokens"], "a batch equals its rows run alone"
         lengths = sorted(len(ids) for ids in one["tokens"])
         rows.append({
             "rows": size,
+            "cache": cache,
             "answers": [lengths[0], lengths[len(lengths) // 2], lengths[-1]],
             "fixed_forwards": one["forwards"],
             "continuous_forwards": other["forwards"],

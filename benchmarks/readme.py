@@ -27,7 +27,7 @@ from cache_memory import plot  # isort: skip
 from report import RESULTS  # isort: skip
 from samplers import flags  # isort: skip
 from step_tables import official  # isort: skip
-from tables import load, pages  # isort: skip
+from tables import joining, load, pages  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 SWEEP = "readme.jsonl"  # of `dllm bench --preset readme`
@@ -284,6 +284,7 @@ def main() -> None:
             "sweep": samplers(records),
             "speed": speed(),
             "fast_dllm": official(load("fast_dllm")),
+            "joining": joining(load("engine")),
         },
         ROOT / "dllm" / "nano" / "README.md": {
             "accuracy": accuracy_table(load("nano")) + "\n" + accuracy_table(load("nano_ar"))

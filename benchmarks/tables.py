@@ -303,6 +303,44 @@ def lossy(result: Found) -> str:
     )
 
 
+def joining(result: Found) -> str:
+    """What it brings that rows join and leave."""
+    low, middle, high = result["batching"][0]["answers"]
+    batches = [
+        [str(r["rows"]), f"`{r['cache']}`", str(r["fixed_forwards"]),
+         str(r["continuous_forwards"]), f"{r['fixed_rows_per_forward']:.1f}",
+         f"{r['continuous_rows_per_forward']:.1f}", f"{r['faster']:.2f}×"]
+        for r in result["batching"]
+    ]  # fmt: skip
+    (harness,) = result["harness"]
+    ragged = [
+        [str(r["rows"]), f"{r['computed']:,} / {r['computed_padded']:,}",
+         f"{r['cache_bytes'] / 1e6:.0f} / {r['cache_bytes_padded'] / 1e6:.0f} MB",
+         f"{r['tokens_per_second']:.0f}", f"{r['faster']:.2f}×"]
+        for r in result["rows"]
+    ]  # fmt: skip
+    lost = ", ".join(
+        f"{100 * r['slower_when_scattered']:.1f} % ({r['model']})" for r in result["folding"]
+    )
+    return "\n\n".join([
+        f"256 prompts of `nano` with answers of {low} to {high} tokens (median {middle}), blocks "
+        "of 16: batches that wait for their longest answer (fixed) against rows that join when "
+        "another has left (continuous).  Processor time; "
+        f"{conditions(result)}.",
+        markdown(["rows", "cache", "forwards, fixed", "continuous", "rows per forward, fixed",
+                  "continuous", "faster"], batches),
+        f"The same prompts as `generate_until` requests of lm-evaluation-harness, "
+        f"{harness['rows']} at a time: {harness['fixed_forwards']} forwards in fixed batches, "
+        f"{harness['continuous_forwards']} in continuous ones, {harness['faster']:.2f}× as fast.",
+        "Ragged rows of the 135M shape (prompts of 32 to 256 tokens, dual cache) against the same "
+        "rows padded to the longest:",
+        markdown(["rows", "positions computed, ragged / padded", "keys and values",
+                  "tokens per second", "faster"], ragged),
+        f"Eight rows in lockstep whose slots are scattered in the pool take {lost} longer than "
+        "rows side by side.",
+    ])  # fmt: skip
+
+
 def pages(docs: Path) -> dict[Path, dict[str, str]]:
     """File -> name of a marked part -> its content."""
     result = {
