@@ -353,7 +353,8 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
     error = json.loads(streamed.text.rstrip().rpartition("data: ")[2])["error"]
     assert streamed.status_code == 200 and error["code"] == "stopping"
     assert whole.status_code == 503 and whole.json()["error"]["code"] == "stopping"
-    assert first.status_code in (200, 503) and second.status_code == 503
+    # they take turns, in either order: one may have been answered in time
+    assert sorted((first.status_code, second.status_code)) in ([200, 503], [503, 503])
     served.thread.join(PATIENCE)
     assert not served.thread.is_alive() and threading.active_count() <= before.threads
 
