@@ -115,6 +115,17 @@ def pack(module: nn.Linear, copy: bool = True) -> None:
     module.forward = partial(_forward, module, Packed(copy))  # type: ignore[method-assign]
 
 
+class Matrix:
+    """A weight (n, d) that belongs to no module, and how it multiplies: ``matrix(x)`` (..., n)."""
+
+    def __init__(self, weight: torch.Tensor, copy: bool = True) -> None:
+        self.weight, self.packed = weight, Packed(copy)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` (..., d) times the weight transposed."""
+        return linear(x, self.weight, None, self.packed)
+
+
 def packed_of(module: Any) -> Packed | None:
     """What `pack` gave to a layer."""
     forward = getattr(module, "__dict__", {}).get("forward")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from ...canvas import IntArray
 from ...errors import ConfigError
+from ...kernels.linear import Matrix
 from ..base import (
     DRAFTERS,
     EMPTY,
@@ -132,11 +132,12 @@ class Binding:
         self.draft_ids = None if ids is None else ids.to(self.device)
         own = checkpoint.head
         if own is not None:
-            self.head = own.to(self.device, self.dtype)
+            rows = own.to(self.device, self.dtype)
         else:
-            self.head = weight if ids is None else weight.detach()[self.draft_ids].clone()
+            rows = weight if ids is None else weight.detach()[self.draft_ids].clone()
+        self.head: Any = head if rows is weight else Matrix(rows)
         with torch.inference_mode():
-            self.walk = head_of(checkpoint, self.device, embedding.weight, self.head)
+            self.walk = head_of(checkpoint, self.device, embedding.weight, rows)
 
     @torch.inference_mode()
     def hidden(self, drafting: Sequence[BlockDrafting]) -> torch.Tensor:
@@ -200,7 +201,7 @@ class BlockDrafting(Drafting):
         """A draft from the hidden states (block - 1, H) of a block."""
         self.rounds += 1
         rows = min(len(hidden), max(1, budget.room))
-        logits = F.linear(hidden[:rows], self.bound.head)
+        logits = self.bound.head(hidden[:rows])
         began = time.perf_counter()
         context = SearchContext(
             self.prefix, self.proxy, self.request.temperature, self.request.noise_key,

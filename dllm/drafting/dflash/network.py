@@ -14,6 +14,7 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
     MuseGlimmerAssistantRotaryEmbedding,
 )
 
+from ...kernels.linear import Matrix
 from .checkpoint import BlockCheckpoint
 
 GROWTH = 256  # positions added at least when the kept keys and values are full
@@ -43,10 +44,10 @@ class TextKeys:
 
 @dataclass
 class _Layer:
-    qkv: torch.Tensor
-    out: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    qkv: Matrix
+    out: Matrix
+    gate_up: Matrix
+    down: Matrix
     norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # in, after, q, k
     window: int | None
 
@@ -60,11 +61,12 @@ class BlockNetwork:
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dim, self.size = config.head_dim, config.block_size
         w = {name: t.to(device, dtype) for name, t in checkpoint.weights.items()}
-        self.fc, self.text_norm = w["encoder.fc.weight"], w["encoder.output_norm_enc.weight"]
+        self.fc = Matrix(w["encoder.fc.weight"])
+        self.text_norm = w["encoder.output_norm_enc.weight"]
         self.norm = w["norm.weight"]
         self.layers = [self._layer(w, i) for i in range(config.num_hidden_layers)]
         kv = self.kv_heads * self.dim
-        self.text_kv = torch.cat([layer.qkv[-2 * kv :] for layer in self.layers])
+        self.text_kv = Matrix(torch.cat([layer.qkv.weight[-2 * kv :] for layer in self.layers]))
         self.text_k_norm = torch.stack([layer.norms[3] for layer in self.layers])[:, None, None]
         rotary: Any = MuseGlimmerAssistantRotaryEmbedding(config)
         self.rotary = rotary.to(device)
@@ -76,8 +78,10 @@ class BlockNetwork:
 
         kinds = self.config.layer_types or []
         return _Layer(
-            torch.cat([of(f"self_attn.{name}_proj") for name in "qkv"]), of("self_attn.o_proj"),
-            torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]), of("mlp.down_proj"),
+            Matrix(torch.cat([of(f"self_attn.{name}_proj") for name in "qkv"])),
+            Matrix(of("self_attn.o_proj")),
+            Matrix(torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")])),
+            Matrix(of("mlp.down_proj")),
             (of("input_layernorm"), of("post_attention_layernorm"), of("self_attn.q_norm"),
              of("self_attn.k_norm")),
             self.config.sliding_window if kinds[i] == "sliding_attention" else None,
@@ -95,8 +99,8 @@ class BlockNetwork:
         n = len(taps)
         if n == 0:
             return
-        known = _rms(F.linear(taps.to(self.device, self.dtype), self.fc), self.text_norm, self.eps)
-        kv = F.linear(known, self.text_kv).view(n, len(self.layers), 2, self.kv_heads, self.dim)
+        known = _rms(self.fc(taps.to(self.device, self.dtype)), self.text_norm, self.eps)
+        kv = self.text_kv(known).view(n, len(self.layers), 2, self.kv_heads, self.dim)
         keys, values = kv.permute(2, 1, 3, 0, 4)
         cos, sin = self._rotation(torch.arange(text.length, text.length + n))
         keys = _turn(_rms(keys, self.text_k_norm, self.eps), cos, sin)
@@ -113,7 +117,7 @@ class BlockNetwork:
         split = [self.heads, self.kv_heads, self.kv_heads]
         for i, layer in enumerate(self.layers):
             before, after, q_norm, k_norm = layer.norms
-            y = F.linear(_rms(x, before, self.eps), layer.qkv)
+            y = layer.qkv(_rms(x, before, self.eps))
             y = y.view(count, size, sum(split), self.dim).transpose(1, 2)
             q, k, v = torch.split(y, split, 1)
             q = _turn(_rms(q, q_norm, self.eps), cos, sin)
@@ -122,9 +126,9 @@ class BlockNetwork:
                 self._attend(q[n], k[n], v[n], text, i, layer.window)
                 for n, text in enumerate(texts)
             ])  # fmt: skip
-            x = x + F.linear(seen.transpose(1, 2).reshape(count, size, -1), layer.out)
-            gate, up = F.linear(_rms(x, after, self.eps), layer.gate_up).chunk(2, -1)
-            x = x + F.linear(self.activation(gate) * up, layer.down)
+            x = x + layer.out(seen.transpose(1, 2).reshape(count, size, -1))
+            gate, up = layer.gate_up(_rms(x, after, self.eps)).chunk(2, -1)
+            x = x + layer.down(self.activation(gate) * up)
         return _rms(x, self.norm, self.eps)
 
     def _attend(
