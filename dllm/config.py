@@ -100,7 +100,8 @@ class GenerationConfig:
     does (see `dllm.samplers.eos`).  ``stop_strings`` end the text where they first appear.
     ``seed``: all random choices are a function of it, the prompt's repetition count, position and
     step.  ``max_rows``: most texts that are decoded at a time (default 32); further ones join as
-    others finish.  ``max_batch_tokens``: most token positions fed to the model at once.
+    others finish.  ``max_batch_tokens``: most token positions fed to the model at once
+    (default: 512 on a CPU, where more at once are no faster; else without bound).
     ``top_candidates``: record that many candidates per prediction.  ``cuda_graphs``: pad cached
     steps to a few sizes and replay each as one CUDA graph (on a GPU only).  ``compile``: pass the
     network of such steps through `torch.compile`.  ``suppress_mask=False`` lets the model propose

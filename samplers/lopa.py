@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import BRANCHES
+from ..capabilities import BRANCHES, SLIDING_BRANCHES
 from ..errors import ConfigError, UnknownNameError
 from .base import Decide, Explorer, Part, Prediction, Scorer, View
 from .compose import register
@@ -46,7 +46,7 @@ class LoPA(Explorer):
     times in computed positions.
     """
 
-    needs = frozenset({BRANCHES})
+    needs = frozenset({BRANCHES, SLIDING_BRANCHES})
 
     base: tuple[Part, ...] = ()
     k: int = 2

@@ -25,6 +25,8 @@ from .recipe import Options, Recipe, check_recipe
 from .rows import Job, Row, Step
 from .turn import complete, jobs_of, plan_row, settle
 
+CPU_BATCH = 512  # a processor's products get no faster beyond; activations then leave its cache
+
 
 class Engine:
     """Decodes canvases, which join by `admit` and leave when they are finished or by `drop`.
@@ -33,7 +35,7 @@ class Engine:
     the rows that are admitted, up to ``most`` (None: without bound).  A cache that stores nothing
     needs no pool, and then only ``max_rows`` bounds what is admitted.  ``max_rows``: most rows at
     a time.  ``max_batch_tokens``: most token positions of one forward; more are cut into
-    micro-batches of whole rows.  ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
+    micro-batches of whole rows (default: 512 on a CPU, else without bound).  ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
 
     One engine may be called from several threads, one at a time: calls wait for one another.  The
     model may be shared by any number of engines.
@@ -52,6 +54,8 @@ class Engine:
         compile: bool = False,
     ) -> None:
         self.model, self.cache = model, cache
+        if max_batch_tokens is None and model.device.type == "cpu":
+            max_batch_tokens = CPU_BATCH
         self.max_rows, self.max_batch_tokens = max_rows, max_batch_tokens
         self.forward = Forward(model, cache, cuda_graphs, compile)
         self.live: list[Row] = []
