@@ -35,7 +35,8 @@ class Engine:
     the rows that are admitted, up to ``most`` (None: without bound).  A cache that stores nothing
     needs no pool, and then only ``max_rows`` bounds what is admitted.  ``max_rows``: most rows at
     a time.  ``max_batch_tokens``: most token positions of one forward; more are cut into
-    micro-batches of whole rows (default: 512 on a CPU, else without bound).  ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
+    micro-batches of whole rows (default: 512 on a CPU, else without bound).  ``cuda_graphs``,
+    ``compile``: see `dllm.GenerationConfig`.
 
     One engine may be called from several threads, one at a time: calls wait for one another.  The
     model may be shared by any number of engines.
