@@ -241,7 +241,13 @@ def test_a_damaged_folder_is_one_sentence(tmp_path: Path, seeds: range) -> None:
         folder = tmp_path / str(seed)
         results.append(check(folder, seed))
         shutil.rmtree(folder)
-    assert any(results) and not all(results)
+    assert not all(results)
+
+
+@pytest.mark.parametrize("seed", [4, 18, 26])
+def test_some_faults_do_no_harm(tmp_path: Path, seed: int) -> None:
+    """One folder in seven still loads: the others are not refused for something they share."""
+    assert check(tmp_path / str(seed), seed)
 
 
 # What 10,000 cases have found: values of 10,000 characters in messages, and a section that is null.
