@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -23,6 +24,9 @@ T = TypeVar("T")
 FamilyDefaults = Mapping[str, Mapping[str, Any]]  # family -> field -> value
 LONGEST = 4096  # characters of a spec
 WORDS = {"inf": math.inf, "true": True, "false": False}
+# Python 3.11 counts the depth of a syntax tree per interpreter while it makes one: two threads that
+# do so at a time may end in a SystemError.
+_PARSING = threading.Lock()
 
 
 def arguments(cls: Any) -> dict[str, Any]:
@@ -65,7 +69,8 @@ def parse(spec: Any, registry: Registry[T]) -> tuple[T, ...]:
         f"cannot read {registry.kind} {spec[:80]!r}: write name(key=value) and join with '+'"
     )
     try:
-        tree = ast.parse(spec.strip(), mode="eval").body
+        with _PARSING:
+            tree = ast.parse(spec.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise unreadable from None
     try:
