@@ -27,7 +27,7 @@ from cache_memory import plot  # isort: skip
 from report import RESULTS  # isort: skip
 from samplers import flags  # isort: skip
 from step_tables import official  # isort: skip
-from tables import joining, load, pages  # isort: skip
+from tables import conditions, joining, load, pages  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 SWEEP = "readme.jsonl"  # of `dllm bench --preset readme`
@@ -54,24 +54,28 @@ def accuracy_table(result: dict[str, Any]) -> str:
 def speed() -> str:
     """Ratios, each measured side by side in one run."""
     head, step = load("kernels_llada"), load("step_cost")
-    machine = step["machine"]
     parts = [
-        f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {machine['torch']}, "
-        f"transformers {machine['transformers']}, float32.  Ratios come from one run each; "
-        "compare them, not seconds.",
+        f"Float32, torch {step['machine']['torch']}, transformers "
+        f"{step['machine']['transformers']}.  Ratios come from one run each; compare them, not "
+        "seconds.",
         "**A step costs little beside its forward** (time of a step outside the backbone and the "
-        "bare head product, batch 1):",
+        f"bare head product; {conditions(step)}):",
         table(
-            ["model", "cache", "share of the forward"],
+            ["model", "cache", "rows", "outside the forward", "share of the forward"],
             [
-                [c["model"], f"`{c['cache']}`", f"{100 * c['rest_share']:.1f} %"]
+                [
+                    c["model"],
+                    f"`{c['cache']}`",
+                    str(c["batch"]),
+                    f"{c['rest_us'] / 1e3:.2f} ms",
+                    f"{100 * c['rest_share']:.1f} %",
+                ]
                 for c in step["cases"]
-                if c["batch"] == 1
             ],
         ),
         "**Logits are never stored**: statistics of R positions at LLaDA's head shape "
         "(4096 → 126,464) against the bare matrix product, and extra memory against the float64 "
-        "softmax over all logits of the official loops:",
+        f"softmax over all logits of the official loops ({conditions(head)}):",
         table(
             ["R", "time / bare product", "extra memory", "float64 softmax"],
             [head_row(case) for case in head["results"] if case["dtype"] == "float32"],
