@@ -160,6 +160,7 @@ class Cache:
     offers: ClassVar[frozenset[Capability]] = SOME
     stores: ClassVar[bool] = True
     follows: ClassVar[bool] = False
+    trained: ClassVar[bool] = False  # meant for checkpoints that were trained with its attention
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None
     # Family -> field -> value: what the paper uses there, for fields left at None.

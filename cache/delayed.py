@@ -113,6 +113,7 @@ class D2FCache(Cache):
 
     offers = BLOCK
     follows = True
+    trained = True
 
     causal: bool = True
 

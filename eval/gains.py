@@ -194,5 +194,6 @@ def within(context: int, prompt: int, new: int) -> tuple[int, int]:
 
 
 def recommended(result: list[Gain]) -> Gain | None:
-    """The fastest one, if it is worth it."""
-    return result[0] if result and result[0].time >= WORTH else None
+    """The fastest one for any checkpoint, if it is worth it."""
+    best = next((gain for gain in result if not caches.CACHES[gain.cache].trained), None)
+    return best if best is not None and best.time >= WORTH else None

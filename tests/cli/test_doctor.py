@@ -16,7 +16,7 @@ import dllm
 from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
 from dllm.eval.cost import Rates
-from dllm.eval.gains import Gain, gains, within
+from dllm.eval.gains import Gain, gains, recommended, within
 from dllm.models import precision
 from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import Footprint, footprint
@@ -196,6 +196,11 @@ def test_the_model_s_own_context_is_kept_to(
     context: int, asked: tuple[int, int], taken: tuple[int, int]
 ) -> None:
     assert within(context, *asked) == taken
+
+
+def test_what_needs_a_checkpoint_of_its_own_is_not_recommended() -> None:
+    fast, safe = Gain("d2f", 3.0, 3.0), Gain("dual", 2.0, 2.0)
+    assert recommended([fast, safe]) is safe and recommended([fast]) is None
 
 
 def test_the_host_counts_and_one_cache_is_recommended(
