@@ -27,7 +27,6 @@ from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.dflash.heads import MarkovHead, SelectorHead
 from dllm.drafting.dflash.network import BlockNetwork
 from dllm.drafting.dflash.walks import Walk, candidates
-from dllm.drafting.search.marginals import Marginals
 from dllm.errors import CheckpointError, ConfigError
 from dllm.train.dflash.data import Answer, Batches, Taps
 from dllm.train.dflash.export import export
@@ -277,27 +276,30 @@ def spy(part: BlockDrafter) -> list[int]:
 def test_a_markov_head_adds_a_bias_for_the_token_before() -> None:
     torch.manual_seed(0)
     first, second, gate = torch.randn(6, 3), torch.randn(6, 3), torch.randn(3, 7)
-    hidden, logits = torch.randn(4), torch.randn(6)
-    every = torch.arange(6)
-    plain = MarkovHead(first, second).after(2, hidden, logits, every)
-    expected = [logits[v] + sum(second[v, r] * first[2, r] for r in range(3)) for v in range(6)]
-    torch.testing.assert_close(plain, torch.stack(expected))
-    gated = MarkovHead(first, second, gate).after(2, hidden, logits, every)
-    opened = torch.sigmoid(gate @ torch.cat([hidden, first[2]]))
-    torch.testing.assert_close(gated, logits + second @ (opened * first[2]))
+    shift, hidden = torch.randn(3), torch.randn(2, 4)
+    every = torch.arange(6).expand(2, -1)
+    for row in range(2):
+        plain = MarkovHead(first.numpy(), second).over(hidden, every)(2, row)
+        expected = [sum(second[v, r] * first[2, r] for r in range(3)) for v in range(6)]
+        torch.testing.assert_close(torch.from_numpy(plain), torch.stack(expected))
+        for more in (None, shift):
+            gated = MarkovHead(first.numpy(), second, gate, more).over(hidden, every)(2, row)
+            raw = gate @ torch.cat([hidden[row], first[2]])
+            opened = torch.sigmoid(raw if more is None else raw + more)
+            torch.testing.assert_close(torch.from_numpy(gated), second @ (opened * first[2]))
 
 
 def test_a_selector_chooses_among_the_most_probable() -> None:
     torch.manual_seed(0)
     before, successor, project = torch.randn(6, 3), torch.randn(6, 3), torch.randn(3, 4)
-    hidden, logits = torch.randn(4), torch.tensor([[5.0, 4.0, 0.0, 4.5, 1.0, -3.0]])
-    values, at = candidates(logits)
+    hidden, logits = torch.randn(1, 4), torch.tensor([[5.0, 4.0, 0.0, 4.5, 1.0, -3.0]])
+    _, at = candidates(logits)
     assert at[0].tolist() == [0, 3, 1, 4, 2, 5]
-    got = SelectorHead(before, successor, project, top=3).after(1, hidden, values[0], at[0])
-    assert got.isinf().tolist() == [False] * 3 + [True] * 3
+    bias = SelectorHead(before.numpy(), successor, project, top=3).over(hidden, at)(1, 0)
+    assert np.isinf(bias).tolist() == [False] * 3 + [True] * 3
     for place, token in enumerate((0, 3, 1)):
-        score = logits[0, token] + (before[1] * (project @ hidden)) @ successor[token]
-        torch.testing.assert_close(got[place], score)
+        score = (before[1] * (project @ hidden[0])) @ successor[token]
+        assert bias[place] == pytest.approx(float(score), rel=1e-5)
 
 
 @pytest.mark.parametrize("part", ["markov", "selector"])
@@ -345,25 +347,26 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
 def test_a_tree_holds_the_most_probable_prefixes() -> None:
     """Against all paths of a small vocabulary."""
     torch.manual_seed(0)
-    head = MarkovHead(torch.randn(5, 3), torch.randn(5, 3))
-    hidden, logits = torch.zeros(3, 4), torch.randn(3, 5)
-    every = torch.arange(5)
-
-    def distribution(row: torch.Tensor, at: torch.Tensor, _: int) -> Marginals:
-        return Marginals(row.log_softmax(-1)[None], 0, (), at[None])
-
-    walk = Walk(head, 2, hidden, *candidates(logits), distribution)
+    head = MarkovHead(torch.randn(5, 3).numpy(), torch.randn(5, 3))
+    logits, every = torch.randn(3, 5), torch.arange(5).expand(3, -1)
+    bias = head.over(torch.zeros(3, 4), every)
+    values, at = candidates(logits)
+    walk = Walk(head.over(torch.zeros(3, 4), at), 2, values.numpy(), at.numpy())
     scores = {}
     for length in (1, 2, 3):
         for path in itertools.product(range(5), repeat=length):
             steps = zip((2, *path), path, strict=False)
-            rows = [head.after(a, hidden[0], logits[i], every).log_softmax(-1)[b]
+            rows = [(logits[i] + torch.from_numpy(bias(a, i))).log_softmax(-1)[b]
                     for i, (a, b) in enumerate(steps)]  # fmt: skip
             scores[path] = float(sum(rows))
     expected = sorted(scores, key=lambda path: -scores[path])[:9]
     draft = walk.tree(3, 9)
     got = [tuple(int(draft.tokens[n]) for n in draft.path(node)) for node in range(len(draft))]
     assert got == expected
+    seen: list[Any] = []
+    few = walk.tree(3, 9, lambda alive: seen.extend(alive) or 4)
+    assert few.tokens.tolist() == draft.tokens[:4].tolist() and few.parents is not None
+    np.testing.assert_allclose(seen, [np.exp(scores[path]) for path in expected], rtol=1e-5)
     chain = walk.chain(3)
     best: tuple[int, ...] = ()
     for _ in range(3):

@@ -23,7 +23,7 @@ from dllm.drafting.search.chains import (
     SearchContext,
 )
 from dllm.drafting.search.cps import BestOfK, CausalPathSearch, beam_search, chain_logprob
-from dllm.drafting.search.marginals import NARROW, Lattice, Marginals, _largest
+from dllm.drafting.search.marginals import NARROW, Lattice, Marginals, largest
 from dllm.drafting.search.proxies import NGram, Proxy, Uniform
 from dllm.kernels.noise import gumbel
 
@@ -247,7 +247,7 @@ def test_best_of_k_never_scores_below_argmax() -> None:
 @pytest.mark.parametrize("n", [1, 15, 40])
 def test_the_largest_of_a_row_however_wide(width: int, n: int) -> None:
     x = torch.randn(3, width, generator=torch.Generator().manual_seed(width))
-    values, at = _largest(x, n)
+    values, at = largest(x, n)
     expected, where = x.topk(n)
     assert torch.equal(values.sort(descending=True).values, expected)
     assert torch.equal(at.sort().values, where.sort().values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,11 +233,19 @@ def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
         known = hf.get_input_embeddings().weight[17]
         expected = weight @ trainee.walk(hidden, known)
         values, at = candidates((weight @ hidden)[None])
-        got = head.after(17, hidden, values[0], at[0])[:16]
+        got = (values[0] + torch.from_numpy(head.over(hidden[None], at)(17, 0)))[:16]
     # it was saved in bfloat16
     torch.testing.assert_close(got, expected[at[0, :16]], atol=0.05, rtol=0.02)
     result = dllm.speculate(verifier, part, "3+4=", controller="whole")
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
+    saved = str(tmp_path / "drafter")
+    more, _ = start(verifier, [answers], recipe, tmp_path / "on", bf16=False, weights_from=saved)
+    started: Any = more.model
+    for now, before in zip(started.parameters(), trainee.parameters(), strict=True):
+        torch.testing.assert_close(now, before, atol=1e-2, rtol=1e-2)
+    with pytest.raises(ConfigError, match="another num_hidden_layers"):
+        other = replace(recipe, layers=recipe.layers + 1)
+        start(verifier, [answers], other, tmp_path / "no", bf16=False, weights_from=saved)
 
 
 def test_a_choice_is_among_the_most_probable_and_the_label() -> None:

@@ -5,7 +5,7 @@ block of masks behind it, in one small forward.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -100,8 +100,10 @@ class BlockDrafter(Drafter):
     def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
         """One forward for all sequences that can draft."""
         ready = [(d, budget) for d, prefix, budget in work if d.ready(prefix)]
-        hidden = ready[0][0].bound.hidden([d for d, _ in ready]) if ready else None
-        drafts = iter(d.pick(hidden[i], b) for i, (d, b) in enumerate(ready) if hidden is not None)
+        drafts: Iterator[Draft] = iter(())
+        if ready:
+            hidden, logits = ready[0][0].bound.block([d for d, _ in ready])
+            drafts = iter([d.pick(hidden[i], logits[i], b) for i, (d, b) in enumerate(ready)])
         return [next(drafts) if d.ready(prefix) else EMPTY for d, prefix, _ in work]
 
     def __repr__(self) -> str:
@@ -140,12 +142,14 @@ class Binding:
             self.walk = head_of(checkpoint, self.device, embedding.weight, rows)
 
     @torch.inference_mode()
-    def hidden(self, drafting: Sequence[BlockDrafting]) -> torch.Tensor:
-        """Hidden states (N, block - 1, H) of the next block of every sequence."""
+    def block(self, drafting: Sequence[BlockDrafting]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states (N, block - 1, H) and logits (N, block - 1, v) of the next block of every
+        sequence."""
         size = self.network.size
         ids = torch.full((len(drafting), size), self.mask_id, device=self.device)
         ids[:, 0] = torch.tensor([d.anchor for d in drafting], device=self.device)
-        return self.network.draft([d.text for d in drafting], self.embedding(ids))[:, 1:]
+        hidden = self.network.draft([d.text for d in drafting], self.embedding(ids))[:, 1:]
+        return hidden, self.head(hidden)
 
 
 @dataclass
@@ -194,22 +198,23 @@ class BlockDrafting(Drafting):
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         if not self.ready(prefix):
             return EMPTY
-        return self.pick(self.bound.hidden([self])[0], budget)
+        hidden, logits = self.bound.block([self])
+        return self.pick(hidden[0], logits[0], budget)
 
     @torch.inference_mode()
-    def pick(self, hidden: torch.Tensor, budget: Budget) -> Draft:
-        """A draft from the hidden states (block - 1, H) of a block."""
+    def pick(self, hidden: torch.Tensor, logits: torch.Tensor, budget: Budget) -> Draft:
+        """A draft from the hidden states (block - 1, H) and logits (block - 1, v) of a block."""
         self.rounds += 1
         rows = min(len(hidden), max(1, budget.room))
-        logits = self.bound.head(hidden[:rows])
+        hidden, logits = hidden[:rows], logits[:rows]
         began = time.perf_counter()
-        context = SearchContext(
-            self.prefix, self.proxy, self.request.temperature, self.request.noise_key,
-            self.request.draft_key, self.rounds,
-        )  # fmt: skip
         if self.walk is not None:
-            draft = self._walked(self.walk, hidden, logits, budget, context)
+            draft = self._walked(self.walk, hidden, logits, budget)
         else:
+            context = SearchContext(
+                self.prefix, self.proxy, self.request.temperature, self.request.noise_key,
+                self.request.draft_key, self.rounds,
+            )  # fmt: skip
             marginals = self._marginals(logits, len(self.prefix))
             length = budget.chain_length(marginals.confidence)
             draft = self.search.find(marginals, length, context) if length else EMPTY
@@ -232,26 +237,28 @@ class BlockDrafting(Drafting):
         return Marginals(log_q, first, request.stop_ids, ids.expand(len(log_q), -1))
 
     def _walked(
-        self, head: WalkHead, hidden: torch.Tensor, logits: torch.Tensor, budget: Budget,
-        context: SearchContext,
-    ) -> Draft:  # fmt: skip
+        self, head: WalkHead, hidden: torch.Tensor, logits: torch.Tensor, budget: Budget
+    ) -> Draft:
         """What a head reads off, left to right."""
-        first, stops, ids = len(self.prefix), self.request.stop_ids, self.bound.draft_ids
-
-        def distribution(row: torch.Tensor, at: torch.Tensor, depth: int) -> Marginals:
-            named = at if ids is None else ids[at]
-            row = row.masked_fill(named == self.bound.mask_id, -torch.inf)
-            log_q = (row / (self.request.temperature or 1.0)).log_softmax(-1)[None]
-            return context.shown(Marginals(log_q, first + depth, stops, named[None]), 1, True)
-
-        walk = Walk(head, self.anchor, hidden, *candidates(logits), distribution)
+        values, at = candidates(logits)
+        named = at if self.bound.draft_ids is None else self.bound.draft_ids[at]
+        values = values.masked_fill(named == self.bound.mask_id, -torch.inf)
+        shown = Marginals(values, len(self.prefix), self.request.stop_ids, named)
+        temperature = self.request.temperature
+        noise = None
+        if temperature > 0:  # both sides then prefer the same tokens
+            noise = shown.noise_at(self.request.noise_key, named).cpu().numpy()
+        walk = Walk(head.over(hidden, at), self.anchor, values.cpu().numpy(), named.cpu().numpy(),
+                    temperature, noise)  # fmt: skip
         if self.part.head == "tree" and self.request.trees:
-            return walk.tree(min(budget.length, budget.room), self.part.nodes)
+            depth = min(budget.length, budget.room)
+            return walk.tree(depth, self.part.nodes, budget.tree_size)
         draft = walk.chain(len(logits))
         sure = np.zeros(0) if draft.confidence is None else draft.confidence.astype(np.float64)
         length = budget.chain_length(sure)
-        at = [i for i, token in enumerate(draft.tokens.tolist()) if token in stops]
-        return replace(draft.cut(length), end=at[0] if at else None) if length else EMPTY
+        stops = self.request.stop_ids
+        ends = [i for i, token in enumerate(draft.tokens.tolist()) if token in stops]
+        return replace(draft.cut(length), end=ends[0] if ends else None) if length else EMPTY
 
 
 def make_block_drafter(name: Any, options: dict[str, Any]) -> BlockDrafter:

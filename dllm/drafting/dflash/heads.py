@@ -1,27 +1,32 @@
 """Heads that look at the token before: a block's rows do not know what stands beside them.
 
-Both walk from the anchor to the right, over logits that were computed once for all rows.
+Both walk from the anchor to the right, over logits that were computed once for all rows.  A walk
+takes many small steps, each of which needs the token of the one before: on the host and in NumPy a
+step takes microseconds, where launching its products on a device would take longer than they do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ..base import Array
 from .checkpoint import BlockCheckpoint
+
+# (the token before, row) -> what is added to the logits (m,) of that row's candidates
+Bias = Callable[[int, int], Array]
 
 
 class WalkHead:
     """Scores the candidates of a row given the token before."""
 
-    def after(
-        self, previous: int, hidden: torch.Tensor, logits: torch.Tensor, at: torch.Tensor
-    ) -> torch.Tensor:
-        """Logits (m,) after ``previous``, an id of the verifier.  ``hidden`` (H,) is that of the
-        row, ``logits`` (m,) those of its candidates, largest first, and ``at`` (m,) their places in
-        the vocabulary that is drafted."""
+    def over(self, hidden: torch.Tensor, at: torch.Tensor) -> Bias:
+        """The biases of one block: ``hidden`` (K, H) of its rows, ``at`` (K, m) the places of
+        their candidates in the vocabulary that is drafted, most probable first."""
         raise NotImplementedError
 
 
@@ -30,22 +35,26 @@ class MarkovHead(WalkHead):
     """DSpark (arXiv 2607.05147): a bias of low rank, W2 W1[previous]; with a ``gate`` weight it
     depends on the row, W2 (sigmoid(G [h; W1[previous]]) * W1[previous])."""
 
-    first: torch.Tensor  # (V, rank)
+    first: Array  # (V, rank)
     second: torch.Tensor  # (v, rank)
     gate: torch.Tensor | None = None  # (rank, H + rank)
     gate_bias: torch.Tensor | None = None
 
-    def after(
-        self, previous: int, hidden: torch.Tensor, logits: torch.Tensor, at: torch.Tensor
-    ) -> torch.Tensor:
-        embedded = self.first[previous]
-        if self.gate is not None:
-            both = torch.cat([hidden.to(embedded.dtype), embedded])
-            raw = self.gate @ both
-            embedded = torch.sigmoid(raw if self.gate_bias is None else raw + self.gate_bias) * (
-                embedded
-            )
-        return logits + (self.second[at] @ embedded).to(logits.dtype)
+    def over(self, hidden: torch.Tensor, at: torch.Tensor) -> Bias:
+        second = _host(self.second[at])
+        if self.gate is None:
+            return lambda previous, row: second[row] @ self.first[previous]
+        width = hidden.shape[1]
+        of_row = hidden.to(self.gate.dtype) @ self.gate[:, :width].T
+        raw = _host(of_row if self.gate_bias is None else of_row + self.gate_bias)
+        of_token = _host(self.gate[:, width:])
+
+        def gated(previous: int, row: int) -> Array:
+            known = self.first[previous]
+            opened = known / (1 + np.exp(-(raw[row] + of_token @ known)))
+            return second[row] @ opened
+
+        return gated
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,17 +62,23 @@ class SelectorHead(WalkHead):
     """DFlash 2: of a row's ``top`` most probable tokens b the one with the best
     logit(b) + <A[previous] * W h, B[b]>; all others are impossible."""
 
-    before: torch.Tensor  # A (V, rank)
+    before: Array  # A (V, rank)
     successor: torch.Tensor  # B (v, rank)
     hidden: torch.Tensor  # W (rank, H)
     top: int = 16
 
-    def after(
-        self, previous: int, hidden: torch.Tensor, logits: torch.Tensor, at: torch.Tensor
-    ) -> torch.Tensor:
-        context = self.before[previous] * (self.hidden @ hidden.to(self.hidden.dtype))
-        best = logits[: self.top] + (self.successor[at[: self.top]] @ context).to(logits.dtype)
-        return torch.cat([best, torch.full_like(logits[self.top :], -torch.inf)])
+    def over(self, hidden: torch.Tensor, at: torch.Tensor) -> Bias:
+        of_row = _host(hidden.to(self.hidden.dtype) @ self.hidden.T)
+        successor = _host(self.successor[at[:, : self.top]])
+        rest = np.full(max(0, at.shape[1] - self.top), -np.inf, np.float32)
+        return lambda previous, row: np.concatenate(
+            [successor[row] @ (self.before[previous] * of_row[row]), rest]
+        )
+
+
+def _host(values: torch.Tensor) -> Array:
+    result: Array = values.float().cpu().numpy()
+    return result
 
 
 def head_of(
@@ -90,5 +105,6 @@ def head_of(
     else:
         return None
     if selector:
-        return SelectorHead(first, second, selector["hidden_projection.weight"])
-    return MarkovHead(first, second, markov.get("gate_proj.weight"), markov.get("gate_proj.bias"))
+        return SelectorHead(_host(first), second, selector["hidden_projection.weight"])
+    gate, bias = markov.get("gate_proj.weight"), markov.get("gate_proj.bias")
+    return MarkovHead(_host(first), second, gate, bias)

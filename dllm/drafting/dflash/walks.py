@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..base import ROOT, Draft
-from ..search.marginals import Marginals
-from .heads import WalkHead
+from ...canvas import IntArray
+from ..base import ROOT, Array, Draft
+from ..search.marginals import largest
+from .heads import Bias
 
 BRANCHES = 8  # children of a node that are considered
 CANDIDATES = 64  # most probable tokens of a row that a head may choose from
@@ -19,35 +20,41 @@ CANDIDATES = 64  # most probable tokens of a row that a head may choose from
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """A block's rows: ``hidden`` (K, H), and of every row the ``logits`` (K, m) and places ``at``
-    (K, m) of its candidates, largest first, see `candidates`; ``distribution`` makes a
-    distribution of logits and places at a depth, with the verifier's noise where there is any."""
+    """A block's rows: of every row the ``logits`` (K, m) and ``ids`` (K, m) of its candidates, and
+    the head's ``bias`` behind a token; ``noise`` (K, m) is the verifier's at ``temperature``."""
 
-    head: WalkHead
+    bias: Bias
     anchor: int
-    hidden: torch.Tensor
-    logits: torch.Tensor
-    at: torch.Tensor
-    distribution: Callable[[torch.Tensor, torch.Tensor, int], Marginals]
+    logits: Array
+    ids: IntArray
+    temperature: float = 0.0
+    noise: Array | None = None
 
-    def after(self, token: int, depth: int) -> Marginals:
-        """The distribution of row ``depth`` behind ``token``."""
-        at = self.at[depth]
-        row = self.head.after(token, self.hidden[depth].float(), self.logits[depth], at)
-        return self.distribution(row, at, depth)
+    def after(self, token: int, depth: int) -> Array:
+        """Log-probabilities (m,) of the candidates of row ``depth`` behind ``token``."""
+        x = self.logits[depth] + self.bias(token, depth)
+        if self.temperature > 0:
+            x = x / self.temperature
+        if self.noise is not None:
+            x = x + self.noise[depth]
+        x = x - x.max()
+        result: Array = x - np.log(np.exp(x).sum())
+        return result
 
     def chain(self, length: int) -> Draft:
         """The most probable token of every row, given the one before."""
         tokens: list[int] = []
         sure: list[float] = []
         for depth in range(min(length, len(self.logits))):
-            given = self.after(tokens[-1] if tokens else self.anchor, depth)
-            tokens.append(int(given.argmax[0]))
-            sure.append(float(given.confidence[0]))
+            log_q = self.after(tokens[-1] if tokens else self.anchor, depth)
+            best = int(log_q.argmax())
+            tokens.append(int(self.ids[depth, best]))
+            sure.append(float(np.exp(log_q[best])))
         return Draft(np.asarray(tokens, np.int64), confidence=np.asarray(sure), source="walk")
 
-    def tree(self, length: int, nodes: int) -> Draft:
-        """The ``nodes`` most probable prefixes of at most ``length`` tokens, as a tree.
+    def tree(self, length: int, nodes: int, size: Callable[[Array], int] = len) -> Draft:
+        """The ``nodes`` most probable prefixes of at most ``length`` tokens, as a tree; ``size``
+        says how many of them to keep, given their probabilities (n,), which fall.
 
         Best first, as DDTree (arXiv 2604.12989) does with marginals; here the probability of a
         token is that behind its parent.
@@ -57,12 +64,14 @@ class Walk:
         tokens: list[int] = []
         parents: list[int] = []
         sure: list[float] = []
+        alive: list[float] = []
 
         def open_children(token: int, parent: int, depth: int, score: float) -> None:
-            given = self.after(token, depth)
-            values, at = given.log_q[0].topk(min(BRANCHES, given.log_q.shape[1]))
-            ids = at if given.ids is None else given.ids[0][at]
-            for value, child in zip(values.tolist(), ids.tolist(), strict=True):
+            log_q = self.after(token, depth)
+            at = np.argpartition(log_q, -BRANCHES)[-BRANCHES:] if len(log_q) > BRANCHES else (
+                np.arange(len(log_q))
+            )  # fmt: skip
+            for value, child in zip(log_q[at].tolist(), self.ids[depth, at].tolist(), strict=True):
                 heapq.heappush(heap, (-(score + value), parent, depth, child, value))
 
         if depth_limit:
@@ -71,14 +80,17 @@ class Walk:
             minus, parent, depth, token, value = heapq.heappop(heap)
             tokens.append(token)
             parents.append(parent)
-            sure.append(float(np.exp(value)))
-            if depth + 1 < depth_limit:
+            sure.append(value)
+            alive.append(-minus)
+            if depth + 1 < depth_limit and len(tokens) < nodes:
                 open_children(token, len(tokens) - 1, depth + 1, -minus)
-        return Draft(np.asarray(tokens, np.int64), np.asarray(parents, np.int64),
-                     confidence=np.asarray(sure), source="walk_tree")  # fmt: skip
+        kept = size(np.exp(alive))
+        return Draft(np.asarray(tokens[:kept], np.int64), np.asarray(parents[:kept], np.int64),
+                     confidence=np.exp(sure[:kept]), source="walk_tree")  # fmt: skip
 
 
 def candidates(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of rows (K, v) the largest logits (K, m) in float32 and their places (K, m)."""
-    values, at = logits.float().topk(min(CANDIDATES, logits.shape[1]))
-    return values, at
+    """Of rows (K, v) the largest logits (K, m) in float32, in order, and their places (K, m)."""
+    values, at = largest(logits.float(), min(CANDIDATES, logits.shape[1]))
+    values, order = values.sort(descending=True, stable=True)
+    return values, at.gather(1, order)

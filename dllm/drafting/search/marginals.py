@@ -74,7 +74,7 @@ class Marginals:
 
     @cached_property
     def _best(self) -> tuple[Array, IntArray]:
-        values, at = _largest(self.log_q, 1)
+        values, at = largest(self.log_q, 1)
         return values[:, 0].double().cpu().numpy(), self._named(at)[:, 0].cpu().numpy()
 
     def _named(self, columns: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -103,6 +103,10 @@ class Marginals:
         """Gumbel noise (count, V) of the first ``count`` positions for ``key`` = (seed, stream)."""
         return row_gumbel(self._keys(key, count, step), 0, self.log_q.shape[1])
 
+    def noise_at(self, key: tuple[int, int], tokens: torch.Tensor) -> torch.Tensor:
+        """The same noise of ``tokens`` (count, n) only."""
+        return row_gumbel_at(self._keys(key, len(tokens)), tokens)
+
     def _keys(self, key: tuple[int, int], count: int, step: int = 0) -> torch.Tensor:
         rows = [[*key, self.first + i, step] for i in range(count)]
         return torch.tensor(rows, dtype=torch.int64, device=self.log_q.device).view(-1, 4)
@@ -115,9 +119,9 @@ class Marginals:
         else here; the others become impossible.
         """
         cap = min(cap, self.log_q.shape[1])
-        values, at = _largest(self.log_q[:count], cap)
+        values, at = largest(self.log_q[:count], cap)
         tokens = self._named(at)
-        noisy = (values + row_gumbel_at(self._keys(key, count), tokens)).log_softmax(-1)
+        noisy = (values + self.noise_at(key, tokens)).log_softmax(-1)
         return Marginals(noisy, self.first, self.stop_ids, tokens)
 
     def lattice(self, length: int, mass: float = 0.8, cap: int = 15) -> Lattice:
@@ -150,10 +154,10 @@ class Marginals:
             return columns
         rows = torch.from_numpy(flat).to(self.log_q.device)
         log_q = self.log_q[:length] if flat.size == length else self.log_q[rows]
-        largest, at = _largest(log_q, min(cap, log_q.shape[1]))
-        largest, order = largest.sort(descending=True)
+        most, at = largest(log_q, min(cap, log_q.shape[1]))
+        most, order = most.sort(descending=True)
         tokens = self._named(at.gather(1, order), rows).cpu().numpy()
-        values = largest.cpu().numpy()
+        values = most.cpu().numpy()
         # columns that reach the mass with their first m tokens: m - 1 sums lie below it
         counts = 1 + (np.exp(values.astype(np.float64)).cumsum(1) < mass - 1e-6).sum(1)
         for row, v, t, count in zip(flat.tolist(), values, tokens, counts.tolist(), strict=True):
@@ -175,7 +179,7 @@ class Marginals:
                 for value, j in zip(values.tolist(), at.tolist(), strict=True)]  # fmt: skip
 
 
-def _largest(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+def largest(x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``n`` largest of every row and their columns, in any order; of equals the first where
     ``n`` is 1.  On a CPU NumPy's vectorised search is several times as fast as ``topk``."""
     if x.device.type != "cpu":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, TrainerCallback
+from transformers import MuseGlimmerAssistantConfig, TrainerCallback
 
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from ...errors import ConfigError
@@ -127,12 +127,12 @@ def start(
     split = Split.of([a for file in files for a in read_answers(file, layers)], recipe)
     torch.manual_seed(recipe.schedule.seed)
     drafter = new_drafter(config)
-    if weights_from is not None:
-        _take_weights(drafter, load_checkpoint(weights_from))
-    elif recipe.init == "verifier":
+    if weights_from is None and recipe.init == "verifier":
         copy_layers(drafter, hf)
     common = common_tokens(split.train, recipe.objective.head_rows)
     trainee = Trainee(drafter, hf, recipe.objective, common)
+    if weights_from is not None:
+        _take_weights(trainee, load_checkpoint(weights_from))
     taps = Taps(layers, config.hidden_size)
     run = trainer(
         trainee, split.train, split.held, recipe.schedule, folder / "checkpoints", taps,
@@ -141,11 +141,18 @@ def start(
     return run, split
 
 
-def _take_weights(drafter: MuseGlimmerAssistantModel, checkpoint: BlockCheckpoint) -> None:
+def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
+    """Start with the weights of a drafter, and of its head where the run trains one like it."""
+    drafter = trainee.blocks.drafter
     for name in ("num_hidden_layers", "target_layer_ids", "hidden_size"):
         if getattr(drafter.config, name) != getattr(checkpoint.config, name):
             raise ConfigError(f"{checkpoint.name} has another {name} than this run")
     drafter.load_state_dict({name: t.float() for name, t in checkpoint.weights.items()})
+    if trainee.walk is not None:
+        own = trainee.walk.state_dict()
+        given = checkpoint.markov if trainee.walk.top is None else checkpoint.selector
+        if {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in given.items()}:
+            trainee.walk.load_state_dict({name: t.float() for name, t in given.items()})
 
 
 def finish(
