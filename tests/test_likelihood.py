@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -187,7 +188,7 @@ def test_guidance_mixes_logits(tiny: dllm.DiffusionModel) -> None:
     )
 
 
-def test_autoregressive_models_are_scored_exactly() -> None:
+def causal() -> dllm.DiffusionModel:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -195,7 +196,11 @@ def test_autoregressive_models_are_scored_exactly() -> None:
         vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, initializer_range=0.5,
     )  # fmt: skip
-    model = dllm.load(Qwen2ForCausalLM(config))
+    return dllm.load(Qwen2ForCausalLM(config))
+
+
+def test_autoregressive_models_are_scored_exactly() -> None:
+    model = causal()
     result = dllm.score(model, PROMPT, TEXT)
     rows = logits(model, np.array(PROMPT + TEXT)[None])[0]
     expected = sum(float(rows[len(PROMPT) + i - 1, t]) for i, t in enumerate(TEXT))
@@ -237,3 +242,25 @@ def test_bad_texts(tiny: dllm.DiffusionModel) -> None:
         dllm.score(tiny, PROMPT * 10, TEXT * 3)
     with pytest.raises(dllm.PromptError, match="2 prompts do not go with 3"):
         dllm.score(tiny, [PROMPT, PROMPT], [TEXT] * 3)
+
+
+def test_a_caller_can_end_a_call(tiny: dllm.DiffusionModel) -> None:
+    """What it raises before a forward comes out; with greedy decoding and exact scores, too."""
+    calls: list[int] = []
+
+    def count(most: int) -> None:
+        calls.append(1)
+        if len(calls) > most:
+            raise KeyboardInterrupt
+
+    some: list[dict[str, Any]] = [{"max_batch_tokens": 40}, {"greedy": True, "samples": 1}]
+    for model, how in ((tiny, some[0]), (tiny, some[1]), (causal(), {})):
+        calls.clear()
+        result = dllm.score(model, PROMPT, TEXT, before_forward=lambda: count(10_000), **how)
+        forwards = len(calls)
+        assert forwards >= max(1, result.nfe // 2)  # packed, two at a time
+        for most in {0, forwards // 2, forwards - 1}:
+            calls.clear()
+            with pytest.raises(KeyboardInterrupt):
+                dllm.score(model, PROMPT, TEXT, before_forward=partial(count, most), **how)
+            assert len(calls) == most + 1

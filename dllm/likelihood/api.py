@@ -48,6 +48,7 @@ def score(
     continuations of one prompt, stop once the best is ahead by 3 standard errors; the estimates
     are then rougher.  ``cfg_scale``: classifier-free guidance.  ``seed``: of the masks; the result
     does not depend on the batch.  ``max_batch_tokens``: token positions per forward.
+    ``before_forward``: called before every forward; what it raises ends the call.
 
     An autoregressive model is scored exactly, in one forward per request, and so is a WeDLM model,
     which is one as well, unless an ``estimator`` is named.  The texts of chat

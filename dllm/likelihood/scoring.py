@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -70,6 +70,7 @@ class Scoring:
     cfg_scale: float = 0.0
     seed: int = 0
     max_batch_tokens: int = 8192
+    before_forward: Callable[[], None] | None = None
 
     @property
     def kind(self) -> str:
@@ -87,6 +88,11 @@ class Scoring:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
+    def go_on(self) -> None:
+        """Raises what ends the call early, if the caller wants it ended."""
+        if self.before_forward is not None:
+            self.before_forward()
+
 
 def score_requests(model: DiffusionModel, requests: Sequence[Request], how: Scoring) -> list[Score]:
     """Score requests of token ids, in order."""
@@ -100,7 +106,7 @@ def score_requests(model: DiffusionModel, requests: Sequence[Request], how: Scor
     if model.facts.mask_token_id is not None:
         check_recipe(_recipe(how), caches.compose("none"), model)
     if model.facts.mask_token_id is None or (model.family.causal and how.estimator is None):
-        return [_autoregressive(model, request) for request in requests]
+        return [_autoregressive(model, request, how) for request in requests]
     running = [_Running(_completed(model, request, how), how) for request in requests]
     rounds = how.rounds
     for number in range(rounds):
@@ -217,11 +223,13 @@ def _logprobs(model: DiffusionModel, rows: list[_Row], how: Scoring) -> Iterator
     for row in rows:
         length = (len(row.request.prompt) + len(row.request.continuation)) * recipe.lanes
         if chunk and size + length > how.max_batch_tokens:
+            how.go_on()
             yield from _forward(forward, recipe, chunk)
             chunk, size = [], 0
         chunk.append(row)
         size += length
     if chunk:
+        how.go_on()
         yield from _forward(forward, recipe, chunk)
 
 
@@ -263,8 +271,9 @@ def _recipe(how: Scoring) -> Recipe:
     return Recipe(sampler, GenerationConfig(cfg_scale=how.cfg_scale, suppress_mask=False))
 
 
-def _autoregressive(model: DiffusionModel, request: Request) -> Score:
+def _autoregressive(model: DiffusionModel, request: Request, how: Scoring) -> Score:
     """The chain rule in one forward.  Without a prompt the first token is given, not scored."""
+    how.go_on()
     ids = np.concatenate([request.prompt, request.continuation])
     first = max(1, len(request.prompt))
     select = torch.from_numpy(ids[first:]).to(model.device)
@@ -296,6 +305,7 @@ def _greedy(model: DiffusionModel, requests: Sequence[Request], how: Scoring) ->
 
     recipe = replace(_recipe(how), after_step=check)
     engine = Engine(model, caches.compose("none"), max_batch_tokens=how.max_batch_tokens)
+    how.go_on()
     for _ in engine.run(canvases, recipe):
-        pass
+        how.go_on()
     return [not canvas.masked.any() and not differs(canvas) for canvas in canvases]

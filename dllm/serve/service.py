@@ -71,6 +71,7 @@ class Service:
         self._encoder = ThreadPoolExecutor(1, "dllm-encode")
         self._scorer = ThreadPoolExecutor(1, "dllm-score")
         self._scores = threading.BoundedSemaphore(MOST_SCORES)
+        self._closed = False
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
         self.drafting = None
@@ -289,18 +290,27 @@ class Service:
                           code="unsupported_value")  # fmt: skip
         if not self._scores.acquire(blocking=False):
             raise QueueFullError(f"{MOST_SCORES} requests for likelihoods wait already")
+        left = threading.Event()
+
+        def go_on() -> None:
+            if left.is_set() or self._closed:
+                raise CancelledError("the server is stopping")
+
         likelihoods: Any = score  # overloaded, which an executor cannot be asked
-        work = self._scorer.submit(likelihoods, self.model, [prompt] * len(texts), texts, **how)
+        work = self._scorer.submit(
+            likelihoods, self.model, [prompt] * len(texts), texts, before_forward=go_on, **how
+        )
         work.add_done_callback(lambda _: self._scores.release())
         try:
             result: list[Any] = await outcome(work)
         finally:
+            left.set()
             work.cancel()  # if it has not begun
         return result
 
     def close(self) -> None:
         """Cancel what still runs, whose clients are told so, and end the threads."""
-        self.draining = True
+        self.draining = self._closed = True
         for session in self.sessions.values():
             session.close(drain=False)
         for pool in (self._encoder, self._scorer):

@@ -333,7 +333,7 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
     loop = served.server.servers[0].get_loop()
     slow, labels = body(n=8), {"model_name": served.service.name}
     registry = served.service.metrics.registry
-    score = {"prompt": "one", "continuation": ["two three four"] * 64, "samples": 96}
+    score = {"prompt": "one", "continuation": ["two three four"] * 64, "samples": 4096}
 
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=PATIENCE) as client:
@@ -353,10 +353,20 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
     error = json.loads(streamed.text.rstrip().rpartition("data: ")[2])["error"]
     assert streamed.status_code == 200 and error["code"] == "stopping"
     assert whole.status_code == 503 and whole.json()["error"]["code"] == "stopping"
-    # they take turns, in either order: one may have been answered in time
-    assert sorted((first.status_code, second.status_code)) in ([200, 503], [503, 503])
+    # each would take half a minute; the one that runs ends with its next forward
+    assert (first.status_code, second.status_code) == (503, 503)
     served.thread.join(PATIENCE)
     assert not served.thread.is_alive() and threading.active_count() <= before.threads
+
+
+def test_likelihoods_that_nobody_waits_for_end(served: Served) -> None:
+    """The next request need not wait for the half minute that they would take."""
+    long = {"prompt": "one", "continuation": ["two three four"] * 64, "samples": 4096}
+    with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
+        client.post(served.url + "/v1/score", json=long, timeout=1.0)
+    short, began = {"prompt": "one", "continuation": "two", "samples": 1}, time.perf_counter()
+    assert served.post("/v1/score", short).status_code == 200
+    assert time.perf_counter() - began < 10
 
 
 def test_a_client_that_leaves_is_no_failure(
