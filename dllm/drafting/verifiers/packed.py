@@ -144,13 +144,14 @@ class PackedVerifier(Verifier):
 @dataclass(frozen=True, eq=False)
 class _Piece:
     """``seen`` (n, n) bool queries from ``first`` on, of a text whose slots begin at ``base`` and
-    that see ``before`` keys there, too; ``alike``: a chain, of which equal ones are joined."""
+    that see ``before`` keys there, too; ``whole``: all that the text feeds, so that pieces of
+    different texts can be attended together."""
 
     first: int
     base: int
     before: int
     seen: npt.NDArray[np.bool_]
-    alike: bool
+    whole: bool
 
     @property
     def keys(self) -> int:
@@ -171,8 +172,8 @@ class _Run:
         last, rows, n = self.pieces[-1], len(self.pieces) + 1, len(piece.seen)
         stride, longest = piece.base - last.base, max(self.longest, piece.keys)
         fits = (
-            last.alike
-            and piece.alike
+            last.whole
+            and piece.whole
             and len(last.seen) == n
             and last.first + n == piece.first
             and stride >= longest
@@ -207,11 +208,12 @@ class _Packed:
         self.slots += range(slots, slots + len(fresh) + nodes)
         causal = len(fresh) + (nodes if draft.is_chain else 0)
         for a, b in pairwise([*range(0, causal, CHUNK), causal]):
-            seen, alone = np.tri(b - a, dtype=np.bool_), causal <= CHUNK
-            self.pieces.append(_Piece(at + a, text.base, text.cached + a, seen, alone))
-        if not draft.is_chain:
-            seen = draft.ancestry()
-            self.pieces.append(_Piece(at + causal, text.base, first, seen, alike=False))
+            seen = np.tri(b - a, dtype=np.bool_)
+            if b == causal and not draft.is_chain:
+                seen = _below(seen, draft.ancestry())
+            self.pieces.append(
+                _Piece(at + a, text.base, text.cached + a, seen, whole=causal <= CHUNK)
+            )
         self.scored += range(at + len(fresh) - 1, len(self.ids))
         self._fed.append(len(self.ids))
         self._rows.append(len(self.scored))
@@ -251,6 +253,14 @@ class _Packed:
         """Scored and fed rows of every text."""
         for rows, fed in zip(pairwise(self._rows), pairwise(self._fed), strict=True):
             yield slice(*rows), slice(*fed)
+
+
+def _below(chain: npt.NDArray[np.bool_], tree: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """What the tokens of a chain and the nodes of a tree behind it see of each other."""
+    n = len(chain)
+    seen = np.zeros((n + len(tree), n + len(tree)), np.bool_)
+    seen[:n, :n], seen[n:, :n], seen[n:, n:] = chain, True, tree
+    return seen
 
 
 def open_verifier(
