@@ -11,8 +11,9 @@ those that it began itself, and those that began with given words (every second 
 ``counts``: every method answers all prompts of a category in batches.  Tokens per forward of the
 verifier do not depend on the machine, nor on the batch, beyond near-ties of bfloat16.
 ``times``: every prompt is answered by every method in turn, so that a slow minute of the machine
-hits all of them; processor time (all threads) per token, which a busy machine distorts less than
-the clock, against that of the fastest of the four plain decodings of a category.
+hits all of them; time per token against that of the fastest of the four plain decodings of a
+category.  With one thread that is processor time, which a busy machine distorts less than the
+clock; with several (``--threads``, into a file of its own) the clock, on a quiet machine.
 
 What is done is kept: a stopped run goes on.  A method of ours in bfloat16 must write the tokens of
 plain decoding in bfloat16; ``different`` counts the prompts where it did not.
@@ -39,11 +40,13 @@ from report import RESULTS, write  # isort: skip
 
 PLACES = 8  # places of a draft whose acceptance is counted
 PLAIN = ("plain", "plain float32", "transformers", "transformers float32")
-DEFAULT = (
+COUNTED = (
     "prompt_lookup", "suffix", "no head", "chain", "tree", "lookup + chain", "lookup + tree",
-    "transformers lookup", "transformers dflash",
 )  # fmt: skip
-RATED = ("lookup + chain rate", "lookup + tree rate")  # lengths by the clock: only where it runs
+TIMED = (  # "rate": sizes by the clock
+    "prompt_lookup", "suffix", "tree", "tree rate", "lookup + tree", "lookup + tree rate",
+    "lookup + chain rate", "transformers lookup", "transformers dflash",
+)  # fmt: skip
 Prompts = dict[str, list[list[int]]]
 
 
@@ -225,7 +228,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="prompts per category")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--methods", nargs="*", default=list(DEFAULT))
+    parser.add_argument("--methods", nargs="*")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -234,10 +237,11 @@ def main() -> None:
     how = {"count": arguments.count, "tokens": arguments.tokens, "threads": arguments.threads}
     if arguments.mode == "counts":
         output = arguments.output or RESULTS / "dflash_counts.json"
-        run_counts(bench, prompts, arguments.methods, output, how)
+        run_counts(bench, prompts, arguments.methods or list(COUNTED), output, how)
     else:
-        methods = list(dict.fromkeys([*PLAIN, *arguments.methods, *RATED]))
-        output = arguments.output or RESULTS / "dflash_times.json"
+        methods = list(dict.fromkeys([*PLAIN, *(arguments.methods or TIMED)]))
+        suffix = "" if arguments.threads == 1 else f"_{arguments.threads}"
+        output = arguments.output or RESULTS / f"dflash_times{suffix}.json"
         run_times(bench, prompts, methods, output, how)
 
 

@@ -70,35 +70,39 @@ def different(categories: Found, method: str) -> str:
 
 
 def times(result: Found) -> str:
-    """Processor time per token against the fastest plain decoding of each category."""
+    """Time per token against the fastest plain decoding of each category."""
     settings = result["settings"]
+    clock, meant = "cpu", "processor time"
+    if settings["threads"] > 1:
+        clock, meant = "wall", "seconds"
     sums: dict[str, dict[str, Found]] = {}
     for key, by in result["categories"].items():
         for method, row in by.items():
             into = sums.setdefault(method, {}).setdefault(
-                key.rsplit("/", 1)[0], {"cpu": 0.0, "tokens": 0, "parts": [0.0, 0.0, 0.0]}
+                key.rsplit("/", 1)[0], {"time": 0.0, "tokens": 0, "parts": [0.0, 0.0, 0.0]}
             )
-            into["cpu"], into["tokens"] = into["cpu"] + row["cpu"], into["tokens"] + row["tokens"]
+            into["time"], into["tokens"] = into["time"] + row[clock], into["tokens"] + row["tokens"]
             parts = row.get("parts", [0.0] * 3)
             into["parts"] = [a + b for a, b in zip(into["parts"], parts, strict=True)]
     plains = [m for m in sums if m.startswith("plain") or m in ("transformers", PLAIN_32)]
     names = list(next(iter(sums.values())))
-    fastest = {n: min(sums[m][n]["cpu"] / sums[m][n]["tokens"] for m in plains) for n in names}
+    fastest = {n: min(sums[m][n]["time"] / sums[m][n]["tokens"] for m in plains) for n in names}
     rows = []
     for method, by in sums.items():
-        speeds = [fastest[n] * by[n]["tokens"] / by[n]["cpu"] for n in names]
+        speeds = [fastest[n] * by[n]["tokens"] / by[n]["time"] for n in names]
         spent = [sum(column) for column in zip(*(by[n]["parts"] for n in names), strict=True)]
         whole = sum(spent)
         shares = " / ".join(f"{100 * part / whole:.0f}" for part in spent) if whole else ""
         mean = f"**{sum(speeds) / len(speeds):.2f}**"
         rows.append([method, *(f"{s:.2f}" for s in speeds), mean, f"{min(speeds):.2f}", shares])
     prompts = max(int(key.rsplit("/", 1)[1]) for key in result["categories"]) + 1
-    machine = result["machine"]
+    machine, count = result["machine"], settings["threads"]
+    threads = f"{count} thread{'s' * (count > 1)}"
     return (
-        f"How many times as fast as the fastest of the four plain decodings, processor time per "
-        f"token, {prompts} prompts of each category, at most {settings['tokens']} tokens, "
-        f"{settings['threads']} thread of an {machine['cpu']} (load {machine.get('load') or 0:.0f} "
-        "at the end); methods took turns on every prompt.\n\n"
+        f"How many times as fast as the fastest of the four plain decodings, {meant} per token, "
+        f"prompt included, {prompts} prompts of each category, at most {settings['tokens']} "
+        f"tokens, {threads} of an {machine['cpu']} (load {machine.get('load') or 0:.0f} at the "
+        "end); methods took turns on every prompt.\n\n"
         + markdown(["method", *names, "mean", "least", "draft / verify / rest, %"], rows)
     )
 

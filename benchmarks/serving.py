@@ -171,6 +171,9 @@ def percentiles(times: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 def measure(name: str, multiples: list[float], count: int) -> dict[str, Any]:
     """Every mode at every rate."""
+    import torch
+
+    torch.set_num_threads(1)  # as in the servers: it is noted with the results
     points: list[dict[str, Any]] = []
     with ExitStack() as stack:
         urls = {mode: stack.enter_context(server(mode, name)) for mode in MODES}

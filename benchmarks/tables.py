@@ -186,8 +186,11 @@ def serving(result: Found) -> str:
     """Loads that are borne at equal p99, by mode, and the latencies behind them."""
     most = max(point["load"] for point in result["points"])
     rows = []
+    alike = all(p["first text"] == p["end to end"] for p in result["points"])  # random weights
     for entry in result["borne"]:
         loads = entry["loads"]
+        if alike and entry["what"] == "first text":
+            continue
         rows.append([
             entry["what"], f"{entry['limit']:g}×",
             *(_load(load, most) for load in loads.values()),
@@ -273,6 +276,7 @@ def plot_of(docs: Path, name: str) -> str:
 
 SERVING = {
     "queueing": queueing, "serving": serving, "serving_engine": serving, "serving_135m": serving,
+    "serving_135m_engine": serving,
     "serving_overhead": serving_overhead, "soak": soaked,
 }  # fmt: skip
 
@@ -379,7 +383,8 @@ def drafter_tables() -> dict[str, str]:
     """Those whose measurements are there."""
     made = {
         "ablations": ("dflash_ablations", ablations), "counts": ("dflash_counts", counts),
-        "dflash-times": ("dflash_times", times), "plain": ("drafting_plain", plain),
+        "dflash-times": ("dflash_times", times), "dflash-times-2": ("dflash_times_2", times),
+        "plain": ("drafting_plain", plain),
         "aligned": ("deer_nano", aligned),
         "lossy": ("lossy", lossy),
     }  # fmt: skip
