@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from dllm.drafting.base import EMPTY, Draft, chain
-from dllm.drafting.verifiers.packed import open_verifier
+from dllm.drafting.verifiers.packed import PackedVerifier, _Packed, open_verifier
 
 from .conftest import Scripted
 
@@ -90,6 +90,29 @@ def test_neighbours_do_not_change_a_bit(model: dllm.DiffusionModel) -> None:
     for ids, draft, rows in zip(texts, drafts, together, strict=True):
         whole = np.concatenate([ids, [7], draft.tokens])
         assert torch.equal(rows.logits, one_by_one(model, whole, len(ids) + 1))
+
+
+@native
+def test_trees_of_one_size_are_attended_together(model: dllm.DiffusionModel) -> None:
+    """In one call, each with the token before it, and without a bit of difference to it alone."""
+    rng = np.random.default_rng(3)
+    verifier = open_verifier(model)
+    assert isinstance(verifier, PackedVerifier)
+    texts = [verifier.open(rng.integers(0, SIZE, n), n + 40) for n in (20, 41, 90)]
+    verifier.score([(text, EMPTY) for text in texts])
+    trees = []
+    for text in texts:
+        verifier.commit(text, EMPTY, [], [7])
+        parents = np.array([int(rng.integers(max(-1, i - 3), i)) for i in range(6)])
+        trees.append(Draft(rng.integers(0, SIZE, 6), parents))
+    packed = _Packed(model.dtype, model.device, verifier.group)
+    for text, tree in zip(texts, trees, strict=True):
+        packed.add(text, tree)
+    (segment,) = packed.segments()
+    assert segment.rows == 3
+    together = verifier.score(list(zip(texts, trees, strict=True)))
+    for text, tree, rows in zip(texts, trees, together, strict=True):
+        assert torch.equal(verifier.score([(text, tree)])[0].logits, rows.logits)
 
 
 @native
