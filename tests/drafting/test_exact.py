@@ -98,7 +98,7 @@ def test_trees_of_one_size_are_attended_together(model: dllm.DiffusionModel) -> 
     rng = np.random.default_rng(3)
     verifier = open_verifier(model)
     assert isinstance(verifier, PackedVerifier)
-    texts = [verifier.open(rng.integers(0, SIZE, n), n + 40) for n in (20, 41, 90)]
+    texts = [verifier.open(rng.integers(0, SIZE, n), 130) for n in (20, 41, 90)]
     verifier.score([(text, EMPTY) for text in texts])
     trees = []
     for text in texts:
