@@ -11,14 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from ..base import Array
 from .checkpoint import BlockCheckpoint
 
+Floats = npt.NDArray[np.float32]
 # (the token before, row) -> what is added to the logits (m,) of that row's candidates
-Bias = Callable[[int, int], Array]
+Bias = Callable[[int, int], Floats]
 
 
 class WalkHead:
@@ -35,7 +36,7 @@ class MarkovHead(WalkHead):
     """DSpark (arXiv 2607.05147): a bias of low rank, W2 W1[previous]; with a ``gate`` weight it
     depends on the row, W2 (sigmoid(G [h; W1[previous]]) * W1[previous])."""
 
-    first: Array  # (V, rank)
+    first: Floats  # (V, rank)
     second: torch.Tensor  # (v, rank)
     gate: torch.Tensor | None = None  # (rank, H + rank)
     gate_bias: torch.Tensor | None = None
@@ -49,10 +50,11 @@ class MarkovHead(WalkHead):
         raw = _host(of_row if self.gate_bias is None else of_row + self.gate_bias)
         of_token = _host(self.gate[:, width:])
 
-        def gated(previous: int, row: int) -> Array:
+        def gated(previous: int, row: int) -> Floats:
             known = self.first[previous]
             opened = known / (1 + np.exp(-(raw[row] + of_token @ known)))
-            return second[row] @ opened
+            added: Floats = second[row] @ opened
+            return added
 
         return gated
 
@@ -62,7 +64,7 @@ class SelectorHead(WalkHead):
     """DFlash 2: of a row's ``top`` most probable tokens b the one with the best
     logit(b) + <A[previous] * W h, B[b]>; all others are impossible."""
 
-    before: Array  # A (V, rank)
+    before: Floats  # A (V, rank)
     successor: torch.Tensor  # B (v, rank)
     hidden: torch.Tensor  # W (rank, H)
     top: int = 16
@@ -76,8 +78,8 @@ class SelectorHead(WalkHead):
         )
 
 
-def _host(values: torch.Tensor) -> Array:
-    result: Array = values.float().cpu().numpy()
+def _host(values: torch.Tensor) -> Floats:
+    result: Floats = values.float().cpu().numpy()
     return result
 
 

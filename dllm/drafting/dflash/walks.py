@@ -12,7 +12,7 @@ import torch
 from ...canvas import IntArray
 from ..base import ROOT, Array, Draft
 from ..search.marginals import largest
-from .heads import Bias
+from .heads import Bias, Floats
 
 BRANCHES = 8  # children of a node that are considered
 CANDIDATES = 64  # most probable tokens of a row that a head may choose from
@@ -25,12 +25,12 @@ class Walk:
 
     bias: Bias
     anchor: int
-    logits: Array
+    logits: Floats
     ids: IntArray
     temperature: float = 0.0
-    noise: Array | None = None
+    noise: Floats | None = None
 
-    def after(self, token: int, depth: int) -> Array:
+    def after(self, token: int, depth: int) -> Floats:
         """Log-probabilities (m,) of the candidates of row ``depth`` behind ``token``."""
         x = self.logits[depth] + self.bias(token, depth)
         if self.temperature > 0:
@@ -38,7 +38,7 @@ class Walk:
         if self.noise is not None:
             x = x + self.noise[depth]
         x = x - x.max()
-        result: Array = x - np.log(np.exp(x).sum())
+        result: Floats = x - np.log(np.exp(x).sum())
         return result
 
     def chain(self, length: int) -> Draft:
