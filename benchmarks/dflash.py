@@ -32,6 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MuseGlimmerAssista
 
 import dllm
 from dllm.drafting.dflash.drafter import BlockDrafter
+from dllm.drafting.length.rate import Rate
 from dllm.prompts import encode
 from dllm.train.dflash.data import read_answers
 
@@ -58,6 +59,7 @@ class Bench:
         self._models: dict[torch.dtype, Any] = {}
         self._untouched: dict[torch.dtype, Any] = {}  # as transformers runs them
         self._drafters: dict[str, Any] = {}
+        self._rates: dict[str, Rate] = {}
 
     def model(self, dtype: torch.dtype = torch.bfloat16) -> Any:
         if dtype not in self._models:
@@ -84,11 +86,15 @@ class Bench:
         return ["prompt_lookup", part] if method.startswith("lookup") else part
 
     def ours(self, method: str, prompts: list[list[int]], rows: int) -> list[Any]:
-        """Results of `dllm.speculate`."""
+        """Results of `dllm.speculate`.  What `rate` learns stays from prompt to prompt, as in a
+        server."""
+        controller: Any = "whole"
+        if method.endswith(" rate"):
+            controller = self._rates.setdefault(method, Rate())
         dtype = torch.float32 if method.endswith("float32") else torch.bfloat16
         results: list[Any] = dllm.speculate(
             self.model(dtype), self.drafter_of(method), prompts, max_new_tokens=self.tokens,
-            controller="rate" if method.endswith(" rate") else "whole", max_rows=rows,
+            controller=controller, max_rows=rows,
         )  # fmt: skip
         return results
 
