@@ -221,7 +221,7 @@ class SpeculativeSession:
 
     def open(self, prompt: IntArray, repetition: int, arguments: dict[str, Any]) -> Future[Any]:
         """A text that a device drafts for: its ``sid``, and what a drafter has to know."""
-        settled, future = self._settled(None, arguments), Future[Any]()
+        settled, future = self._settled(None, arguments), _promise()
         limit = len(prompt) + settled.room(len(prompt))
 
         def begin() -> None:
@@ -239,7 +239,7 @@ class SpeculativeSession:
 
     def step(self, sid: str, base: int, tokens: Any, parents: Any) -> Future[dict[str, Any]]:
         """Verify a draft after ``base`` tokens: what of it is accepted, and one token more."""
-        future = Future[dict[str, Any]]()
+        future = _promise()
 
         def take() -> None:
             device = self.devices[sid]
@@ -261,7 +261,7 @@ class SpeculativeSession:
 
     def forget(self, sid: str) -> Future[Any]:
         """The device is done with its text."""
-        future = Future[Any]()
+        future = _promise()
 
         def end() -> None:
             self._forget(sid)
@@ -471,3 +471,11 @@ class SpeculativeSession:
             self._closed = True
             self._changed.notify()
         self._thread.join()
+
+
+def _promise() -> Future[Any]:
+    """What a request waits for.  One that gives up cannot cancel it, or the verifier's thread would
+    fail where it answers."""
+    future = Future[Any]()
+    future.set_running_or_notify_cancel()
+    return future

@@ -138,7 +138,10 @@ def test_many_devices_share_forwards(verifier: dllm.DiffusionModel) -> None:
     session: Any = served.service.sessions["none"]
     score, gate = session.verifier.score, threading.Event()
 
+    working: list[Any] = []
+
     def slowly(work: Any) -> Any:
+        working[:] = work
         gate.wait(PATIENCE)
         sizes.append(len(work))
         return score(work)
@@ -146,24 +149,58 @@ def test_many_devices_share_forwards(verifier: dllm.DiffusionModel) -> None:
     vocabulary = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
     opening = {"vocabulary": vocabulary, "prompt": [5, 6, 7], "max_new_tokens": 8}
 
-    def one() -> None:
-        sid = served.post("/v1/verify/open", opening).json()["sid"]
+    def opened() -> str:
+        sid: str = served.post("/v1/verify/open", opening).json()["sid"]
+        return sid
+
+    def one(sid: str) -> None:
         message = {"sid": sid, "base_len": 3, "tokens": [4, 5]}
         assert served.post("/v1/verify/step", message).status_code == 200
         assert served.post("/v1/verify/close", {"sid": sid}).status_code == 200
 
-    one()  # whatever is tried at the first forward of a network has been tried
+    one(opened())  # whatever is tried at the first forward of a network has been tried
     session.verifier.score = slowly
-    threads = [threading.Thread(target=one) for _ in range(6)]
+    # all texts first: while a forward runs nobody can open one
+    threads = [threading.Thread(target=one, args=(opened(),)) for _ in range(6)]
     for thread in threads:
         thread.start()
-    until(lambda: len(session.devices) == 6)
-    until(lambda: len(session._inbox) + len(session._steps) >= 4)
+    until(lambda: len(session._inbox) + len(session._steps) + len(working) >= 6)
     gate.set()
     for thread in threads:
         thread.join(PATIENCE)
     assert max(sizes) >= 4 and sum(sizes) == 6
     assert not session.devices
+    served.stop()
+
+
+def test_an_answer_that_comes_too_late_stops_nobody(
+    verifier: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is told so, and the others' texts go on."""
+    monkeypatch.setattr("dllm.serve.verify.PATIENCE", 0.3)
+    served = serve(verifier, name="ar")
+    session: Any = served.service.sessions["none"]
+    score, begun, gate = session.verifier.score, threading.Event(), threading.Event()
+
+    def slowly(work: Any) -> Any:
+        begun.set()
+        gate.wait(PATIENCE)
+        return score(work)
+
+    vocabulary = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
+    opening = {"vocabulary": vocabulary, "prompt": [5, 6, 7], "max_new_tokens": 8}
+    late, other = (
+        {"sid": served.post("/v1/verify/open", opening).json()["sid"], "base_len": 3,
+         "tokens": [4, 5]} for _ in range(2)
+    )  # fmt: skip
+    session.verifier.score = slowly
+    assert served.post("/v1/verify/step", late).status_code == 504
+    assert begun.is_set()
+    assert served.post("/v1/verify/open", opening).status_code == 504  # waits in the inbox
+    monkeypatch.setattr("dllm.serve.verify.PATIENCE", PATIENCE)
+    gate.set()
+    assert served.post("/v1/verify/step", other).status_code == 200
+    assert session.failure is None
     served.stop()
 
 
