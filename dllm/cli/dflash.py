@@ -53,7 +53,7 @@ def dflash(
     ] = 0,
     init: Annotated[str, _option("'verifier' (its last layers) or 'random'.", SHAPE)] = "verifier",
     weights_from: Annotated[
-        str | None, _option("A drafter to go on from.", SHAPE)
+        str | None, _option("A drafter to go on from, its head and ids included.", SHAPE)
     ] = None,
     steps: Annotated[int, _option("Steps in all.", TRAINING, min=1)] = 4000,
     rows: Annotated[int, _option("Answers per step and process.", TRAINING, min=1)] = 8,
@@ -193,5 +193,5 @@ def _train(
     note(f"{len(split.train)} answers to train on, {len(split.held)} to measure with")
     resume(run)
     if int(os.environ.get("RANK", "0")) == 0:
-        finish(run, model, recipe, split, output / "drafter", into)
+        finish(run, model, recipe, split, output / "drafter", into, weights_from)
         note(f"drafter: {output / 'drafter'}")

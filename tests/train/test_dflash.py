@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantMode
 from transformers.cache_utils import DFlashCache
 
 import dllm
+from dllm.drafting.dflash.checkpoint import load_checkpoint
 from dllm.drafting.dflash.drafter import BlockDrafter as BlockDrafterAtWork
 from dllm.drafting.dflash.heads import head_of
 from dllm.drafting.dflash.walks import candidates
@@ -243,6 +244,14 @@ def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
     started: Any = more.model
     for now, before in zip(started.parameters(), trainee.parameters(), strict=True):
         torch.testing.assert_close(now, before, atol=1e-2, rtol=1e-2)
+    few = replace(recipe, draft_vocabulary=3)
+    finish(more, verifier, few, split, tmp_path / "few")
+    known = load_checkpoint(tmp_path / "few").draft_ids
+    assert known is not None and len(known) == 3
+    fewer = replace(recipe, draft_vocabulary=1)
+    finish(more, verifier, fewer, split, tmp_path / "fewer", weights_from=str(tmp_path / "few"))
+    kept = load_checkpoint(tmp_path / "fewer").draft_ids
+    assert kept is not None and kept.tolist() == known.tolist()
     with pytest.raises(ConfigError, match="another num_hidden_layers"):
         other = replace(recipe, layers=recipe.layers + 1)
         start(verifier, [answers], other, tmp_path / "no", bf16=False, weights_from=saved)

@@ -157,13 +157,17 @@ def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
 
 def finish(
     run: DrafterTrainer, verifier: DiffusionModel, recipe: Recipe, split: Split, folder: Path,
-    kind: str = "native",
+    kind: str = "native", weights_from: str | None = None,
 ) -> None:  # fmt: skip
-    """Write the drafter in bfloat16, with its card."""
+    """Write the drafter in bfloat16, with its card.  One that went on from ``weights_from`` also
+    drafts the ids that were drafted there."""
     trainee: Any = run.accelerator.unwrap_model(run.model)
     drafter = trainee.blocks.drafter
     count = recipe.draft_vocabulary
     ids = common_tokens(split.train, count) if count else None
+    if ids is not None and weights_from is not None:
+        known = load_checkpoint(weights_from).draft_ids
+        ids = None if known is None else torch.unique(torch.cat([ids, known]))
     weights = {name: t.detach().cpu() for name, t in drafter.state_dict().items()}
     head: dict[str, Any] = {}
     if trainee.walk is not None:
