@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="prompts per category")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--methods", nargs="*")
+    parser.add_argument("--methods", nargs="*", choices=list({*PLAIN, *COUNTED, *TIMED}))
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

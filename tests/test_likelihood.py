@@ -226,6 +226,7 @@ def test_all_subsets_are_there_once() -> None:
     [
         ({"estimator": "lada"}, "did you mean 'llada'"),
         ({"samples": 0}, "samples must be at least 1"),
+        ({"before_forward": 3}, "before_forward is a function, not 3"),
         ({"sample": 5}, "did you mean 'samples'"),
         ({"estimator": "llada", "samples": 33}, "a multiple of 32"),
     ],

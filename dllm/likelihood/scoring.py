@@ -88,6 +88,9 @@ class Scoring:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
+        if self.before_forward is not None and not callable(self.before_forward):
+            raise ConfigError(f"before_forward is a function, not {self.before_forward!r}")
+
     def go_on(self) -> None:
         """Raises what ends the call early, if the caller wants it ended."""
         if self.before_forward is not None:

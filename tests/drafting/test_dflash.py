@@ -16,6 +16,7 @@ from transformers import MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 
 import dllm
+from dllm.drafting.base import Budget
 from dllm.drafting.dflash.checkpoint import (
     BlockCheckpoint,
     draft_ids,
@@ -27,6 +28,7 @@ from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.dflash.heads import MarkovHead, SelectorHead
 from dllm.drafting.dflash.network import BlockNetwork
 from dllm.drafting.dflash.walks import Walk, candidates
+from dllm.drafting.length.control import LengthController
 from dllm.errors import CheckpointError, ConfigError
 from dllm.train.dflash.data import Answer, Batches, Taps
 from dllm.train.dflash.export import export
@@ -331,6 +333,12 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
         )  # fmt: skip
         assert tree.tokens == plain.tokens
         assert max(stats.drafted for stats in tree.rounds) == 6
+        few = dllm.speculate(
+            verifier, str(tmp_path), ids, max_new_tokens=12, controller=TwoNodes(), head="tree",
+            nodes=6,
+        )  # fmt: skip
+        assert few.tokens == plain.tokens
+        assert max(stats.drafted for stats in few.rounds) == 2
     drafter = BlockDrafter(tmp_path)
     for temperature in (0.0, 0.8):
         how: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
@@ -342,6 +350,13 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
             if part == "markov":
                 steps = np.diff(np.asarray(seen)) % size
                 assert len(seen) > 20 and (steps == 1).mean() > 0.7
+
+
+class TwoNodes(LengthController):
+    """Finds two nodes of a tree worth their time."""
+
+    def next(self, room: int, context: int) -> Budget:
+        return Budget(room, room, nodes=lambda alive: 2)
 
 
 def test_a_tree_holds_the_most_probable_prefixes() -> None:

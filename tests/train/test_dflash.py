@@ -243,7 +243,7 @@ def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
     more, _ = start(verifier, [answers], recipe, tmp_path / "on", bf16=False, weights_from=saved)
     started: Any = more.model
     for now, before in zip(started.parameters(), trainee.parameters(), strict=True):
-        torch.testing.assert_close(now, before, atol=1e-2, rtol=1e-2)
+        assert torch.equal(now, before.bfloat16().float())  # as it was saved, the head too
     few = replace(recipe, draft_vocabulary=3)
     finish(more, verifier, few, split, tmp_path / "few")
     known = load_checkpoint(tmp_path / "few").draft_ids

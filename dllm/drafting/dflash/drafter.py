@@ -243,11 +243,11 @@ class BlockDrafting(Drafting):
         values, at = candidates(logits)
         named = at if self.bound.draft_ids is None else self.bound.draft_ids[at]
         values = values.masked_fill(named == self.bound.mask_id, -torch.inf)
-        shown = Marginals(values, len(self.prefix), self.request.stop_ids, named)
         temperature = self.request.temperature
         noise = None
         if temperature > 0:  # both sides then prefer the same tokens
-            noise = shown.noise_at(self.request.noise_key, named).cpu().numpy()
+            rows = Marginals(values, len(self.prefix), self.request.stop_ids, named)
+            noise = rows.noise_at(self.request.noise_key, named).cpu().numpy()
         walk = Walk(head.over(hidden, at), self.anchor, values.cpu().numpy(), named.cpu().numpy(),
                     temperature, noise)  # fmt: skip
         if self.part.head == "tree" and self.request.trees:
