@@ -7,7 +7,7 @@ It knows nothing of how positions are chosen.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
