@@ -22,7 +22,7 @@ from ..streamers import Streamer, feeding
 from ..text import GrowingText
 from . import register_all
 from .accept.defaults import own_processors
-from .accept.rows import Coins, LogitsProcessor, Sampling
+from .accept.rows import KeyedNoise, LogitsProcessor, Sampling
 from .base import DRAFTERS, RULES, AcceptRule, Drafter, Request, single
 from .length.control import CONTROLLERS, LengthController
 from .loop import Batch, Speculation, StopCheck
@@ -188,8 +188,8 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
     """A `Drafter` from whatever `speculate` takes; ``options`` are those of diffusion drafters."""
     from .dflash.checkpoint import is_block_drafter
     from .dflash.drafter import make_block_drafter
-    from .drafters.composite import FirstOf
     from .drafters.diffusion import DiffusionDrafter
+    from .drafters.first_of import FirstOf
 
     register_all()
     if isinstance(drafter, list | tuple):
@@ -339,7 +339,7 @@ class Session:
         """A text, ready for its first round."""
         model, config = self.model, self.config
         limit = len(prompt) + self.room(len(prompt))
-        coins = Coins(config.seed, row)
+        coins = KeyedNoise(config.seed, row)
         request = Request(
             prompt=prompt, vocab_size=model.facts.vocab_size, limit=limit,
             stop_ids=model.facts.stop_token_ids, temperature=config.temperature,

@@ -11,12 +11,13 @@ import torch
 
 import dllm
 from dllm.drafting import register_all
-from dllm.drafting.accept.lossy import FLy, Pivot, fit_pivot
-from dllm.drafting.accept.rows import Coins, Rows, Sampling
+from dllm.drafting.accept.fly import FLy
+from dllm.drafting.accept.pivot import Pivot, fit_pivot
+from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.base import DRAFTERS, Budget, Draft, Drafter, Drafting, Feedback, Request, single
 from dllm.drafting.base import chain as chain_of
-from dllm.drafting.drafters.composite import Hierarchy
-from dllm.drafting.drafters.trigram import ADED
+from dllm.drafting.drafters.aded import ADED
+from dllm.drafting.drafters.hsd import Hierarchy
 from dllm.drafting.pivots import label_pivots
 from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
@@ -187,7 +188,7 @@ def test_fly_by_hand(
     """The verifier writes 1 2 3 4 5 6 whatever stands before; a window of two tokens."""
     rows = Rows(
         hesitant([1, 2, 3, 4, 5, 6], hesitates), chain_of(drafted), np.array([0]), Sampling(),
-        Coins(0), 0,
+        KeyedNoise(0), 0,
     )  # fmt: skip
     outcome = FLy(window=2).judge(rows, chain_of(drafted))
     assert (len(outcome.path), outcome.extra, outcome.deviations) == (kept, extra, deviations)
@@ -203,9 +204,9 @@ def test_pivot_learns_which_tokens_matter(tmp_path: Path) -> None:
     logits = hesitant([1, 2, 3], [1])
     likely, unlikely = chain_of([1, 4]), chain_of([7, 2])  # p of 4 is 0.12, p of 7 nearly 0
     sampling, prefix = Sampling(), np.array([0])
-    kept = rule.judge(Rows(logits, likely, prefix, sampling, Coins(0), 0), likely)
+    kept = rule.judge(Rows(logits, likely, prefix, sampling, KeyedNoise(0), 0), likely)
     assert (len(kept.path), kept.extra, kept.deviations) == (2, 3, 1)
-    lost = rule.judge(Rows(logits, unlikely, prefix, sampling, Coins(0), 0), unlikely)
+    lost = rule.judge(Rows(logits, unlikely, prefix, sampling, KeyedNoise(0), 0), unlikely)
     assert (len(lost.path), lost.extra, lost.deviations) == (0, 1, 0)
     with pytest.raises(dllm.ConfigError, match="a file that fit_pivot wrote"):
         Pivot(path=str(tmp_path / "none.json"))
@@ -257,7 +258,7 @@ def test_threshold_sends_the_token_that_crosses(confidence: float, expected: int
 def test_adl_counts_the_raw_draft() -> None:
     """Without an end of text its generated length is what was asked for, though the search may
     have cut the chain."""
-    from dllm.drafting.length.control import AdaptiveDraftLength
+    from dllm.drafting.length.adl import AdaptiveDraftLength
 
     from .test_control import tell
 

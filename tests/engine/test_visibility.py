@@ -51,7 +51,7 @@ def test_what_every_position_sees(
     row, n = canvas(text), len(text)
     everything = np.arange(n)
     assert seen(visibility.segments(row, everything, None, 0, 0, n, CPU), n, n) == expected
-    hidden = visibility.hidden(row, everything, everything)
+    hidden = visibility.unseen(row, everything, everything)
     assert [np.flatnonzero(~h).tolist() for h in hidden] == expected
     # some queries, keys in slots from 5 on
     some = np.array([1, 3])
