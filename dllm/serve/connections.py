@@ -59,6 +59,7 @@ class Connection(H11Protocol):
     def give_up(self, why: str) -> None:
         """Close the connection at once."""
         CLOSED.note(why)
+        self.connections.discard(self)  # now, and not once the event loop hears of it
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:

@@ -2,7 +2,8 @@
 
 How long a tokenizer takes is not known from the size of its input: a word of combining marks takes
 hundreds of times longer than prose.  So what cannot fit the context is refused unread, long prompts
-have a thread and a copy of the tokenizer of their own, and whoever leaves or is late is not read on.
+have a thread and a copy of the tokenizer of their own, and the rest of a request whose client has
+left, or whose deadline has passed, is not read.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ MOST_SCORES = 8  # requests for likelihoods that may wait
 class Service:
     """The sessions of ``model``, one per cache, and everything around them that is not HTTP.
 
-    Prompts are read by `Encoder`; likelihoods have another thread.  ``ranks``: of a model that is split over processes, where only
-    the session's steps may touch it.
+    Prompts are read by `Encoder`; likelihoods have another thread.  ``ranks``: of a model that is
+    split over processes, where only the session's steps may touch it.
     """
 
     def __init__(
