@@ -93,11 +93,14 @@ class Sampler:
     def prepare(self, canvas: Canvas) -> bool:
         """Move the window; False when the schedule grants this step nothing."""
         block = canvas.block
-        self.window.advance(canvas)
+        if not canvas.revising:
+            self.window.advance(canvas)
         if canvas.block != block:
             for part in self._beginning:
                 part.begin_block(canvas)
-        return self.window.decides(canvas) or not all(s.rests(canvas) for s in self.selectors)
+        if self.window.decides(canvas) or not all(s.rests(canvas) for s in self.selectors):
+            return True
+        return canvas.revising and not canvas.masks().size
 
     def targets(self, canvas: Canvas) -> IntArray:
         """Positions whose predictions this step needs, ascending."""
@@ -168,9 +171,15 @@ class Sampler:
         canvas.commit(positions, ids, logprobs)
         remasked = NOTHING
         if self.reviser is not None:
-            canvas.revisable = True  # end-of-text rules wait for the window to close
-            remasked = self.reviser.revise(view, positions)
+            revision = self.reviser.revise(view, positions)
+            remasked = revision.remasked
             canvas.remask(remasked)
+            canvas.commit(revision.replaced, revision.tokens, revision.logprobs)
+            positions = np.concatenate([positions, revision.replaced])
+            ids = np.concatenate([ids, revision.tokens])
+            logprobs = np.concatenate([logprobs, revision.logprobs])
+            # Until the window closes no text ends, and no other window opens.
+            canvas.revising = revision.open or bool(canvas.masks().size)
         end = canvas.end
         self.eos.check(canvas, positions, self.stop_ids)
         padded = np.arange(canvas.end, min(end, canvas.length)) if canvas.end < end else NOTHING
