@@ -1,25 +1,13 @@
-"""Caching layers: what to recompute, what to read."""
+"""Caching layers: what to recompute, what to read, a file per method."""
 
 from __future__ import annotations
 
-from . import (
-    block,
-    d2,
-    delayed,
-    dkv,
-    dllm_cache,
-    elastic,
-    exact,
-    none,
-    sliding,
-    sparse,
-    wedlm,
-    window_diffusion,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from .base import CACHES, Cache, Info, Plan, Slots, available, compose, register
 
-__all__ = [
-    "CACHES", "Cache", "Info", "Plan", "Slots", "available", "block", "compose", "d2", "delayed",
-    "dkv", "dllm_cache", "elastic", "exact", "none", "register", "sliding", "sparse", "wedlm",
-    "window_diffusion",
-]  # fmt: skip
+__all__ = ["CACHES", "Cache", "Info", "Plan", "Slots", "available", "compose", "register"]
+
+for _file in iter_modules(__path__):  # importing a file registers its cache
+    import_module(f".{_file.name}", __name__)

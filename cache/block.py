@@ -1,8 +1,4 @@
-"""Fast-dLLM's prefix and dual cache: freeze what lies outside the open block.
-
-Both recompute everything when a block opens; the predictions of that refresh are used like any
-other step's, and it repairs the slots of the previous block's last commits.
-"""
+"""The exact cache of block-causal models."""
 
 from __future__ import annotations
 
@@ -11,46 +7,40 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import COMMITTED_LOGITS
-from .base import BLOCK, REGION, Plan, Slots, everything, register
-from .refresh import Refreshing
-
-FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
+from ..capabilities import BLOCK_CAUSAL
+from .base import REGION, Cache, Plan, Slots, register
 
 
+@dataclass(slots=True)
+class Finished:
+    """Positions left of ``end`` were computed whole after their last decision."""
+
+    end: int = 0
+
+
+@register("block", paper="Fast-dLLM v2: Efficient Block-Diffusion LLM", arxiv="2509.26328")
 @dataclass(frozen=True)
-class BlockCache(Refreshing):
-    """Shared by both: besides every block opening, refresh on the clock or after some commits."""
+class ExactBlockCache(Cache):
+    """Compute from the first unfinished block to the last that is asked about; exact.
 
-    by_block = True
+    For models whose positions attend to their own block and to those left of it, so that nothing
+    on the right of a finished block can change its keys and values.  A block is finished when it
+    was computed whole after its last decision; this happens in the first step of the next one, so
+    that no forward is spent on storing.
+    """
 
-    def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
-        """Positions recomputed between refreshes."""
-        raise NotImplementedError
+    needs = frozenset({BLOCK_CAUSAL})
+    offers = REGION
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        if self.due(canvas, slots):
-            return everything(canvas)
-        return Plan(np.arange(*self.first_to_last(canvas)))
-
-
-@register("prefix", paper=FAST_DLLM, arxiv="2505.22618")
-@dataclass(frozen=True)
-class PrefixCache(BlockCache):
-    """Freeze everything left of the open block; recompute from its start to the end."""
-
-    offers = REGION | {COMMITTED_LOGITS}
-
-    def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
-        return canvas.window[0], canvas.length
-
-
-@register("dual", paper=FAST_DLLM, arxiv="2505.22618")
-@dataclass(frozen=True)
-class DualCache(BlockCache):
-    """Freeze everything outside the open block; recompute the block alone."""
-
-    offers = BLOCK
-
-    def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
-        return canvas.window
+        block_length, length = slots.block_length, canvas.length
+        # What the last step computed whole and decided stays, unless something in it changed.
+        finished = slots.state(Finished).end
+        changed = np.flatnonzero(slots.pending[:finished])
+        if changed.size:
+            finished = int(changed[0]) // block_length * block_length
+        masked = np.flatnonzero(canvas.masked[:length])
+        frontier = int(masked[0]) // block_length * block_length if masked.size else length
+        slots.state(Finished).end = max(finished, frontier)
+        end = min((int(targets[-1]) // block_length + 1) * block_length, length)
+        return Plan(np.arange(finished, end), np.arange(end))

@@ -5,7 +5,7 @@ A block is computed in every step until it is decided, and a little longer; then
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ..canvas import Blocks, Canvas, IntArray
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
-from .base import BLOCK, REGION, Cache, Plan, Slots, everything, register
+from .base import REGION, Cache, Plan, Slots, everything, register
 from .refresh import check_interval
 
 
@@ -94,39 +94,3 @@ class DelayedCache(Cache):
         if not before or (kept.end == before and (kept.since or due)):
             return everything(canvas)
         return Plan(np.arange(before, canvas.length), floor=before if self.official else 0)
-
-
-@register(
-    "d2f",
-    paper="Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion Forcing",
-    arxiv="2508.09192",
-)
-@dataclass(frozen=True)
-class D2FCache(Cache):
-    """Compute the open blocks alone, and keep those that are decided; nothing behind them exists.
-
-    With ``causal`` (default) attention is block-causal over the prompt and the blocks of the
-    window, as D2F's checkpoints are trained, on networks whose own attention is bidirectional; what
-    is kept is then exact.  Without it every open block sees the others.  For windows of several
-    blocks (``d2f``, ``staged_blocks``); with others the window is the only open block.
-    """
-
-    offers = BLOCK
-    follows = True
-    trained = True
-
-    causal: bool = True
-
-    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        kept = slots.state(Kept)
-        before = kept.end
-        kept.advance(decided(canvas, before), 0, 0, False)
-        return self._open(canvas, before)
-
-    def branch(self, fork: Canvas, plan: Plan) -> Plan:
-        return replace(self._open(fork, int(plan.compute[0])), floor=plan.floor)
-
-    def _open(self, canvas: Canvas, begin: int) -> Plan:
-        end = canvas.window[1]
-        edges = borders(canvas) if self.causal else None
-        return Plan(np.arange(begin, end), np.arange(end), borders=edges)

@@ -1,45 +1,19 @@
-"""Unmasking policies: small parts that compose into samplers.
+"""Unmasking policies: small parts that compose into samplers, a file per method.
 
 >>> from dllm.samplers import compose
 >>> compose("threshold(tau=0.85)").selectors
 (Threshold(tau=0.85),)
+
+A part that only completes one method lies in that method's file; general scorers, windows and
+end-of-text rules are in `scorers`, `windows` and `eos`.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from ..capabilities import Capability
-from . import (
-    adablock,
-    credit,
-    d2f,
-    d3llm,
-    dawn,
-    dcd,
-    dparallel,
-    dream,
-    dsb,
-    eb,
-    eos,
-    ete,
-    fixed,
-    freedave,
-    hierarchical,
-    klass,
-    learn2pd,
-    llada,
-    localleap,
-    lopa,
-    priors,
-    prophet,
-    r2,
-    saber,
-    scorers,
-    slowfast,
-    threshold,
-    wedlm,
-    windows,
-    wino,
-)
 from .base import (
     NOTHING,
     Decision,
@@ -61,8 +35,8 @@ from .sampler import Sampler
 __all__ = [
     "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Trial", "Info", "Part",
     "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform", "View",
-    "Window", "available", "compose", "register", "adablock", "credit", "d2f", "d3llm", "dawn",
-    "dcd", "dparallel", "dream", "dsb", "eb", "eos", "ete", "fixed", "freedave", "hierarchical",
-    "klass", "learn2pd", "llada", "localleap", "lopa", "priors", "prophet", "r2", "saber",
-    "scorers", "slowfast", "threshold", "wedlm", "windows", "wino",
+    "Window", "available", "compose", "register",
 ]  # fmt: skip
+
+for _file in iter_modules(__path__):  # importing a file registers its parts
+    import_module(f".{_file.name}", __name__)

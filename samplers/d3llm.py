@@ -2,77 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import Blocks, BoolArray, Canvas, IntArray
+from ..canvas import BoolArray, IntArray
 from ..capabilities import ENTROPY
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
-from .base import Part, Selector, View, Window
+from .base import Part, Selector, View
 from .compose import register
 from .eos import Eos
 from .scorers import NegEntropy
-
-MULTI_BLOCK = "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation"
-
-
-@dataclass
-class Stages:
-    """Which of the opened blocks are active, and where those lie that are undecided yet."""
-
-    active: list[bool] = field(default_factory=lambda: [True])
-    live: list[tuple[int, int]] = field(default_factory=list)
-
-
-@register("staged_blocks", paper=MULTI_BLOCK, arxiv="2601.07568")
-@dataclass(frozen=True)
-class StagedBlocks(Window):
-    """Blocks that open one per step, each when the one before has come far enough.
-
-    ``block_length`` (32).  A block opens when ``block_add_threshold`` (0.5) of the last open one is
-    decided, and becomes active when ``decoded_token_threshold`` (0.5) of the one before it is: only
-    in active blocks must every step decide something (see `D3LLM` and `D2F`).  Both 1.0 make static
-    blocks.
-    """
-
-    block_length: int | None = None
-    block_add_threshold: float = 0.5
-    decoded_token_threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.block_length is not None and self.block_length < 1:
-            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
-        for name in ("block_add_threshold", "decoded_token_threshold"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is a share in [0, 1], not {getattr(self, name)}")
-
-    def advance(self, canvas: Canvas) -> None:
-        size = self.block_length or 32
-        open_ = canvas.masked[canvas.start : canvas.end]
-        if not open_.any():
-            return
-        edges = np.arange(canvas.start, canvas.end, size)
-        masks = np.add.reduceat(open_.astype(np.int64), edges - canvas.start)
-        progress = 1 - masks / np.diff(edges, append=canvas.end)
-        before = np.append(1.0, progress[:-1])
-        state = canvas.state(Stages)
-        ready = before >= self.decoded_token_threshold
-        state.active = [a or bool(r) for a, r in zip(state.active, ready, strict=False)]
-        opened = len(state.active)
-        if opened < len(edges) and progress[opened - 1] >= self.block_add_threshold:
-            state.active.append(bool(ready[opened]))
-            opened += 1
-        first, ends = int(np.flatnonzero(masks)[0]), np.append(edges[1:], canvas.end)
-        state.live = [
-            (int(edges[i]), int(ends[i])) for i in range(opened) if state.active[i] and masks[i]
-        ]
-        canvas.state(Blocks).edges = np.append(edges[:opened], ends[opened - 1])
-        window = int(edges[first]), int(ends[opened - 1])
-        if window != canvas.window:
-            canvas.open_window(*window)
+from .staged_blocks import MULTI_BLOCK, StagedBlocks, Stages
 
 
 @register("d3llm", paper=MULTI_BLOCK, arxiv="2601.07568")

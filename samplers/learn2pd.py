@@ -14,9 +14,8 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_WINDOW, OWN_PREDICTIONS, PROBABILITY, WINDOW_LOGITS
 from ..errors import ConfigError
-from .base import EosRule, Part, Prediction, Selector, View, top
+from .base import Part, Selector, View, top
 from .compose import register
-from .eos import is_stop, prefix_complete
 from .threshold import check_probability
 from .windows import StaticBlocks
 
@@ -88,46 +87,3 @@ class Learn2PD(Selector):
         sure = 1 / (1 + np.exp(-logits))
         chosen: BoolArray = sure[view.positions - low] > self.theta
         return chosen | top(view.score, 1)
-
-
-@dataclass
-class ProposedEnd:
-    """The undecided position that proposes a stop id most surely in this step, if any does."""
-
-    position: int | None = None
-
-
-@register("eotp", paper=LEARN2PD, arxiv="2509.25188")
-@dataclass(frozen=True)
-class EoTP(EosRule):
-    """End the region at a stop id that is committed, else at the surest one that is proposed.
-
-    As soon as a stop id is committed, the leftmost new one is the end.  Where none is, the end is
-    the undecided position that proposes one with the largest probability, if that reaches ``tau``
-    (0.9): the official code has no such bound (0 here) and may cut at any stop id that is proposed
-    far right.  What lies left of the end is decoded as usual; given text is not cut off.
-    """
-
-    needs = frozenset({FIXED_WINDOW})  # a window that slides has an end of its own
-
-    tau: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_probability("tau", self.tau)
-
-    def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
-        p, proposed = prediction, canvas.state(ProposedEnd)
-        ends = is_stop(p.token, stop_ids) & (np.exp(p.logprob) >= self.tau)
-        ends &= canvas.masked[p.positions] & (p.positions >= canvas.text_floor)
-        at = ends.nonzero()[0]
-        proposed.position = int(p.positions[at[p.logprob[at].argmax()]]) if at.size else None
-
-    def check(self, canvas: Canvas, committed: IntArray, stop_ids: tuple[int, ...]) -> None:
-        proposed = canvas.state(ProposedEnd)
-        end, proposed.position = proposed.position, None
-        ends = committed[is_stop(canvas.tokens[committed], stop_ids)]
-        ends = ends[ends >= canvas.text_floor]
-        end = int(ends.min()) if ends.size else end
-        if end is not None and canvas.end == canvas.length and end + 1 < canvas.end:
-            canvas.cut(end)
-        prefix_complete(canvas, committed[committed < canvas.length], stop_ids)

@@ -42,7 +42,7 @@ def serve_drafter(
     from ..drafting.base import DRAFTERS, Drafter, single
     from ..drafting.bridges.service import Service
     from ..drafting.dflash.checkpoint import is_block_drafter
-    from ..drafting.drafters.composite import FirstOf
+    from ..drafting.drafters.first_of import FirstOf
     from ..drafting.vocabulary import fingerprint
     from ..models import load
 

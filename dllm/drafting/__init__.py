@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,13 +21,7 @@ _WHERE = {
     "Budget": "base", "Draft": "base", "Drafter": "base", "Drafting": "base", "Feedback": "base",
     "Distribution": "base", "Request": "base",
 }  # fmt: skip
-PARTS = (
-    "accept.chains", "accept.trees", "accept.lossy", "drafters.cacheback", "drafters.trigram",
-    "drafters.lookup", "drafters.suffix", "drafters.recycling",
-    "drafters.composite", "drafters.diffusion", "search.chains", "search.cps", "search.best_first",
-    "search.proxies", "length.control", "length.rate", "bridges.remote",
-    "dflash.drafter",
-)  # fmt: skip
+FOLDERS = ("accept", "drafters", "search", "length")  # of parts, a file per method
 
 __all__ = [
     "Budget", "DiffusionDrafter", "Draft", "Drafter", "Drafting", "Feedback", "Distribution",
@@ -36,7 +31,11 @@ __all__ = [
 
 def register_all() -> None:
     """Import every module that registers parts."""
-    for module in PARTS:
+    for folder in FOLDERS:
+        package = import_module(f".{folder}", __name__)
+        for file in iter_modules(package.__path__):
+            import_module(f".{folder}.{file.name}", __name__)
+    for module in ("bridges.remote", "dflash.drafter"):
         import_module(f".{module}", __name__)
 
 

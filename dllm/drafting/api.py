@@ -188,8 +188,8 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
     """A `Drafter` from whatever `speculate` takes; ``options`` are those of diffusion drafters."""
     from .dflash.checkpoint import is_block_drafter
     from .dflash.drafter import make_block_drafter
-    from .drafters.composite import FirstOf
     from .drafters.diffusion import DiffusionDrafter
+    from .drafters.first_of import FirstOf
 
     register_all()
     if isinstance(drafter, list | tuple):

@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 import dllm
 from dllm.drafting.bridges.transformers import attach, custom_generate, detach
 from dllm.drafting.bridges.vllm import DllmProposer
-from dllm.drafting.drafters.recycling import TokenRecycling
 from dllm.drafting.drafters.suffix import SuffixDecoding
+from dllm.drafting.drafters.token_recycling import TokenRecycling
 from dllm.drafting.length.rate import Rate
 
 from .conftest import Scripted, make_verifier, prompts

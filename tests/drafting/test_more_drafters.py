@@ -11,12 +11,13 @@ import torch
 
 import dllm
 from dllm.drafting import register_all
-from dllm.drafting.accept.lossy import FLy, Pivot, fit_pivot
+from dllm.drafting.accept.fly import FLy
+from dllm.drafting.accept.pivot import Pivot, fit_pivot
 from dllm.drafting.accept.rows import Coins, Rows, Sampling
 from dllm.drafting.base import DRAFTERS, Budget, Draft, Drafter, Drafting, Feedback, Request, single
 from dllm.drafting.base import chain as chain_of
-from dllm.drafting.drafters.composite import Hierarchy
-from dllm.drafting.drafters.trigram import ADED
+from dllm.drafting.drafters.aded import ADED
+from dllm.drafting.drafters.hsd import Hierarchy
 from dllm.drafting.pivots import label_pivots
 from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
@@ -257,7 +258,7 @@ def test_threshold_sends_the_token_that_crosses(confidence: float, expected: int
 def test_adl_counts_the_raw_draft() -> None:
     """Without an end of text its generated length is what was asked for, though the search may
     have cut the chain."""
-    from dllm.drafting.length.control import AdaptiveDraftLength
+    from dllm.drafting.length.adl import AdaptiveDraftLength
 
     from .test_control import tell
 

@@ -15,9 +15,11 @@ import pytest
 import torch
 
 import dllm
-from dllm.drafting.accept.chains import Block, Keyed, Match, Point, Ratio
+from dllm.drafting.accept.block import Block
+from dllm.drafting.accept.chains import Keyed, Match, Point, Ratio
+from dllm.drafting.accept.multi_round import MultiRound
 from dllm.drafting.accept.rows import Coins, Rows, Sampling
-from dllm.drafting.accept.trees import MultiRound, Traversal
+from dllm.drafting.accept.traversal import Traversal
 from dllm.drafting.base import AcceptRule, Draft
 
 from . import toy

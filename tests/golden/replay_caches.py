@@ -11,14 +11,14 @@ import numpy as np
 from dllm.cache import Plan, Slots
 from dllm.cache.base import Layer
 from dllm.cache.d2 import D2Cache
-from dllm.cache.sliding import DSBCache
+from dllm.cache.dsb import DSBCache
 from dllm.canvas import BoolArray, Canvas, FloatArray, IntArray
 from dllm.samplers import compose
 from dllm.samplers.base import Prediction, View
+from dllm.samplers.certainty_prior import CertaintyPrior
 from dllm.samplers.dawn import DAWN
 from dllm.samplers.dcd import slide
 from dllm.samplers.dsb import DSB
-from dllm.samplers.priors import CertaintyPrior
 from dllm.samplers.scorers import Probability
 from dllm.samplers.windows import StaticBlocks
 

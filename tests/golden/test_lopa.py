@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from dllm.cache import Plan, Slots
-from dllm.cache.delayed import D2FCache, Kept
+from dllm.cache.d2f import D2FCache
+from dllm.cache.delayed import Kept
 from dllm.canvas import Canvas, IntArray
 from dllm.config import GenerationConfig
 from dllm.engine import Engine, Recipe

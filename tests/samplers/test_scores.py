@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dllm.errors import ConfigError
-from dllm.samplers.priors import PC, CertaintyPrior
+from dllm.samplers.certainty_prior import CertaintyPrior
+from dllm.samplers.pc import PC
 
 from .test_vectors import canvas_of, predict
 

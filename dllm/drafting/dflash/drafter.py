@@ -29,7 +29,8 @@ from ..base import (
 )
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
-from ..search.proxies import PROXIES, NGram, Proxy
+from ..search.ngram import NGram
+from ..search.proxies import PROXIES, Proxy
 from .checkpoint import BlockCheckpoint, load_checkpoint
 from .heads import WalkHead, head_of
 from .network import BlockNetwork, TextKeys

@@ -40,7 +40,8 @@ from ..base import (
 )
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
-from ..search.proxies import PROXIES, NGram, Proxy
+from ..search.ngram import NGram
+from ..search.proxies import PROXIES, Proxy
 from ..trimming import TrimmedHead, kept_ids
 
 WINDOW = 32  # masks that a drafter sees at least, unless told otherwise

@@ -1,4 +1,4 @@
-"""Drafters that copy: what followed the present n-gram before."""
+"""ANPD: n-gram counts that adapt to the text so far."""
 
 from __future__ import annotations
 
@@ -8,62 +8,9 @@ import numpy as np
 
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request, chain
+from ..base import Budget, Draft, Drafter, Drafting, Feedback, Request, chain
 from .hits import HitRates
-
-register = DRAFTERS.register
-
-
-def last_match(tokens: IntArray, n: int) -> int:
-    """Where the latest earlier occurrence of the last ``n`` tokens ends (exclusive); -1 if none."""
-    if n == 0 or len(tokens) <= n:
-        return -1
-    windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], n)
-    result = np.flatnonzero((windows == tokens[-n:]).all(1))
-    return int(result[-1]) + n if result.size else -1
-
-
-@register("prompt_lookup", paper="Prompt Lookup Decoding (github.com/apoorvumang)")
-@dataclass
-class PromptLookup(Drafter):
-    """Copy what followed the last n-gram the last time, trying longer n-grams first.
-
-    n-grams of ``n`` down to ``least`` tokens, at most ``k`` tokens copied.  Its confidence is how
-    often copies after an n-gram of that length were right so far.
-    """
-
-    n: int = 3
-    k: int = 10
-    least: int = 2
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.n or self.k < 1:
-            raise ConfigError("prompt_lookup takes 1 <= least <= n and k >= 1")
-        self.hits = HitRates()
-
-    def open(self, request: Request) -> Drafting:
-        return _Copying(self)
-
-
-class _Copying(Drafting):
-    def __init__(self, part: PromptLookup) -> None:
-        self.part, self.matched = part, 0
-
-    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        for n in range(self.part.n, self.part.least - 1, -1):
-            at = last_match(prefix, n)
-            if at >= 0:
-                self.matched = n
-                tokens = prefix[at : at + self.part.k]
-                confidence = np.full(len(tokens), self.part.hits(n))
-                length = budget.chain_length(confidence)
-                return chain(tokens[:length], self.part.name, confidence[:length])
-        return EMPTY
-
-    def observe(self, feedback: Feedback) -> None:
-        if feedback.draft.source == self.part.name and len(feedback.draft):
-            hits = self.part.hits
-            hits.update_chain(self.matched, feedback.accepted, len(feedback.draft))
+from .prompt_lookup import register
 
 
 @register(

@@ -42,19 +42,6 @@ class BestFirstTree(Search):
         )  # fmt: skip
 
 
-@register("dyspec", paper="DySpec: Faster Speculative Decoding with Dynamic Token Tree Structure",
-          arxiv="2410.11744")  # fmt: skip
-@dataclass
-class DySpec(BestFirstTree):
-    """`best_first_tree` of 64 nodes: DySpec's greedy expansion by estimated value.
-
-    Its value of a node is the drafter's probability of the path; with marginals that does not
-    depend on the path, so that its tree and DDTree's are the same.
-    """
-
-    nodes: int = 64
-
-
 def grow(
     lattice: Lattice, nodes: int, context: SearchContext, weight: float = 1.0
 ) -> tuple[list[int], list[int], list[int]]:

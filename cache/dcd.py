@@ -1,0 +1,68 @@
+"""DCD's cache: the sliding window and a margin around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..canvas import Canvas, IntArray
+from ..capabilities import Capability
+from ..errors import UnknownNameError
+from .base import BLOCK, REGION, Plan, Slots, everything, register
+from .refresh import Refreshing
+from .sliding import Edge, _check, span
+
+
+@register(
+    "dcd",
+    paper="Deferred Commitment Decoding for Diffusion Language Models",
+    arxiv="2601.02076",
+)
+@dataclass(frozen=True)
+class DCDCache(Refreshing):
+    """Recompute the window, what it has just left behind, and ``delay`` positions on either side.
+
+    The range begins ``delay`` (2 as in the released runs) positions left of where the window began
+    in the step before, but not in the prompt, and ends as many right of the window; ``mode``
+    "prefix" goes on to the end of the row ("dual" is the default).  Everything is refreshed after
+    ``refresh_after`` commits (their ``refresh_count``, 16 or 32), padding behind an end of text
+    counted, and where blocks do not slide, when one opens.  With ``delay`` 0 the range begins with
+    the window.
+
+    ``official`` reproduces the released code where it never computes a decided token or padding
+    outside the range before the next refresh; by default that is done once.  ``lookahead``
+    (default): where logits are shifted, the last position of the range is computed too, although
+    it predicts nothing in it.
+    """
+
+    by_block = True
+
+    refresh_after: float | None = 32
+    delay: int = 2
+    mode: str = "dual"
+    official: bool = False
+    lookahead: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(delay=self.delay)
+        if self.mode not in ("dual", "prefix"):
+            raise UnknownNameError("mode", self.mode, ("dual", "prefix"))
+
+    @property
+    def offers(self) -> frozenset[Capability]:  # type: ignore[override]
+        return REGION if self.mode == "prefix" else BLOCK
+
+    @property
+    def prompt(self) -> bool:
+        return not self.official
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        (low, high), edge = canvas.window, slots.state(Edge)
+        before, edge.low = edge.low, low
+        if self.due(canvas, slots) or before is None:
+            return everything(canvas)
+        if self.delay:
+            low = min(low, max(before - self.delay, canvas.start))
+        high = min(high + self.delay, canvas.length) if self.mode == "dual" else canvas.length
+        last = high if self.lookahead else high - slots.shift
+        return Plan(span(canvas, low - slots.shift, last))

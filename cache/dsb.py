@@ -1,0 +1,41 @@
+"""DSB's cache: the sliding window and a margin on its left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..canvas import Canvas, IntArray
+from .base import BLOCK, Plan, Slots, everything, register
+from .refresh import Refreshing
+from .sliding import Edge, _check, span
+
+
+@register(
+    "dsb", paper="DSB: Dynamic Sliding Block Scheduling for Diffusion LLMs", arxiv="2602.05992"
+)
+@dataclass(frozen=True)
+class DSBCache(Refreshing):
+    """Recompute the window and ``before`` positions left of it, or as many as it has moved past.
+
+    ``before`` 24 and ``after`` 0 as released; everything is refreshed after ``refresh_after``
+    commits, a block length in the paper.
+    """
+
+    offers = BLOCK
+
+    refresh_after: float | None = 32
+    before: int = 24
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(before=self.before, after=self.after)
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        low, high = canvas.window
+        edge = slots.state(Edge)
+        moved = 0 if edge.low is None else low - edge.low
+        edge.low = low
+        if self.due(canvas, slots):
+            return everything(canvas)
+        return Plan(span(canvas, low - max(moved, self.before), high + self.after))

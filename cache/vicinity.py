@@ -1,0 +1,41 @@
+"""dInfer's vicinity cache: the open block and its neighbourhood."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..canvas import Canvas, IntArray
+from .base import BLOCK, Plan, Slots, everything, register
+from .refresh import Refreshing
+from .sliding import _check, span
+
+
+@register(
+    "vicinity",
+    paper="dInfer: An Efficient Inference Framework for Diffusion Language Models",
+    arxiv="2510.08666",
+)
+@dataclass(frozen=True)
+class VicinityCache(Refreshing):
+    """Recompute the block and its neighbourhood: ``before`` positions left, ``after`` right of it.
+
+    The keys and values of tokens near the block change most.  Everything is recomputed when a
+    block opens and in the first ``warmup`` steps; 16, 16 and 4 as released.
+    """
+
+    offers = BLOCK
+    by_block = True
+
+    before: int = 16
+    after: int = 16
+    warmup: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(before=self.before, after=self.after, warmup=self.warmup)
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        if self.due(canvas, slots) or canvas.nfe <= self.warmup:
+            return everything(canvas)
+        low, high = canvas.window
+        return Plan(span(canvas, low - slots.shift - self.before, high + self.after))

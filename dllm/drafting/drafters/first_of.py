@@ -1,0 +1,98 @@
+"""The first drafter that has something to say drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...canvas import IntArray
+from ...errors import ConfigError
+from ..base import (
+    DRAFTERS,
+    EMPTY,
+    Budget,
+    Distribution,
+    Draft,
+    Drafter,
+    Drafting,
+    Feedback,
+    Request,
+)
+
+
+class _FirstOf(Drafting):
+    def __init__(self, several: _Several, request: Request) -> None:
+        self.several = several
+        self.members = [drafter.open(request) for drafter in several.drafters]
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        for member in self.members:
+            draft = member.propose(prefix, budget)
+            if len(draft):
+                return draft
+        return EMPTY
+
+    def observe(self, feedback: Feedback) -> None:
+        for drafter, member in zip(self.several.drafters, self.members, strict=True):
+            member.observe(_shown(feedback, self.several.taps, drafter.taps))
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+
+
+def _shown(feedback: Feedback, taps: tuple[int, ...], own: tuple[int, ...]) -> Feedback:
+    """``feedback`` with the outputs of the layers ``own`` out of those of all ``taps``."""
+    if feedback.hidden is None or taps == own:
+        return feedback
+    width = feedback.hidden.shape[1] // len(taps)
+    columns = [i * width + j for i in map(taps.index, own) for j in range(width)]
+    return replace(feedback, hidden=feedback.hidden[:, columns] if own else None)
+
+
+@dataclass
+class _Several(Drafter):
+    drafters: tuple[Drafter, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.drafters) < 1 or not all(isinstance(d, Drafter) for d in self.drafters):
+            raise ConfigError(
+                f"{self.name} takes drafters joined with '+', e.g. {self.name}(prompt_lookup+anpd)"
+            )
+
+    @property
+    def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
+        return frozenset().union(*(drafter.distributions for drafter in self.drafters))
+
+    @property
+    def needs_scores(self) -> bool:  # type: ignore[override]
+        return any(drafter.needs_scores for drafter in self.drafters)
+
+    @property
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(tap for drafter in self.drafters for tap in drafter.taps))
+
+    @property
+    def timed(self) -> bool:  # type: ignore[override]
+        return any(drafter.timed for drafter in self.drafters)
+
+
+@DRAFTERS.register("first_of")
+@dataclass
+class FirstOf(_Several):
+    """The first drafter that has something to say, e.g. a lookup before a model."""
+
+    def open(self, request: Request) -> Drafting:
+        return _FirstOf(self, request)
+
+    def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
+        """Drafter by drafter: each drafts at once for all texts that have no draft yet."""
+        drafts = [EMPTY] * len(work)
+        for place, drafter in enumerate(self.drafters):
+            left = [i for i, draft in enumerate(drafts) if not len(draft)]
+            if left:
+                asked = [(work[i][0].members[place], *work[i][1:]) for i in left]
+                for i, draft in zip(left, drafter.propose_all(asked), strict=True):
+                    drafts[i] = draft
+        return drafts

@@ -1,0 +1,75 @@
+"""An n-gram model of the text so far as a proxy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ConfigError
+from .proxies import Proxy, register
+
+
+@register("ngram")
+@dataclass
+class NGram(Proxy):
+    """Counts of token ids up to order ``n``, interpolated with lower orders.
+
+    p(t | c) = (count(c t) + kappa p(t | shorter c)) / (count(c) + kappa), down to the uniform
+    distribution over ``vocab_size`` ids.  Counts come from `fit`, the prompts and the verifier's
+    own output of this and earlier sequences (``online``): the text that drafts have to agree with.
+    On token ids there are no word boundaries to get wrong.
+    """
+
+    n: int = 3
+    kappa: float = 1.0
+    vocab_size: int = 50_000
+    online: bool = True
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.kappa <= 0:
+            raise ConfigError("ngram takes n >= 1 and kappa > 0")
+        self._counts: dict[tuple[int, ...], dict[int, int]] = {}
+        self._totals: dict[tuple[int, ...], int] = {}
+
+    def fit(self, texts: Iterable[Sequence[int]]) -> NGram:
+        """Count whole texts, e.g. earlier output of the verifier; returns itself."""
+        for text in texts:
+            self._count(list(text), len(text))
+        return self
+
+    def learn(self, tokens: Sequence[int], fresh: int) -> None:
+        if self.online:
+            self._count(tokens, fresh)
+
+    def _count(self, tokens: Sequence[int], fresh: int) -> None:
+        for end in range(len(tokens) - fresh, len(tokens)):
+            token = tokens[end]
+            for n in range(min(self.n, end + 1)):
+                context = tuple(tokens[end - n : end])
+                seen = self._counts.setdefault(context, {})
+                seen[token] = seen.get(token, 0) + 1
+                self._totals[context] = self._totals.get(context, 0) + 1
+
+    def start(self, prefix: Sequence[int]) -> tuple[int, ...]:
+        return tuple(prefix[max(0, len(prefix) - self.n + 1) :])
+
+    def logprobs(self, state: Any, tokens: Sequence[int]) -> list[float]:
+        levels = []
+        for n in range(len(state) + 1):
+            context = state[len(state) - n :]
+            seen = self._counts.get(context)
+            if seen is None:
+                break
+            levels.append((seen, self._totals[context]))
+        result = []
+        for token in tokens:
+            p = 1.0 / self.vocab_size
+            for seen, total in levels:
+                p = (seen.get(token, 0) + self.kappa * p) / (total + self.kappa)
+            result.append(math.log(p))
+        return result
+
+    def advance(self, state: Any, token: int) -> tuple[int, ...]:
+        return self.start((*state, token))

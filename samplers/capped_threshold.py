@@ -1,0 +1,69 @@
+"""A threshold with a bound on the commits of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..canvas import BoolArray, Canvas, IntArray
+from ..capabilities import FIXED_WINDOW, PROBABILITY
+from ..errors import ConfigError
+from .base import NOTHING, Part, Selector, View, even_quota, top
+from .compose import register
+from .llada import block_steps
+from .threshold import FAST_DLLM, check_probability
+from .windows import WholeRegion
+
+
+@dataclass
+class Deferred:
+    """The schedule of a block, (steps,) counts, and how many scheduled positions wait."""
+
+    table: IntArray = field(default_factory=lambda: NOTHING)
+    carry: int = 0
+
+
+@register("capped_threshold", paper=FAST_DLLM, arxiv="2505.22618")
+@dataclass(frozen=True)
+class CappedThreshold(Selector):
+    """A quota that defers: of the scheduled positions, those below ``tau`` wait for a later step.
+
+    Fast-dLLM's uncached rule for Dream, over the whole region.  Each step schedules an even share
+    of the positions plus those deferred so far; the best is always committed, the others when
+    their probability reaches ``tau``.  ``steps``: total number of steps, shared out over the blocks
+    if there are any (default: one per position).
+    """
+
+    needs = frozenset({PROBABILITY, FIXED_WINDOW})
+    scheduled = True
+
+    tau: float = 0.9
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_probability("tau", self.tau)
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"steps must be at least 1, not {self.steps}")
+
+    def companions(self) -> tuple[Part, ...]:
+        return (WholeRegion(),)
+
+    def begin_block(self, canvas: Canvas) -> None:
+        state = canvas.state(Deferred)
+        state.table = even_quota(len(canvas.masks()), block_steps(canvas, self.steps))
+        state.carry = 0
+
+    def _scheduled(self, canvas: Canvas) -> int:
+        state, step = canvas.state(Deferred), canvas.block_step
+        due = int(state.table[step]) if step < len(state.table) else 0
+        return min(due + state.carry, len(canvas.masks()))
+
+    def rests(self, canvas: Canvas) -> bool:
+        return self._scheduled(canvas) == 0
+
+    def select(self, view: View) -> BoolArray:
+        scheduled = self._scheduled(view.canvas)
+        chosen: BoolArray = top(view.score, scheduled) & (view.score >= self.tau)
+        if len(chosen):
+            chosen[view.score.argmax()] = True
+        view.canvas.state(Deferred).carry = scheduled - int(chosen.sum())
+        return chosen

@@ -1,0 +1,52 @@
+"""d2Cache's certainty prior: probability times the density of decided positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import Canvas, FloatArray
+from ..capabilities import PROBABILITY, REPEATABLE, Capability
+from ..errors import ConfigError
+from .base import Part, Prediction, Scorer
+from .compose import register
+from .fixed import Fixed
+from .llada import LLaDA
+
+
+@register(
+    "certainty_prior",
+    paper="d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching",
+    arxiv="2509.23094",
+)
+@dataclass(frozen=True)
+class CertaintyPrior(Scorer):
+    """Probability times the Gaussian density of decided positions around.
+
+    ``sigma`` (10) positions; what lies left of the region counts as decided, what lies right of it
+    as its last position.  A small sigma decodes nearly from left to right.  It stays below the
+    probability: a threshold compares what the density has left of it.
+    """
+
+    sigma: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.sigma > 0:
+            raise ConfigError(f"sigma must be positive, not {self.sigma}")
+
+    @property
+    def offers(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset({PROBABILITY, REPEATABLE})  # of an object: errors advise plain `prob`
+
+    def companions(self) -> tuple[Part, ...]:
+        return (LLaDA(), Fixed())
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        reach = int(4 * self.sigma) + 1
+        kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / self.sigma) ** 2)
+        decided = ~canvas.masked[canvas.start : canvas.end]
+        padded = np.concatenate([np.ones(reach), decided, np.full(reach, float(decided[-1]))])
+        density = np.convolve(padded, kernel / kernel.sum(), "valid")
+        near = density[prediction.positions - canvas.start]
+        return (np.exp(prediction.logprob) * near).astype(np.float32)

@@ -1,0 +1,44 @@
+"""Fast-dLLM's factor rule: the more positions a step commits, the surer each has to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import BoolArray
+from ..capabilities import PROBABILITY, REPEATABLE
+from ..errors import ConfigError
+from .base import Selector, View, top
+from .compose import register
+from .threshold import FAST_DLLM
+
+
+@register("factor", paper=FAST_DLLM, arxiv="2505.22618")
+@dataclass(frozen=True)
+class Factor(Selector):
+    """Commit the n best, n the largest with (n + 1)(1 - p_(n)) <= ``factor``; always the best one.
+
+    ``factor`` > 0, default 1.  ``official`` reproduces the released code, which also commits the
+    last-ranked position when it alone fails its bound.
+    """
+
+    needs = frozenset({PROBABILITY})
+    offers = frozenset({REPEATABLE})
+
+    factor: float = 1.0
+    official: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0:
+            raise ConfigError(f"factor must be positive, not {self.factor}")
+
+    def select(self, view: View) -> BoolArray:
+        ranked = np.sort(view.score)[::-1]
+        rank = np.arange(1, len(ranked) + 1)
+        passed = ranked >= 1 - self.factor / (rank + 1)
+        passed[:1] = True
+        n = len(passed) if passed.all() else int(passed.argmin())
+        if self.official and n == len(ranked) - 1:
+            n += 1
+        return top(view.score, n)

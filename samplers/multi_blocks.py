@@ -1,0 +1,51 @@
+"""Several blocks open at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..canvas import Canvas
+from ..capabilities import REPEATABLE
+from ..errors import ConfigError
+from .base import Window
+from .compose import register
+
+
+@dataclass
+class FirstBlock:
+    """Where the first of several open blocks ends; None where there is only one."""
+
+    end: int | None = None
+
+
+BITS_TO_ROUNDS = "From Bits to Rounds: Parallel Decoding with Exploration for Diffusion LMs"
+
+
+@register("multi_blocks", paper=BITS_TO_ROUNDS, arxiv="2511.21103")
+@dataclass(frozen=True)
+class MultiBlocks(Window):
+    """Several blocks at once: that of the first undecided position and ``lookahead`` (1) more.
+
+    ``block_length`` (32).  The window moves on when its first block is decided.
+    """
+
+    offers = frozenset({REPEATABLE})
+
+    block_length: int | None = None
+    lookahead: int = 1
+
+    def __post_init__(self) -> None:
+        if self.block_length is not None and self.block_length < 1:
+            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
+        if self.lookahead < 0:
+            raise ConfigError(f"lookahead must not be negative, not {self.lookahead}")
+
+    def advance(self, canvas: Canvas) -> None:
+        size, open_ = self.block_length or 32, canvas.masked[canvas.start : canvas.end]
+        if not open_.any():
+            return
+        low = canvas.start + int(open_.argmax()) // size * size
+        window = (low, min(low + size * (1 + self.lookahead), canvas.end))
+        canvas.state(FirstBlock).end = low + size
+        if window != canvas.window:
+            canvas.open_window(*window)
