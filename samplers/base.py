@@ -87,7 +87,8 @@ class View:
 
     ``score`` (n,) float32: larger means commit earlier.  ``everything`` holds the predictions of
     all positions that some part `Part.wants`, the window's among them; ``shadow`` those of a
-    reviser's shadow positions.  ``stop_ids`` are the ids that end a text.
+    reviser's shadow positions.  ``stop_ids`` are the ids that end a text,
+    none where nothing does.
     """
 
     canvas: Canvas
@@ -121,11 +122,10 @@ class Trial:
 @dataclass(frozen=True)
 class Decision:
     """What one step did to one row: ``committed`` positions with their ``tokens`` and
-    ``logprobs``, ``remasked`` positions (a
-    reviser's replacements are commits of decided positions); ``padded``: positions that became padding behind an end
-    of text and stay in the row; ``forced``: whether only the progress guarantee
-    committed; ``trials``: the branches that the next forward feeds; ``explored``: branches that
-    were fed in this step beyond the one kept."""
+    ``logprobs``, those whose token a reviser replaced among them; ``remasked`` positions;
+    ``padded``: positions that became padding behind an end of text and stay in the row;
+    ``forced``: whether only the progress guarantee committed; ``trials``: the branches that the
+    next forward feeds; ``explored``: branches that were fed in this step beyond the one kept."""
 
     committed: IntArray
     remasked: IntArray
@@ -296,6 +296,7 @@ class EosRule(Part):
 
     role: ClassVar[str] = "eos"
     suppress: ClassVar[bool] = False  # whether the end-of-text id may be proposed at all
+    ends: ClassVar[bool] = True  # whether a stop id ends anything
 
     def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
         """Before the step's own commits: cut the region by what is proposed."""

@@ -154,6 +154,10 @@ class Eos(EosRule):
         return self.eos_policy == "suppress"
 
     @property
+    def ends(self) -> bool:  # type: ignore[override]
+        return self.eos_policy != "none"
+
+    @property
     def reorders(self) -> bool:
         return self.eos_policy == "rank_last"
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS, PROBABILITY
 from ..errors import ConfigError
-from .base import NO_SCORES, NOTHING, Part, Reviser, Revision, Selector, View, top
+from .base import NO_SCORES, Part, Reviser, Revision, Selector, View, top
 from .compose import register
 from .windows import WholeRegion
 

@@ -190,7 +190,8 @@ class Sampler:
         self.eos.foresee(canvas, prediction, self.stop_ids)
         here = prediction.of_window(canvas)
         score = self.scorer.score(canvas, here)
-        view = View(canvas, here, score, prediction, shadow, self.stop_ids)
+        ids = self.stop_ids if self.eos.ends else ()
+        view = View(canvas, here, score, prediction, shadow, ids)
         rescored = self.eos.rescore(view)
         return view if rescored is score else replace(view, score=rescored)
 
@@ -205,6 +206,8 @@ class Sampler:
         """What is committed, (n,) bool, with which ids and log-probabilities, (n,), and whether
         it had to be forced."""
         p = view.prediction
+        if not len(p.positions):  # a decided window that a reviser holds open
+            return np.zeros(0, np.bool_), p.token, p.logprob, False
         if self.window.decides(view.canvas):
             return checked(self.window, view), p.token, p.logprob, False
         chosen = checked(self.selectors[0], view)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
-from .base import NOTHING, Part, Reviser, Revision, Selector, View, top
+from .base import Part, Reviser, Revision, Selector, View, top
 from .compose import register
 from .threshold import check_probability
 from .windows import StaticBlocks

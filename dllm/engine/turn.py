@@ -143,7 +143,7 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
 
 def complete(canvas: Canvas) -> bool:
     """Finish the row if nothing is left to decide; whether it is finished."""
-    open_ = canvas.finished or canvas.revising
-    if not open_ and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
+    settled = not canvas.finished and not canvas.revising
+    if settled and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
         canvas.finish("length" if canvas.stop_position is None else "stop")
     return canvas.finished
