@@ -27,7 +27,7 @@ SPECS = [
     "d3llm(1)", "llada+prophet(early=6, mid=4, late=3)", "threshold(0.4)+dsb(4)+prophet",
     "threshold(0.4)+credit", "learn2pd(0.5)",
 ]  # fmt: skip
-SEARCHES = ["edit(0.3)", "edit(0.5, low_prob)", "wino", "wino(0.99)+blocks(8)", "saber",
+SEARCHES = ["edit(0.3)", "edit(0.5, mode=low_prob)", "wino", "wino(0.99)+blocks(8)", "saber",
             "lopa(threshold(0.4), k=3)", "lopa+dsb(4)",
             "ete(threshold(0.4), tau=0.4)", "freedave(threshold(0.4))",
             "freedave+dsb(4)"]  # fmt: skip
