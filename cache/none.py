@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW
-from .base import REGION, Cache, Plan, Slots, everything, register
+from .base import REGION, Cache, Plan, Slots, full_plan, register
 
 
 @register("none")
@@ -18,4 +18,4 @@ class NoCache(Cache):
     stores = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        return everything(canvas)
+        return full_plan(canvas)

@@ -7,7 +7,7 @@ It knows nothing of how positions are chosen.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -280,16 +280,3 @@ def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:
         get("entropy"), get("max_logprob"), get("kl"), get("top_token"), get("top_logprob"),
         asked, get("attention"),
     )  # fmt: skip
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the host had no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return "not enough memory" in text or "can't allocate memory" in text
-
-
-def step_size(jobs: Sequence[Job]) -> int:
-    """Token positions that a forward of the jobs feeds."""
-    return sum(job.size for job in jobs)

@@ -178,7 +178,7 @@ class Static:
         return step.hidden[:count]
 
     def _keys(self, packed: Packed) -> int | None:
-        """How many slots a static step attends, None where most of them would be in vain."""
+        """How many slots a static step attends, None where most of them would be unused."""
         ends, longest = [self.scratch + 1], 0
         for segment in packed.segments:
             if isinstance(segment.keys, slice):

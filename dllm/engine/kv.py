@@ -42,7 +42,7 @@ class KVBuffer(Cache):
 
     @property
     def complete(self) -> bool:
-        """Whether every layer has been written once: the memory is had."""
+        """Whether every layer has been written once: its memory is taken."""
         return all(keys is not None for keys in self._keys)
 
     def allocate(self, n: int) -> int | None:

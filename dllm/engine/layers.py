@@ -249,7 +249,7 @@ class View:
     def _unseen(self, queries: IntArray, keys: IntArray) -> Tensor:
         """(n, m) bool: which of the positions ``keys`` the queries do not attend to."""
         hook, canvas = self._hook, self._piece.job.canvas
-        hidden = hook.visibility.hidden(canvas, queries, keys)
+        hidden = hook.visibility.unseen(canvas, queries, keys)
         return torch.from_numpy(hidden).to(hook.inputs.device)
 
     def _queries(self, positions: IntArray) -> Tensor:

@@ -65,6 +65,15 @@ class Row:
         """Whether its planned step computes its whole text."""
         return bool(self.jobs) and self.jobs[0].plan.refresh
 
+    @property
+    def planned(self) -> bool:
+        return bool(self.jobs)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Rows of equal shape, in the order of their slots: attention takes them as one tensor."""
+        return self.cost, self.capacity, self.base or 0, self.number
+
     def lane(self, number: int) -> int:
         """The first slot of one of its lanes in the buffer."""
         return (self.base or 0) + number * self.capacity
@@ -156,3 +165,10 @@ class Step:
     prediction: Prediction
     decision: Decision
     positions: int = 0
+    accepted: int = 0  # nobody else drafts
+
+    @property
+    def proposals(self) -> dict[int, int]:
+        """Position -> proposed token."""
+        p = self.prediction
+        return dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))

@@ -68,7 +68,7 @@ class Visibility:
             return positions + MASKS_BEHIND * undecided
         return np.zeros_like(positions)
 
-    def hidden(self, canvas: Canvas, queries: IntArray, keys: IntArray) -> BoolArray:
+    def unseen(self, canvas: Canvas, queries: IntArray, keys: IntArray) -> BoolArray:
         """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see."""
         ranks = self.rank(keys, canvas.masked[keys])
         result: BoolArray = ranks > self.rank(queries, canvas.masked[queries])[:, None]

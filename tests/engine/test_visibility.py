@@ -53,7 +53,7 @@ def test_what_every_position_sees(
     everything = np.arange(n)
     masked = row.masked
     assert seen(visibility.pieces(everything, None, 0, 0, n, masked), n, n) == expected
-    hidden = visibility.hidden(row, everything, everything)
+    hidden = visibility.unseen(row, everything, everything)
     assert [np.flatnonzero(~h).tolist() for h in hidden] == expected
     # some queries, keys in slots from 5 on
     some = np.array([1, 3])
