@@ -29,11 +29,11 @@ from ..errors import ConfigError
 from ..registry import Registry
 from ..spec import FamilyDefaults, arguments, describe, fill_open, parse
 
-# What caches offer: SOME those that answer part of what is asked.  The others serve all of it, by
-# computing more where they must: BLOCK those that plan for the window, REGION those that compute
-# all masks anyway.
-SOME = frozenset({FRESH_LOGITS, WHOLE_REGION})
-BLOCK = SOME | {WINDOW_LOGITS, BRANCHES}
+# What caches offer: PARTIAL those that answer part of what is asked.  The others serve all of
+# it, by computing more where they must: BLOCK those that plan for the window, REGION those that
+# compute all masks anyway.
+PARTIAL = frozenset({FRESH_LOGITS, WHOLE_REGION})
+BLOCK = PARTIAL | {WINDOW_LOGITS, BRANCHES}
 REGION = BLOCK | {REGION_LOGITS}
 
 S = TypeVar("S")
@@ -157,7 +157,7 @@ class Cache:
     paper: ClassVar[str] = ""
     arxiv: ClassVar[str] = ""
     needs: ClassVar[frozenset[Capability]] = frozenset()
-    offers: ClassVar[frozenset[Capability]] = SOME
+    offers: ClassVar[frozenset[Capability]] = PARTIAL
     stores: ClassVar[bool] = True
     follows: ClassVar[bool] = False
     trained: ClassVar[bool] = False  # meant for checkpoints that were trained with its attention
@@ -167,7 +167,7 @@ class Cache:
     family_defaults: ClassVar[FamilyDefaults] = {}
 
     @property
-    def prompt(self) -> bool:
+    def recompute_pending(self) -> bool:
         """Whether a changed position is recomputed in the very next step; else by the next
         refresh, as some official code has it."""
         return True
@@ -176,7 +176,7 @@ class Cache:
         """What to compute and read in this step, whose predictions are wanted at ``targets``.
 
         The engine asks once per step.  It adds the rows that score the targets and, for a
-        `prompt` cache, what is pending.
+        cache with `recompute_pending`, what is pending.
         """
         raise NotImplementedError
 
@@ -207,12 +207,12 @@ register = CACHES.register
 CacheLike = str | Cache
 
 
-def everything(canvas: Canvas) -> Plan:
+def full_plan(canvas: Canvas) -> Plan:
     """Compute all live positions: exact."""
     return Plan(np.arange(canvas.length), refresh=True)
 
 
-def close(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray) -> Plan:
+def complete_plan(plan: Plan, targets: IntArray, slots: Slots, pending: IntArray) -> Plan:
     """The plan with every row added that scores a target (row t - shift for target t), and with
     the ``pending`` positions; what is added is also read."""
     if plan.refresh:

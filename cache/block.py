@@ -39,7 +39,7 @@ class ExactBlockCache(Cache):
     official: bool = False
 
     @property
-    def prompt(self) -> bool:
+    def recompute_pending(self) -> bool:
         return not self.official
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:

@@ -10,7 +10,7 @@ import numpy as np
 from ..canvas import Canvas, FloatArray, IntArray
 from ..capabilities import WHOLE_REGION
 from ..errors import ConfigError
-from .base import SOME, Layer, Plan, Slots, everything, register
+from .base import PARTIAL, Layer, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
 
@@ -47,7 +47,7 @@ class D2Cache(Refreshing):
     length matters), and the prompt's last position is left out unless it scores a chosen mask.
     """
 
-    offers = SOME - {WHOLE_REGION}
+    offers = PARTIAL - {WHOLE_REGION}
     layerwise = True
 
     k: int = 32
@@ -67,7 +67,7 @@ class D2Cache(Refreshing):
             lane.clear()
         masks = np.flatnonzero(canvas.masked[: canvas.length])
         if self.due(canvas, slots):
-            return replace(everything(canvas), asks=masks)
+            return replace(full_plan(canvas), asks=masks)
         chosen = self._masks(canvas, slots)
         rows = np.union1d(np.maximum(chosen - slots.shift, 0), slots.waiting(canvas.length))
         if self.official and slots.shift:  # the last of the prompt competes, and is then dropped

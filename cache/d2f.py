@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from .base import BLOCK, Cache, Plan, Slots, register
-from .delayed import Kept, borders, decided
+from .delayed import KeptBlocks, borders, decided
 
 
 @register(
@@ -33,7 +33,7 @@ class D2FCache(Cache):
     causal: bool = True
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        kept = slots.state(Kept)
+        kept = slots.state(KeptBlocks)
         before = kept.end
         kept.advance(decided(canvas, before), 0, 0, False)
         return self._open(canvas, before)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..canvas import Canvas, IntArray
 from ..capabilities import Capability
 from ..errors import UnknownNameError
-from .base import BLOCK, REGION, Plan, Slots, everything, register
+from .base import BLOCK, REGION, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import Edge, _check, span
 
@@ -53,14 +53,14 @@ class DCDCache(Refreshing):
         return REGION if self.mode == "prefix" else BLOCK
 
     @property
-    def prompt(self) -> bool:
+    def recompute_pending(self) -> bool:
         return not self.official
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         (low, high), edge = canvas.window, slots.state(Edge)
         before, edge.low = edge.low, low
         if self.due(canvas, slots) or before is None:
-            return everything(canvas)
+            return full_plan(canvas)
         if self.delay:
             low = min(low, max(before - self.delay, canvas.start))
         high = min(high + self.delay, canvas.length) if self.mode == "dual" else canvas.length

@@ -13,12 +13,12 @@ import numpy as np
 from ..canvas import Blocks, Canvas, IntArray
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
-from .base import REGION, Cache, Plan, Slots, everything, register
+from .base import REGION, Cache, Plan, Slots, full_plan, register
 from .refresh import check_interval
 
 
 @dataclass
-class Kept:
+class KeptBlocks:
     """What is left of ``end`` is kept; ``since``: of decided blocks behind it, by their ends, the
     number of the forward that first found them decided."""
 
@@ -85,12 +85,12 @@ class DelayedCache(Cache):
         check_interval("refresh_every", self.refresh_every)
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        kept, forward = slots.state(Kept), canvas.nfe + 1
+        kept, forward = slots.state(KeptBlocks), canvas.nfe + 1
         before, ends = kept.end, decided(canvas, kept.end)
         if not before:
             kept.since.setdefault(canvas.start, 0)
         kept.advance(ends, forward, self.delay, bool(self.in_turn))
         due = self.refresh_every is not None and forward % self.refresh_every == 0
         if not before or (kept.end == before and (kept.since or due)):
-            return everything(canvas)
+            return full_plan(canvas)
         return Plan(np.arange(before, canvas.length), floor=before if self.official else 0)

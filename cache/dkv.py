@@ -17,7 +17,7 @@ from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FORESIGHT
 from ..errors import ConfigError, UnknownNameError
 from ..spec import FamilyDefaults
-from .base import REGION, Plan, Slots, everything, register
+from .base import REGION, Plan, Slots, full_plan, register
 from .refresh import Clock, Refreshing
 
 PAPER = "dKV-Cache: The Cache for Diffusion Language Models"
@@ -26,7 +26,7 @@ OFFICIAL = ("llada", "un", "un_right")
 
 
 @dataclass(slots=True)
-class Before:
+class PreviousMasks:
     """What was undecided when the previous step began; None before the first."""
 
     masked: BoolArray | None = None
@@ -63,23 +63,23 @@ class DKVDecode(Refreshing):
         return self.official == "llada"
 
     @property
-    def prompt(self) -> bool:
+    def recompute_pending(self) -> bool:
         return self.official not in ("un", "un_right")
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         compute = self.undecided(canvas, slots)
         second = self.official == "llada" and canvas.block_step == 1
         if self.due(canvas, slots) or second:
-            return everything(canvas)
+            return full_plan(canvas)
         return Plan(compute)
 
     def undecided(self, canvas: Canvas, slots: Slots) -> IntArray:
         """Positions that may not rest, besides those decided in the last step."""
         masked = canvas.masked[: canvas.length]
-        if self.prompt:
+        if self.recompute_pending:
             return np.flatnonzero(masked)
         # Rules on what was undecided when the previous step began.
-        before = slots.state(Before)
+        before = slots.state(PreviousMasks)
         masked = masked if before.masked is None else before.masked
         before.masked = canvas.masked.copy()
         busy = np.append(masked[1:], canvas.step == 1)  # row p scores position p + 1
@@ -98,7 +98,7 @@ class DKVPrefill(Refreshing):
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         if self.due(canvas, slots):
-            return everything(canvas)
+            return full_plan(canvas)
         return Plan(np.arange(first_row(canvas, slots), canvas.length))
 
 
@@ -118,7 +118,7 @@ class DKVPD(DKVDecode):
         compute, start = self.undecided(canvas, slots), first_row(canvas, slots)
         fresh = slots.state(Clock).block is None
         if self.due(canvas, slots):
-            return everything(canvas) if fresh else Plan(np.arange(start, canvas.length))
+            return full_plan(canvas) if fresh else Plan(np.arange(start, canvas.length))
         return Plan(compute[compute >= start])
 
 
@@ -149,7 +149,7 @@ class DKVGreedy(Refreshing):
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         if self.due(canvas, slots):
-            return everything(canvas)
+            return full_plan(canvas)
         center = targets if self.center == "next" else np.flatnonzero(slots.pending)
         return Plan(np.union1d(targets, neighbours(canvas, center, targets, self.window)))
 

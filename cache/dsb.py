@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
-from .base import BLOCK, Plan, Slots, everything, register
+from .base import BLOCK, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import Edge, _check, span
 
@@ -37,5 +37,5 @@ class DSBCache(Refreshing):
         moved = 0 if edge.low is None else low - edge.low
         edge.low = low
         if self.due(canvas, slots):
-            return everything(canvas)
+            return full_plan(canvas)
         return Plan(span(canvas, low - max(moved, self.before), high + self.after))

@@ -10,7 +10,7 @@ import numpy as np
 from ..canvas import Canvas, IntArray
 from ..capabilities import WHOLE_REGION
 from ..errors import ConfigError
-from .base import SOME, Layer, LayerPlan, Plan, Slots, everything, register
+from .base import PARTIAL, Layer, LayerPlan, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
 NEVER = 2**31
@@ -39,7 +39,7 @@ class ElasticCache(Refreshing):
     own layer only, from its second step under watch on.
     """
 
-    offers = SOME - {WHOLE_REGION}
+    offers = PARTIAL - {WHOLE_REGION}
     layerwise = True
     keeps = "input"
 
@@ -56,7 +56,7 @@ class ElasticCache(Refreshing):
         watch.active, watch.start = active, NEVER
         if self.due(canvas, slots):
             watch.start = -1
-            return everything(canvas)
+            return full_plan(canvas)
         lanes = slots.layers.values()
         watched = {token for lane in lanes for token, _ in lane.values() if token < canvas.length}
         return Plan(np.union1d(active, np.array(sorted(watched), np.int64)), answers=active)

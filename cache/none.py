@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW
-from .base import REGION, Cache, Plan, Slots, everything, register
+from .base import REGION, Cache, Plan, Slots, full_plan, register
 
 
 @register("none")
@@ -21,7 +21,7 @@ class NoCache(Cache):
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         if not slots.block_length:
-            return everything(canvas)
+            return full_plan(canvas)
         # What lies behind the last block that is asked about is seen by nobody.
         end = (int(targets[-1]) // slots.block_length + 1) * slots.block_length
         return Plan(np.arange(min(end, canvas.length)), refresh=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import COMMITTED_LOGITS
-from .base import REGION, Plan, Slots, everything, register
+from .base import REGION, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
 FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
@@ -30,7 +30,7 @@ class BlockCache(Refreshing):
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         if self.due(canvas, slots):
-            return everything(canvas)
+            return full_plan(canvas)
         return Plan(np.arange(*self.first_to_last(canvas)))
 
 

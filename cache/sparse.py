@@ -9,7 +9,7 @@ import numpy as np
 from ..canvas import Canvas, FloatArray, IntArray
 from ..capabilities import BRANCHES, WHOLE_REGION
 from ..errors import ConfigError
-from .base import BLOCK, Layer, LayerPlan, Plan, Slots, everything, register
+from .base import BLOCK, Layer, LayerPlan, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
 
@@ -55,7 +55,7 @@ class SparseCache(Refreshing):
         ranking = stage.name == "opened" and not due
         stage.name = "opened" if due else "ranking" if ranking else "sparse"
         if due or ranking:
-            return everything(canvas)
+            return full_plan(canvas)
         return Plan(np.arange(*canvas.window))
 
     def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:

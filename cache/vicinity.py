@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
-from .base import BLOCK, Plan, Slots, everything, register
+from .base import BLOCK, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import _check, span
 
@@ -36,6 +36,6 @@ class VicinityCache(Refreshing):
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         if self.due(canvas, slots) or canvas.nfe <= self.warmup:
-            return everything(canvas)
+            return full_plan(canvas)
         low, high = canvas.window
         return Plan(span(canvas, low - slots.shift - self.before, high + self.after))

@@ -10,7 +10,7 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, IntArray
 from ..errors import ConfigError
 from ..spec import FamilyDefaults
-from .base import Plan, Slots, everything, register
+from .base import Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
 
@@ -85,7 +85,7 @@ class WindowDiffusion(Refreshing):
             if not due:
                 self.restart(canvas, slots)
             if self.far:
-                return everything(canvas)
+                return full_plan(canvas)
             phase.near = near = self._near(canvas, masks)
             return Plan(near, near, answers=masks[: self.window])
         assert masked is not None and window is not None, "set in the first step after a refresh"

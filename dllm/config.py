@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypedDict
 from .errors import ConfigError, UnknownNameError, check_unicode, short
 
 MOST = 2**31 - 1  # of what is counted
-HOTTEST = 1e6  # temperature and guidance in float32; all tokens are alike long before
+MAX_TEMPERATURE = 1e6  # temperature and guidance in float32; all tokens are alike long before
 SEEDS = 2**63
 
 
@@ -29,10 +29,10 @@ NUMBERS = {
     "min_new_tokens": Range(0, MOST),
     "steps": Range(1, MOST, optional=True),
     "block_length": Range(1, MOST, optional=True),
-    "temperature": Range(0, HOTTEST, whole=False),
+    "temperature": Range(0, MAX_TEMPERATURE, whole=False),
     "top_p": Range(0, 1, whole=False),
     "top_k": Range(0, MOST),
-    "cfg_scale": Range(0, HOTTEST, whole=False),
+    "cfg_scale": Range(0, MAX_TEMPERATURE, whole=False),
     "seed": Range(0, SEEDS - 1),
     "max_rows": Range(1, MOST),
     "max_batch_tokens": Range(1, MOST, optional=True),

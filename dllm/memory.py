@@ -1,4 +1,4 @@
-"""Peak memory of a call: of the accelerator where there is one, else of the process."""
+"""Memory of the accelerator where there is one, else of the process: its peak, and its end."""
 
 from __future__ import annotations
 
@@ -28,3 +28,11 @@ class PeakMemory:
             return 0
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host had no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return "not enough memory" in text or "can't allocate memory" in text

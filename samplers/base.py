@@ -85,16 +85,15 @@ class Prediction:
 class View:
     """What a part sees: the row, predictions for its undecided window positions, their scores.
 
-    ``score`` (n,) float32: larger means commit earlier.  ``everything`` holds the predictions of
-    all positions that some part `Part.wants`, the window's among them; ``shadow`` those of a
-    reviser's shadow positions.  ``stop_ids`` are the ids that end a text,
-    none where nothing does.
+    ``score`` (n,) float32: larger means commit earlier.  ``all_predictions`` are those of all
+    positions that some part `Part.wants`, the window's among them; ``shadow`` those of a reviser's
+    shadow positions.  ``stop_ids`` are the ids that end a text, none where nothing does.
     """
 
     canvas: Canvas
     prediction: Prediction
     score: FloatArray
-    everything: Prediction
+    all_predictions: Prediction
     shadow: Prediction | None = None
     stop_ids: tuple[int, ...] = ()
 
@@ -105,7 +104,7 @@ class View:
     def take(self, keep: BoolArray | IntArray) -> View:
         """The same for a subset of the positions."""
         return View(
-            self.canvas, self.prediction.take(keep), self.score[keep], self.everything,
+            self.canvas, self.prediction.take(keep), self.score[keep], self.all_predictions,
             self.shadow, self.stop_ids,
         )  # fmt: skip
 
@@ -307,7 +306,7 @@ class EosRule(Part):
         return False
 
     def rescore(self, view: View) -> FloatArray:
-        """Scores after the rule had its say."""
+        """The scores as this rule changes them."""
         return view.score
 
     def check(self, canvas: Canvas, committed: IntArray, stop_ids: tuple[int, ...]) -> None:
@@ -326,7 +325,7 @@ class Reviser(Part):
 
     def revise(self, view: View, committed: IntArray) -> Revision:
         """After the step's own commits, which the canvas holds already.  The predictions are from
-        before them; ``view.everything`` has those of decided positions that it `wants`."""
+        before them; ``view.all_predictions`` has those of decided positions that it `wants`."""
         raise NotImplementedError
 
 

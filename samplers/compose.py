@@ -63,7 +63,7 @@ def available() -> list[Info]:
     return sorted(infos, key=lambda i: (i.role != "selector", i.role, i.name))
 
 
-class Needy(Protocol):
+class HasNeeds(Protocol):
     """A part of a sampler, or a cache."""
 
     @property
@@ -74,7 +74,7 @@ class Needy(Protocol):
 
 
 def check_needs(
-    parts: Iterable[Needy], source: str, offerer: str, offered: frozenset[Capability]
+    parts: Iterable[HasNeeds], source: str, offerer: str, offered: frozenset[Capability]
 ) -> None:
     """Raise when a part needs something that ``source`` (e.g. "a cache") could offer, but
     ``offerer``, which fills that place, does not."""

@@ -80,7 +80,7 @@ class DAWN(Selector):
 
     def edges(self, view: View) -> BoolArray:
         """(L, L) bool: whether the row's position leans on the column's."""
-        attention = view.everything.attention
+        attention = view.all_predictions.attention
         assert attention is not None, "the engine provides the maps"
         assert self.tau_edge is not None and self.tau_sink is not None, "compose sets open fields"
         assert self.tau_edge is not None and self.tau_sink is not None
@@ -91,7 +91,7 @@ class DAWN(Selector):
 
     def _anchors(self, view: View) -> IntArray:
         """Decided positions whose present prediction is sure."""
-        p = view.everything
+        p = view.all_predictions
         decided = ~view.canvas.masked[p.positions] & (p.positions < view.canvas.window[1])
         return p.positions[decided & (np.exp(p.logprob) >= self.tau)]
 

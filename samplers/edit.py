@@ -93,7 +93,7 @@ class Edit(Reviser):
         return None if self.mode == "t2t" else canvas.tokens[positions][:, None]
 
     def revise(self, view: View, committed: IntArray) -> Revision:
-        canvas, p = view.canvas, view.everything
+        canvas, p = view.canvas, view.all_predictions
         edits, (low, high) = canvas.state(Edits), canvas.window
         mine = (p.positions >= low) & (p.positions < high) & ~canvas.given[p.positions]
         earlier = canvas.commit_step[p.positions] < canvas.step

@@ -95,7 +95,7 @@ class KLASS(Selector):
         state = canvas.state(Divergences)
         if not state.ring.size:
             state.ring = np.full((len(canvas.tokens), self.history), np.inf, np.float32)
-        ring, seen = state.ring, view.everything if self.official else view.prediction
+        ring, seen = state.ring, view.all_predictions if self.official else view.prediction
         assert seen.kl is not None
         ring[seen.positions] = np.column_stack([ring[seen.positions][:, 1:], seen.kl])
         return ring[view.positions]

@@ -79,7 +79,7 @@ class Learn2PD(Selector):
         width = len(weights["b2"])
         pieces = -(-(high - low) // width)
         confidence = np.ones(pieces * width, np.float32)
-        whole = view.everything
+        whole = view.all_predictions
         here = (whole.positions >= low) & (whole.positions < high)
         assert whole.max_logprob is not None
         confidence[whole.positions[here] - low] = np.exp(whole.max_logprob[here])

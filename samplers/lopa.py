@@ -21,7 +21,7 @@ CONFIDENCES: Mapping[str, Scorer] = {
 
 
 @dataclass
-class Creation:
+class BranchScores:
     """How sure each branch was of its trial when it was made; 1 of the row as it stands."""
 
     scores: tuple[float, ...] = (1.0,)
@@ -80,17 +80,17 @@ class LoPA(Explorer):
         order = order[~chosen[order]][: self.k - 1]
         if not order.size:
             return []
-        view.canvas.state(Creation).scores = (1.0, *view.score[order].tolist())
+        view.canvas.state(BranchScores).scores = (1.0, *view.score[order].tolist())
         index = np.arange(len(chosen))
         return [np.zeros(len(chosen), np.bool_), *(index == i for i in order)]
 
     def choose(
         self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
     ) -> int:
-        creation = branches[0].state(Creation).scores
+        committed = branches[0].state(BranchScores).scores
         future = [self._future(*pair) for pair in zip(branches, result, strict=True)]
         scores = [
-            self.alpha * c + (1 - self.alpha) * f for c, f in zip(creation, future, strict=True)
+            self.alpha * c + (1 - self.alpha) * f for c, f in zip(committed, future, strict=True)
         ]
         # Ties go to a trial before the row as it stands, then to the first.
         return max(range(len(branches)), key=lambda i: (scores[i], i > 0, -i))

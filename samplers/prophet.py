@@ -108,6 +108,6 @@ class Prophet(Stop):
         needed = self.threshold(view.canvas)
         if not span.size:
             return False
-        gap = view.everything.at(span).gap
+        gap = view.all_predictions.at(span).gap
         assert gap is not None
         return float(gap.mean()) >= needed

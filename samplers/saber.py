@@ -85,7 +85,7 @@ class Saber(Reviser):
 
     def _probabilities(self, view: View) -> FloatArray:
         """(N,): of the tokens that stand there, or of the likeliest."""
-        canvas, result = view.canvas, view.everything
+        canvas, result = view.canvas, view.all_predictions
         here, logprob = result.positions, result.logprob
         now = np.full(len(canvas.tokens), -np.inf if self.official else 0, np.float32)
         if not self.official:

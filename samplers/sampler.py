@@ -197,7 +197,7 @@ class Sampler:
 
     def _fill(self, view: View) -> Decision:
         """Commit all that is undecided with its proposal."""
-        p = view.everything.take(view.canvas.masked[view.everything.positions])
+        p = view.all_predictions.take(view.canvas.masked[view.all_predictions.positions])
         view.canvas.commit(p.positions, p.token, p.logprob)
         self.eos.check(view.canvas, p.positions, self.stop_ids)
         return Decision(p.positions, NOTHING, tokens=p.token, logprobs=p.logprob)

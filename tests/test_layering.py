@@ -38,8 +38,9 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),
+    "work": ({"errors", "canvas", "memory"}, {"torch"}),
     "engine": (
-        GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config"},
+        GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config", "work"},
         {"numpy", "torch", "transformers", "einops"},
     ),
     "trace": ({"canvas", "engine", "errors"}, set()),

@@ -22,7 +22,7 @@ from ..streamers import Streamer, feeding
 from ..text import GrowingText
 from . import register_all
 from .accept.defaults import own_processors
-from .accept.rows import Coins, LogitsProcessor, Sampling
+from .accept.rows import KeyedNoise, LogitsProcessor, Sampling
 from .base import DRAFTERS, RULES, AcceptRule, Drafter, Request, single
 from .length.control import CONTROLLERS, LengthController
 from .loop import Batch, Speculation, StopCheck
@@ -339,7 +339,7 @@ class Session:
         """A text, ready for its first round."""
         model, config = self.model, self.config
         limit = len(prompt) + self.room(len(prompt))
-        coins = Coins(config.seed, row)
+        coins = KeyedNoise(config.seed, row)
         request = Request(
             prompt=prompt, vocab_size=model.facts.vocab_size, limit=limit,
             stop_ids=model.facts.stop_token_ids, temperature=config.temperature,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..memory import PeakMemory
-from .accept.rows import Coins, Rows, Sampling
+from .accept.rows import KeyedNoise, Rows, Sampling
 from .base import (
     EMPTY,
     AcceptRule,
@@ -39,7 +39,7 @@ class Speculation:
     controller: LengthController
     rule: AcceptRule
     sampling: Sampling
-    coins: Coins
+    coins: KeyedNoise
     stop_ids: tuple[int, ...] = ()
     stops: StopCheck | None = None
     rounds: list[RoundStats] = field(default_factory=list)

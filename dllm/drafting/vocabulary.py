@@ -21,7 +21,7 @@ PROBE = "def f(x):\n    return x ** 2  # naïve\n你好，世界 3.14159 1234567
 TAIL = 12  # committed tokens of the verifier that are encoded again with a draft
 
 
-class Kinship(Enum):
+class VocabularyMatch(Enum):
     """SAME: ids agree.  SAME_TEXT: ordinary text agrees, special tokens differ.  DIFFERENT."""
 
     SAME = "same"
@@ -34,7 +34,7 @@ class Comparison:
     """``to_verifier`` (Vd,) int64 maps drafter ids to verifier ids, -1 where there is none;
     ``to_drafter`` (Vv,) goes back."""
 
-    kinship: Kinship
+    match: VocabularyMatch
     to_verifier: IntArray
     to_drafter: IntArray
 
@@ -70,12 +70,12 @@ def compare(drafter: Any, verifier: Any, drafter_size: int, verifier_size: int) 
     text = encode_text(drafter, PROBE) == encode_text(verifier, PROBE)
     alone = (ours.keys() ^ theirs.keys()) - special
     if moved or alone or not text:
-        kinship = Kinship.DIFFERENT
+        match = VocabularyMatch.DIFFERENT
     elif all(ours.get(t) == theirs.get(t) for t in special if t in ours or t in theirs):
-        kinship = Kinship.SAME
+        match = VocabularyMatch.SAME
     else:
-        kinship = Kinship.SAME_TEXT
-    return Comparison(kinship, to_verifier, to_drafter)
+        match = VocabularyMatch.SAME_TEXT
+    return Comparison(match, to_verifier, to_drafter)
 
 
 def _spelling(token: str) -> str:
@@ -111,11 +111,11 @@ def reconcile(drafter: Drafter, model: Any, verifier: Any, policy: str) -> Draft
     if policy == "retokenize":
         return Retokenizing(inner=drafter, ours=ours, theirs=theirs,
                             size=model.facts.vocab_size)  # fmt: skip
-    if policy == "intersect" and result.kinship is Kinship.DIFFERENT:
+    if policy == "intersect" and result.match is VocabularyMatch.DIFFERENT:
         return Intersecting(inner=drafter, ours=ours, theirs=theirs, comparison=result)
-    if result.kinship is Kinship.SAME:
+    if result.match is VocabularyMatch.SAME:
         return drafter
-    if result.kinship is Kinship.SAME_TEXT:
+    if result.match is VocabularyMatch.SAME_TEXT:
         banned = tuple(i for i in result.foreign if i < model.facts.vocab_size)
         return replace(  # type: ignore[call-arg]
             drafter, banned=banned, known_as=result.to_drafter

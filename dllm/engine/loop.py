@@ -9,18 +9,18 @@ fails meanwhile.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from ..cache import Cache, Slots
 from ..canvas import Canvas
-from ..errors import ConfigError, OutOfMemoryError
+from ..errors import ConfigError
 from ..models import DiffusionModel
-from .forward import Forward, is_out_of_memory, step_size
+from ..work import Work
+from .forward import Forward
 from .recipe import Options, Recipe, check_recipe
 from .rows import Job, Row, Step
 from .turn import complete, jobs_of, plan_row, settle
@@ -28,7 +28,7 @@ from .turn import complete, jobs_of, plan_row, settle
 CPU_BATCH = 512  # a processor's products get no faster beyond; activations then leave its cache
 
 
-class Engine:
+class Engine(Work[Row, Step]):
     """Decodes canvases, which join by `admit` and leave when they are finished or by `drop`.
 
     ``slots``: positions whose keys and values the pool holds; None (default) lets it grow with
@@ -54,18 +54,15 @@ class Engine:
         cuda_graphs: bool = False,
         compile: bool = False,
     ) -> None:
-        self.model, self.cache = model, cache
         if max_batch_tokens is None and model.device.type == "cpu":
             max_batch_tokens = CPU_BATCH
-        self.max_rows, self.max_batch_tokens = max_rows, max_batch_tokens
+        super().__init__(
+            model, max_rows, slots if most is None and slots else most, max_batch_tokens
+        )
+        self.cache, self.cache_name, self.spoils = cache, cache.name, cache.layerwise
         self.forward = Forward(model, cache, cuda_graphs, compile)
-        self.live: list[Row] = []
-        self._slots, self._most = slots or 0, slots if most is None and slots else most
-        self._waiting: deque[Row] = deque()  # rows that gave their memory back
-        self._room_again = False
-        self._admitted = 0
+        self._slots = slots or 0
         self._checked: dict[int, tuple[Recipe, Options]] = {}
-        self._lock = threading.RLock()
 
     @property
     def forwards(self) -> int:
@@ -73,20 +70,20 @@ class Engine:
         return self.forward.count
 
     @property
+    def forward_seconds(self) -> float:
+        return self.forward.seconds
+
+    @property
+    def stores(self) -> bool:
+        return self.cache.stores
+
+    @property
     def cache_bytes(self) -> int:
-        """Memory of the keys and values that are held."""
         buffer = self.forward.buffer  # empty as a Cache of transformers, and so false
         return 0 if buffer is None else buffer.nbytes
 
-    @property
-    def used(self) -> int:
-        """Positions of the pool that rows own."""
-        return sum(row.size for row in self.live) if self.cache.stores else 0
-
-    @property
-    def positions(self) -> int | None:
-        """Positions that the pool may hold, None without bound."""
-        return self._most
+    def figures(self, row: Row) -> dict[str, Any]:
+        return {"sampler": row.recipe.sampler.spec, "cache": self.cache.name}
 
     # -- rows join and leave --------------------------------------------------------------------
 
@@ -108,19 +105,7 @@ class Engine:
             if complete(canvas) and not held:
                 return row
             self.must_fit(recipe, length)
-            if self._waiting or not self._place(row):
-                return None
-            return row
-
-    def drop(self, row: Row) -> None:
-        """Let a row go, finished or not: its slots are free at once.  Rows that are not in the
-        engine are ignored."""
-        with self._lock:
-            if row in self._waiting:
-                self._waiting.remove(row)
-            if row in self.live:
-                self.live.remove(row)
-                self._leave(row)
+            return row if self._join(row) else None
 
     def replace(self, row: Row, canvas: Canvas, kept: int) -> None:
         """Give a held row another text of at most its capacity.  Keys and values of the first
@@ -141,8 +126,7 @@ class Engine:
     def close(self) -> None:
         """Drop every row and give the memory of keys and values back."""
         with self._lock:
-            for row in [*self.live, *self._waiting]:
-                self.drop(row)
+            super().close()
             self.forward.release()
             self._checked.clear()
 
@@ -157,60 +141,28 @@ class Engine:
             self._checked[id(recipe)] = known
         return known[1]
 
-    def must_fit(self, recipe: Recipe, length: int) -> None:
-        """Raise `ConfigError` for a row of ``length`` positions that can never be admitted."""
-        size = recipe.lanes * recipe.width * length
-        if self.cache.stores and self._most is not None and size > self._most:
-            raise ConfigError(
-                f"the row needs {size} positions of keys and values, the pool holds "
-                f"{self._most}: shorten prompt or answer, or raise max_positions"
-            )
-
-    def _place(self, row: Row) -> bool:
-        """Give a row its slots and let it in, if there is room."""
-        if self.max_rows is not None and len(self.live) >= self.max_rows:
-            return False
-        if self.cache.stores:
-            if self.forward.buffer is None:
-                self.forward.allot(self._slots or row.size, self._most or 1 << 62)
-            assert self.forward.buffer is not None
-            try:
-                row.base = self.forward.buffer.allocate(row.size)
-            except (RuntimeError, MemoryError) as error:  # growing takes both sizes for a moment
-                if not is_out_of_memory(error):
-                    raise
-                if self.live:
-                    return False
-                raise OutOfMemoryError(
-                    f"out of memory for the keys and values of {row.size} positions; shorten "
-                    "prompt or answer, or use another cache"
-                ) from error
-            if row.base is None:
-                return False
-        self._admitted += 1
-        row.number = self._admitted
-        self.live.append(row)
-        return True
+    def _allot(self, row: Row) -> bool:
+        if not self.cache.stores:
+            return True
+        if self.forward.buffer is None:
+            self.forward.allot(self._slots or row.size, self._most or 1 << 62)
+        assert self.forward.buffer is not None
+        row.base = self.forward.buffer.allocate(row.size)  # growing takes both sizes for a moment
+        return row.base is not None
 
     def _leave(self, row: Row) -> None:
-        """Take the slots of a row back that is not live any more."""
         if row.base is not None and self.forward.buffer is not None:
             self.forward.buffer.free(row.base, row.size)
         row.base, row.jobs, row.previous = None, [], None
-        self._room_again = True
 
-    def _sweep(self) -> None:
-        for row in [row for row in self.live if row.canvas.finished and not row.held]:
-            self.live.remove(row)
-            self._leave(row)
-
-    def _readmit(self) -> None:
-        """Let rows in again that gave their memory back, once another row has left."""
-        while self._waiting and (self._room_again or not self.live):
-            if not self._place(self._waiting[0]):
-                return
-            self._waiting.popleft()
-            self._room_again = False
+    def _shrink(self) -> None:
+        """Where the pool itself is what does not fit, make a smaller one."""
+        buffer = self.forward.buffer
+        if buffer is not None and not buffer.complete:
+            self.forward.allot(max(1, sum(row.size for row in self.live)), self._most)
+            for row in self.live:
+                assert self.forward.buffer is not None
+                row.base = self.forward.buffer.allocate(row.size)
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -234,38 +186,19 @@ class Engine:
             for row in mine:
                 self.drop(row)
 
-    def plan(self, rows: Sequence[Row] | None = None) -> list[Row]:
-        """The rows (default: all) with their next step planned: `Row.cost` and `Row.refreshes`
-        say what it takes.  A planned step stays planned until it runs."""
-        with self._lock:
-            self._readmit()
-            chosen = self.live if rows is None else [row for row in rows if row in self.live]
-            for row in chosen:
-                if not row.jobs and not row.canvas.finished:
-                    try:
-                        row.jobs = jobs_of(row, self.cache)
-                    except Exception as error:
-                        self._fail(row, error)
-            self._sweep()
-            return [row for row in chosen if row.jobs]
+    def _plan(self, rows: list[Row]) -> None:
+        for row in rows:
+            try:
+                row.jobs = jobs_of(row, self.cache)
+            except Exception as error:
+                self._fail(row, error)
 
-    def step(self, rows: Sequence[Row] | None = None) -> list[Step]:
-        """One forward, or micro-batches, for the given rows (default: all); what it did to each.
+    def _forward(self, rows: list[Row]) -> Iterator[Any]:
+        answers = iter(self.forward.predict([job for row in rows for job in row.jobs]))
+        return ([next(answers) for _ in row.jobs] for row in rows)
 
-        A row whose step fails is finished with reason "error" and keeps the error; the others go
-        on.  A row that memory does not suffice for gives its slots back and starts again when
-        another row has left; the last row that is left fails with `OutOfMemoryError`.
-        """
-        with self._lock:
-            began = time.perf_counter()
-            steps: list[Step] = []
-            for chunk in self._chunks(self.plan(rows)):
-                self._run(chunk, steps)
-            elapsed = time.perf_counter() - began
-            for row in self.live:
-                row.seconds += elapsed
-            self._sweep()
-            return steps
+    def _settle(self, row: Row, answer: Any) -> Step:
+        return settle(row, answer, self.cache, self.forward.buffer)
 
     def logits(self, row: Row) -> torch.Tensor:
         """Raw logits (n, V) of the undecided positions of the row's window.  Decides nothing."""
@@ -284,88 +217,3 @@ class Engine:
                 job.canvas.nfe += 1
                 job.canvas.computed += job.size
             return scored
-
-    def _chunks(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """Micro-batches of at most ``max_batch_tokens`` computed positions, at least one row.
-        Rows of equal shape stand together in the order of their slots, so that attention can take
-        them as one tensor."""
-        if len(rows) > 1:
-            rows = sorted(rows, key=lambda row: (row.cost, row.capacity, row.base or 0, row.number))
-        limit = self.max_batch_tokens
-        if rows and limit is None and not any(row.alone for row in rows):
-            yield list(rows)
-            return
-        chunk: list[Row] = []
-        size = 0
-        for row in rows:
-            full = limit and size + row.cost > limit
-            if chunk and (full or row.alone or chunk[-1].alone):
-                yield chunk
-                chunk, size = [], 0
-            chunk.append(row)
-            size += row.cost
-        if chunk:
-            yield chunk
-
-    def _run(self, rows: list[Row], steps: list[Step]) -> None:
-        """One forward for all of the rows, and what follows from it for each."""
-        jobs = [job for row in rows for job in row.jobs]
-        try:
-            answers = iter(self.forward.predict(jobs))
-        except Exception as error:
-            self._retry(rows, steps, error)
-            return
-        for row in rows:
-            predictions = [next(answers) for _ in row.jobs]
-            try:
-                steps.append(settle(row, predictions, self.cache, self.forward.buffer))
-            except Exception as error:
-                self._fail(row, error)
-
-    def _retry(self, rows: list[Row], steps: list[Step], error: Exception) -> None:
-        """After a forward that failed.  Nothing was decided, and the same step writes the same
-        slots again; a layerwise cache may have changed its mind on the way, so its rows restart."""
-        short = is_out_of_memory(error)
-        if short:
-            if self.forward.device.type == "cuda":
-                torch.cuda.empty_cache()
-            size = step_size([job for row in rows for job in row.jobs])
-            error = OutOfMemoryError(
-                f"out of memory on a step of {size} token positions; pass max_batch_tokens="
-                f"{max(1, size // 2)}, fewer rows at a time (max_rows), or shorter texts"
-            )
-        if len(rows) == 1 and not (short and len(self.live) > 1):
-            self._fail(rows[0], error)
-            return
-        if short:
-            self._take_back(max(rows if len(rows) > 1 else self.live, key=lambda row: row.number))
-        rows = [row for row in rows if row in self.live]
-        if self.cache.layerwise:
-            for row in rows:
-                row.restart()
-                row.alone = not short
-        elif short:
-            if rows:
-                self._run(rows, steps)
-        else:
-            for row in rows:
-                self._run([row], steps)
-
-    def _take_back(self, row: Row) -> None:
-        """A row gives its slots back, to start again when another one has left."""
-        self.live.remove(row)
-        self._leave(row)
-        row.restart()
-        self._waiting.append(row)
-        self._room_again = False
-        buffer = self.forward.buffer
-        if buffer is not None and not buffer.complete:  # the pool itself is what does not fit
-            self.forward.allot(max(1, sum(other.size for other in self.live)), self._most)
-            for other in self.live:
-                assert self.forward.buffer is not None
-                other.base = self.forward.buffer.allocate(other.size)
-
-    def _fail(self, row: Row, error: Exception) -> None:
-        """Finish a row whose step failed; the next sweep lets it go."""
-        row.error, row.jobs, row.held = error, [], False
-        row.canvas.finish("error")

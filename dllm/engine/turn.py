@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..cache import Cache, Plan
-from ..cache.base import check, close
+from ..cache.base import check, complete_plan
 from ..canvas import Canvas, IntArray
 from ..capabilities import FORESIGHT
 from ..errors import ConfigError, NumericError
@@ -37,7 +37,7 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     for i, fork in enumerate(_forks(row, cache)):
         wanted, own = targets if fork is canvas else sampler.targets(fork), plan
         if cache.follows and fork is not canvas:
-            own = close(cache.branch(fork, plan), wanted, row.slots, NOTHING)
+            own = complete_plan(cache.branch(fork, plan), wanted, row.slots, NOTHING)
         jobs.append(Job.of(row, fork, own, wanted, i * row.recipe.lanes, shadow))
     return jobs
 
@@ -61,10 +61,10 @@ def plan_row(row: Row, cache: Cache, targets: IntArray) -> tuple[Plan, IntArray]
     if plan.answers is not None:
         served = np.intersect1d(targets, plan.answers, assume_unique=True)
         targets = served if served.size else targets
-    pending = slots.waiting(canvas.length) if cache.prompt else targets[:0]
-    plan = close(plan, targets, slots, pending)
+    pending = slots.waiting(canvas.length) if cache.recompute_pending else targets[:0]
+    plan = complete_plan(plan, targets, slots, pending)
     if plan.asks is not None:
-        plan = close(plan, plan.asks, slots, NOTHING)
+        plan = complete_plan(plan, plan.asks, slots, NOTHING)
     if cache.stores:
         check(plan, canvas, slots)
     return plan, targets
@@ -145,5 +145,7 @@ def complete(canvas: Canvas) -> bool:
     """Finish the row if nothing is left to decide; whether it is finished."""
     settled = not canvas.finished and not canvas.revising
     if settled and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
-        canvas.finish("length" if canvas.stop_position is None else "stop")
+        # A rule may also end the text at a stop id that is proposed and never committed.
+        ended = canvas.stop_position is not None or canvas.end < canvas.region[1]
+        canvas.finish("stop" if ended else "length")
     return canvas.finished

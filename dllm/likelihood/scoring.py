@@ -12,7 +12,7 @@ import torch
 from .. import cache as caches
 from .. import samplers
 from ..cache import Slots
-from ..cache.base import everything
+from ..cache.base import full_plan
 from ..canvas import Canvas, FloatArray, IntArray
 from ..config import GenerationConfig
 from ..engine import Engine, Recipe
@@ -259,7 +259,7 @@ def _job(model: DiffusionModel, recipe: Recipe, row: _Row) -> Job:
     canvas.tokens[len(prompt) :] = np.where(row.masked, canvas.mask_id, text)
     slots = Slots.empty(len(canvas.tokens))
     held = Row(canvas, recipe, Options.of(recipe, model), slots, canvas)
-    return Job(held, canvas, everything(canvas), row.wanted + len(prompt))
+    return Job(held, canvas, full_plan(canvas), row.wanted + len(prompt))
 
 
 def _canvas(model: DiffusionModel, request: Request) -> Canvas:

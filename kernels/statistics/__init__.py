@@ -26,7 +26,7 @@ from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
 from .heads import Head, Share, split_linear
-from .result import COLDEST, OPTIONAL, Options, TokenStatistics, check, to_host
+from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check, to_host
 
 __all__ = [
     "Head",
@@ -58,7 +58,7 @@ def _without_gradients(function: _Function) -> _Function:
 @_without_gradients
 def token_statistics(
     hidden: _torch.Tensor,
-    head: Head,
+    head: Head | None,
     *,
     banned: Sequence[int] | _torch.Tensor | None = None,
     banned_rows: _torch.Tensor | None = None,
@@ -77,7 +77,8 @@ def token_statistics(
 
     ``head``: a weight (V, d), an ``nn.Linear``, or any callable from (r, d) to (r, V).  A `Share`,
     or an ``nn.Linear`` that tensor parallelism split along the vocabulary, is one head over all
-    processes of its group, which call this alike and get the same numbers.
+    processes of its group, which call this alike and get the same numbers.  With None ``hidden``
+    are the logits.
 
     ``banned`` (n,) ids can be neither proposed nor counted; ``banned_rows`` (R, n) bool says in
     which rows (default: all).  A tensor on another device than the CPU costs a synchronisation.
@@ -105,44 +106,22 @@ def token_statistics(
     """
     wanted = OPTIONAL if needs is None else frozenset(needs)
     options = _options(temperature, top_p, top_k, tempered, top, wanted)
+    inputs = Inputs(banned, banned_rows, noise_keys, select, vocab_size)
     check(options, noise_keys, hidden.shape[0])
-    module, share = _backend(backend, hidden.device), split_linear(head)
-    rows: dict[str, _Any] = {
-        "banned": banned, "banned_rows": banned_rows, "noise_keys": noise_keys, "select": select,
-        "vocab_size": vocab_size,
-    }  # fmt: skip
+    module, share = _backend(backend, hidden.device), None if head is None else split_linear(head)
+    result: TokenStatistics
     if share is not None and module is not _naive:
-        return _parallel.token_statistics(hidden, share, options, module, **rows)
-    result: TokenStatistics = module.token_statistics(hidden, head, options, **rows)
+        result = _parallel.token_statistics(hidden, share, options, module, inputs)
+    elif head is None:
+        result = module.logits_statistics(hidden, options, inputs)
+    else:
+        result = module.token_statistics(hidden, head, options, inputs)
     return result
 
 
-@_without_gradients
-def logits_statistics(
-    logits: _torch.Tensor,
-    *,
-    banned: Sequence[int] | _torch.Tensor | None = None,
-    banned_rows: _torch.Tensor | None = None,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    tempered: bool = False,
-    noise_keys: _torch.Tensor | None = None,
-    top: int = 0,
-    select: _torch.Tensor | None = None,
-    needs: Iterable[str] | None = None,
-    vocab_size: int | None = None,
-    backend: str = "auto",
-) -> TokenStatistics:
+def logits_statistics(logits: _torch.Tensor, **arguments: _Any) -> TokenStatistics:
     """As `token_statistics`, for ``logits`` (R, V) of any float dtype, which stay untouched."""
-    wanted = OPTIONAL if needs is None else frozenset(needs)
-    options = _options(temperature, top_p, top_k, tempered, top, wanted)
-    check(options, noise_keys, logits.shape[0])
-    result: TokenStatistics = _backend(backend, logits.device).logits_statistics(
-        logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
-        select=select, vocab_size=vocab_size,
-    )  # fmt: skip
-    return result
+    return token_statistics(logits, None, **arguments)
 
 
 @_lru_cache(maxsize=64)

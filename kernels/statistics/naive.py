@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ..noise import naive as noise
 from .heads import Head, full_logits
-from .result import Options, TokenStatistics
+from .result import Inputs, Options, TokenStatistics
 
 Float64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -20,41 +18,28 @@ def token_statistics(
     hidden: torch.Tensor,
     head: Head,
     options: Options,
-    *,
-    banned: Sequence[int] | torch.Tensor | None = None,
-    banned_rows: torch.Tensor | None = None,
-    noise_keys: torch.Tensor | None = None,
-    select: torch.Tensor | None = None,
-    vocab_size: int | None = None,
+    inputs: Inputs,
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.token_statistics`; materialises everything."""
-    logits = full_logits(hidden, head)
-    return logits_statistics(
-        logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
-        select=select, vocab_size=vocab_size,
-    )  # fmt: skip
+    return logits_statistics(full_logits(hidden, head), options, inputs)
 
 
 def logits_statistics(
     logits: torch.Tensor,
     options: Options,
-    *,
-    banned: Sequence[int] | torch.Tensor | None = None,
-    banned_rows: torch.Tensor | None = None,
-    noise_keys: torch.Tensor | None = None,
-    select: torch.Tensor | None = None,
-    vocab_size: int | None = None,
+    inputs: Inputs,
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.logits_statistics`; copies the logits to float64."""
-    x = logits[:, :vocab_size].detach().to("cpu", torch.float64).numpy().copy()
+    banned, where, keys = inputs.banned, inputs.banned_rows, inputs.noise_keys
+    x = logits[:, : inputs.vocab_size].detach().to("cpu", torch.float64).numpy().copy()
     if banned is not None:
         for j, token in enumerate(np.asarray(banned).tolist()):
             if token < x.shape[1]:
-                rows = slice(None) if banned_rows is None else banned_rows[:, j].cpu().numpy()
+                rows = slice(None) if where is None else where[:, j].cpu().numpy()
                 x[rows, token] = -np.inf
-    chosen = None if select is None else select.tolist()
+    chosen = None if inputs.select is None else inputs.select.tolist()
     result = [
-        _row(x[r], options, None if noise_keys is None else noise_keys[r].tolist(),
+        _row(x[r], options, None if keys is None else keys[r].tolist(),
              None if chosen is None else chosen[r])
         for r in range(len(x))
     ]  # fmt: skip

@@ -8,11 +8,10 @@ the shares list are the logits of those rows gathered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from types import ModuleType
-from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,10 +20,9 @@ from . import torch as plain
 from .candidates import Candidates, narrowed
 from .heads import Share
 from .reduce import FIELDS, Partial, finish, merge
-from .result import OPTIONAL, Gather, Options, TokenStatistics, mended, pack, unpack
+from .result import OPTIONAL, Gather, Inputs, Options, TokenStatistics, mended, pack, unpack
 
 LISTED = 256  # candidates for top-p and top-k
-Rows: TypeAlias = Mapping[str, Any]  # the arguments that differ by row, tensors or None
 
 
 def token_statistics(
@@ -32,27 +30,24 @@ def token_statistics(
     share: Share,
     options: Options,
     backend: ModuleType,
-    *,
-    banned: Sequence[int] | torch.Tensor | None = None,
-    banned_rows: torch.Tensor | None = None,
-    noise_keys: torch.Tensor | None = None,
-    select: torch.Tensor | None = None,
-    vocab_size: int | None = None,
+    inputs: Inputs,
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.token_statistics`, called by every process of the group alike.
 
     ``hidden`` (R, d) and all arguments, in ids of the whole vocabulary, are the same everywhere.
     ``backend``, `plain` or the Triton version, reduces the share.
     """
-    share = share.cut(vocab_size)
-    rows: Rows = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
-    again = partial(plain.token_statistics, head=share, options=options, banned=banned)
+    share = share.cut(inputs.vocab_size)
+
+    def again(x: torch.Tensor, some: Inputs) -> TokenStatistics:
+        return plain.token_statistics(x, share, options, some)
+
     if min(share.sizes) < max(1, options.top) or not len(hidden):
-        return again(hidden, **rows)  # a share is shorter than the list: go by the logits
+        return again(hidden, inputs)  # a share is shorter than the list: go by the logits
     fused = backend is not plain and options.top <= backend.MOST_TOP
     split = backend.split_statistics if fused else split_statistics
-    result, missed = split(hidden, share, options, partial(_gather, share), banned, rows)
-    return mended(result, missed, {"hidden": hidden, **rows}, again)
+    result, missed = split(hidden, share, options, partial(_gather, share), inputs)
+    return mended(result, missed, hidden, inputs, again)
 
 
 def split_statistics(
@@ -60,20 +55,19 @@ def split_statistics(
     share: Share,
     options: Options,
     gather: Gather,
-    banned: Sequence[int] | torch.Tensor | None,
-    rows: Rows,
+    inputs: Inputs,
 ) -> tuple[TokenStatistics, torch.Tensor | None]:
     """Statistics, and with top-p or top-k the rows (R,) bool they are wrong for.
 
     ``gather`` takes the tensors of this process and returns those of all, in the order of shares.
     """
     listed = min(LISTED, *share.sizes) if options.filters else 0
-    mine = share_partial(hidden, share, options, listed, banned, rows)
+    mine = share_partial(hidden, share, options, listed, inputs)
     present = {f.name: x for f in FIELDS if (x := getattr(mine, f.name)) is not None}
     parts = [
         Partial(**dict(zip(present, part, strict=True))) for part in gather([*present.values()])
     ]
-    return merge_shares(parts, options, listed, share.out_features, rows)
+    return merge_shares(parts, options, listed, share.out_features, inputs)
 
 
 def share_partial(
@@ -81,19 +75,15 @@ def share_partial(
     share: Share,
     options: Options,
     listed: int,
-    banned: Sequence[int] | torch.Tensor | None,
-    rows: Rows,
+    inputs: Inputs,
 ) -> Partial:
     """What one share says; ``listed`` candidates where there are filters."""
-    keys = rows["noise_keys"]
-    call = plain.Call(
-        _open(options, listed), banned, rows["banned_rows"], keys, rows["select"], share.first_id
-    )
+    call = plain.Call(_open(options, listed), inputs, share.first_id)
     return plain.linear_partial(call, hidden, share.weight, share.bias)
 
 
 def merge_shares(
-    parts: Sequence[Partial], options: Options, listed: int, size: int, rows: Rows
+    parts: Sequence[Partial], options: Options, listed: int, size: int, inputs: Inputs
 ) -> tuple[TokenStatistics, torch.Tensor | None]:
     """`split_statistics` from the partial results of all shares of a vocabulary of ``size``."""
     opened = _open(options, listed)
@@ -108,7 +98,7 @@ def merge_shares(
     kept = {n: getattr(result, n) if n in options.needs else None for n in OPTIONAL}
     result = replace(result, top_token=None, top_logprob=None, **kept)
     return narrowed(
-        result, most, total.warm.squeeze(1), candidates, options, rows["noise_keys"], rows["select"]
+        result, most, total.warm.squeeze(1), candidates, options, inputs.noise_keys, inputs.select
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -72,16 +72,15 @@ def joined(parts: Sequence[TokenStatistics]) -> TokenStatistics:
 
 
 def mended(
-    result: TokenStatistics, missed: torch.Tensor | None, rows: Mapping[str, torch.Tensor | None],
-    statistics: Callable[..., TokenStatistics],
+    result: TokenStatistics, missed: torch.Tensor | None, x: torch.Tensor, inputs: Inputs,
+    statistics: Callable[[torch.Tensor, Inputs], TokenStatistics],
 ) -> TokenStatistics:  # fmt: skip
-    """``found`` with the rows ``missed`` (R,) bool done again by ``statistics``, which is given
-    those rows of the arguments ``rows``."""
+    """``result`` with the rows ``missed`` (R,) bool done again by ``statistics`` from those rows
+    of ``x`` and of ``inputs``."""
     if missed is None or not bool(missed.any()):
         return result
     which = missed.nonzero().flatten()
-    some = {name: None if x is None else x[which.to(x.device)] for name, x in rows.items()}
-    other = statistics(**some)
+    other = statistics(x[which], inputs.take(which))
     columns = {f: (getattr(result, f), getattr(other, f)) for f in FIELDS}
     return TokenStatistics(
         **{f: a.index_copy(0, which, b) for f, (a, b) in columns.items() if a is not None}
@@ -130,6 +129,30 @@ class Options:
     def scale(self) -> float:
         """The temperature of the described distribution."""
         return self.temperature if self.tempered and self.temperature > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inputs:
+    """The other arguments of `token_statistics`, most of them with an entry per row."""
+
+    banned: Sequence[int] | torch.Tensor | None = None
+    banned_rows: torch.Tensor | None = None
+    noise_keys: torch.Tensor | None = None
+    select: torch.Tensor | None = None
+    vocab_size: int | None = None
+
+    def take(self, rows: torch.Tensor | slice) -> Inputs:
+        """The same for some of the rows."""
+
+        def cut(x: torch.Tensor | None) -> torch.Tensor | None:
+            if x is None:
+                return None
+            return x[rows if isinstance(rows, slice) else rows.to(x.device)]
+
+        return replace(
+            self, banned_rows=cut(self.banned_rows), noise_keys=cut(self.noise_keys),
+            select=cut(self.select),
+        )  # fmt: skip
 
 
 def check(options: Options, noise_keys: torch.Tensor | None, rows: int) -> None:

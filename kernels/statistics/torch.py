@@ -17,7 +17,7 @@ from ..linear import ROWS, Packed, packed_of
 from ..linear import product as product_with
 from .heads import Head, full_logits, plain_linear, vocabulary
 from .reduce import Partial, finish, merge, reduce, stack
-from .result import Options, TokenStatistics
+from .result import Inputs, Options, TokenStatistics
 
 TILE_BYTES = 16 << 20  # logits held at once, counted as float32
 PIECE = 1 << 17  # elements reduced at once: with their exponentials 1 MB, half of a usual L2 cache
@@ -29,21 +29,14 @@ Product = Callable[[int, int, int, int], torch.Tensor]  # rows [a, b), ids [low,
 class Call:
     """The arguments of one call that differ by row, ready to be cut."""
 
-    def __init__(
-        self,
-        options: Options,
-        banned: Sequence[int] | torch.Tensor | None,
-        banned_rows: torch.Tensor | None,
-        noise_keys: torch.Tensor | None,
-        select: torch.Tensor | None,
-        first_id: int = 0,
-    ) -> None:
+    def __init__(self, options: Options, inputs: Inputs, first_id: int = 0) -> None:
         self.first_id = first_id  # of a share of the vocabulary
-        self.options, self.banned_rows = options, banned_rows
+        banned = inputs.banned
+        self.options, self.banned_rows = options, inputs.banned_rows
         self.banned: list[int] = (
             banned.tolist() if isinstance(banned, torch.Tensor) else list(banned or ())
         )
-        self.keys, self.select = noise_keys, select
+        self.keys, self.select = inputs.noise_keys, inputs.select
         self.room: torch.Tensor | None = None  # fresh memory would not be in the cache
 
     def piece(self, x: torch.Tensor, first: int, low: int) -> Partial:
@@ -106,15 +99,10 @@ def token_statistics(
     hidden: torch.Tensor,
     head: Head,
     options: Options,
-    *,
-    banned: Sequence[int] | torch.Tensor | None = None,
-    banned_rows: torch.Tensor | None = None,
-    noise_keys: torch.Tensor | None = None,
-    select: torch.Tensor | None = None,
-    vocab_size: int | None = None,
+    inputs: Inputs,
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.token_statistics`."""
-    call = Call(options, banned, banned_rows, noise_keys, select)
+    call, vocab_size = Call(options, inputs), inputs.vocab_size
     linear = plain_linear(head)
     if linear is not None:
         weight, bias = linear
@@ -180,16 +168,10 @@ def _packed(
 def logits_statistics(
     logits: torch.Tensor,
     options: Options,
-    *,
-    banned: Sequence[int] | torch.Tensor | None = None,
-    banned_rows: torch.Tensor | None = None,
-    noise_keys: torch.Tensor | None = None,
-    select: torch.Tensor | None = None,
-    vocab_size: int | None = None,
+    inputs: Inputs,
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.logits_statistics`."""
-    call = Call(options, banned, banned_rows, noise_keys, select)
-    logits = logits[:, :vocab_size]
+    call, logits = Call(options, inputs), logits[:, : inputs.vocab_size]
     rows, size = logits.shape
     cut: Product = lambda a, b, low, high: logits[a:b, low:high]  # noqa: E731
     return finish(call.run(cut, rows, size, True, False), options)

@@ -12,10 +12,8 @@ long as the nucleus lies above the smallest of every list, the lists hold all of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import ceil
-from typing import Any
 
 import torch
 import triton
@@ -23,7 +21,7 @@ import triton
 from . import torch as plain
 from .candidates import Candidates, narrowed
 from .heads import Head, Share, full_logits, plain_linear, vocabulary
-from .result import Gather, Options, TokenStatistics, joined, mended
+from .result import Gather, Inputs, Options, TokenStatistics, joined, mended
 from .tiles import merge, partials
 
 MOST_TOP = 32  # longer lists are better sorted than kept in registers
@@ -55,14 +53,12 @@ class Pass:
 
     def __init__(
         self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, size: int,
-        options: Options, *, banned: Sequence[int] | torch.Tensor | None,
-        banned_rows: torch.Tensor | None, noise_keys: torch.Tensor | None,
-        select: torch.Tensor | None, first_id: int = 0, most: int | None = None,
+        options: Options, inputs: Inputs, first_id: int = 0, most: int | None = None,
     ) -> None:  # fmt: skip
         self.x, self.weight, self.bias = _rows_together(x), weight, bias
         self.size, self.options, self.first_id = size, options, first_id
         self.reach = size + first_id % 4 if most is None else most + 3
-        device = x.device
+        device, banned, banned_rows = x.device, inputs.banned, inputs.banned_rows
         if isinstance(banned, torch.Tensor):
             self.count, self.banned = len(banned), banned.to(device, torch.int64)
         else:
@@ -70,7 +66,8 @@ class Pass:
         self.banned_rows = None
         if banned_rows is not None and self.count:
             self.banned_rows = banned_rows.to(device, torch.uint8).contiguous()
-        self.keys = None if noise_keys is None else noise_keys.to(device).contiguous()
+        keys, select = inputs.noise_keys, inputs.select
+        self.keys = None if keys is None else keys.to(device).contiguous()
         self.select = None if select is None else select.to(device, torch.int64).contiguous()
 
     @property
@@ -199,43 +196,28 @@ def token_statistics(
     hidden: torch.Tensor,
     head: Head,
     options: Options,
-    *,
-    banned: Sequence[int] | torch.Tensor | None = None,
-    banned_rows: torch.Tensor | None = None,
-    noise_keys: torch.Tensor | None = None,
-    select: torch.Tensor | None = None,
-    vocab_size: int | None = None,
+    inputs: Inputs,
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.token_statistics`."""
     linear = plain_linear(head)
     rows = len(hidden)
     if options.top > MOST_TOP or rows == 0:
-        return plain.token_statistics(
-            hidden, head, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
-            select=select, vocab_size=vocab_size,
-        )  # fmt: skip
+        return plain.token_statistics(hidden, head, options, inputs)
     if linear is None:
         size = vocabulary(head, hidden)
         step = max(1, CHUNK_BYTES // (4 * size))
-        parts = [
-            logits_statistics(
-                full_logits(hidden[a : a + step], head), options, banned=banned,
-                banned_rows=_cut(banned_rows, a, step), noise_keys=_cut(noise_keys, a, step),
-                select=_cut(select, a, step), vocab_size=vocab_size,
-            )
-            for a in range(0, rows, step)
-        ]  # fmt: skip
-        return joined(parts)
+        cuts = [slice(a, a + step) for a in range(0, rows, step)]
+        return joined([
+            logits_statistics(full_logits(hidden[cut], head), options, inputs.take(cut))
+            for cut in cuts
+        ])  # fmt: skip
     weight, bias = linear
-    weight = _rows_together(weight[:vocab_size])
-    rows_of: Any = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
-    result, missed = Pass(
-        hidden.to(weight.dtype), weight, bias, len(weight), options, banned=banned, **rows_of
-    ).run()
-    again = partial(
-        plain.token_statistics, head=head, options=options, banned=banned, vocab_size=vocab_size
-    )
-    return mended(result, missed, {"hidden": hidden, **rows_of}, again)
+    weight = _rows_together(weight[: inputs.vocab_size])
+    result, missed = Pass(hidden.to(weight.dtype), weight, bias, len(weight), options, inputs).run()
+    return mended(
+        result, missed, hidden, inputs,
+        lambda x, some: plain.token_statistics(x, head, options, some),
+    )  # fmt: skip
 
 
 def split_statistics(
@@ -243,14 +225,13 @@ def split_statistics(
     share: Share,
     options: Options,
     gather: Gather,
-    banned: Sequence[int] | torch.Tensor | None,
-    rows: Mapping[str, Any],
+    inputs: Inputs,
 ) -> tuple[TokenStatistics, torch.Tensor | None]:
     """As `parallel.split_statistics`: every process's splits, merged as if they were one's."""
     weight = _rows_together(share.weight)
     own = Pass(
-        hidden.to(weight.dtype), weight, share.bias, len(weight), options, banned=banned,
-        first_id=share.first_id, most=max(share.sizes), **rows,
+        hidden.to(weight.dtype), weight, share.bias, len(weight), options, inputs,
+        first_id=share.first_id, most=max(share.sizes),
     )  # fmt: skip
     best, sums, top = zip(*gather(own.partials()), strict=True)
     own.size = share.out_features
@@ -260,26 +241,14 @@ def split_statistics(
 def logits_statistics(
     logits: torch.Tensor,
     options: Options,
-    *,
-    banned: Sequence[int] | torch.Tensor | None = None,
-    banned_rows: torch.Tensor | None = None,
-    noise_keys: torch.Tensor | None = None,
-    select: torch.Tensor | None = None,
-    vocab_size: int | None = None,
+    inputs: Inputs,
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.logits_statistics`."""
-    logits = logits[:, :vocab_size]
+    logits = logits[:, : inputs.vocab_size]
     rows, size = logits.shape
     if options.top > MOST_TOP or rows == 0:
-        return plain.logits_statistics(
-            logits, options, banned=banned, banned_rows=banned_rows, noise_keys=noise_keys,
-            select=select,
-        )  # fmt: skip
-    rows_of: Any = {"banned_rows": banned_rows, "noise_keys": noise_keys, "select": select}
-    result, missed = Pass(logits, None, None, size, options, banned=banned, **rows_of).run()
-    again = partial(plain.logits_statistics, options=options, banned=banned)
-    return mended(result, missed, {"logits": logits, **rows_of}, again)
-
-
-def _cut(tensor: torch.Tensor | None, first: int, count: int) -> torch.Tensor | None:
-    return None if tensor is None else tensor[first : first + count]
+        return plain.logits_statistics(logits, options, inputs)
+    result, missed = Pass(logits, None, None, size, options, inputs).run()
+    return mended(
+        result, missed, logits, inputs, lambda x, some: plain.logits_statistics(x, options, some)
+    )

@@ -55,10 +55,12 @@ def forgets_what_is_taken_back(patch: Patch, cls: type[Cache]) -> None:
 
 def closes(patch: Patch, **changed: Callable[[Any], Any]) -> None:
     """The engine closes plans with some of its arguments changed."""
-    close, names = engine.close, ("plan", "targets", "slots", "pending")
+    complete_plan, names = engine.complete_plan, ("plan", "targets", "slots", "pending")
 
     def faulty(*given: Any) -> Plan:
-        return close(*(changed.get(n, lambda x: x)(x) for n, x in zip(names, given, strict=True)))
+        return complete_plan(
+            *(changed.get(n, lambda x: x)(x) for n, x in zip(names, given, strict=True))
+        )
 
     patch.setattr(engine, "close", faulty)
 

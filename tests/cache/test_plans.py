@@ -9,7 +9,7 @@ import pytest
 
 from dllm import cache as caches
 from dllm.cache import Cache, Plan, Slots
-from dllm.cache.base import close
+from dllm.cache.base import complete_plan
 from dllm.canvas import Canvas, IntArray
 from dllm.capabilities import FORESIGHT
 
@@ -73,8 +73,8 @@ def plans(cache: Cache, shift: int = 0) -> Iterator[Plan]:
         asked = np.array(decided) if FORESIGHT in cache.needs else masks
         plan = cache.plan(canvas, slots, asked)
         asked = asked if plan.answers is None else np.intersect1d(asked, plan.answers)
-        pending = slots.waiting(16) if cache.prompt else masks[:0]
-        yield (plan := close(plan, asked, slots, pending))
+        pending = slots.waiting(16) if cache.recompute_pending else masks[:0]
+        yield (plan := complete_plan(plan, asked, slots, pending))
         positions = np.array(decided)
         cache.after_step(canvas, slots, positions, np.full(len(positions), -0.1, np.float32))
         slots.computed(plan.compute, canvas.step)

@@ -144,7 +144,7 @@ def promises(
             assert (np.diff(read) > 0).all()
             rows_asked = np.maximum(step.prediction.positions - shift, 0)
             assert set(rows_asked) <= set(compute)
-            if cache.prompt:
+            if cache.recompute_pending:
                 assert changed[id(canvas)] <= set(compute)
                 assert set(compute) <= set(read) or "official" in spec
             if plan.refresh:

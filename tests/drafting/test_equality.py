@@ -11,7 +11,7 @@ import torch
 from scipy.stats import chi2_contingency
 
 import dllm
-from dllm.drafting.accept.rows import ACCEPT, PURPOSES, RESIDUAL, Coins
+from dllm.drafting.accept.rows import ACCEPT, PURPOSES, RESIDUAL, KeyedNoise
 from dllm.drafting.api import Session
 from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, Request
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
@@ -296,7 +296,7 @@ def test_every_purpose_and_row_has_noise_of_its_own() -> None:
     """A drafter that shared the accept coins would bias what is accepted."""
     numbers, keys = set(), set()
     for row in range(3):
-        coins = Coins(7, row)
+        coins = KeyedNoise(7, row)
         keys |= {coins.emission, coins.drafting}
         numbers |= {coins.uniform(p, 5, 2, i) for p in (ACCEPT, RESIDUAL) for i in range(3)}
     assert len(keys) == 6 and len(numbers) == 18

@@ -13,7 +13,7 @@ import dllm
 from dllm.drafting import register_all
 from dllm.drafting.accept.fly import FLy
 from dllm.drafting.accept.pivot import Pivot, fit_pivot
-from dllm.drafting.accept.rows import Coins, Rows, Sampling
+from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.base import DRAFTERS, Budget, Draft, Drafter, Drafting, Feedback, Request, single
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.aded import ADED
@@ -188,7 +188,7 @@ def test_fly_by_hand(
     """The verifier writes 1 2 3 4 5 6 whatever stands before; a window of two tokens."""
     rows = Rows(
         hesitant([1, 2, 3, 4, 5, 6], hesitates), chain_of(drafted), np.array([0]), Sampling(),
-        Coins(0), 0,
+        KeyedNoise(0), 0,
     )  # fmt: skip
     outcome = FLy(window=2).judge(rows, chain_of(drafted))
     assert (len(outcome.path), outcome.extra, outcome.deviations) == (kept, extra, deviations)
@@ -204,9 +204,9 @@ def test_pivot_learns_which_tokens_matter(tmp_path: Path) -> None:
     logits = hesitant([1, 2, 3], [1])
     likely, unlikely = chain_of([1, 4]), chain_of([7, 2])  # p of 4 is 0.12, p of 7 nearly 0
     sampling, prefix = Sampling(), np.array([0])
-    kept = rule.judge(Rows(logits, likely, prefix, sampling, Coins(0), 0), likely)
+    kept = rule.judge(Rows(logits, likely, prefix, sampling, KeyedNoise(0), 0), likely)
     assert (len(kept.path), kept.extra, kept.deviations) == (2, 3, 1)
-    lost = rule.judge(Rows(logits, unlikely, prefix, sampling, Coins(0), 0), unlikely)
+    lost = rule.judge(Rows(logits, unlikely, prefix, sampling, KeyedNoise(0), 0), unlikely)
     assert (len(lost.path), lost.extra, lost.deviations) == (0, 1, 0)
     with pytest.raises(dllm.ConfigError, match="a file that fit_pivot wrote"):
         Pivot(path=str(tmp_path / "none.json"))

@@ -18,7 +18,7 @@ import dllm
 from dllm.drafting.accept.block import Block
 from dllm.drafting.accept.chains import Keyed, Match, Point, Ratio
 from dllm.drafting.accept.multi_round import MultiRound
-from dllm.drafting.accept.rows import Coins, Rows, Sampling
+from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.accept.traversal import Traversal
 from dllm.drafting.base import AcceptRule, Draft
 
@@ -82,7 +82,7 @@ class ToyRows(Rows):
         paths = [text, *((*text, *draft.tokens[draft.path(n)]) for n in range(len(draft)))]
         logits = torch.tensor(np.log([TARGET.distribution(tuple(path)) for path in paths]))
         prefix = np.array(text, np.int64)
-        super().__init__(logits, draft, prefix, sampling, Coins(seed), 0)
+        super().__init__(logits, draft, prefix, sampling, KeyedNoise(seed), 0)
         self.rng = rng
 
     def coin(self, node: int) -> float:

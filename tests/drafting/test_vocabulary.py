@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import dllm
-from dllm.drafting.vocabulary import PROBE, Kinship, compare, fingerprint
+from dllm.drafting.vocabulary import PROBE, VocabularyMatch, compare, fingerprint
 from dllm.prompts import encode_text
 
 TEXT = "Reverse this list: Tom, Anna, Ben"
@@ -48,7 +48,7 @@ def foreign() -> dllm.DiffusionModel:
 def test_the_same_tokenizer_is_the_same(verifier: dllm.DiffusionModel) -> None:
     tokenizer = verifier.tokenizer
     size = verifier.facts.vocab_size
-    assert compare(tokenizer, copy.deepcopy(tokenizer), size, size).kinship is Kinship.SAME
+    assert compare(tokenizer, copy.deepcopy(tokenizer), size, size).match is VocabularyMatch.SAME
     assert fingerprint(tokenizer, size) == fingerprint(copy.deepcopy(tokenizer), size)
 
 
@@ -57,7 +57,7 @@ def test_other_special_tokens_leave_the_text_the_same(verifier: dllm.DiffusionMo
     other.add_special_tokens({"additional_special_tokens": ["<|tool|>"]}, False)
     size = len(other)
     result = compare(verifier.tokenizer, other, verifier.facts.vocab_size, size)
-    assert result.kinship is Kinship.SAME_TEXT
+    assert result.match is VocabularyMatch.SAME_TEXT
     assert size - 1 in result.foreign
     assert fingerprint(other, size) != fingerprint(verifier.tokenizer, size)
 
@@ -66,7 +66,7 @@ def test_equal_sizes_prove_nothing(verifier: dllm.DiffusionModel) -> None:
     ours = byte_tokenizer()
     size = len(ours)
     result = compare(ours, verifier.tokenizer, size, size)
-    assert result.kinship is Kinship.DIFFERENT
+    assert result.match is VocabularyMatch.DIFFERENT
 
 
 def test_a_different_vocabulary_is_refused(foreign: dllm.DiffusionModel) -> None:
@@ -156,5 +156,5 @@ def test_a_blank_is_a_blank_however_it_is_spelt() -> None:
         return result
 
     result = compare(tokenizer("\u0120"), tokenizer("\u2581"), 3, 3)
-    assert result.kinship is Kinship.DIFFERENT
+    assert result.match is VocabularyMatch.DIFFERENT
     assert result.to_verifier.tolist() == result.to_drafter.tolist() == [0, 1, 2]

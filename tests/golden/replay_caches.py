@@ -191,7 +191,7 @@ class ReleasedDAWN(DAWN):
         near = edge[np.ix_(at, at[sure & induced])].any(1)
         candidates = (score >= self.tau_low) & ~sure & ~induced & ~near
         if (candidates & ~chosen).any():
-            view.canvas.tokens[0] = view.everything.at(np.zeros(1, np.int64)).token[0]
+            view.canvas.tokens[0] = view.all_predictions.at(np.zeros(1, np.int64)).token[0]
         return chosen
 
 

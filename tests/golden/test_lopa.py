@@ -18,7 +18,7 @@ import pytest
 
 from dllm.cache import Plan, Slots
 from dllm.cache.d2f import D2FCache
-from dllm.cache.delayed import Kept
+from dllm.cache.delayed import KeptBlocks
 from dllm.canvas import Canvas, IntArray
 from dllm.config import GenerationConfig
 from dllm.engine import Engine, Recipe
@@ -100,9 +100,9 @@ class ReleasedD2F(D2FCache):
     """D2F's cache, which does not compute the row left of the open blocks again."""
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        before = slots.state(Kept).end
+        before = slots.state(KeptBlocks).end
         plan = super().plan(canvas, slots, targets)
-        canvas.state(Opened).low = slots.state(Kept).end
+        canvas.state(Opened).low = slots.state(KeptBlocks).end
         return replace(plan, floor=before)
 
 

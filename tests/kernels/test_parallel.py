@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dllm.kernels.statistics import Share, token_statistics
 from dllm.kernels.statistics.parallel import merge_shares, share_partial
-from dllm.kernels.statistics.result import OPTIONAL, Options
+from dllm.kernels.statistics.result import OPTIONAL, Inputs, Options
 
 from .test_statistics import agree, cases, keys, rows_of
 
@@ -34,18 +34,18 @@ def shares(
         **{name: chosen[name] for name in names if name in chosen},
         needs=OPTIONAL if needs is None else needs,
     )
-    rows = {n: chosen.get(n) for n in ("banned_rows", "noise_keys", "select")}
+    names = ("banned", "banned_rows", "noise_keys", "select")
+    inputs = Inputs(**{name: chosen.get(name) for name in names})
     bounds = sorted({0, len(weight), *(c for c in cuts if 0 < c < len(weight))})
     sizes = tuple(b - a for a, b in pairwise(bounds))
     if options.top > min(sizes):
         return None, None
     listed = min(20, *sizes) if options.filters else 0
     parts = [
-        share_partial(hidden, Share(weight[a:b], None, sizes, i), options, listed,
-                      chosen.get("banned"), rows)
+        share_partial(hidden, Share(weight[a:b], None, sizes, i), options, listed, inputs)
         for i, (a, b) in enumerate(pairwise(bounds))
     ]  # fmt: skip
-    return merge_shares(parts, options, listed, len(weight), rows)
+    return merge_shares(parts, options, listed, len(weight), inputs)
 
 
 @settings(max_examples=80, deadline=None)

@@ -18,7 +18,7 @@ from torch import nn
 from dllm.errors import ConfigError
 from dllm.kernels import statistics
 from dllm.kernels.statistics import Share, logits_statistics, token_statistics
-from dllm.kernels.statistics.result import FIELDS, OPTIONAL, Options
+from dllm.kernels.statistics.result import FIELDS, OPTIONAL, Inputs, Options
 
 from .test_statistics import agree, cases, chi_square, keys, rows_of
 
@@ -235,18 +235,18 @@ def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
     names = ("temperature", "top_p", "top_k", "tempered", "top", "needs")
     chosen["needs"] = OPTIONAL if chosen["needs"] is None else chosen["needs"]
     options = Options(**{name: chosen.pop(name) for name in names})
-    banned = chosen.pop("banned")
-    rows = {name: chosen.get(name) for name in ("banned_rows", "noise_keys", "select")}
-    got, missed = joined(hidden, weight, cut, options, banned, rows)
+    names = ("banned", "banned_rows", "noise_keys", "select")
+    inputs = Inputs(**{name: chosen.get(name) for name in names})
+    got, missed = joined(hidden, weight, cut, options, inputs)
     naive: Any = statistics._backend("naive", hidden.device)
-    whole = naive.token_statistics(hidden, weight, options, banned=banned, **rows)
+    whole = naive.token_statistics(hidden, weight, options, inputs)
     if missed is not None:
         got, whole = (rows_of(result, (~missed).nonzero().flatten()) for result in (got, whole))
     agree(got, whole, rtol=1e-4, atol=1e-5)
 
 
 def joined(
-    hidden: torch.Tensor, weight: torch.Tensor, cut: int, options: Options, banned: Any, rows: Any
+    hidden: torch.Tensor, weight: torch.Tensor, cut: int, options: Options, inputs: Inputs
 ) -> Any:
     """What the second of two processes finds, the first having the ids below ``cut``."""
     sizes, parts = (cut, len(weight) - cut), []
@@ -257,7 +257,7 @@ def joined(
 
     for rank, mine in enumerate((weight[:cut], weight[cut:])):
         share = Share(mine, None, sizes, rank)
-        result = fused.split_statistics(hidden, share, options, gather, banned, rows)
+        result = fused.split_statistics(hidden, share, options, gather, inputs)
     return result
 
 
@@ -266,11 +266,9 @@ def test_shares_draw_the_noise_of_the_whole(cut: int, size: int) -> None:
     """Also where the words of the noise push the last id into a tile of its own."""
     hidden, weight = torch.randn(20, 8, device=DEVICE), torch.randn(size, 8, device=DEVICE)
     weight[-1] = 9 * hidden[0]
-    rows = on_device({"banned_rows": None, "noise_keys": keys(20), "select": None})
-    got, _ = joined(hidden, weight, cut, Options(temperature=1.5), None, rows)
-    whole = token_statistics(
-        hidden, weight, temperature=1.5, noise_keys=rows["noise_keys"], backend="torch"
-    )
+    drawn = on_device({"noise_keys": keys(20)})
+    got, _ = joined(hidden, weight, cut, Options(temperature=1.5), Inputs(**drawn))
+    whole = token_statistics(hidden, weight, temperature=1.5, **drawn, backend="torch")
     assert torch.equal(got.token, whole.token) and len(set(whole.token.tolist())) > 5
     assert whole.token[0] == size - 1
 

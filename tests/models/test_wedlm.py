@@ -13,7 +13,7 @@ import torch
 import dllm
 from dllm import cache as caches
 from dllm.cache import Slots
-from dllm.cache.base import everything
+from dllm.cache.base import full_plan
 from dllm.canvas import Canvas
 from dllm.engine import Engine, Recipe, graphs
 from dllm.engine.forward import Forward
@@ -88,7 +88,7 @@ def test_a_forward_is_that_of_the_reordered_text(
         canvas = Canvas.for_infill(tokens, masked, 0, mask_id=MASK, pad_id=EOS)
         recipe = Recipe(compose("threshold"))
         row = Row(canvas, recipe, Options.of(recipe, model), Slots.empty(length), canvas)
-        job = Job(row, canvas, everything(canvas), np.flatnonzero(masked))
+        job = Job(row, canvas, full_plan(canvas), np.flatnonzero(masked))
         logits = Forward(model, caches.compose("none")).logits([job])[0]
         expected = reordered_logits(reference, tokens, masked)[torch.from_numpy(masked)]
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -215,7 +215,7 @@ def test_shadow_tokens_are_further_masks(model: dllm.DiffusionModel, reference: 
     recipe = Recipe(compose("wino+wino_draft(tau1=0.6)"))
     row = Row(canvas, recipe, Options.of(recipe, model), Slots.empty(20), canvas)
     shadow = np.array([6, 7])
-    job = Job(row, canvas, everything(canvas), np.flatnonzero(masked), shadow=shadow)
+    job = Job(row, canvas, full_plan(canvas), np.flatnonzero(masked), shadow=shadow)
     forward = Forward(model, caches.compose("none"))
     with torch.inference_mode():
         ours = forward.head(forward.hidden([job]))[-2]

@@ -7,7 +7,7 @@ import pytest
 
 from dllm.canvas import Canvas
 from dllm.samplers import Prediction
-from dllm.samplers.lopa import Creation, LoPA
+from dllm.samplers.lopa import BranchScores, LoPA
 
 from ..table import MASK, Table, hashed
 from .test_methods import run
@@ -147,7 +147,7 @@ def heard(entropies: list[float]) -> Prediction:
 )
 def test_lopa_keeps_the_most_confident_future(rule: dict[str, float], kept: int) -> None:
     canvas = canvas_of(4)
-    canvas.state(Creation).scores = (1.0, 0.9, 0.5)
+    canvas.state(BranchScores).scores = (1.0, 0.9, 0.5)
     branches = [canvas, forked(canvas, 0, 0.9), forked(canvas, 1, 0.5)]
     futures = [
         heard([1.0, 1.0, 1.0, 1.0]),

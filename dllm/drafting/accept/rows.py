@@ -27,7 +27,7 @@ LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Coins:
+class KeyedNoise:
     """Random numbers of one sequence, keyed by seed and stream.
 
     Emission noise depends on the position only, so that it does not matter in which round a token
@@ -123,7 +123,7 @@ class Rows:
         draft: Draft,
         prefix: IntArray,
         sampling: Sampling,
-        coins: Coins,
+        coins: KeyedNoise,
         round_: int,
     ) -> None:
         self.logits, self.draft, self.prefix = logits, draft, prefix

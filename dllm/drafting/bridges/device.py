@@ -21,7 +21,7 @@ from ...errors import ConfigError, DllmError
 from ..api import DrafterLike, make_drafter
 from ..base import Budget, Request
 from ..vocabulary import fingerprint
-from .follow import Followed
+from .follow import TextFollower
 
 PATH = "/v1/verify"
 
@@ -54,7 +54,7 @@ def write_with(
             prompt, known["vocab_size"], tuple(known["stop_ids"]), known["limit"],
             float(options.get("temperature", 0.0)), tokenizer=tokenizer,
         )  # fmt: skip
-        drafting, tokens, reason = Followed(part.open(request), prompt), prompt, None
+        drafting, tokens, reason = TextFollower(part.open(request), prompt), prompt, None
         try:
             while reason is None:
                 room = known["limit"] - len(tokens) - 1

@@ -11,7 +11,7 @@ from ..base import EMPTY, ROOT, Budget, Draft, Drafting, Feedback
 
 
 @dataclass
-class Followed:
+class TextFollower:
     """A drafter on one sequence; what became of a draft is read off the text that came next.
 
     The verifier's scores are not known here: `Feedback.scores` is None.

@@ -13,7 +13,7 @@ import numpy as np
 from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import Budget, Drafter, Request
-from .follow import Followed
+from .follow import TextFollower
 
 MOST_SESSIONS = 256
 LONGEST_WAIT = 60.0  # seconds that a message without a deadline waits for its turn
@@ -38,7 +38,7 @@ class Service:
                 "use it on the verifier's side, and serve another drafter"
             )
         self.drafter, self.vocabulary = drafter, vocabulary
-        self.sessions: dict[str, Followed] = {}
+        self.sessions: dict[str, TextFollower] = {}
         self.lock = threading.Lock()
 
     def handle(
@@ -79,7 +79,7 @@ class Service:
         self._forget(sid)
         while len(self.sessions) >= MOST_SESSIONS:
             self._forget(next(iter(self.sessions)))
-        self.sessions[sid] = Followed(drafter.open(request), prompt)
+        self.sessions[sid] = TextFollower(drafter.open(request), prompt)
         return {"sid": sid}
 
     def _draft(self, message: dict[str, Any], until: float) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def patience_of(message: dict[str, Any]) -> float:
     return min(max(0.0, seconds), LONGEST_WAIT)
 
 
-def _extended(session: Followed, message: dict[str, Any]) -> IntArray:
+def _extended(session: TextFollower, message: dict[str, Any]) -> IntArray:
     commit = np.asarray([int(i) for i in message["commit"]], np.int64)
     return np.concatenate([session.tokens, commit])
 

@@ -24,7 +24,7 @@ from ...canvas import IntArray
 from ...errors import ConfigError
 from ..api import make_drafter
 from ..base import Budget, Request
-from .follow import Followed
+from .follow import TextFollower
 
 VARIABLE = "DLLM_DRAFTER"
 LEAST = 512  # tokens a new state has room for; it is made anew, twice as long, when they are used
@@ -34,7 +34,7 @@ LEAST = 512  # tokens a new state has room for; it is made anew, twice as long, 
 class State:
     """A drafter on one sequence, recognised by its text, with room for ``limit`` tokens."""
 
-    followed: Followed
+    followed: TextFollower
     limit: int
 
     @property
@@ -140,6 +140,6 @@ class DllmProposer:
             self.states = [one for one in self.states if one is not state]
         limit = min(self.limit, max(LEAST, 2 * (len(tokens) + room)))
         request = Request(tokens, self.vocab_size, (), limit)
-        new = State(Followed(self.drafter.open(request), tokens.copy()), limit)
+        new = State(TextFollower(self.drafter.open(request), tokens.copy()), limit)
         self.states.append(new)
         return new

@@ -19,7 +19,7 @@ import torch
 
 from ... import cache as caches
 from ... import samplers
-from ...cache.base import Cache, Plan, Slots, everything
+from ...cache.base import Cache, Plan, Slots, full_plan
 from ...canvas import Canvas, IntArray
 from ...config import GenerationConfig
 from ...engine import Engine, Recipe
@@ -69,7 +69,7 @@ class Reuse(Cache):
         refresh = slots.state(Refresh)
         if refresh.due:
             refresh.due = False
-            return everything(canvas)
+            return full_plan(canvas)
         live = slice(0, canvas.length)
         stale = (slots.age[live] < 0) | slots.pending[live] | canvas.masked[live]
         return Plan(np.flatnonzero(stale))

@@ -189,7 +189,7 @@ class Saving:
 
 
 @dataclass
-class Worth:
+class SharedSaving:
     """What drafting saved in all texts so far, and how long the last rest was."""
 
     saving: Saving = field(default_factory=lambda: Saving(0.05))
@@ -216,7 +216,7 @@ class Rate(_Calibrated):
     def __post_init__(self) -> None:
         self.verify_seconds: dict[int, CostCurve] = {}
         self.draft_seconds = LineFit()
-        self.worth = Worth()
+        self.worth = SharedSaving()
         super().__post_init__()
 
     def _reset(self) -> None:

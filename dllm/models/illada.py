@@ -1,8 +1,7 @@
-"""Models on ByteDance Seed's vocabulary, both Llama networks under plain names.
+"""iLLaDA (arXiv 2606.25331), the successor of LLaDA: a bidirectional Llama network.
 
-iLLaDA (arXiv 2606.25331) is the successor of LLaDA: bidirectional, grouped heads, tied embeddings.
-Stable-DiffCoder (arXiv 2601.15892) was trained on from Seed-Coder, with attention in blocks of 4.
-Neither file states the mask token: the official samplers pass 5.
+It has plain names, grouped heads and tied embeddings.  Its files do not state the mask token: the
+official sampler passes 5.
 """
 
 from __future__ import annotations
@@ -23,11 +22,6 @@ def illada_config(config: ConfigDict) -> PreTrainedConfig:
     return native(config, LlamaConfig, "iLLaDA")
 
 
-def stable_diffcoder_config(config: ConfigDict) -> PreTrainedConfig:
-    """The Llama config of an official ``config.json``."""
-    return native(config, LlamaConfig, "Stable-DiffCoder")
-
-
 ILLADA = register_family(
     Family(
         name="illada",
@@ -42,22 +36,5 @@ ILLADA = register_family(
         ),
         verified="by configuration; official code read",
         note="Its sampler appends blocks of 32 until an end token; a canvas here has one length.",
-    )
-)
-STABLE_DIFFCODER = register_family(
-    Family(
-        name="stable_diffcoder",
-        architectures=("StableDiffcoderForCausalLM",),
-        model_class=LlamaForCausalLM,
-        to_native=stable_diffcoder_config,
-        to_official=None,
-        mask_kind="block_causal",
-        block_length=4,
-        releases=RELEASES,
-        checkpoints=(
-            Published("ByteDance-Seed/Stable-DiffCoder-8B-Base", "MIT"),
-            Published("ByteDance-Seed/Stable-DiffCoder-8B-Instruct", "MIT"),
-        ),
-        verified="by configuration; official code read: transformers' own Llama under a mask",
     )
 )

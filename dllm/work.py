@@ -1,0 +1,353 @@
+"""Rows at work: what the engine of diffusion models and speculation have in common.
+
+`Work` lets rows in, has them take their steps together, and lets them go.  A row that fails takes
+nobody with it, and one that memory does not suffice for starts again later.  The scheduler and
+everything above it know no more than this.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from .canvas import Canvas
+from .errors import ConfigError, OutOfMemoryError
+from .memory import is_out_of_memory
+
+
+class Row(Protocol):
+    """A text at work.  ``number``: rows are counted as they join; ``seconds``: time of the steps
+    between its admission and its end; ``restarts``: how many times it gave its memory back and
+    began again; ``alone``: it shares its forwards with no other row, because one that it shared
+    failed; ``held``: it stays when it is finished, until `Work.drop`."""
+
+    canvas: Canvas
+    number: int
+    seconds: float
+    restarts: int
+    alone: bool
+    held: bool
+    error: BaseException | None
+
+    @property
+    def size(self) -> int:
+        """Positions of keys and values that it owns, or needs."""
+
+    @property
+    def planned(self) -> bool:
+        """Whether its next step is planned and has not run yet."""
+
+    @property
+    def cost(self) -> int:
+        """Token positions that its planned step feeds to the model."""
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether its planned step computes its whole text."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Rows that are next to one another in this order are cheap to attend to together."""
+
+    def restart(self) -> None:
+        """Forget everything since the admission."""
+
+
+class Step(Protocol):
+    """What one step did to one row; ``positions`` were computed for it."""
+
+    @property
+    def row(self) -> Any: ...
+    @property
+    def canvas(self) -> Canvas: ...
+    @property
+    def decision(self) -> Any:
+        """`samplers.Decision`: what was committed and what was taken back."""
+
+    @property
+    def positions(self) -> int: ...
+    @property
+    def proposals(self) -> dict[int, int]:
+        """Position -> token that was proposed there, committed or not."""
+
+    @property
+    def accepted(self) -> int:
+        """Committed tokens that somebody else than the model had drafted."""
+
+
+R = TypeVar("R", bound=Row)
+S = TypeVar("S", bound=Step)
+
+
+class Work(Generic[R, S]):
+    """Rows that take their steps together, as many of them at a time as there is room for.
+
+    ``max_rows``: most rows at a time; ``most``: most positions of keys and values that they may
+    own, None without bound; ``max_batch_tokens``: most token positions of one forward, more are
+    cut into micro-batches of whole rows.  It may be called from several threads, one at a time:
+    calls wait for one another.
+    """
+
+    cache_name = ""
+    spoils = False  # whether a forward that fails leaves its rows changed, so that they begin anew
+
+    def __init__(
+        self, model: Any, max_rows: int | None, most: int | None, max_batch_tokens: int | None
+    ) -> None:
+        self.model, self.max_rows, self.max_batch_tokens = model, max_rows, max_batch_tokens
+        self.live: list[R] = []
+        self._most = most
+        self._waiting: deque[R] = deque()  # rows that gave their memory back
+        self._room_again = False
+        self._admitted = 0
+        self._lock = threading.RLock()
+
+    # -- what a kind of work says ---------------------------------------------------------------
+
+    def admit(self, canvas: Canvas, recipe: Any) -> R | None:
+        """Take a row in; None when there is no room for it now.  Raises what is wrong with it."""
+        raise NotImplementedError
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds of all forwards so far."""
+        raise NotImplementedError
+
+    @property
+    def stores(self) -> bool:
+        """Whether rows own positions of keys and values."""
+        return True
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the keys and values that are held."""
+        return 0
+
+    def figures(self, row: R) -> dict[str, Any]:
+        """Fields of the row's `Result` that belong to this kind of work."""
+        raise NotImplementedError
+
+    def ready(self, row: R) -> bool:
+        """Whether the row can take a step; else it waits for something from outside."""
+        return True
+
+    def takes_room(self, row: R) -> bool:
+        """Whether the row counts among ``max_rows``."""
+        return True
+
+    def _allot(self, row: R) -> bool:
+        """Give a row what it keeps between steps; False while there is no room for it."""
+        raise NotImplementedError
+
+    def _leave(self, row: R) -> None:
+        """Take back what `_allot` gave to a row that is not live any more."""
+        raise NotImplementedError
+
+    def _plan(self, rows: list[R]) -> None:
+        """Plan a step of each of the ``rows``, or `_fail` it."""
+        raise NotImplementedError
+
+    def _forward(self, rows: list[R]) -> Iterator[Any]:
+        """One forward for the planned steps: an answer per row."""
+        raise NotImplementedError
+
+    def _settle(self, row: R, answer: Any) -> S:
+        """What the row makes of its answer."""
+        raise NotImplementedError
+
+    def _shrink(self) -> None:
+        """A row has given its memory back."""
+
+    # -- rows join and leave --------------------------------------------------------------------
+
+    @property
+    def used(self) -> int:
+        """Positions of keys and values that rows own."""
+        return sum(row.size for row in self.live if self.takes_room(row)) if self.stores else 0
+
+    @property
+    def positions(self) -> int | None:
+        """Positions that rows may own, None without bound."""
+        return self._most
+
+    @property
+    def room(self) -> int:
+        """Rows that could join at once."""
+        return max(0, (self.max_rows or 0) - sum(map(self.takes_room, self.live)))
+
+    def must_fit(self, recipe: Any, length: int) -> None:
+        """Raise `ConfigError` for a row of ``length`` positions that can never be admitted."""
+        size = recipe.lanes * recipe.width * length
+        if self.stores and self._most is not None and size > self._most:
+            raise ConfigError(
+                f"the row needs {size} positions of keys and values, the pool holds "
+                f"{self._most}: shorten prompt or answer, or raise max_positions"
+            )
+
+    def _join(self, row: R) -> bool:
+        """Let a row in, if there is room and nobody waits for it."""
+        return not self._waiting and self._enter(row)
+
+    def _enter(self, row: R) -> bool:
+        if self.max_rows is not None and self.takes_room(row) and not self.room:
+            return False
+        try:
+            if not self._allot(row):
+                return False
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if any(map(self.ready, self.live)):
+                return False
+            raise OutOfMemoryError(
+                f"out of memory for the keys and values of {row.size} positions; shorten "
+                "prompt or answer, or use another cache"
+            ) from error
+        self._admitted += 1
+        row.number = self._admitted
+        self.live.append(row)
+        return True
+
+    def drop(self, row: R) -> None:
+        """Let a row go, finished or not: its memory is free at once.  Rows that are not here are
+        ignored."""
+        with self._lock:
+            if row in self._waiting:
+                self._waiting.remove(row)
+            if row in self.live:
+                self._part(row)
+
+    def close(self) -> None:
+        """Drop every row."""
+        with self._lock:
+            for row in [*self.live, *self._waiting]:
+                self.drop(row)
+
+    def _part(self, row: R) -> None:
+        self.live.remove(row)
+        self._leave(row)
+        self._room_again = True
+
+    def _sweep(self) -> None:
+        for row in [row for row in self.live if row.canvas.finished and not row.held]:
+            self._part(row)
+
+    def _readmit(self) -> None:
+        """Let rows in again that gave their memory back, once another row has left."""
+        while self._waiting and (self._room_again or not self.live):
+            if not self._enter(self._waiting[0]):
+                return
+            self._waiting.popleft()
+            self._room_again = False
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def plan(self, rows: Sequence[R] | None = None) -> list[R]:
+        """The rows (default: all) with their next step planned: `Row.cost` and `Row.refreshes`
+        say what it takes.  A planned step stays planned until it runs."""
+        with self._lock:
+            self._readmit()
+            chosen = self.live if rows is None else [row for row in rows if row in self.live]
+            chosen = [row for row in chosen if self.ready(row)]
+            self._plan([row for row in chosen if not row.planned and not row.canvas.finished])
+            self._sweep()
+            return [row for row in chosen if row.planned]
+
+    def step(self, rows: Sequence[R] | None = None) -> list[S]:
+        """One forward, or micro-batches, for the given rows (default: all); what it did to each.
+
+        A row whose step fails is finished with reason "error" and keeps the error; the others go
+        on.  A row that memory does not suffice for gives it back and starts again when another row
+        has left; the last row that is left fails with `OutOfMemoryError`.
+        """
+        with self._lock:
+            began = time.perf_counter()
+            steps: list[S] = []
+            planned = self.plan(rows)
+            present = [row for row in self.live if self.ready(row)]
+            for chunk in self._chunks(planned):
+                self._run(chunk, steps)
+            elapsed = time.perf_counter() - began
+            for row in present:
+                row.seconds += elapsed
+            self._sweep()
+            return steps
+
+    def _chunks(self, rows: Sequence[R]) -> Iterator[list[R]]:
+        """Micro-batches of at most ``max_batch_tokens`` computed positions, at least one row."""
+        if len(rows) > 1:
+            rows = sorted(rows, key=lambda row: row.order)
+        limit = self.max_batch_tokens
+        if rows and limit is None and not any(row.alone for row in rows):
+            yield list(rows)
+            return
+        chunk: list[R] = []
+        size = 0
+        for row in rows:
+            full = limit and size + row.cost > limit
+            if chunk and (full or row.alone or chunk[-1].alone):
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(row)
+            size += row.cost
+        if chunk:
+            yield chunk
+
+    def _run(self, rows: list[R], steps: list[S]) -> None:
+        """One forward for all of the rows, and what follows from it for each."""
+        try:
+            answers = self._forward(rows)
+        except Exception as error:
+            self._retry(rows, steps, error)
+            return
+        for row, answer in zip(rows, answers, strict=True):
+            try:
+                steps.append(self._settle(row, answer))
+            except Exception as error:
+                self._fail(row, error)
+
+    def _retry(self, rows: list[R], steps: list[S], error: Exception) -> None:
+        """After a forward that failed: nothing was decided, and the same step can run again."""
+        short = is_out_of_memory(error)
+        if short:
+            if self.model.device.type == "cuda":
+                torch.cuda.empty_cache()
+            size = sum(row.cost for row in rows)
+            error = OutOfMemoryError(
+                f"out of memory on a step of {size} token positions; pass max_batch_tokens="
+                f"{max(1, size // 2)}, fewer rows at a time (max_rows), or shorter texts"
+            )
+        if len(rows) == 1 and not (short and len(self.live) > 1):
+            self._fail(rows[0], error)
+            return
+        if short:
+            self._take_back(max(rows if len(rows) > 1 else self.live, key=lambda row: row.number))
+        rows = [row for row in rows if row in self.live]
+        if self.spoils:
+            for row in rows:
+                row.restart()
+                row.alone = not short
+        elif short:
+            if rows:
+                self._run(rows, steps)
+        else:
+            for row in rows:
+                self._run([row], steps)
+
+    def _take_back(self, row: R) -> None:
+        """A row gives its memory back, to start again when another one has left."""
+        self._part(row)
+        row.restart()
+        self._waiting.append(row)
+        self._room_again = False
+        self._shrink()
+
+    def _fail(self, row: R, error: Exception) -> None:
+        """Finish a row whose step failed; the next sweep lets it go."""
+        row.error, row.held = error, False
+        row.canvas.finish("error")
