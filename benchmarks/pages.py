@@ -62,6 +62,8 @@ PAGES = {
     "freedave": ("freedave", "When the text must be exactly that of one token per step. Needs a "
                  "device where several rows cost little more than one."),
     "wino": ("wino", "When early mistakes should be taken back. Feeds the block twice, no cache."),
+    "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit; its remasking modes "
+             "(`edit(mode=low_prob)`) need no training. Low thresholds first, repair after."),
     "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
     "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
     "pc": ("pc", "Plans and puzzles, where frequent tokens come too early; needs token counts."),
