@@ -69,21 +69,23 @@ class Speculation:
         """``draft`` as it goes to the verifier."""
         if not len(draft):
             return EMPTY
-        self.rule.check(draft.distribution, not draft.is_chain)
+        self.rule.check(draft.distribution, not draft.proposed.is_chain)
         return draft.cut(self.text.limit - len(self.text.tokens) - 1)
 
     def take(self, draft: Draft, scored: Scored, clock: RoundClock) -> list[int]:
         """Accept of ``draft`` what the rule accepts; returns the emitted tokens."""
         began = time.perf_counter()
         prefix = self.text.prefix
-        rows = Rows(scored.logits, draft, prefix, self.sampling, self.coins, len(self.rounds))
+        fed, draft = draft, draft.proposed
+        logits = scored.logits[: len(draft) + 1]
+        rows = Rows(logits, draft, prefix, self.sampling, self.coins, len(self.rounds))
         outcome = self.rule.judge(rows, draft)
         judged = time.perf_counter()
         path, emitted, extra = self._cut(draft, outcome)
         self._record(rows, path, emitted)
-        self.verifier.commit(self.text, draft, path, emitted)
-        fed = np.concatenate([prefix[-1:], draft.tokens])
-        feedback = Feedback(draft, path, emitted, fed, scored.logits, scored.hidden)
+        self.verifier.commit(self.text, fed, path, emitted)
+        ids = np.concatenate([prefix[-1:], fed.tokens])
+        feedback = Feedback(fed, path, emitted, ids, scored.logits, scored.hidden)
         if self.drafting is not None:
             self.drafting.observe(feedback)
         stats = RoundStats(

@@ -102,6 +102,13 @@ class Verifier:
     def close(self, text: Text) -> None:
         """The text is complete: give its memory back."""
 
+    def _name_masks(self, probes: Sequence[bool]) -> None:
+        """Of a network with an adapter that acts on masks: only ``probes`` of the next forward's
+        rows are masks.  A text may hold the mask's id as a word."""
+        gate = getattr(self.hf, "adapter_gate", None)
+        if gate is not None:
+            gate.named = torch.tensor([probes], device=self.model.device)
+
 
 def is_causal_model(model: DiffusionModel) -> bool:
     """Whether it is autoregressive and nothing else."""
