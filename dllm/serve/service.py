@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import __version__
-from ..drafting.api import make_drafter
 from ..drafting.verifiers.base import is_causal_model
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
@@ -26,7 +25,6 @@ from .problems import Problem, problem_of
 from .protocol import Ask
 from .replies import Choice, given_tokens, written_tokens
 from .settings import Settings
-from .speculation import Run, SpeculativeSession
 from .texts import hole_sizes, hole_texts
 from .verify import VerifyRoutes
 
@@ -77,20 +75,18 @@ class Service:
         self.drafting = None
         if not is_causal_model(model) and ranks is None:
             self.drafting = DraftRoutes.of(model)
+        self.verifying = None
+        if is_causal_model(model):
+            self.verifying = VerifyRoutes(next(iter(self.sessions.values())))
 
-    def _session(self, cache: str) -> Session | SpeculativeSession:
+    def _session(self, cache: str) -> Session:
         settings = self.settings
-        if is_causal_model(self.model):
-            if cache != "none":
-                raise ConfigError(f"{self.model.name} is autoregressive: drop cache {cache!r}")
-            return SpeculativeSession(
-                self.model, make_drafter(list(settings.drafters) or None),
-                max_rows=settings.max_rows, max_waiting=settings.max_waiting,
-                observe=self.metrics.step,
-            )  # fmt: skip
-        if settings.drafters:
-            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
         options = settings.session(cache) | {"observe": self.metrics.step}
+        if is_causal_model(self.model):
+            options |= {"drafter": list(settings.drafters) or None}
+            del options["sampler"]  # a default of the settings
+        elif settings.drafters:
+            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
         if self.ranks is not None:
             from .ranks import Leader
 
@@ -128,10 +124,7 @@ class Service:
         paths = TextRoutes(self).paths()
         if self.drafting is not None:
             paths += self.drafting.paths()
-        for session in self.sessions.values():
-            if isinstance(session, SpeculativeSession):
-                paths += VerifyRoutes(session).paths()
-        return paths
+        return paths if self.verifying is None else paths + self.verifying.paths()
 
     def state(self) -> dict[str, Any]:
         status = "broken" if self.broken else "stopping" if self.draining else "ready"
@@ -180,7 +173,7 @@ class Service:
                 "model", "model_not_found",
             )  # fmt: skip
 
-    async def start(self, ask: Ask) -> list[Handle | Run]:
+    async def start(self, ask: Ask) -> list[Handle]:
         """Submit every choice of ``ask``: all of them or none."""
         self.check(ask)
         future = self._encoder.submit(self.submit, ask)
@@ -190,9 +183,9 @@ class Service:
             future.add_done_callback(_cancel_all)
             raise
 
-    def submit(self, ask: Ask) -> list[Handle | Run]:
+    def submit(self, ask: Ask) -> list[Handle]:
         """Like `start`, in this thread."""
-        handles: list[Handle | Run] = []
+        handles: list[Handle] = []
         try:
             for prompt in ask.prompts:
                 for repetition in range(ask.n):
@@ -203,7 +196,7 @@ class Service:
             raise
         return handles
 
-    def _submit(self, ask: Ask, prompt: Any, repetition: int) -> Handle | Run:
+    def _submit(self, ask: Ask, prompt: Any, repetition: int) -> Handle:
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
@@ -319,7 +312,7 @@ class Service:
             self.drafting.close()
 
 
-def _cancel_all(future: Future[list[Handle | Run]]) -> None:
+def _cancel_all(future: Future[list[Handle]]) -> None:
     if not future.cancelled() and future.exception() is None:
         for handle in future.result():
             handle.cancel()
