@@ -63,7 +63,7 @@ Progress = list[tuple[Request, Step | None]]  # None: finished without a step of
 
 
 class Scheduler:
-    """Has requests decoded by one engine, of whichever kind.  Not thread-safe: one thread drives it.
+    """Decodes requests with one engine of either kind.  Not thread-safe: one thread drives it.
 
     ``full_step_tokens``: most token positions that steps which compute a whole text may take per
     forward beside those that do not (Sangam's deficit budget, arXiv 2607.04206); None: no bound.

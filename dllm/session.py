@@ -279,9 +279,10 @@ class Session:
 
         ``prompt``, ``sampler``, ``chat``, ``trace``, ``config``, ``arguments``: as for
         `dllm.generate`; of a verifier ``arguments`` are those of `dllm.speculate` for a text, with
-        ``rule``, ``controller`` and a ``drafter`` of its own.  ``repetition``: how many times the prompt was answered before, for new
-        noise.  ``deadline``: seconds from now after which the request fails with `DeadlineError`.
-        ``max_events``: see `Handle`.  Raises what is wrong with the request, and `QueueFullError`.
+        ``rule``, ``controller`` and a ``drafter`` of its own.  ``repetition``: how many times the
+        prompt was answered before, for new noise.  ``deadline``: seconds from now after which the
+        request fails with `DeadlineError`.  ``max_events``: see `Handle`.  Raises what is wrong
+        with the request, and `QueueFullError`.
         """
         order = Order(
             prompt=prompt, sampler=sampler, chat=chat, trace=trace, repetition=repetition,

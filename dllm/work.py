@@ -184,8 +184,8 @@ class Work(Generic[R, S]):
         return max(0, (self.max_rows or 0) - sum(map(self.takes_room, self.live)))
 
     def must_fit(self, recipe: Any, length: int) -> None:
-        """Raise what is wrong with a recipe, and `ConfigError` for a row of ``length`` positions that
-        can never be admitted."""
+        """Raise what is wrong with a recipe, and `ConfigError` for a row of ``length`` positions
+        that can never be admitted."""
         self.check(recipe)
         size = recipe.lanes * recipe.width * length
         if self.stores and self._most is not None and size > self._most:
