@@ -44,6 +44,6 @@ def kind_of(model: DiffusionModel, how: Mapping[str, Any]) -> Kind:
     if verifies:
         from .drafting.preparation import Speculation
 
-        return Speculation.of(model, **mine)
+        return Speculation(model, **mine)
     chosen = caches.compose(mine.pop("cache", "none"), model.family.name)
     return Diffusion(model, chosen, mine.pop("sampler", "threshold"), **mine)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -125,21 +126,19 @@ class SpeculativeEngine(Work[SpeculativeRow, Round]):
     def _propose(
         self, drafter: Drafter, work: Sequence[tuple[SpeculativeRow, Budget]]
     ) -> list[Draft | None]:
-        """Drafts for all texts in one call; if that fails one by one, so that only those of the
-        culprits are None."""
+        """Drafts for all texts, in one call where the drafter gains by that.  If it fails they are
+        asked for one by one, so that only those of the culprits are None."""
 
         def propose(part: Sequence[tuple[SpeculativeRow, Budget]]) -> list[Draft]:
             return drafter.propose_all(
                 [(row.drafting, row.prefix, budget) for row, budget in part if row.drafting]
             )
 
-        if len(work) > 1:
-            try:
+        if len(work) > 1 and type(drafter).propose_all is not Drafter.propose_all:
+            with suppress(Exception):
                 return [*propose(work)]
-            except Exception:
-                return [draft for one in work for draft in self._propose(drafter, [one])]
-        drafts = self._guarded(work[0][0], lambda: propose(work))
-        return [None] if drafts is None else [*drafts]
+        drafts = [self._guarded(one[0], partial(propose, [one])) for one in work]
+        return [None if draft is None else draft[0] for draft in drafts]
 
     def _guarded(self, row: SpeculativeRow, work: Callable[[], T]) -> T | None:
         """The result of ``work``; if it raises, the row fails."""

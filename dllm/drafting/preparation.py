@@ -88,12 +88,15 @@ class Speculation:
     requests that name none; what a controller learns is shared by all that have the same."""
 
     def __init__(
-        self, model: DiffusionModel, drafter: Drafter | None, rule: str | AcceptRule | None = None,
-        controller: str | LengthController | None = None, exact: bool = True,
+        self, model: Any, drafter: Any = None, rule: str | AcceptRule | None = None,
+        controller: str | LengthController | None = None, vocabulary: str = "auto",
+        exact: bool = True,
     ) -> None:  # fmt: skip
-        register_all()
-        self.model, self.drafter, self.rule, self.exact = model, drafter, rule, exact
+        self.model, self.rule = load_verifier(model), rule
+        self.vocabulary, self.exact = vocabulary, exact
+        self._drafters: dict[str, Drafter | None] = {}
         self._controllers: dict[str, LengthController] = {}
+        self.drafter = self._part(drafter)
         self.controller = self._controller(controller or "rate")
 
     def _controller(self, controller: str | LengthController) -> LengthController:
@@ -104,13 +107,13 @@ class Speculation:
             self._controllers[controller] = made
         return self._controllers[controller]
 
-    @classmethod
-    def of(
-        cls, model: Any, drafter: Any = None, vocabulary: str = "auto", **how: Any
-    ) -> Speculation:
-        """The same from a ``drafter`` as `speculate` takes it."""
-        verifier = load_verifier(model)
-        return cls(verifier, fit(make_drafter(drafter), verifier, vocabulary), **how)
+    def _part(self, drafter: Any) -> Drafter | None:
+        """A drafter as `speculate` takes it; one per name, so that its texts draft together."""
+        if not isinstance(drafter, str):
+            return fit(make_drafter(drafter), self.model, self.vocabulary)
+        if drafter not in self._drafters:
+            self._drafters[drafter] = fit(make_drafter(drafter), self.model, self.vocabulary)
+        return self._drafters[drafter]
 
     def engine(self, **limits: Any) -> SpeculativeEngine:
         """An engine with the drafter's taps."""
@@ -126,7 +129,9 @@ class Speculation:
             raise ConfigError(f"{self.model.name} is autoregressive: it cannot fill holes")
         arguments = dict(order.arguments)
         settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
-        drafter = arguments.pop("drafter", self.drafter)
+        drafter = self.drafter
+        if "drafter" in arguments:
+            drafter = self._part(arguments.pop("drafter"))
         settings["rule"] = settings.get("rule") or self.rule
         settings["controller"] = self._controller(settings.get("controller") or self.controller)
         how = SpeculativePreparation.of(self.model, drafter, arguments, order.config, **settings)
