@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .protocol import Ask
 from .replies import DONE, PING, Choice, Reply, event, tokens_used, written_tokens
+from .requests import GenerateRequest
 
 if TYPE_CHECKING:
     from ..events import Event
@@ -39,7 +39,7 @@ class Stream:
     """The chunks of one request.  Iterate once."""
 
     service: Service
-    ask: Ask
+    ask: GenerateRequest
     reply: Reply
     handles: list[Handle]
     arrived: float

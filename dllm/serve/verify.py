@@ -25,10 +25,10 @@ from ..drafting.base import Budget
 from ..drafting.bridges.remote import OTHER_VOCABULARY, checked
 from ..drafting.outside import Outside
 from ..drafting.vocabulary import fingerprint
-from ..errors import ConfigError, PromptError
+from ..errors import ConfigError, PromptError, one_line
 from ..events import Event
 from ..session import Handle, Session
-from .fields import HONOURED, integer, require
+from .bodies import DeviceBody
 from .http import Path, as_json, read_json
 from .problems import Problem
 
@@ -37,9 +37,6 @@ LARGEST = 1 << 24  # bytes
 PATIENCE = 60.0  # seconds
 MOST_TEXTS = 256  # of all devices
 LONGEST_DRAFT = 64
-CONFIG = {"max_new_tokens": integer(1), "seed": HONOURED["chat"]["seed"],
-          "temperature": HONOURED["chat"]["temperature"], "top_p": HONOURED["chat"]["top_p"],
-          "top_k": integer(0)}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -88,7 +85,9 @@ class VerifyRoutes:
             self._forget(sid)
             return as_json({"sid": sid})
         except KeyError as error:
-            raise Problem(400, f"the message lacks {error}, or names no text") from None
+            raise Problem(
+                400, f"the message lacks {one_line(error, 200)}, or names no text"
+            ) from None
 
     def _open(self, message: dict[str, Any], owner: str) -> dict[str, Any]:
         if self.vocabulary and message["vocabulary"] != self.vocabulary:
@@ -102,11 +101,11 @@ class VerifyRoutes:
         )  # fmt: skip
         if not right:
             raise PromptError("prompt is a list of the verifier's token ids")
-        given = {name: message[name] for name in CONFIG if message.get(name) is not None}
-        for name, value in given.items():
-            require(name, value, CONFIG[name])
-        repetition = message.get("repetition", 0)
-        require("repetition", repetition, integer(0))
+        body = DeviceBody.read(
+            {k: v for k, v in message.items() if k not in ("vocabulary", "prompt")}
+        )
+        given = body.given
+        repetition = given.pop("repetition", 0)
         drafts, sid = Outside(), uuid.uuid4().hex
         handle = self.session.submit(
             np.asarray(prompt, np.int64), repetition=repetition, drafter=drafts,
