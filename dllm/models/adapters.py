@@ -21,6 +21,7 @@ CONFIG = "adapter_config.json"
 SECTION = "dllm.json"  # what peft does not know: a gate, and the facts of a mask
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+
 class Gate:
     """Which rows of a forward an adapter acts on: ``rows`` (B, Q) bool; None: on none of them,
     True: on all.  They are the masks among the ids, unless somebody who knows better, as a text
@@ -90,7 +91,9 @@ def attach(hf: Any, folder: str | os.PathLike[str], merge: bool = False) -> dict
         with quiet():
             hf.load_adapter(str(folder))
     except ImportError as error:
-        raise ConfigError("adapters need the package peft: run `pip install dllm[train]`") from error
+        raise ConfigError(
+            "adapters need the package peft: run `pip install dllm[train]`"
+        ) from error
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(
             f"no adapter for this model can be read from {str(folder)!r}: {one_line(error)}"

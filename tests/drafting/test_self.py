@@ -70,10 +70,14 @@ def test_decided_tokens_compute_what_the_base_does(base: Path, adapter: Path, dt
 
 @pytest.mark.parametrize("masks", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_self_drafting_changes_nothing(base: Path, adapter: Path, masks: int, temperature: float) -> None:
+def test_self_drafting_changes_nothing(
+    base: Path, adapter: Path, masks: int, temperature: float
+) -> None:
     how: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
     plain = dllm.speculate(load(base, None), None, PROMPTS, **how)
-    own = dllm.speculate(load(base, adapter), SelfDrafter(masks), PROMPTS, controller="whole", **how)
+    own = dllm.speculate(
+        load(base, adapter), SelfDrafter(masks), PROMPTS, controller="whole", **how
+    )
     assert [r.tokens for r in own] == [r.tokens for r in plain]
     for result in own:
         first, *later = result.rounds

@@ -126,8 +126,9 @@ def test_tad(case: dict[str, Any], llada: Network) -> None:
         kl.append((logits[later], teacher[later]))
     logits, labels = (torch.cat(part) for part in zip(*ce, strict=True))
     student, teacher = (torch.cat(part) for part in zip(*kl, strict=True))
-    (entropy_free, _), kl_loss = certainty(logits, labels, 1.0), divergence(
-        student, teacher, case["tau"]
+    (entropy_free, _), kl_loss = (
+        certainty(logits, labels, 1.0),
+        divergence(student, teacher, case["tau"]),
     )
     close(entropy_free, case["ce"])
     close(kl_loss, case["kl"])

@@ -45,11 +45,11 @@ class SelfDrafter(Drafter):
 
     def open(self, request: Request) -> Drafting:
         facts = None if request.verifier is None else request.verifier.facts
-        if facts is None or facts.mask_kind != "decided_first" or not request.trees:
+        if facts is None or facts.mask_kind != "decided_first":
             raise ConfigError(
                 "drafter='self' needs a verifier in this process that fills in masks behind "
                 "decided tokens: load(model, adapter=...) of `dllm train convert`, or a model of "
-                "family wedlm; and an accept rule that does not ask for a single chain"
+                "family wedlm"
             )
         return SelfDrafting(self.masks, facts.mask_token_id, 1 - facts.logit_shift)
 

@@ -159,5 +159,6 @@ class Gated(nn.Module):
         """Most probable tokens (B, N, size) behind every anchor."""
         text, _ = self.blocks.read(ids)
         hidden = self.blocks(text, ids.shape[1], anchors.clamp_min(0))
-        return torch.stack([(h.to(self.head.dtype) @ self.head.T).argmax(-1)
-                            for h in hidden.flatten(0, 1)]).view(hidden.shape[:-1])
+        return torch.stack(
+            [(h.to(self.head.dtype) @ self.head.T).argmax(-1) for h in hidden.flatten(0, 1)]
+        ).view(hidden.shape[:-1])

@@ -15,7 +15,6 @@ what the teacher took several steps for.  Three published recipes are settings o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
