@@ -75,11 +75,11 @@ def gate_adapter(hf: Any, mask_token_id: int) -> Gate:
 
 
 def attach(hf: Any, folder: str | os.PathLike[str], merge: bool = False) -> dict[str, Any]:
-    """Put the adapter of ``folder`` (peft's files, or a hub id of such) on ``hf``, in place, or into
-    its weights with ``merge``.  Returns what `SECTION` says: the facts of a gated one, else nothing.
+    """Put the adapter of ``folder`` (peft's files, or a hub id of such) on ``hf``, in place, or
+    with ``merge`` into its weights.  Returns what `SECTION` says: the facts of a gated one.
 
-    Raises `CheckpointError` when there is no adapter for this network, `ConfigError` when it cannot
-    be merged or the package peft is missing.
+    Raises `CheckpointError` when there is no adapter for this network, `ConfigError` when it
+    cannot be merged or the package peft is missing.
     """
     section = section_of(folder)
     if section and merge:
