@@ -32,7 +32,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "cache": POLICY,
     "kernels": ({"errors"}, {"numpy", "torch", "triton"}),
     "models": (
-        {"errors", "registry", "kernels"},
+        {"errors", "registry", "spec", "kernels"},
         {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"}
         | {"einops"},
     ),
