@@ -11,7 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -20,64 +21,71 @@ from .errors import ConfigError, OutOfMemoryError
 from .memory import is_out_of_memory
 
 
-class Row(Protocol):
-    """A text at work.  ``number``: rows are counted as they join; ``seconds``: time of the steps
-    between its admission and its end; ``restarts``: how many times it gave its memory back and
-    began again; ``alone``: it shares its forwards with no other row, because one that it shared
-    failed; ``held``: it stays when it is finished, until `Work.drop`."""
+@dataclass(slots=True, eq=False)
+class Row:
+    """A text at work, as its recipe says.
+
+    ``held``: it stays when it is finished, until `Work.drop`.  ``number``: rows are counted as they
+    join.  ``seconds``: time of the steps between its admission and its end.  ``restarts``: how many
+    times it gave its memory back and began again.  ``alone``: it shares its forwards with no other
+    row, because one that it shared failed.
+    """
 
     canvas: Canvas
-    number: int
-    seconds: float
-    restarts: int
-    alone: bool
-    held: bool
-    error: BaseException | None
+    recipe: Any
+    held: bool = field(default=False, kw_only=True)
+    number: int = field(default=0, kw_only=True)
+    seconds: float = field(default=0.0, kw_only=True)
+    restarts: int = field(default=0, kw_only=True)
+    alone: bool = field(default=False, kw_only=True)
+    error: BaseException | None = field(default=None, kw_only=True)
 
     @property
     def size(self) -> int:
         """Positions of keys and values that it owns, or needs."""
+        raise NotImplementedError
 
     @property
     def planned(self) -> bool:
         """Whether its next step is planned and has not run yet."""
+        raise NotImplementedError
 
     @property
     def cost(self) -> int:
         """Token positions that its planned step feeds to the model."""
+        raise NotImplementedError
 
     @property
     def refreshes(self) -> bool:
         """Whether its planned step computes its whole text."""
+        raise NotImplementedError
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Rows that are next to one another in this order are cheap to attend to together."""
+        """Neighbours in this order are cheap to attend to together."""
+        return (self.number,)
 
     def restart(self) -> None:
         """Forget everything since the admission."""
+        raise NotImplementedError
 
 
-class Step(Protocol):
-    """What one step did to one row; ``positions`` were computed for it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one step did to one row.  ``decision``: what was committed and taken back, a
+    `samplers.Decision`; ``positions`` were computed for it; ``accepted`` of the committed tokens a
+    drafter had proposed."""
 
-    @property
-    def row(self) -> Any: ...
-    @property
-    def canvas(self) -> Canvas: ...
-    @property
-    def decision(self) -> Any:
-        """`samplers.Decision`: what was committed and what was taken back."""
+    row: Any
+    canvas: Canvas
+    decision: Any
+    positions: int = 0
+    accepted: int = 0
 
-    @property
-    def positions(self) -> int: ...
     @property
     def proposals(self) -> dict[int, int]:
         """Position -> token that was proposed there, committed or not."""
-
-    @property
-    def accepted(self) -> int:
-        """Committed tokens that somebody else than the model had drafted."""
+        return {}
 
 
 R = TypeVar("R", bound=Row)
@@ -132,8 +140,11 @@ class Work(Generic[R, S]):
         """Fields of the row's `Result` that belong to this kind of work."""
         raise NotImplementedError
 
+    def check(self, recipe: Any) -> None:
+        """Raise what is wrong with a recipe, for this engine and its model."""
+
     def ready(self, row: R) -> bool:
-        """Whether the row can take a step; else it waits for something from outside."""
+        """Whether the row can take a step now."""
         return True
 
     def takes_room(self, row: R) -> bool:
@@ -181,7 +192,9 @@ class Work(Generic[R, S]):
         return max(0, (self.max_rows or 0) - sum(map(self.takes_room, self.live)))
 
     def must_fit(self, recipe: Any, length: int) -> None:
-        """Raise `ConfigError` for a row of ``length`` positions that can never be admitted."""
+        """Raise what is wrong with a recipe, and `ConfigError` for a row of ``length`` positions
+        that can never be admitted."""
+        self.check(recipe)
         size = recipe.lanes * recipe.width * length
         if self.stores and self._most is not None and size > self._most:
             raise ConfigError(
@@ -202,7 +215,7 @@ class Work(Generic[R, S]):
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            if any(map(self.ready, self.live)):
+            if any(map(self.takes_room, self.live)):
                 return False
             raise OutOfMemoryError(
                 f"out of memory for the keys and values of {row.size} positions; shorten "
@@ -269,7 +282,7 @@ class Work(Generic[R, S]):
             began = time.perf_counter()
             steps: list[S] = []
             planned = self.plan(rows)
-            present = [row for row in self.live if self.ready(row)]
+            present = [row for row in self.live if row.planned or self.takes_room(row)]
             for chunk in self._chunks(planned):
                 self._run(chunk, steps)
             elapsed = time.perf_counter() - began
@@ -322,17 +335,19 @@ class Work(Generic[R, S]):
                 f"out of memory on a step of {size} token positions; pass max_batch_tokens="
                 f"{max(1, size // 2)}, fewer rows at a time (max_rows), or shorter texts"
             )
-        if len(rows) == 1 and not (short and len(self.live) > 1):
+        several = rows if len(rows) > 1 else self.live
+        givers = [row for row in several if short and self.takes_room(row)]
+        if len(rows) == 1 and not (givers and len(self.live) > 1):
             self._fail(rows[0], error)
             return
-        if short:
-            self._take_back(max(rows if len(rows) > 1 else self.live, key=lambda row: row.number))
+        if givers:
+            self._take_back(max(givers, key=lambda row: row.number))
         rows = [row for row in rows if row in self.live]
         if self.spoils:
             for row in rows:
                 row.restart()
                 row.alone = not short
-        elif short:
+        elif givers:
             if rows:
                 self._run(rows, steps)
         else:

@@ -10,7 +10,7 @@ from .output import MEASURED, note, versions, waiting
 
 if TYPE_CHECKING:
     from ..drafting import SpeculativeResult
-    from .generate import Answers
+    from .generate_options import Answers
 
 UNUSED = ("steps", "block_length", "cfg_scale", "eos_policy",
           "max_batch_tokens", "top_candidates")  # fmt: skip
@@ -59,8 +59,8 @@ def _run(prompts: list[Any], options: Answers, given: dict[str, Any]) -> list[Sp
 
 def _load(name: str, options: Answers) -> Any:
     from ..drafting import DiffusionDrafter
-    from ..drafting.api import is_drafter_spec, make_drafter
     from ..drafting.dflash.checkpoint import is_block_drafter
+    from ..drafting.naming import is_drafter_spec, make_drafter
     from ..models import load
 
     if is_drafter_spec(name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,40 +10,33 @@ import torch
 
 from ..cache import Plan, Slots
 from ..canvas import Canvas, IntArray
-from ..samplers import NOTHING, Decision, Prediction, Trial
+from ..samplers import NOTHING, Prediction, Trial
+from ..work import Row as AnyRow
+from ..work import Step as AnyStep
 from .recipe import Options, Recipe
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class Row(AnyRow):
     """A canvas in the engine: how it is decoded, the freshness of its slots, where they lie, the
     branches its next forward feeds, and what is kept of its last distributions.
 
     A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
     their own, which hold the same keys and values between steps.  Each lane owns ``capacity``
     slots, one after the other from ``base`` on.  ``jobs`` is the planned step that has not run
-    yet.  ``fresh`` is the canvas as it was admitted: a row that had to give its memory back
-    starts again from it (``restarts`` times so far).  ``alone``: it shares its forwards with no
-    other row, because one that it shared failed.  ``held``: stays in the engine when it is
-    finished.  ``seconds``: time of the steps between its admission and its end.
+    yet.  ``fresh`` is the canvas as it was admitted, from which a row that gave its memory back
+    starts again.
     """
 
-    canvas: Canvas
     recipe: Recipe
     options: Options
     slots: Slots
     fresh: Canvas
     base: int | None = None
     capacity: int = 0
-    number: int = 0
     trials: tuple[Trial, ...] = ()
     previous: tuple[IntArray, torch.Tensor] | None = None
     jobs: list[Job] = field(default_factory=list)
-    restarts: int = 0
-    alone: bool = False
-    held: bool = False
-    seconds: float = 0.0
-    error: BaseException | None = None
 
     @property
     def lanes(self) -> int:
@@ -101,7 +95,8 @@ class Job:
     """What one branch of one row wants of this step.  ``lane``: the first of the row's lanes that
     hold its keys and values.  ``shadow``: positions that are fed once more, as [MASK] tokens that
     see every token but the one at their own position.  ``wanted``: those of the targets that the
-    sampler asked for, None for all; the cache alone sees the others."""
+    sampler asked for, None for all; the cache alone sees the others.  ``ids``: part of the sampler
+    -> (targets, m) ids whose log-probabilities it reads."""
 
     row: Row
     canvas: Canvas
@@ -110,6 +105,7 @@ class Job:
     lane: int = 0
     shadow: IntArray = field(default_factory=lambda: NOTHING)
     wanted: IntArray | None = None
+    ids: Mapping[str, IntArray] = field(default_factory=dict)
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
     work: int | None = None  # positions computed per layer on average, where layers differ
     size: int = field(init=False)  # token positions it feeds to the model
@@ -122,10 +118,10 @@ class Job:
         cls, row: Row, canvas: Canvas, plan: Plan, targets: IntArray, lane: int, shadow: IntArray
     ) -> Job:
         """The job of a branch whose sampler asks for ``targets``."""
-        if plan.asks is None:
-            return cls(row, canvas, plan, targets, lane, shadow)
-        both = np.union1d(targets, plan.asks)
-        return cls(row, canvas, plan, both, lane, shadow, np.searchsorted(both, targets))
+        both = targets if plan.asks is None else np.union1d(targets, plan.asks)
+        wanted = None if plan.asks is None else np.searchsorted(both, targets)
+        ids = row.recipe.sampler.asks(canvas, both)
+        return cls(row, canvas, plan, both, lane, shadow, wanted, ids)
 
     @property
     def lanes(self) -> int:
@@ -152,20 +148,14 @@ class Job:
         return self.row.lane(self.lane + lane)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step did to one row; ``positions`` were computed for it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(AnyStep):
+    """What one step did to one row: its plan, and what the model predicted."""
 
-    row: Row
-    canvas: Canvas
     plan: Plan
     prediction: Prediction
-    decision: Decision
-    positions: int = 0
-    accepted: int = 0  # nobody else drafts
 
     @property
     def proposals(self) -> dict[int, int]:
-        """Position -> proposed token."""
         p = self.prediction
         return dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))

@@ -107,7 +107,9 @@ def settle(
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
     complete(canvas)
-    return Step(row, canvas, plan, prediction, decision, cost)
+    return Step(
+        row=row, canvas=canvas, decision=decision, positions=cost, plan=plan, prediction=prediction
+    )
 
 
 def _choose(row: Row, predictions: list[Prediction]) -> int:
@@ -143,6 +145,9 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
 
 def complete(canvas: Canvas) -> bool:
     """Finish the row if nothing is left to decide; whether it is finished."""
-    if not canvas.finished and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
-        canvas.finish("length" if canvas.stop_position is None else "stop")
+    settled = not canvas.finished and not canvas.revising
+    if settled and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
+        # A rule may also end the text at a stop id that is proposed and never committed.
+        ended = canvas.stop_position is not None or canvas.end < canvas.region[1]
+        canvas.finish("stop" if ended else "length")
     return canvas.finished

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .family import Facts, Family
 from .quantisation import of_config, parameters
+from .saving import save
 
 _DELIMITERS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, ...]] = WeakKeyDictionary()
 
@@ -87,8 +88,6 @@ class DiffusionModel:
         Raises `ConfigError` for another layout or a model that cannot be written (quantised,
         offloaded, or without an official layout).
         """
-        from .saving import save
-
         save(self, folder, layout, max_shard_size)
 
     def __repr__(self) -> str:

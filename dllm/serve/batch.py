@@ -21,12 +21,13 @@ from types import TracebackType
 from typing import IO, Any
 
 from ..errors import ConfigError, PromptError
+from .body import is_unicode
 from .problems import Problem
-from .protocol import Ask, read_chat, read_infill, read_text
 from .replies import Reply
+from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .service import Service
 
-READERS: dict[str, Callable[[Any], Ask]] = {
+READERS: dict[str, Callable[[Any], GenerateRequest]] = {
     "/v1/chat/completions": read_chat,
     "/v1/completions": read_text,
     "/v1/infill": read_infill,
@@ -79,6 +80,10 @@ def _line(
     if not isinstance(item, dict):
         return Line(name, "", None, digest_of("", content), f"line {number} is no request")
     name = str(item.get("custom_id", name))
+    if not is_unicode([name, item.get("url")]):
+        name = name.encode(errors="backslashreplace").decode()
+        problem = f"the custom_id or url of line {number} has half a surrogate"
+        return Line(name, "", None, digest_of("", content), problem)
     if "body" in item:
         url, body = str(item.get("url", CHAT)), item["body"]
     else:
