@@ -19,6 +19,7 @@ from .config import GenerationConfig
 from .engine import Engine, Recipe
 from .engine.recipe import check_recipe
 from .errors import ConfigError, PromptError, short
+from .formats import Format, choice_pattern, format_of, regex_pattern
 from .kernels.noise import uniform
 from .models import DiffusionModel
 from .prompts import encode, encode_continuation
@@ -76,7 +77,8 @@ class Preparation:
         built = GenerationConfig.build(defaults, given)
         composed = _compose(model, sampler, built, given)
         watch = stop_strings(model, built) if built.stop_strings else None
-        recipe = Recipe(composed, built, ban_stops=holes, after_step=watch)
+        form = _format(model, built, holes)
+        recipe = Recipe(composed, built, ban_stops=holes, after_step=watch, format=form)
         chosen = caches.compose(cache, model.family.name)
         check_recipe(recipe, chosen, model)
         return cls(model, chosen, recipe, frozenset(given))
@@ -114,6 +116,8 @@ class Preparation:
         for ids, length, first in zip(encoded, lengths, repetitions, strict=True):
             for offset, tokens in given:
                 _check_constraint(offset, tokens, length)
+            if self.recipe.format is not None:
+                self._check_room(self._canvas(ids, length, 0, given))
             for i in range(n):
                 make = partial(self._canvas, ids, length, first + i, given)
                 requests.append(
@@ -139,7 +143,23 @@ class Preparation:
             Canvas.for_infill, tokens, masked, len(before), row=repetition,
             **_facts(self.model, self.config),
         )  # fmt: skip
+        self._check_room(make())
         return Request(0, make, self.recipe, total, int(holes.sum()), traced)
+
+    def _check_room(self, canvas: Canvas) -> None:
+        """Refuse a canvas in which no text of the format can be written."""
+        form, name = self.recipe.format, self.config.formatted
+        if form is None or form.fits(canvas):
+            return
+        room, least = int(canvas.masked.sum()), form.least()
+        if canvas.text_floor <= canvas.prompt_length and least > room:
+            raise ConfigError(
+                f"a text of this {name} has at least {least} tokens, max_new_tokens is {room}: "
+                "raise it"
+            )
+        raise ConfigError(
+            f"no text of this {name} fits the {room} open positions and what stands around them"
+        )
 
     def _check_used(self, canvas: int, traced: bool) -> None:
         """Refuse what the caller named and what would change nothing."""
@@ -171,6 +191,15 @@ class Preparation:
         for offset, tokens in given:
             canvas.give(canvas.start + offset, tokens)
         return canvas
+
+
+def _format(model: DiffusionModel, config: GenerationConfig, holes: bool) -> Format | None:
+    """Which texts may be written; None where any may."""
+    if config.regex is not None:
+        return format_of(model, regex_pattern(config.regex), ends=not holes)
+    if config.choice is not None:
+        return format_of(model, choice_pattern(config.choice), ends=not holes)
+    return None
 
 
 def _compose(
