@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST_NAME = 100  # characters of an unknown name that are quoted
+
 
 class DllmError(Exception):
     """Base of everything this library raises on purpose."""
@@ -17,7 +19,8 @@ class UnknownNameError(DllmError, ValueError):
         self, kind: str, name: object, known: Iterable[str], instead: str | None = None
     ) -> None:
         """``instead``: what stands for it here, where that is known."""
-        self.kind, self.name, self.known = kind, str(name), sorted(known)
+        # Whoever sends a name of megabytes gets no megabytes back, and no search through them.
+        self.kind, self.name, self.known = kind, str(name)[:LONGEST_NAME], sorted(known)
         if instead is not None:
             super().__init__(f"unknown {kind} {self.name!r}; here it is {instead}")
             return

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ Message = Mapping[str, Any]
 KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
 HOLE = re.compile(r"\[\[(\d+)\]\]")
-ENCODING = threading.Lock()
+LOCKS: WeakKeyDictionary[PreTrainedTokenizerBase, threading.Lock] = WeakKeyDictionary()
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 OnePrompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[IntArray]
@@ -53,14 +54,14 @@ def encode(model: DiffusionModel, prompt: Any, chat: bool | None = None) -> IntA
     """
     prompt = checked(prompt)
     if isinstance(prompt, str):
-        tokenizer = _tokenizer(model)
+        tokenizer = tokenizer_of(model)
         if chat is None:
             chat = bool(tokenizer.chat_template)
         return _template(tokenizer, [{"role": "user", "content": prompt}]) if chat else np.asarray(
             encode_text(tokenizer, prompt, add_special_tokens=True), np.int64
         )  # fmt: skip
     if isinstance(prompt[0], Mapping):
-        return _template(_tokenizer(model), prompt)
+        return _template(tokenizer_of(model), prompt)
     return check_ids(model, prompt)
 
 
@@ -120,7 +121,7 @@ def _numbers(items: Sequence[Any], kinds: str) -> list[int]:
     return [int(item) for item in items]
 
 
-def _tokenizer(model: DiffusionModel) -> PreTrainedTokenizerBase:
+def tokenizer_of(model: DiffusionModel) -> PreTrainedTokenizerBase:
     if model.tokenizer is None:
         raise PromptError(f"{model.name} came without a tokenizer: pass token ids as the prompt")
     return model.tokenizer
@@ -203,7 +204,7 @@ def encode_chat(
 ) -> IntArray:
     """Ids (P,) of a conversation, ready for the answer, or with ``continued`` for the rest of its
     last message, which is the answer's beginning."""
-    return _template(_tokenizer(model), _messages(list(messages)), continued)
+    return _template(tokenizer_of(model), _messages(list(messages)), continued)
 
 
 def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
@@ -258,5 +259,5 @@ def _ids_of(tokenizer: PreTrainedTokenizerBase, text: str, **how: bool) -> list[
     """One thread at a time: a tokenizer keeps ``split_special_tokens`` as state of its own while
     it encodes."""
     check_unicode(text)
-    with ENCODING:
+    with LOCKS.setdefault(tokenizer, threading.Lock()):
         return list(tokenizer(text, verbose=False, **how)["input_ids"])

@@ -20,6 +20,8 @@ MOST = 2  # traces that fit side by side
 
 def read_trace(path: Path) -> dict[str, Any]:
     """A trace that ``dllm generate --trace`` or `Trace.save` wrote."""
+    if path.is_char_device() or path.is_block_device():  # these may never end
+        raise ConfigError(f"{path} is a device and not a trace: write one with --trace")
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +33,7 @@ from .trace import trace
 from .train import train_app
 from .tune import tune
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 UsageError: Any = typer.BadParameter.__base__  # some versions of typer bring their own click
 
 
@@ -43,8 +45,29 @@ class Commands(TyperGroup):
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        with reported(ctx.meta):
+        with reported(ctx.meta), ended_by_sigterm():
             return super().invoke(ctx)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command in the same order as Ctrl-C."""
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises `Terminated`; servers put handlers of their own in its place."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -52,6 +75,9 @@ def reported(meta: dict[str, Any]) -> Iterator[None]:
     """Errors of users and of their files and devices leave as one line, and status 2."""
     try:
         yield
+    except Terminated:
+        complain("ended by SIGTERM")
+        raise typer.Exit(TERMINATED) from None
     except KeyboardInterrupt:
         print(file=sys.stderr)  # after the ^C of the terminal
         raise typer.Exit(INTERRUPTED) from None

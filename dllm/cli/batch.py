@@ -88,14 +88,15 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
     """Answer ``lines``; how many of them failed."""
     from ..serve.batch import answer_all, failed
 
-    failures = 0
+    answered = failures = 0
     columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total}",
                TextColumn("{task.fields[failed]}"), TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=stderr(), disable=not interactive()) as bar:
         task = bar.add_task("requests", total=count, failed="")
 
         def done(line: Line, entry: dict[str, Any]) -> None:
-            nonlocal failures
+            nonlocal answered, failures
+            answered += 1
             results.add(line, entry)
             failures += failed(entry)
             bar.update(task, advance=1, failed=f"{failures} failed" if failures else "")
@@ -108,6 +109,9 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
         service = Service(options.load(), options.settings())
         try:
             asyncio.run(answer_all(service, lines, done))
+        except KeyboardInterrupt:
+            note(f"stopped: {answered} of {count} answered; the same command goes on")
+            raise
         finally:
             service.close()
     return failures

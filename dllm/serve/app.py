@@ -120,7 +120,7 @@ class Operation:
 async def _http_problem(request: Request, error: Exception) -> Response:
     """No such path, or no such method."""
     assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path[:80]}: {error.detail}"
+    text = f"{request.method} {request.scope['path'][:80]}: {error.detail}"
     response = refusal(Problem(error.status_code, text))
     with suppress(TypeError):
         response.headers.update(error.headers or {})

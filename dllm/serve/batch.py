@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from ..errors import ConfigError, PromptError
+from .fields import is_unicode
 from .problems import Problem
 from .protocol import Ask, read_chat, read_infill, read_text
 from .replies import Reply
@@ -79,6 +80,10 @@ def _line(
     if not isinstance(item, dict):
         return Line(name, "", None, digest_of("", content), f"line {number} is no request")
     name = str(item.get("custom_id", name))
+    if not is_unicode([name, item.get("url")]):
+        name = name.encode(errors="backslashreplace").decode()
+        problem = f"the custom_id or url of line {number} has half a surrogate"
+        return Line(name, "", None, digest_of("", content), problem)
     if "body" in item:
         url, body = str(item.get("url", CHAT)), item["body"]
     else:

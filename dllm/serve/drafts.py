@@ -17,7 +17,7 @@ from ..drafting.bridges.service import Service as Drafts
 from ..drafting.bridges.service import VocabularyError, patience_of
 from ..drafting.drafters.diffusion import DiffusionDrafter
 from ..drafting.vocabulary import fingerprint
-from ..errors import CancelledError, ConfigError, DllmError, QueueFullError
+from ..errors import CancelledError, ConfigError, DllmError, QueueFullError, one_line
 from .http import Path, as_json, outcome, read_json
 from .problems import Problem, problem_of
 from .settings import Settings
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("dllm.serve")
 MOST_WAITING = 256  # messages
 LARGEST = 1 << 24  # bytes
+LONGEST_SID = 200  # characters
 
 
 class DraftRoutes:
@@ -59,6 +60,12 @@ class DraftRoutes:
         message = await read_json(request, LARGEST)
         if not isinstance(message, dict):
             raise Problem(400, "the message must be a JSON object", code="invalid_body")
+        if len(str(message.get("sid", ""))) > LONGEST_SID:
+            raise Problem(400, f"a sid has at most {LONGEST_SID} characters", "sid")
+        try:
+            patience = patience_of(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Problem(400, f"the message is malformed: {one_line(error, 200)}") from None
         if not self._room.acquire(blocking=False):
             raise QueueFullError(f"{MOST_WAITING} messages wait already")
         try:
@@ -69,23 +76,25 @@ class DraftRoutes:
             self._room.release()
             raise CancelledError("the server is stopping") from None
         work.add_done_callback(lambda _: self._room.release())
-        return as_json(await self._in_time(work, message))
+        return as_json(await self._in_time(work, patience))
 
-    async def _in_time(self, work: Future[dict[str, Any]], message: dict[str, Any]) -> Any:
+    async def _in_time(self, work: Future[dict[str, Any]], patience: float) -> Any:
         try:
             # What is at work cannot be interrupted, and finds out itself that it is late.
-            return await asyncio.wait_for(asyncio.shield(outcome(work)), patience_of(message))
+            return await asyncio.wait_for(asyncio.shield(outcome(work)), patience)
         except TimeoutError as error:
             work.cancel()  # if it has not begun
             raise Problem(504, str(error) or "no draft in time", code="late") from None
         except VocabularyError as error:
             raise Problem(409, str(error), code=OTHER_VOCABULARY) from None
         except KeyError as error:
-            raise Problem(400, f"the message lacks {error}, or names no session") from None
+            raise Problem(
+                400, f"the message lacks {one_line(error, 200)}, or names no session"
+            ) from None
         except (TypeError, ValueError, OverflowError) as error:
             if isinstance(error, DllmError):
                 raise
-            raise Problem(400, f"the message is malformed: {error}") from None
+            raise Problem(400, f"the message is malformed: {one_line(error, 200)}") from None
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

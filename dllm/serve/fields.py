@@ -19,9 +19,13 @@ from .problems import Problem
 Check = Callable[[Any], bool]
 Checked = tuple[Check, str]  # whether a value will do, and what it must be
 
+LONGEST_QUOTE = 200  # characters of a value in an error message
 LONGEST_SPEC = 400  # characters of a sampler's name
 MOST_CHOICES = 8
 MOST_STOPS = 16
+LONGEST_STOP = 1000  # characters
+MOST_CONSTRAINTS = 1024
+MOST_HOLES = 1024
 MOST_TOP_LOGPROBS = 20
 
 
@@ -51,7 +55,7 @@ def _is_stop(value: Any) -> bool:
     return (
         isinstance(texts, list)
         and len(texts) <= MOST_STOPS
-        and all(isinstance(text, str) and text for text in texts)
+        and all(isinstance(text, str) and 0 < len(text) <= LONGEST_STOP for text in texts)
     )
 
 
@@ -79,12 +83,20 @@ def _is_prompt(value: Any) -> bool:
 
 
 def _is_constraints(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        key.isascii() and key.isdigit() and len(key) < 8 and isinstance(text, str | int)
-        for key, text in value.items()
+    return (
+        isinstance(value, dict)
+        and len(value) <= MOST_CONSTRAINTS
+        and all(
+            key.isascii() and key.isdigit() and len(key) < 8 and isinstance(text, str | int)
+            for key, text in value.items()
+        )
     )
 
 
+HOLED: Checked = (
+    lambda v: isinstance(v, str) and v.count("[[") <= MOST_HOLES,
+    f"a string with at most {MOST_HOLES} holes",
+)
 MESSAGES: Checked = (lambda v: isinstance(v, list) and bool(v), "a list of messages")
 PROMPT: Checked = (_is_prompt, "a string, token ids, or a list of either")
 
@@ -115,8 +127,14 @@ WRITING: dict[str, Checked] = {
     "max_tokens": integer(1),
     "min_tokens": integer(0),
     "ignore_eos": BOOLEAN,
-    "stop": (_is_stop, f"a string or at most {MOST_STOPS} strings, none of them empty"),
-    "constraints": (_is_constraints, 'an object such as {"0": "The answer"}'),
+    "stop": (
+        _is_stop,
+        f"a string or at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters",
+    ),
+    "constraints": (
+        _is_constraints,
+        f'an object of at most {MOST_CONSTRAINTS} texts, {{"0": "The answer"}}',
+    ),
     "diffusing": BOOLEAN,
 }
 HONOURED: dict[str, dict[str, Checked]] = {
@@ -133,7 +151,7 @@ HONOURED: dict[str, dict[str, Checked]] = {
         "suffix": TEXT,
         "logprobs": integer(0, MOST_TOP_LOGPROBS),
     },
-    "infill": {**DECODING, "text": TEXT, "prompt": TEXT, "messages": MESSAGES},
+    "infill": {**DECODING, "text": HOLED, "prompt": TEXT, "messages": MESSAGES},
     "score": {
         "model": TEXT,
         "prompt": TEXT,
@@ -265,5 +283,6 @@ def _refusal(name: str, value: Any, reason: str) -> str:
 
 
 def shortened(value: Any) -> str:
-    """A value in an error message."""
-    return reprlib.repr(value)
+    """A value in an error message: nobody is sent back megabytes."""
+    text = reprlib.repr(value)
+    return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "..."

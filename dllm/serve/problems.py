@@ -14,6 +14,7 @@ from ..errors import (
     QueueFullError,
 )
 
+LONGEST = 2000  # characters of a message, names that would have been right included
 CLOSED = 499  # what nginx logs for a client that left; nobody receives it
 
 # The type of an error by its status; what is not here is the server's own fault.
@@ -43,6 +44,7 @@ class Problem(Exception):
         self, status: int, message: str, param: str | None = None, code: str | None = None,
         retry_after: float | None = None,
     ) -> None:  # fmt: skip
+        message = message if len(message) <= LONGEST else message[:LONGEST] + "..."
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.retry_after = retry_after

@@ -52,7 +52,7 @@ class TextRoutes:
     async def _write(self, request: Request, read: Callable[[Any], Ask]) -> Response:
         arrived, service = time.monotonic(), self.service
         ask = read(await read_json(request, service.settings.max_body))
-        handles = await service.start(ask)
+        handles = await unless_gone(request, service.start(ask))
         reply = Reply(ask, service.name, service.fingerprint(ask), service.piece)
         if ask.stream:
             stream = Stream(service, ask, reply, handles, arrived)

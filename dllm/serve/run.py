@@ -13,6 +13,7 @@ import uvicorn
 
 from ..errors import ConfigError
 from .app import Serving, create_app
+from .connections import Connection, drop_unfinished
 
 KEEP_ALIVE = 30  # seconds that a connection may be idle
 BACKLOG = 2048
@@ -45,6 +46,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 create_app(serving), log_level=log_level, timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=2, server_header=False, date_header=True,
+                http=Connection, ws="none",
             )
         )  # fmt: skip
         self.serving = serving
@@ -61,10 +63,12 @@ class Server(uvicorn.Server):
     def _begin_to_drain(self) -> None:
         async def drain() -> None:
             until = time.monotonic() + self.serving.settings.drain
+            drop_unfinished(self.server_state.connections)
             while self.server_state.tasks and time.monotonic() < until:
                 await asyncio.sleep(DRAIN_LOOK)
             # What was not answered in time is told so, and then the connections close.
             await asyncio.to_thread(self.serving.close)
+            drop_unfinished(self.server_state.connections)
             self.should_exit = True
 
         self._draining = asyncio.ensure_future(drain())

@@ -8,18 +8,23 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .. import __version__
 from ..drafting.api import make_drafter
 from ..drafting.verifiers.base import is_causal_model
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
-from ..prompts import encode, encode_continuation
+from ..prompts import encode, encode_continuation, encode_holes, tokenizer_of
 from ..session import Handle, Session
 from .drafts import DraftRoutes
+from .encoding import Encoder, with_own_tokenizer
+from .fields import shortened
 from .http import Path, outcome
 from .metrics import Metrics
 from .problems import Problem, problem_of
@@ -35,7 +40,6 @@ if TYPE_CHECKING:
     from ..result import Result
     from .ranks import Channel
 
-T = TypeVar("T")
 log = logging.getLogger("dllm.serve")
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
 ANCHOR = "x"  # some text before a token whose text is wanted
@@ -45,9 +49,8 @@ MOST_SCORES = 8  # requests for likelihoods that may wait
 class Service:
     """The sessions of ``model``, one per cache, and everything around them that is not HTTP.
 
-    Prompts are encoded and submitted by one thread, because tokenizers are not made for several;
-    likelihoods have another one.  ``ranks``: of a model that is split over processes, where only
-    the session's steps may touch it.
+    Prompts are read by `Encoder`; likelihoods have another thread.  ``ranks``: of a model that is
+    split over processes, where only the session's steps may touch it.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Service:
             self.settings.metrics_names,
         )
         self.sessions = {name: self._session(name) for name in self.settings.caches}
-        self._encoder = ThreadPoolExecutor(1, "dllm-encode")
+        self.encoder = Encoder(model, self.settings.max_prompt_tokens)
         self._scorer = ThreadPoolExecutor(1, "dllm-score")
         self._scores = threading.BoundedSemaphore(MOST_SCORES)
         self._closed = False
@@ -164,7 +167,7 @@ class Service:
             )  # fmt: skip
         if self.cache_of(ask) not in self.sessions:
             raise Problem(
-                400, f"cache {ask.cache!r} is not served: choose one of "
+                400, f"cache {shortened(ask.cache)} is not served: choose one of "
                 f"{', '.join(self.sessions)}", "cache", "unsupported_value",
             )  # fmt: skip
 
@@ -183,55 +186,61 @@ class Service:
     async def start(self, ask: Ask) -> list[Handle | Run]:
         """Submit every choice of ``ask``: all of them or none."""
         self.check(ask)
-        future = self._encoder.submit(self.submit, ask)
-        try:
-            return await outcome(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(_cancel_all)
-            raise
+        until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)
+        texts = [*ask.prompts, *([ask.text] if ask.text else []), ask.suffix]
 
-    def submit(self, ask: Ask) -> list[Handle | Run]:
-        """Like `start`, in this thread."""
-        handles: list[Handle | Run] = []
-        try:
+        def submit(model: DiffusionModel, go_on: Callable[[], None]) -> list[Handle | Run]:
+            encoded = []
             for prompt in ask.prompts:
-                for repetition in range(ask.n):
-                    handles.append(self._submit(ask, prompt, repetition))
-        except BaseException:
-            for handle in handles:
-                handle.cancel()
-            raise
-        return handles
+                go_on()
+                encoded.append(self._encoded(model, ask, prompt))
+            go_on()
+            return self._submitted(ask, encoded, until)
 
-    def _submit(self, ask: Ask, prompt: Any, repetition: int) -> Handle | Run:
+        return await self.encoder.run(submit, texts, until, cancel_all)
+
+    def _encoded(self, model: DiffusionModel, ask: Ask, prompt: Any) -> tuple[Any, Any]:
+        """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
+        limit, text = self.settings.max_prompt_tokens, None
+        ids = None if prompt is None else encode(model, prompt, ask.chat)
+        if ids is not None and limit is not None and len(ids) > limit:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
+            )
+        if ask.text is not None:
+            given, holes = encode_holes(model, ask.text)
+            text = np.where(holes, -1, given)
+        elif ask.suffix is not None:
+            length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
+            behind = encode_continuation(tokenizer_of(model), ask.suffix)
+            text = np.concatenate([ids, np.full(length, -1), np.asarray(behind, np.int64)])
+            ids = None
+        return ids, text
+
+    def _submitted(
+        self, ask: Ask, encoded: Sequence[tuple[Any, Any]], until: float
+    ) -> list[Handle | Run]:
+        handles: list[Handle | Run] = []
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
+        if ask.suffix is not None:
+            arguments.pop("max_new_tokens", None)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
-            "sampler": ask.sampler, "repetition": repetition,
-            "trace": ask.trace or bool(ask.logprobs),
-            "deadline": min(ask.deadline or math.inf, self.settings.deadline),
+            "sampler": ask.sampler, "trace": ask.trace or bool(ask.logprobs), **arguments
         }  # fmt: skip
-        if ask.kind == "infill":
-            assert ask.text is not None
-            return session.infill(ask.text, prompt=prompt, **given, **arguments)
-        limit = self.settings.max_prompt_tokens
-        if ask.suffix is not None or limit is not None:
-            prompt = encode(self.model, prompt, ask.chat).tolist()
-        if limit is not None and len(prompt) > limit:
-            raise PromptError(
-                f"the prompt has {len(prompt)} tokens, this server takes {limit} of context"
-            )
-        if ask.suffix is not None:
-            length = arguments.pop("max_new_tokens", DEFAULT_HOLE)
-            behind = encode_continuation(self._tokenizer(), ask.suffix)
-            return session.infill([*prompt, *[-1] * length, *behind], **given, **arguments)
-        return session.submit(prompt, chat=ask.chat, **given, **arguments)
-
-    def _tokenizer(self) -> Any:
-        if self.model.tokenizer is None:
-            raise PromptError(f"{self.model.name} came without a tokenizer: pass token ids")
-        return self.model.tokenizer
+        try:
+            for prompt, text in encoded:
+                for given["repetition"] in range(ask.n):
+                    given["deadline"] = round(until - time.monotonic(), 3)
+                    if text is None:
+                        handles.append(session.submit(prompt, **given))
+                    else:
+                        handles.append(session.infill(text, prompt=prompt, **given))
+        except BaseException:
+            cancel_all(handles)
+            raise
+        return handles
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids; special tokens are none."""
@@ -283,11 +292,16 @@ class Service:
             log.error("a request failed", exc_info=error)
         return problem
 
+    @cached_property
+    def _scored(self) -> DiffusionModel:
+        return with_own_tokenizer(self.model)
+
     async def score(self, prompt: Any, texts: list[str], how: dict[str, Any]) -> list[Any]:
         """Likelihoods of ``texts`` after ``prompt``, in turn with other such requests."""
         if self.ranks is not None:
             raise Problem(400, "a model that is split over processes writes and does not score",
                           code="unsupported_value")  # fmt: skip
+        self.encoder.check([prompt, *texts])
         if not self._scores.acquire(blocking=False):
             raise QueueFullError(f"{MOST_SCORES} requests for likelihoods wait already")
         left = threading.Event()
@@ -298,7 +312,9 @@ class Service:
 
         likelihoods: Any = score  # overloaded, which an executor cannot be asked
         work = self._scorer.submit(
-            likelihoods, self.model, [prompt] * len(texts), texts, before_forward=go_on, **how
+            lambda: likelihoods(
+                self._scored, [prompt] * len(texts), texts, before_forward=go_on, **how
+            )
         )
         work.add_done_callback(lambda _: self._scores.release())
         try:
@@ -313,13 +329,12 @@ class Service:
         self.draining = self._closed = True
         for session in self.sessions.values():
             session.close(drain=False)
-        for pool in (self._encoder, self._scorer):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self.encoder.close()
+        self._scorer.shutdown(wait=True, cancel_futures=True)
         if self.drafting is not None:
             self.drafting.close()
 
 
-def _cancel_all(future: Future[list[Handle | Run]]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        for handle in future.result():
-            handle.cancel()
+def cancel_all(handles: Sequence[Handle | Run]) -> None:
+    for handle in handles:
+        handle.cancel()

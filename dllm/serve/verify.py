@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from ..drafting.bridges.remote import OTHER_VOCABULARY
 from ..drafting.vocabulary import fingerprint
-from ..errors import PromptError
+from ..errors import PromptError, one_line
 from .fields import HONOURED, integer, require
 from .http import Path, as_json, read_json
 from .problems import Problem
@@ -57,7 +57,9 @@ class VerifyRoutes:
         except TimeoutError:
             raise Problem(504, "no answer in time", code="late") from None
         except KeyError as error:
-            raise Problem(400, f"the message lacks {error}, or names no text") from None
+            raise Problem(
+                400, f"the message lacks {one_line(error, 200)}, or names no text"
+            ) from None
 
     def _open(self, message: dict[str, Any]) -> Any:
         if self.vocabulary and message["vocabulary"] != self.vocabulary:

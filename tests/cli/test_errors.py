@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -154,3 +158,33 @@ def test_interruption(cli: Run, monkeypatch: MonkeyPatch) -> None:
     result = cli("generate", "x")
     assert result.exit_code == 130
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/zero", "/dev/null"])
+def test_a_device_is_no_trace(cli: Run, device: str) -> None:
+    done = cli("trace", device)
+    assert done.exit_code == 2 and "is a device" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "batch"])
+def test_sigterm_ends_with_a_sentence(tmp_path: Path, command: str) -> None:
+    """As Ctrl-C does: how far it came, and how to go on."""
+    file, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    file.write_text("\n".join(f"Compute {a} + {a + 7}." for a in range(400)))
+    asked = ["--file", str(file), "--lines"] if command == "generate" else [str(file)]
+    how = ["-o", str(out), "--max-rows", "2", "-s", "llada(steps=64)"]
+    run = subprocess.Popen([sys.executable, "-m", "dllm", command, *asked, *how],
+                           stderr=subprocess.PIPE, text=True)  # fmt: skip
+    try:
+        end = time.monotonic() + 90
+        while not (out.exists() and out.read_bytes().count(b"\n") > 2):
+            assert time.monotonic() < end and run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(signal.SIGTERM)
+        said = run.communicate(timeout=60)[1]
+    finally:
+        run.kill()
+        run.wait()
+    assert run.returncode == 143
+    assert "of 400 answered" in said and "Traceback" not in said
+    assert said.rstrip().endswith("ended by SIGTERM")

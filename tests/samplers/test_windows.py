@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dllm.canvas import Canvas
+from dllm.engine.turn import complete
 from dllm.samplers import Prediction, Sampler, compose
 
 from .test_vectors import STOP, canvas_of
@@ -93,6 +94,23 @@ def test_eotp_keeps_given_text() -> None:
     step(sampler, canvas, np.full(10, 0.95), tokens)
     assert canvas.end == 10
     assert canvas.tokens[6:8].tolist() == [7, 8]
+
+
+def test_a_text_that_eotp_ends_is_no_shorter_than_wanted() -> None:
+    """Also where another token is committed at its end: "length" is for a canvas that is full."""
+    canvas, sampler = canvas_of(10), compose("threshold(0.99)+eotp(tau=0.9)", stop_ids=(STOP,))
+    tokens = np.array([1, 1, 1, 1, STOP, 1, 1, 1, 1, 1])
+    chances = np.array([0.97, 0.4, 0.3, 0.2, 0.95, 0.1, 0.1, 0.1, 0.1, 0.1])
+    step(sampler, canvas, chances, tokens)
+    assert canvas.end == 5
+    tokens[4] = 1
+    while canvas.masked[: canvas.end].any():
+        step(sampler, canvas, chances, tokens)
+    assert canvas.stop_position is None and complete(canvas)
+    assert canvas.finish_reason == "stop"
+    full = canvas_of(2)
+    full.commit(np.arange(2), np.array([1, 1]), np.zeros(2, np.float32))
+    assert complete(full) and full.finish_reason == "length"
 
 
 def test_eotp_leaves_the_only_position_alone() -> None:

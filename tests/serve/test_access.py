@@ -14,7 +14,7 @@ from dllm.errors import ConfigError, DllmError
 from tests.cli.conftest import Run
 from tests.drafting.conftest import make_verifier
 
-from .conftest import Start
+from .conftest import Start, raw
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
 
@@ -62,3 +62,17 @@ def test_the_command_line(
     monkeypatch.setenv(KEY, "sesame")
     done = cli("generate", "one", "--server", served.url, "--max-new-tokens", "8")
     assert done.exit_code == 0, done.stderr
+
+
+HOSTILE = ["x/health?", "x/health", "/health", "x?/", "x#/metrics", "localhost/../health?a=", "x/",
+           "x:80/version"]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", HOSTILE)
+def test_a_host_header_opens_no_door(start: Start, tiny: dllm.DiffusionModel, host: str) -> None:
+    """The key is asked for by the path of the request line, whatever the Host header says."""
+    served = start(tiny, api_key="sesame")
+    head = f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    assert raw(served, head.encode())[9:12] in (b"401", b"400")
+    good = head.replace("\r\n\r\n", "\r\nAuthorization: Bearer sesame\r\n\r\n")
+    assert raw(served, good.encode())[9:12] in (b"200", b"400")

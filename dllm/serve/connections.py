@@ -1,0 +1,103 @@
+"""Connections that send nothing, or a byte now and then: uvicorn itself waits for them for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+log = logging.getLogger("dllm.serve")
+REQUEST_PATIENCE = 30.0  # seconds in which a request must have arrived, body included
+FILES = 64  # descriptors that are not connections
+MOST = 1000  # connections
+SAYING = 1.0  # seconds between two lines about connections that were closed
+
+
+def most_connections() -> int:
+    """How many this process can have: with no descriptor left it could not even refuse one."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if soft == resource.RLIM_INFINITY else max(1, min(MOST, soft - FILES))
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, closed where no whole request comes in `REQUEST_PATIENCE` seconds after
+    the first byte, the connection, or the answer before.  Beyond ``most`` the one that has waited
+    longest for its request makes room; where all have one, the newcomer is closed."""
+
+    patience = REQUEST_PATIENCE
+    most: int | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.since = time.monotonic()  # when it began to wait for a request
+        self._idle, self._timer = True, None
+        self._wait()
+        if len(self.connections) > (self.most or most_connections()):
+            oldest = min((c for c in self.connections if c.waiting), key=lambda c: c.since)
+            oldest.give_up(f"more than {self.most or most_connections()} connections")
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the request, or the next one, is not there yet."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.since = time.monotonic()
+        self._timer = self.loop.call_later(self.patience, self._late)
+
+    def _late(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:  # else `read_json` answers
+            self.give_up(f"no whole request in {self.patience:g} s")
+
+    def give_up(self, why: str) -> None:
+        """Close the connection at once."""
+        CLOSED.note(why)
+        self.connections.discard(self)  # now, and not once the event loop hears of it
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._idle:
+            self._idle = False
+            self._wait()
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        self._idle = True
+        self._wait()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+
+def drop_unfinished(connections: Iterable[Any]) -> None:
+    """Close the connections whose request is not there yet: it would be refused."""
+    for connection in list(connections):
+        if connection.waiting:
+            connection.transport.abort()
+
+
+class Said:
+    """One line of the log a second, whatever number of connections were closed."""
+
+    def __init__(self) -> None:
+        self.count, self.again = 0, 0.0
+
+    def note(self, why: str) -> None:
+        self.count += 1
+        now = time.monotonic()
+        if now >= self.again:
+            log.warning("closed %d connections: %s", self.count, why)
+            self.count, self.again = 0, now + SAYING
+
+
+CLOSED = Said()

@@ -1,0 +1,269 @@
+"""What one client can do to the others: long prompts, silent connections, large echoes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import signal
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import dllm
+from dllm.errors import DeadlineError, PromptError
+from dllm.serve import service as serving
+from dllm.serve.batch import read_lines
+from dllm.serve.connections import CLOSED, Connection
+from dllm.serve.encoding import CHARACTERS_PER_TOKEN, LONG, Encoder
+
+from .conftest import PATIENCE, Served, Start, idle, until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MARKS = "e" + "\u0301" * 50_000
+ANSWERED = 4096  # bytes that an error may have
+
+
+def hello(**more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **more}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TEXT, {"prompt": MARKS * 40}),
+        (TEXT, {"prompt": ["a" * 7_000_000]}),
+        (TEXT, {"prompt": [5] * 1_000_000}),
+        (TEXT, {"prompt": "a", "suffix": MARKS}),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 5000}] * 500}),
+        ("/v1/infill", {"text": "a" * 3_000_000 + "[[1]]"}),
+        ("/v1/infill", {"text": "x[[1]]" * 100_000}),
+        ("/v1/score", {"prompt": "a", "continuation": MARKS * 3}),
+        (CHAT, hello(constraints={str(i): "a" for i in range(200_000)})),
+        (CHAT, hello(stop=["a" * 100_000])),
+    ],
+)
+def test_what_cannot_fit_is_not_read(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: Any
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the tokenizer was asked")
+
+    monkeypatch.setattr("dllm.prompts._ids_of", never)
+    answer = served.post(path, body)
+    assert answer.status_code == 400 and len(answer.content) < ANSWERED, answer.text[:500]
+
+
+def test_a_long_prompt_holds_up_nobody(
+    served: Served, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is read, others are read and answered; who waits behind it and leaves is not."""
+    most = CHARACTERS_PER_TOKEN * tiny.facts.context_length
+    long = {"prompt": ["a" * most] * (1 + LONG // most), "max_tokens": 4}
+    reading, go_on, read = threading.Event(), threading.Event(), []
+    encode = serving.encode
+
+    def slowly(model: Any, prompt: Any, chat: bool | None = None) -> Any:
+        if len(prompt) == most:
+            read.append(prompt)
+            reading.set()
+            assert go_on.wait(PATIENCE)
+        return encode(model, prompt, chat)
+
+    monkeypatch.setattr(serving, "encode", slowly)
+    first = threading.Thread(target=lambda: served.post(TEXT, long))
+    first.start()
+    try:
+        assert reading.wait(PATIENCE)
+        for _ in range(3):
+            assert served.post(CHAT, hello()).status_code == 200
+        with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post(served.url + TEXT, json=long, timeout=0.3)
+        time.sleep(0.1)
+    finally:
+        go_on.set()
+        first.join(PATIENCE)
+    until(lambda: idle(served))
+    assert len(read) <= len(long["prompt"])  # the second one was never begun
+
+
+def test_reading_counts_against_the_deadline(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = serving.encode
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(0.3)
+        return encode(*arguments)
+
+    monkeypatch.setattr(serving, "encode", slowly)
+    answer = served.post(TEXT, {"prompt": ["one", "two"], "deadline": 0.2, "max_tokens": 4})
+    assert answer.status_code == 504
+
+
+def test_an_encoder_gives_up(tiny: dllm.DiffusionModel) -> None:
+    encoder = Encoder(tiny, limit=10)
+    assert encoder.check(["ab", [{"role": "user", "content": "cde"}], [1, 2]]) == 2 + 4 + 3
+    with pytest.raises(PromptError, match="characters"):
+        encoder.check(["a" * 161])
+    with pytest.raises(PromptError, match="11 tokens"):
+        encoder.check([list(range(11))])
+
+    async def late() -> None:
+        await encoder.run(lambda model, go_on: None, ["a"], time.monotonic() - 1)
+
+    with pytest.raises(DeadlineError):
+        asyncio.run(late())
+    encoder.close()
+
+
+@pytest.mark.slow
+def test_a_poisoned_request_beside_ordinary_ones(start: Start) -> None:
+    """What the tokenizer takes longest for, again and again: the p99 of the others stays."""
+    served = start(dllm.load("nano"))
+    context = served.service.model.facts.context_length
+    poison = {"prompt": [("e" + "\u0301" * 50)[: CHARACTERS_PER_TOKEN * context] * 30] * 64}
+    stop = threading.Event()
+
+    def poisoner() -> None:
+        while not stop.is_set():
+            served.post(TEXT, poison)
+
+    def p99() -> float:
+        seconds = []
+        for _ in range(50):
+            began = time.perf_counter()
+            assert served.post(CHAT, hello(max_tokens=16)).status_code == 200
+            seconds.append(time.perf_counter() - began)
+        return float(np.percentile(seconds, 99))
+
+    p99()
+    alone, thread = p99(), threading.Thread(target=poisoner)
+    thread.start()
+    beside = p99()
+    stop.set()
+    thread.join(PATIENCE)
+    assert beside < 2 * alone + 0.05, (alone, beside)
+
+
+BIG = "z" * 300_000
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"temperature": BIG}, {"cache": BIG}, {"eos_policy": BIG}, {BIG: 1}, {"model": BIG},
+        {"stream": True, "stream_options": {BIG: True}}, {"tool_choice": BIG}, {"user": [BIG]},
+        {"sampler": [BIG] * 3}, {"stop": {"a": [[BIG]] * 9}}, {"metadata": BIG},
+        {"messages": [{"role": BIG, "content": "x"}]},
+        {"messages": [{"role": "user", "content": "x", BIG: 1}]},
+        {"messages": [{"role": "user", "content": [{"type": BIG}]}]},
+    ],
+)  # fmt: skip
+def test_errors_do_not_echo(
+    served: Served, caplog: pytest.LogCaptureFixture, more: dict[str, Any]
+) -> None:
+    answer = served.post(CHAT, hello(**more))
+    assert answer.status_code in (400, 404) and len(answer.content) < ANSWERED
+    assert "z" * 201 not in answer.text
+    assert sum(len(record.getMessage()) for record in caplog.records) < ANSWERED
+
+
+def test_messages_of_drafters_do_not_echo(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """And what is wrong with one is said once, not by the event loop as well."""
+    for message in ({"deadline_ms": BIG}, {"deadline_ms": []}, {"sid": BIG, "commit": []},
+                    {"sid": BIG, "deadline_ms": 10**400}):  # fmt: skip
+        for action in ("open", "draft", "close"):
+            answer = served.post(f"/v1/draft/{action}", message)
+            assert answer.status_code in (200, 400, 409) and len(answer.content) < ANSWERED
+    gc.collect()
+    assert not [record for record in caplog.records if "never retrieved" in record.getMessage()]
+
+
+def address(served: Served) -> tuple[str, int]:
+    host, port = served.url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+@pytest.mark.parametrize(
+    "drip", [b"", b"POST /v1/comple", b"GET /health HTTP/1.1\r\nHost: x\r\nA: "]
+)
+def test_silent_and_dripping_connections_are_closed(
+    served: Served, monkeypatch: pytest.MonkeyPatch, drip: bytes
+) -> None:
+    monkeypatch.setattr(Connection, "patience", 0.4)
+    with socket.create_connection(address(served), timeout=PATIENCE) as sock:
+        began = time.monotonic()
+        try:
+            sock.sendall(drip)
+            for _ in range(100):
+                sock.settimeout(0.1)
+                try:
+                    if not sock.recv(100):
+                        break
+                except TimeoutError:
+                    if drip:
+                        sock.sendall(b"x")
+        except OSError:
+            pass
+        assert 0.2 < time.monotonic() - began < 8
+
+
+def test_more_connections_than_there_may_be(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Silent ones make room for whoever has something to say; the log has a line per second."""
+    monkeypatch.setattr(Connection, "most", 8)
+    monkeypatch.setattr(CLOSED, "again", 0.0)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(socket.create_connection(address(served), timeout=PATIENCE))
+        assert served.post(CHAT, hello()).status_code == 200
+        assert len(served.server.server_state.connections) <= 9
+    lines = [record for record in caplog.records if "connections" in record.getMessage()]
+    assert 1 <= len(lines) <= 2 + (time.monotonic() - began)
+
+
+def test_half_sent_bodies_do_not_hold_up_the_end(
+    start: Start, tiny: dllm.DiffusionModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = start(tiny, drain=20.0)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with ExitStack() as stack:
+        for _ in range(5):
+            sock = stack.enter_context(socket.create_connection(address(served), timeout=PATIENCE))
+            sock.sendall(head.encode() + b"Content-Length: 1000\r\n\r\n{")
+        until(lambda: len(served.server.server_state.tasks) == 5)
+        loop = served.server.servers[0].get_loop()
+        began = time.monotonic()
+        loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
+        served.thread.join(PATIENCE)
+        assert not served.thread.is_alive() and time.monotonic() - began < 15
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_line_with_half_a_surrogate_is_an_error_of_that_line(
+    tmp_path: Any, tiny_folder: Any, cli: Any
+) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text(
+        json.dumps({"custom_id": "a\ud800", "prompt": "x"}) + "\n"
+        + json.dumps({"custom_id": "b", "url": "\ud800", "body": {}}) + "\n"
+        + json.dumps({"custom_id": "c", "prompt": "hi \ud800"}) + "\n"
+        + json.dumps({"custom_id": "d", "prompt": "hi"}) + "\n"
+    )  # fmt: skip
+    assert ["surrogate" in line.problem for line in read_lines(file, {})] == [
+        True, True, False, False
+    ]  # fmt: skip
+    command = ("batch", str(file), "--model", str(tiny_folder), "--max-new-tokens", "8")
+    done = cli(*command)
+    assert "4 answered, 3 of them with an error" in done.stderr, done.stderr
+    assert "0 requests are open" in cli(*command).stderr
