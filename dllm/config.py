@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
+from os import PathLike
 from typing import Any, NamedTuple, TypedDict
 
 from .errors import ConfigError, UnknownNameError, check_unicode, short
@@ -178,13 +179,19 @@ class GenerationConfig:
             raise ConfigError(f"an answer has one form: keep {given[0]} or {given[1]}")
         if not isinstance(self.regex, str | None):
             raise ConfigError(f"regex is an expression as a text, not {short(self.regex)}")
+        check_unicode(self.regex or "", "regex")
+        if not (self.json_schema is None or _is_schema(self.json_schema)):
+            raise ConfigError(
+                "json_schema is a pydantic class, a dictionary, or a file, not "
+                + short(self.json_schema)
+            )
         if self.choice is not None:
             choice = () if isinstance(self.choice, str) else _texts("choice", self.choice)
             if not choice:
                 raise ConfigError(f"choice is a list of texts, not {short(self.choice)}")
             object.__setattr__(self, "choice", choice)
         if self.confidence not in (None, "model"):
-            raise UnknownNameError("confidence", self.confidence, ("model",))
+            raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
         name = self.formatted
         if name is None:
             if self.confidence:
@@ -238,6 +245,17 @@ class GenerationConfig:
         """What goes to the parts of the sampler."""
         names = ("steps", "block_length", "eos_policy")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def _is_schema(value: Any) -> bool:
+    """Whether it may say what a JSON text looks like."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) for key in value)
+    if isinstance(value, str):
+        check_unicode(value, "json_schema")
+    return isinstance(value, str | PathLike) or (
+        isinstance(value, type) and hasattr(value, "model_json_schema")
+    )
 
 
 def _number(name: str, value: Any, allowed: Range) -> Any:

@@ -66,6 +66,16 @@ WRONG: list[tuple[str, Any, str]] = [
     ("constraints", {0: ""}, "not 0 to ''"),
     ("constraints", {0: -1}, "not 0 to -1"),
     ("constraints", {-1: 5}, "not -1 to 5"),
+    ("regex", 5, "an expression as a text"),
+    ("regex", "\ud800", "not valid Unicode"),
+    ("choice", "yes", "a list of texts"),
+    ("choice", [], "a list of texts"),
+    ("choice", ["a", 5], "not one with 5"),
+    ("json_schema", [1], "a pydantic class, a dictionary, or a file"),
+    ("json_schema", {1: 2}, "a pydantic class, a dictionary, or a file"),
+    ("json_schema", int, "a pydantic class, a dictionary, or a file"),
+    ("json_schema", "\ud800", "not valid Unicode"),
+    ("confidence", "mar", "'model' or left out"),
     ("constraints", {0: "a", 7: "\ud800"}, "constraints[7] is not valid Unicode"),
 ]
 

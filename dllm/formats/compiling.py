@@ -1,14 +1,21 @@
-"""From a regular expression to an automaton over tokens.  Runs in the worker process.
+"""From a regular expression to an automaton over tokens; the program of the worker process.
 
 `outlines_core` turns the expression into an automaton over bytes; it is made minimal, and every
 token is walked through it from every state at once, along a tree of the vocabulary's prefixes.
 Tokens that lead from each state to the same state are one class (Dang and Ermon, arXiv 2607.07026).
+
+The process is started with this file, which therefore imports nothing of the library.
 """
 
 from __future__ import annotations
 
+import io
+import json
+import struct
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +26,8 @@ HashArray = npt.NDArray[np.uint64]
 
 MOST_STATES = 4096
 MOST_EDGES = 50_000
+MEMORY = 4 << 30  # bytes of address space
+OK, REFUSED = b"+", b"-"  # how an answer begins
 ROOM = 1 << 22  # states of tokens that are followed at once
 
 
@@ -62,13 +71,18 @@ def prefix_tree(pieces: Sequence[bytes | None]) -> list[Level]:
 def byte_automaton(pattern: str) -> tuple[IntArray, BoolArray, int]:
     """(S + 1, 256) next states, the last state being dead; (S,) which accept; the first state.
 
+    The library forgets, in states where a text may end, how it may go on to states where it may
+    not.  So the expression is given a last character that ends every text, and only it: U+10FFFF,
+    which is no character of any text and cannot be written then.
+
     Raises `ValueError` for an expression that is not understood.
     """
     from outlines_core import Index, Vocabulary
 
     end = 256
     try:
-        index = Index(pattern, Vocabulary(end, {bytes([i]): [i] for i in range(256)}))
+        whole = f"(?:{pattern})\\x{{10FFFF}}"
+        index = Index(whole, Vocabulary(end, {bytes([i]): [i] for i in range(256)}))
     except ValueError as error:
         if "no transitions" in str(error):
             raise Unfit("allows no text") from None
@@ -82,7 +96,10 @@ def byte_automaton(pattern: str) -> tuple[IntArray, BoolArray, int]:
         for byte, target in edges.items():
             if byte != end:
                 mine[byte] = number[target]
-    return table, np.isin(list(number), list(final)), number[start]
+    last, state = np.append(np.isin(list(number), list(final)), False), np.arange(len(table))
+    for byte in "\U0010ffff".encode():
+        state = table[state, byte]
+    return np.where(last[table], len(number), table), last[state[:-1]], number[start]
 
 
 def with_blank(table: IntArray, accepting: BoolArray, start: int) -> tuple[IntArray, BoolArray]:
@@ -102,7 +119,7 @@ def minimal(table: IntArray, accepting: BoolArray) -> tuple[IntArray, BoolArray,
     numbers = random.integers(1, 2**63, (2, len(table) + 256), np.uint64)
     table_, columns = np.unique(table, axis=1, return_inverse=True)  # bytes that act alike
     weight = numbers[1, : table_.shape[1]]
-    group = np.append(accepting.astype(np.int64), 2)
+    group = np.append(accepting, False).astype(np.int64)
     count = 0
     while True:
         names = numbers[0][group]
@@ -214,8 +231,65 @@ def _trimmed(
     number = np.full(columns.shape[1], -1)
     number[order] = np.arange(len(order))
     result = np.where(live, number[of], -1)
+    if min(rank[list(starts)]) < 0:
+        raise Unfit("allows no text that the tokens of the model can spell")
     edges = int((columns[:, order] >= 0).sum())
     if edges > MOST_EDGES:
         raise Unfit(f"has {edges} edges, at most {MOST_EDGES} are taken: allow less")
     return Tables(result, columns[:, order], accepting[kept], int(rank[starts[0]]),
                   int(rank[starts[1]]))  # fmt: skip
+
+
+def send(stream: IO[bytes], data: bytes) -> None:
+    stream.write(struct.pack("<Q", len(data)) + data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> bytes:
+    """The next message; raises `EOFError` where the other side is gone."""
+    head = stream.read(8)
+    if len(head) < 8:
+        raise EOFError
+    (size,) = struct.unpack("<Q", head)
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def serve() -> None:
+    """What the process does: requests on stdin, answers on stdout, until stdin ends."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    trees: dict[str, tuple[list[bytes | None], list[Level]]] = {}
+    while True:
+        try:
+            request = json.loads(receive(sys.stdin.buffer))
+        except EOFError:
+            return
+        if "pieces" in request:
+            pieces = [None if p is None else bytes.fromhex(p) for p in request["pieces"]]
+            trees[request["key"]] = pieces, prefix_tree(pieces)
+            send(sys.stdout.buffer, OK)
+        else:
+            send(sys.stdout.buffer, answer(request["pattern"], *trees[request["key"]]))
+
+
+def answer(pattern: str, pieces: Sequence[bytes | None], tree: list[Level]) -> bytes:
+    try:
+        tables = compile_tokens(pattern, pieces, tree)
+    except Unfit as error:
+        return REFUSED + str(error).encode()
+    except ValueError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[-1].removeprefix("error: ") if lines else "no reason given"
+        return REFUSED + f"is not understood: {reason}".encode()
+    out = io.BytesIO()
+    np.savez(out, **{f.name: np.asarray(getattr(tables, f.name)) for f in fields(tables)})
+    return OK + out.getvalue()
+
+
+if __name__ == "__main__":
+    serve()

@@ -83,9 +83,7 @@ class Format:
         )
         weights = np.tile(automaton.uniform, (last - first, 1))
         weights[targets - first] = weight
-        decided = np.where(
-            masked[first:last], -1, automaton.class_of(canvas.tokens[first:last])
-        )
+        decided = np.where(masked[first:last], -1, automaton.class_of(canvas.tokens[first:last]))
         return Chain(weights, decided, state, final), first
 
 
@@ -105,7 +103,7 @@ def complete(
     """One joint completion of the undecided ``positions`` (n,) that have a form: per span.
 
     ``weight`` (n, C) says how likely each class is when choosing, ``logprob`` (n, C) when judging.
-    ``draw``: draw the completion, instead of taking the likeliest; ``confident``: ask for marginals.
+    ``draw``: draw one in place of the likeliest; ``confident``: ask for marginals.
     None where no text of the form is possible.
     """
     result = []

@@ -100,7 +100,9 @@ def backward(automaton: Automaton, chain: Chain, fold: Fold) -> Float64Array:
             follow = automaton.next[:, label]
             ahead[i] = np.where(follow >= 0, ahead[i + 1, follow], -np.inf)
         elif len(edges.at):
-            ahead[i, edges.at] = fold(chain.weight[i, edges.label] + ahead[i + 1, edges.target], edges)
+            ahead[i, edges.at] = fold(
+                chain.weight[i, edges.label] + ahead[i + 1, edges.target], edges
+            )
     return ahead
 
 

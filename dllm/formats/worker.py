@@ -11,24 +11,21 @@ import atexit
 import io
 import json
 import os
-import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import IO, Any
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigError, short
-from .compiling import Level, Tables, Unfit, compile_tokens, prefix_tree
+from . import compiling
+from .compiling import MEMORY, OK, Tables, receive, send
 from .vocabulary import Vocabulary
 
-SECONDS = 10.0
-MEMORY = 4 << 30  # bytes of address space
-RUN = "from dllm.formats.worker import serve; serve()"
-OK, REFUSED = b"+", b"-"
+SECONDS = 10.0  # for an expression
+START_SECONDS = 60.0  # for the process, and for each vocabulary
 
 
 class Worker:
@@ -47,22 +44,21 @@ class Worker:
 
         Raises `ConfigError` where it is not understood or exceeds a limit.
         """
+        request = {"pattern": pattern, "key": vocabulary.key}
         with self._lock:
-            process = self._running()
-            timer = threading.Timer(self.seconds + (not self._known), process.kill)
-            timer.daemon = True
-            timer.start()
-            try:
-                answer = self._ask(process, pattern, vocabulary)
-            except (OSError, EOFError):
-                self._end()
-                raise ConfigError(
-                    f"the expression {short(pattern)} was given up: compiling took more than "
-                    f"{self.seconds:g} s or {MEMORY >> 30} GB; write repetitions and alternatives "
-                    "with fewer ways to match"
-                ) from None
-            finally:
-                timer.cancel()
+            self._running()
+            if vocabulary.key not in self._known:
+                pieces = [piece and piece.hex() for piece in vocabulary.pieces]
+                if self._ask({"key": vocabulary.key, "pieces": pieces}, START_SECONDS) is None:
+                    raise ConfigError("the process that compiles expressions does not start")
+                self._known.add(vocabulary.key)
+            answer = self._ask(request, self.seconds)
+        if answer is None:
+            raise ConfigError(
+                f"the expression {short(pattern)} was given up: compiling took more than "
+                f"{self.seconds:g} s or {MEMORY >> 30} GB; write repetitions and alternatives "
+                "with fewer ways to match"
+            )
         if answer[:1] != OK:
             raise ConfigError(f"the expression {short(pattern)} {answer[1:].decode()}")
         with np.load(io.BytesIO(answer[1:]), allow_pickle=False) as arrays:
@@ -74,26 +70,39 @@ class Worker:
         with self._lock:
             self._end()
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None or self._owner != os.getpid():
-            self._known.clear()
-            self._owner = os.getpid()
-            path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": path},
-            )  # fmt: skip
-        return self._process
+    def _running(self) -> None:
+        """Make sure that there is a process."""
+        if (
+            self._process is not None
+            and self._process.poll() is None
+            and self._owner == os.getpid()
+        ):
+            return
+        if find_spec("outlines_core") is None:
+            raise ConfigError("formats need outlines-core: pip install 'dllm[structured]'")
+        self._end()
+        self._owner = os.getpid()
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", compiling.__file__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
 
-    def _ask(self, process: subprocess.Popen[bytes], pattern: str, vocabulary: Vocabulary) -> bytes:
-        assert process.stdin is not None and process.stdout is not None
-        request: dict[str, Any] = {"pattern": pattern, "key": vocabulary.key}
-        if vocabulary.key not in self._known:
-            request["pieces"] = [piece and piece.hex() for piece in vocabulary.pieces]
-        _send(process.stdin, json.dumps(request).encode())
-        answer = _receive(process.stdout)
-        self._known.add(vocabulary.key)
-        return answer
+    def _ask(self, request: dict[str, Any], seconds: float) -> bytes | None:
+        """What the process answers; None where it ended first, at the latest after ``seconds``."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        timer = threading.Timer(seconds, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            send(process.stdin, json.dumps(request).encode())
+            return receive(process.stdout)
+        except (OSError, EOFError):
+            self._end()
+            return None
+        finally:
+            timer.cancel()
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -105,52 +114,3 @@ class Worker:
             if pipe is not None:
                 pipe.close()
         process.wait()
-
-
-def _send(stream: IO[bytes], data: bytes) -> None:
-    stream.write(struct.pack("<Q", len(data)) + data)
-    stream.flush()
-
-
-def _receive(stream: IO[bytes]) -> bytes:
-    """The next message; raises `EOFError` where the other side is gone."""
-    head = stream.read(8)
-    if len(head) < 8:
-        raise EOFError
-    (size,) = struct.unpack("<Q", head)
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
-
-
-def serve() -> None:
-    """What the process does: requests on stdin, answers on stdout, until stdin ends."""
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    trees: dict[str, tuple[list[bytes | None], list[Level]]] = {}
-    while True:
-        try:
-            request = json.loads(_receive(sys.stdin.buffer))
-        except EOFError:
-            return
-        if "pieces" in request:
-            pieces = [None if p is None else bytes.fromhex(p) for p in request["pieces"]]
-            trees[request["key"]] = pieces, prefix_tree(pieces)
-        _send(sys.stdout.buffer, _answer(request["pattern"], *trees[request["key"]]))
-
-
-def _answer(pattern: str, pieces: Sequence[bytes | None], tree: list[Level]) -> bytes:
-    try:
-        tables = compile_tokens(pattern, pieces, tree)
-    except Unfit as error:
-        return REFUSED + str(error).encode()
-    except ValueError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1].removeprefix("error: ") if lines else "no reason given"
-        return REFUSED + f"is not understood: {reason}".encode()
-    out = io.BytesIO()
-    np.savez(out, **{f.name: np.asarray(getattr(tables, f.name)) for f in fields(tables)})
-    return OK + out.getvalue()

@@ -110,7 +110,7 @@ def _classes(
     row: dict[str, object] = {
         "class_token": token, "class_token_logprob": chosen, "class_logprob": total,
     }  # fmt: skip
-    if options.temperature > 0 and not options.tempered:
+    if options.temperature > 0 and options.scale != options.temperature:
         row["class_weight"] = weight
     return row
 
