@@ -34,7 +34,7 @@ from torch import nn
 import dllm
 from dllm.engine.kv import KVBuffer
 from dllm.kernels.statistics import token_statistics
-from dllm.models.attention import Segment
+from dllm.models.segments import Segment
 
 from report import RESULTS, write  # isort: skip
 from shapes import llada_135m  # isort: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..canvas import Canvas, IntArray
 from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW
 from .base import REGION, Cache, Plan, Slots, full_plan, register
@@ -18,4 +20,8 @@ class NoCache(Cache):
     stores = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        return full_plan(canvas)
+        if not slots.block_length:
+            return full_plan(canvas)
+        # What lies behind the last block that is asked about is seen by nobody.
+        end = (int(targets[-1]) // slots.block_length + 1) * slots.block_length
+        return Plan(np.arange(min(end, canvas.length)), refresh=True)

@@ -73,7 +73,7 @@ class Canvas:
     length: int = 0
     origin: int | None = None  # where blocks are counted from; None: the region's start
     text_floor: int = 0  # the text does not end before this position: something is given there
-    revisable: bool = False  # whether decisions may still be taken back
+    revising: bool = False  # whether decisions of the window may still change
     region: tuple[int, int] = field(init=False)  # start and end before anything was cut off
     given: BoolArray = field(init=False)
     commit_step: IntArray = field(init=False)
@@ -139,7 +139,7 @@ class Canvas:
         self.block_step = 0
 
     def commit(self, positions: IntArray, tokens: IntArray, logprobs: FloatArray) -> None:
-        """Decide ``positions``; they must be undecided."""
+        """Decide ``positions``, or replace what was decided there."""
         self.tokens[positions] = tokens
         self.masked[positions] = False
         self.commit_step[positions] = self.step

@@ -123,6 +123,7 @@ def test_every_number_of_a_config_has_its_range() -> None:
     plain = {field.name for field in fields(GenerationConfig)} - set(NUMBERS)
     assert plain == {
         "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
+        "regex", "choice", "json_schema", "confidence",
     }  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def test_editors_know_the_arguments() -> None:
     config, arguments = get_type_hints(GenerationConfig), get_type_hints(GenerationArguments)
     assert list(arguments) == list(config) == [field.name for field in fields(GenerationConfig)]
     assert GenerationArguments.__total__ is False
-    wider = {"stop_strings"}
+    wider = {"stop_strings", "choice"}
     assert {n for n in config if config[n] != arguments[n]} == wider
 
 
@@ -330,7 +331,7 @@ def test_several_prompts_are_a_list(prompts: Any) -> None:
 
 
 def test_a_drafter_that_is_nearly_one_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
-    from dllm.drafting.api import is_drafter_spec
+    from dllm.drafting.naming import is_drafter_spec
 
     for name in ("promptlookup", "prompt_lokup(k=3)", "sufix"):
         with pytest.raises(UnknownNameError, match=r"unknown drafter .* did you mean"):

@@ -75,6 +75,15 @@ def dflash(
     selector_rank: Annotated[
         int, _option("Of DFlash 2's selector instead of a Markov head; 0: none.", SHAPE, min=0)
     ] = 0,
+    selector: Annotated[
+        bool, _option("DFlash 2's selector, of rank 256.", SHAPE, "--selector")
+    ] = False,
+    conv: Annotated[
+        bool, _option("DFlash 2's convolutions around every sublayer.", SHAPE, "--conv")
+    ] = False,
+    from_anchor: Annotated[
+        bool, _option("The row of the last token drafts as well.", SHAPE, "--from-anchor")
+    ] = False,
     evaluate_every: Annotated[int, _option("Steps.", TRAINING, min=1)] = 200,
     held_out: Annotated[int, _option("One prompt in so many.", DATA, min=2)] = 64,
     device: Annotated[str, _option("cpu, cuda, ...", TRAINING)] = "cpu",
@@ -105,9 +114,9 @@ def dflash(
         raise ConfigError(f"the format is one of {', '.join(INTO)}, not {into!r}")
     recipe = Recipe(
         layers, _numbers(taps), block_size, mask_token_id, sliding_window, init, held_out,
-        draft_vocabulary=draft_vocabulary,
+        draft_vocabulary=draft_vocabulary, conv=conv, from_anchor=from_anchor,
         objective=Objective(loss, gamma, soft, head_rows, markov=markov_rank,
-                            selector=selector_rank),
+                            selector=selector_rank or (256 if selector else 0)),
         schedule=Schedule(steps, rows, anchors, learning_rate, warmup, schedule, evaluate_every,
                           seed),
     )  # fmt: skip
@@ -139,7 +148,7 @@ def _dry_run(verifier: str, recipe: Recipe) -> None:
 
 def _load(verifier: str, device: str) -> DiffusionModel:
     """The verifier in bfloat16 where the machine multiplies it fast."""
-    from ..drafting.api import load_verifier
+    from ..drafting.naming import load_verifier
     from ..models import load
     from ..train.dflash.run import machine_has_bf16
 

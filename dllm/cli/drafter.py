@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..access import KEY
-from ..errors import ConfigError
+from ..errors import ConfigError, missing
 from .options import remember_debug
 from .output import note, waiting
 from .serve import warn_open
@@ -38,11 +38,11 @@ def serve_drafter(
     With a key verifiers find it in the environment, as DLLM_API_KEY.
     """
     from ..drafting import DiffusionDrafter
-    from ..drafting.api import is_drafter_spec
     from ..drafting.base import DRAFTERS, Drafter, single
     from ..drafting.bridges.service import Service
     from ..drafting.dflash.checkpoint import is_block_drafter
     from ..drafting.drafters.first_of import FirstOf
+    from ..drafting.naming import is_drafter_spec
     from ..drafting.vocabulary import fingerprint
     from ..models import load
 
@@ -51,7 +51,7 @@ def serve_drafter(
         from ..serve.run import run
         from ..serve.settings import Settings
     except ImportError as error:
-        raise ConfigError(f"{error.name} is missing: pip install 'dllm[serve]'") from error
+        raise missing(str(error.name), "serve") from error
 
     parts: list[Drafter] = []
     vocabularies = set()

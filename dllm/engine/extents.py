@@ -42,6 +42,17 @@ class Extents:
                 return first
         return None
 
+    def extend(self, base: int, n: int, size: int) -> bool:
+        """Make an owner's range of ``n`` slots from ``base`` on ``size`` slots long, if those
+        behind it are free."""
+        end, wanted = base + n, base + size
+        at = bisect_left(self._free, (end, 0))
+        if at == len(self._free) or self._free[at][0] != end or self._free[at][1] < wanted:
+            return False
+        _, last = self._free[at]
+        self._free[at : at + 1] = [(wanted, last)] if last > wanted else []
+        return True
+
     def free(self, base: int, n: int) -> None:
         """Give ``n`` slots from ``base`` on back."""
         end = base + n

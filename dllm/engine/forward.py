@@ -61,8 +61,6 @@ class Forward:
         self.static: Static | None = None
         self._static, self._compile = graphs or compile, compile
         self._tempered = model.facts.score_source == "tempered"
-        # An attention mask that is 4-D already: transformers then builds none of its own.
-        self._no_mask = torch.empty(1, 1, 1, 1, device=self.device)
 
     def allot(self, size: int, most: int | None = None) -> None:
         """Make room for the keys and values of ``size`` positions, ``most`` when it has to grow.
@@ -107,7 +105,7 @@ class Forward:
     def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
         """`hidden`, and the attention maps that some of the jobs want."""
         packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.visibility)
-        maps = AttentionMaps.of(jobs, packed, self.layers, self.visibility)
+        maps = AttentionMaps.of(jobs, packed, self.visibility)
         hidden = self._backbone(packed, maps)
         scored = hidden[packed.scored]
         if packed.guided is None:
@@ -125,16 +123,7 @@ class Forward:
             result = self.static.hidden(packed)
             if result is not None:
                 return result
-        if self.buffer is not None:
-            self.buffer.slots = packed.slots
-        inputs: dict[str, Any] = {
-            "input_ids": packed.ids,
-            "position_ids": packed.positions,
-            "attention_mask": self._no_mask,
-            "past_key_values": self.buffer,
-            "use_cache": False,
-            "segments": packed.segments,
-        }
+        inputs = packed.inputs(self.buffer)
         if maps is not None:
             inputs["watch"] = maps.watch
         hidden: torch.Tensor
@@ -196,18 +185,17 @@ class Forward:
         the probabilities of shadowed tokens as "stands"."""
         rows = self._banned_rows(jobs, options, len(hidden))
         result = self._statistics(jobs, options, hidden, rows)
-        asks = [job.row.recipe.sampler.asks(job.canvas, job.targets) for job in jobs]
         clean = result
-        if any(asks) or any(job.shadow.size for job in jobs):
+        if any(job.ids for job in jobs) or any(job.shadow.size for job in jobs):
             clean = self._clean(options, hidden, result, rows)
         at = 0
-        for job, own, wanted in zip(jobs, numbers, asks, strict=True):
+        for job, own in zip(jobs, numbers, strict=True):
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
             if "kl" in options.needs:
                 job.logprobs = log_probabilities(hidden[here], self.head, options.banned)
                 own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
-            for name, ids in wanted.items():
+            for name, ids in job.ids.items():
                 own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids)
             if job.shadow.size:
                 standing = job.canvas.tokens[job.shadow][:, None]

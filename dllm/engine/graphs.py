@@ -27,7 +27,7 @@ from torch import nn
 
 from ..cache.base import Cache
 from ..errors import ConfigError
-from ..models.attention import Segment
+from ..models.segments import Segment
 from .kv import KVBuffer
 from .packing import Packed
 
@@ -114,7 +114,7 @@ def _allow(mask: torch.Tensor, segment: Segment) -> None:
     for row in range(segment.rows):
         queries = mask[first + row * size : first + (row + 1) * size]
         moved = row * segment.key_stride
-        scores = 0.0 if segment.mask is None else segment.mask.to(mask.dtype)
+        scores = 0.0 if segment.mask is None else segment.mask[row].to(mask.dtype)
         if isinstance(segment.keys, slice):
             low, high, _ = segment.keys.indices(mask.shape[1])
             queries[:, low + moved : high + moved] = scores
@@ -191,7 +191,8 @@ class Static:
         return keys if keys <= MOST_KEYS * longest else None
 
     def _run(self, step: Step) -> torch.Tensor:
-        everything = Segment(slice(0, len(step.mask)), slice(0, step.mask.shape[1]), mask=step.mask)
+        queries, keys = step.mask.shape
+        everything = Segment(slice(0, queries), slice(0, keys), mask=step.mask[None])
         hidden: torch.Tensor = self._forward(
             input_ids=step.ids,
             position_ids=step.positions,

@@ -58,6 +58,24 @@ class KVBuffer(Cache):
         self.extents.free(base, n)
 
     @torch.inference_mode()
+    def enlarge(self, base: int, n: int, size: int, lanes: int = 1) -> int | None:
+        """Give an owner of ``lanes`` ranges of ``n`` slots, one after the other from ``base`` on,
+        ``size`` slots in each; what they hold comes along, bit for bit.  The first slot, or None
+        when there is no room now, and then nothing has changed."""
+        if lanes == 1 and self.extents.extend(base, n, size):
+            return base
+        new = self.allocate(lanes * size)
+        if new is None:
+            return None
+        tensors = [(self._keys, 2), (self._values, 2), (self._kept, 0)]
+        for x, dim in ((x, dim) for held, dim in tensors for x in held if x is not None):
+            for lane in range(lanes):
+                old = x.narrow(dim, base + lane * n, n)
+                x.narrow(dim, new + lane * size, n).copy_(old)
+        self.free(base, lanes * n)
+        return new
+
+    @torch.inference_mode()
     def _grow(self, size: int) -> None:
         """More slots: every tensor is copied into a larger one.  All new ones are made
         before any is put in place: running out of memory leaves the buffer as it was."""

@@ -25,8 +25,9 @@ from ..cache import Cache
 from ..cache.base import LayerPlan
 from ..canvas import FloatArray, IntArray
 from .kv import KVBuffer
-from .packing import Packed, group
+from .packing import Packed, grouped
 from .rows import Job
+from .visibility import Piece as Attended
 from .visibility import Visibility, tensor
 
 
@@ -163,7 +164,7 @@ class LayerHook:
         kwargs |= {
             "position_ids": positions,
             "position_embeddings": rotary(hidden, position_ids=positions),
-            "segments": group(list(self._segments())),
+            "segments": grouped(self._pieces(), hidden.device),
         }
         computed = module(hidden, **kwargs)
         output[:, rows] = computed
@@ -180,13 +181,14 @@ class LayerHook:
             piece.stream = stream
         self.inputs = self.buffer.kept(self.index, self._slots(wider))[None]
 
-    def _segments(self) -> Iterator[Any]:
+    def _pieces(self) -> Iterator[Attended]:
         at = 0
         for piece in self.pieces:
             now, canvas = piece.now, piece.job.canvas
             if now.compute.size:
-                yield from self.visibility.segments(canvas, now.compute, now.read, at, piece.base,
-                                                    canvas.length, self.inputs.device)  # fmt: skip
+                yield from self.visibility.pieces(
+                    now.compute, now.read, at, piece.base, canvas.length, canvas.masked
+                )
             at += len(now.compute)
 
     def _as_packed(self, hidden: Tensor) -> Tensor:

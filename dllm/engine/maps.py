@@ -20,26 +20,25 @@ from .visibility import Visibility
 class AttentionMaps:
     """Sums of the attention of one forward, (L, L) for each job that wants some."""
 
-    def __init__(self, packed: Packed, layers: int, visibility: Visibility) -> None:
+    def __init__(self, packed: Packed, visibility: Visibility) -> None:
         self._sums: dict[int, Tensor] = {}
         self._visibility = visibility
         self._wanted: list[tuple[Job, slice, tuple[int, ...]]] = []
         at = 0
         for job, lane in packed.lanes:
             count = len(job.plan.compute)
-            layers_of_job = job.row.recipe.sampler.maps(layers) if lane == 0 else ()
-            if layers_of_job:
-                self._wanted.append((job, slice(at, at + count), layers_of_job))
+            if lane == 0 and job.row.options.maps:
+                self._wanted.append((job, slice(at, at + count), job.row.options.maps))
             at += count + len(job.shadow)
 
     @classmethod
     def of(
-        cls, jobs: Sequence[Job], packed: Packed, layers: int, visibility: Visibility
+        cls, jobs: Sequence[Job], packed: Packed, visibility: Visibility
     ) -> AttentionMaps | None:
         """None where no job wants any."""
         if not any(job.row.options.maps for job in jobs):
             return None
-        return cls(packed, layers, visibility)
+        return cls(packed, visibility)
 
     def watch(self, module: Any, q: Tensor, k: Tensor) -> None:
         """Called by the attention of every layer with (1, H, Q, dh) and (1, Hkv, Q, dh)."""

@@ -1,35 +1,87 @@
-"""Many rows, each with its own plan, as one packed forward."""
+"""Many rows, each with its own plan, as one packed forward.
+
+A `Packing` takes what rows feed, one after the other, and becomes a `Packed` forward.  `pack` fills
+one with the jobs of a step of the engine; verifiers (`dllm.drafting.verifiers`) fill it with texts
+and their drafts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..canvas import PROPOSAL, PURPOSES, IntArray
-from ..models.attention import Segment
+from ..models.segments import Segment
+from .kv import KVBuffer
 from .rows import Job
-from .visibility import Visibility, tensor
+from .visibility import Piece, Visibility, tensor
 
 BIDIRECTIONAL = Visibility()
 
 
 @dataclass(slots=True)
 class Packed:
-    """A packed forward.  ``lanes``: the lanes of all jobs in packed order; ``ids``, ``positions``
-    (1, Q) int64; ``slots`` (Q,) int64 or None; ``scored`` (R,) int64 indexes the packed rows that
-    meet the head, job by job; ``guided``, where some rows are: which of these (n,), the packed
-    rows of their second lanes (n,), int64 both, and how strongly (n, 1) float32."""
+    """A packed forward.  ``ids``, ``positions`` (1, Q) int64; ``slots`` (Q,) int64 or None;
+    ``scored`` (R,) int64 indexes the packed rows that meet the head, row by row; ``lanes``: the
+    lanes of all jobs in packed order; ``guided``, where some rows are: which of these (n,), the
+    packed rows of their second lanes (n,), int64 both, and how strongly (n, 1) float32."""
 
-    lanes: list[tuple[Job, int]]
     ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor | None
     segments: list[Segment]
     scored: torch.Tensor
+    lanes: list[tuple[Job, int]] = field(default_factory=list)
     guided: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+    def inputs(self, buffer: KVBuffer | None) -> dict[str, Any]:
+        """Arguments of a network of transformers, whose keys and values go to ``buffer``."""
+        if buffer is not None:
+            buffer.slots = self.slots
+        # An attention mask that is 4-D already: transformers then builds none of its own.
+        no_mask = torch.empty(1, 1, 1, 1, device=self.ids.device)
+        return {
+            "input_ids": self.ids, "position_ids": self.positions, "attention_mask": no_mask,
+            "past_key_values": buffer, "use_cache": False, "segments": self.segments,
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Packing:
+    """Rows of one forward, laid end to end; ``size`` queries so far."""
+
+    size: int = 0
+    ids: list[IntArray] = field(default_factory=list)
+    positions: list[IntArray] = field(default_factory=list)
+    slots: list[IntArray] = field(default_factory=list)
+    scored: list[IntArray] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    def feed(self, ids: IntArray, positions: IntArray, slots: IntArray | None = None) -> int:
+        """Append the queries of a row (n,): tokens, position ids, and the slots that take their
+        keys and values; where they begin on the packed axis.  What they attend to goes to
+        ``pieces``, which of them are scored to ``scored``, in packed queries both."""
+        at = self.size
+        self.ids.append(ids)
+        self.positions.append(positions)
+        if slots is not None:
+            self.slots.append(slots)
+        self.size += len(ids)
+        return at
+
+    def packed(self, device: torch.device, waste: int = 0, slots: int | None = None) -> Packed:
+        """The forward.  ``waste``, ``slots``: see `grouped`."""
+        return Packed(
+            tensor(_join(self.ids), device)[None],
+            tensor(_join(self.positions), device)[None],
+            tensor(_join(self.slots), device) if self.slots else None,
+            grouped(self.pieces, device, waste, slots),
+            tensor(_join(self.scored), device),
+        )
 
 
 def pack(
@@ -42,45 +94,30 @@ def pack(
     not from this forward.
     """
     order = [(job, lane) for lane in (0, 1) for job in jobs if lane < job.lanes]
-    ids: list[IntArray] = []
-    positions: list[IntArray] = []
-    slots: list[IntArray] = []
-    segments: list[Segment] = []
-    scored: tuple[list[IntArray], list[IntArray]] = [], []
-    at = 0
+    packing, second = Packing(), list[IntArray]()
     for job, lane in order:
-        compute = job.plan.compute
-        queries = slice(at, at + len(compute))
-        ids.append(job.lane_tokens(lane)[compute])
-        positions.append(compute)
+        compute, canvas = job.plan.compute, job.canvas
+        base = job.base(lane) if stored else packing.size
+        slots = compute + base if stored else None
+        at = packing.feed(job.lane_tokens(lane)[compute], compute, slots)
         if stored:
-            base, length, begin = job.base(lane), job.canvas.length, at
-            slots.append(compute + base)
+            length, begin = canvas.length, at
             for piece, read in job.plan.pieces(length):
-                segments += visibility.segments(
-                    job.canvas, piece, read, begin, base, length, device
-                )
+                packing.pieces += visibility.pieces(piece, read, begin, base, length, canvas.masked)
                 begin += len(piece)
         else:
-            keys = len(compute)
-            segments += visibility.segments(job.canvas, compute, None, at, at, keys, device)
-        scored[lane].append(_indices(compute, job.plan.rows(job.targets, shift)) + at)
-        at += len(compute)
+            packing.pieces += visibility.pieces(compute, None, at, at, len(compute), canvas.masked)
+        scored = second if lane else packing.scored
+        scored.append(_indices(compute, job.plan.rows(job.targets, shift)) + at)
         if job.shadow.size:
-            ids.append(np.full(len(job.shadow), job.canvas.mask_id))
-            positions.append(job.shadow)
-            segments.append(visibility.shadow(job.canvas, queries, job.shadow, device))
-            scored[lane].append(at + np.arange(len(job.shadow)))
-            at += len(job.shadow)
-    return Packed(
-        order,
-        tensor(_join(ids), device)[None],
-        tensor(_join(positions), device)[None],
-        tensor(_join(slots), device) if slots else None,
-        group(segments),
-        tensor(_join(scored[0]), device),
-        _guided(jobs, scored[1], device) if scored[1] else None,
-    )
+            queries = slice(at, packing.size)
+            behind = packing.feed(np.full(len(job.shadow), canvas.mask_id), job.shadow)
+            packing.pieces.append(visibility.shadow(canvas, queries, job.shadow))
+            scored.append(behind + np.arange(len(job.shadow)))
+    packed = packing.packed(device)
+    packed.lanes = order
+    packed.guided = _guided(jobs, second, device) if second else None
+    return packed
 
 
 def _guided(
@@ -109,36 +146,77 @@ def _indices(compute: IntArray, rows: IntArray) -> IntArray:
     return result
 
 
-def group(segments: list[Segment]) -> list[Segment]:
-    """Runs of equal segments at equal distances, each as one batched segment."""
-    merged: list[Segment] = []
-    for segment in segments:
-        last = merged[-1] if merged else None
-        grown = _append(last, segment) if last is not None else None
-        if grown is None:
-            merged.append(segment)
-        else:
-            merged[-1] = grown
-    return merged
+@dataclass(slots=True)
+class _Run:
+    """Pieces of as many queries each, at equal distances, that one call attends: ``longest`` and
+    ``total`` of their numbers of keys."""
+
+    pieces: list[Piece]
+    longest: int
+    total: int
+    stride: int = 0
+
+    @classmethod
+    def of(cls, piece: Piece) -> _Run:
+        count = _count(piece)
+        return cls([piece], count, count)
+
+    def join(self, piece: Piece, waste: int, slots: int | None) -> bool:
+        """Take ``piece`` in if it can be attended in the same call."""
+        last, rows, keys = self.pieces[-1], len(self.pieces) + 1, _count(piece)
+        if (
+            not isinstance(piece.keys, slice)
+            or not isinstance(last.keys, slice)
+            or last.count != piece.count
+            or last.first + last.count != piece.first
+        ):
+            return False
+        stride, longest = piece.keys.start - last.keys.start, max(self.longest, keys)
+        if stride < longest or self.stride not in (0, stride):
+            return False
+        beyond = slots is not None and piece.keys.start + longest > slots
+        if beyond or rows * longest - self.total - keys > waste * rows:
+            return False
+        self.pieces.append(piece)
+        self.longest, self.stride, self.total = longest, stride, self.total + keys
+        return True
+
+    def segment(self, device: torch.device) -> Segment:
+        first, rows, longest = self.pieces[0], len(self.pieces), self.longest
+        queries = slice(first.first, first.first + rows * first.count)
+        mask = None
+        if self.total < rows * longest or any(piece.hidden is not None for piece in self.pieces):
+            hidden = np.ones((rows, first.count, longest), np.bool_)
+            for row, piece in zip(hidden, self.pieces, strict=True):
+                row[:, : _count(piece)] = False if piece.hidden is None else piece.hidden
+            mask = torch.zeros(hidden.shape, device=device)
+            mask.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
+        if not isinstance(first.keys, slice):
+            return Segment(queries, tensor(first.keys, device), mask=mask)
+        start = first.keys.start
+        return Segment(queries, slice(start, start + longest), rows, self.stride, mask)
 
 
-def _append(last: Segment, new: Segment) -> Segment | None:
-    """``last`` with ``new`` as its next row, if sizes and distance allow it."""
-    if not isinstance(last.keys, slice) or not isinstance(new.keys, slice):
-        return None
-    if last.mask is not None or new.mask is not None:
-        return None
-    queries = (last.queries.stop - last.queries.start) // last.rows
-    stride = (new.keys.start - last.keys.start) // last.rows
-    if (
-        new.queries.stop - new.queries.start != queries
-        or new.keys.stop - new.keys.start != last.keys.stop - last.keys.start
-        or new.keys.start != last.keys.start + last.rows * stride
-        or (last.rows > 1 and stride != last.key_stride)
-        or stride < last.keys.stop - last.keys.start
-    ):
-        return None
-    return Segment(slice(last.queries.start, new.queries.stop), last.keys, last.rows + 1, stride)
+def _count(piece: Piece) -> int:
+    """How many keys it attends to."""
+    keys = piece.keys
+    count: int = keys.stop - keys.start if isinstance(keys, slice) else len(keys)
+    return count
+
+
+def grouped(
+    pieces: Iterable[Piece], device: torch.device, waste: int = 0, slots: int | None = None
+) -> list[Segment]:
+    """Pieces as segments: neighbours of as many queries, at equal distances, as one.
+
+    ``waste``: how many keys per piece may be attended in vain, masked, to save a call; those must
+    lie within the first ``slots``.  Without it only pieces of as many keys are joined.
+    """
+    runs: list[_Run] = []
+    for piece in pieces:
+        if not runs or not runs[-1].join(piece, waste, slots):
+            runs.append(_Run.of(piece))
+    return [run.segment(device) for run in runs]
 
 
 def noise_keys(jobs: Sequence[Job]) -> torch.Tensor:

@@ -53,6 +53,11 @@ class Recipe:
         return 2 if self.config.cfg_scale > 0 else 1
 
     @property
+    def revises(self) -> bool:
+        """Whether decisions may be taken back."""
+        return self.sampler.reviser is not None
+
+    @property
     def width(self) -> int:
         """Branches that a step may feed."""
         return 1 if self.sampler.explorer is None else self.sampler.explorer.width
@@ -62,7 +67,7 @@ class Recipe:
 class Options:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only where the
-    text is too short.  ``maps``: whether attention maps are wanted.  ``classes``: those of the
+    text is too short.  ``maps``: the layers whose attention is wanted.  ``classes``: those of the
     row's format."""
 
     banned: tuple[int, ...]
@@ -72,7 +77,7 @@ class Options:
     top_k: int
     top: int
     needs: frozenset[str]
-    maps: bool = False
+    maps: tuple[int, ...] = ()
     classes: TokenClasses | None = None
 
     @classmethod
@@ -83,7 +88,7 @@ class Options:
         return cls(
             *_bans(recipe, model), config.temperature, config.top_p, config.top_k,
             max(config.top_candidates, clean_top), sampler.statistics,
-            bool(sampler.maps(model.hf.config.num_hidden_layers)),
+            sampler.maps(model.hf.config.num_hidden_layers),
             None if recipe.format is None else recipe.format.automaton.classes,
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,7 +102,8 @@ class Job:
     """What one branch of one row wants of this step.  ``lane``: the first of the row's lanes that
     hold its keys and values.  ``shadow``: positions that are fed once more, as [MASK] tokens that
     see every token but the one at their own position.  ``wanted``: those of the targets that the
-    sampler asked for, None for all; the cache alone sees the others."""
+    sampler asked for, None for all; the cache alone sees the others.  ``ids``: part of the sampler
+    -> (targets, m) ids whose log-probabilities it reads."""
 
     row: Row
     canvas: Canvas
@@ -110,6 +112,7 @@ class Job:
     lane: int = 0
     shadow: IntArray = field(default_factory=lambda: NOTHING)
     wanted: IntArray | None = None
+    ids: Mapping[str, IntArray] = field(default_factory=dict)
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
     work: int | None = None  # positions computed per layer on average, where layers differ
     size: int = field(init=False)  # token positions it feeds to the model
@@ -122,10 +125,10 @@ class Job:
         cls, row: Row, canvas: Canvas, plan: Plan, targets: IntArray, lane: int, shadow: IntArray
     ) -> Job:
         """The job of a branch whose sampler asks for ``targets``."""
-        if plan.asks is None:
-            return cls(row, canvas, plan, targets, lane, shadow)
-        both = np.union1d(targets, plan.asks)
-        return cls(row, canvas, plan, both, lane, shadow, np.searchsorted(both, targets))
+        both = targets if plan.asks is None else np.union1d(targets, plan.asks)
+        wanted = None if plan.asks is None else np.searchsorted(both, targets)
+        ids = row.recipe.sampler.asks(canvas, both)
+        return cls(row, canvas, plan, both, lane, shadow, wanted, ids)
 
     @property
     def lanes(self) -> int:

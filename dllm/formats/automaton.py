@@ -148,15 +148,14 @@ class Automaton:
             states = earlier
         return states
 
-    def least(self, start: int) -> int:
-        """Fewest tokens of a text from ``start`` on; -1 where there is none."""
-        reached, count = np.zeros(len(self.accepting), np.bool_), 0
-        reached[start] = True
-        while not (reached & self.accepting).any():
-            e = self.out
-            more = reached.copy()
-            more[e.target[reached[e.source]]] = True
-            if np.array_equal(more, reached):
-                return -1
-            reached, count = more, count + 1
-        return count
+    @cached_property
+    def need(self) -> IntArray:
+        """(S,) fewest tokens from each state to the end of a text; it may end there with 0."""
+        result = np.where(self.accepting | self.closed, 0, len(self.accepting))
+        for count in range(1, len(result)):
+            near = result < count
+            more = self.before(near) & ~near
+            if not more.any():
+                break
+            result[more] = count
+        return result

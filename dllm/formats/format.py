@@ -54,8 +54,8 @@ class Format:
         ]
 
     def least(self) -> int:
-        """Fewest tokens of a text that has the form as a whole; -1 where there is none."""
-        return -1 if self.start is None else self.automaton.least(self.start)
+        """Fewest tokens of a text that has the form as a whole; 0 where only holes have one."""
+        return 0 if self.start is None else int(self.automaton.need[self.start])
 
     def fits(self, canvas: Canvas) -> bool:
         """Whether what is decided can be completed within the canvas."""

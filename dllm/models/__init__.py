@@ -3,7 +3,6 @@
 `load` turns a name into a `DiffusionModel`; a `Family` says how checkpoints of one kind are read.
 """
 
-from .attention import Segment
 from .family import (
     Facts,
     Family,
@@ -16,6 +15,7 @@ from .family import (
 )
 from .loader import load
 from .model import DiffusionModel
+from .segments import Segment
 
 __all__ = [
     "DiffusionModel",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +22,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError, UnknownNameError, missing
 from .grouped import grouped_rows
+from .segments import Segment
 from .varlen import Varlen
 
 PREFIX = "dllm_"
@@ -37,43 +37,25 @@ MASKS: Mapping[str, Any] = AttentionMaskInterface()  # type: ignore[no-untyped-c
 Attended = tuple[Tensor, Tensor | None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """Queries that attend the named keys and nothing else: all of them, unless there is a mask.
-
-    ``queries`` is a range of the packed query axis; ``keys`` a range (a view) or a 1-D LongTensor
-    (a gather) of the packed key axis.  ``rows > 1`` folds that many rows of equal size into one
-    call: they lie back to back in ``queries``, and row ``r`` reads the keys of row 0 moved by
-    ``r * key_stride`` slots.  ``mask`` (queries, keys) float, for one row, is added to the scores;
-    flash kernels take none.  ``grouped``: attended with `grouped`; ``keys`` is a range, ``mask``
-    (rows, heads of a group x queries of a row, keys), and the implementation SDPA or eager.
-    """
-
-    queries: slice
-    keys: slice | Tensor
-    rows: int = 1
-    key_stride: int = 0
-    mask: Tensor | None = None
-    grouped: bool = False
-
-
 def attend(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, base: str,
     scaling: float | None = None, dropout: float = 0.0,
     segments: Sequence[Segment] | None = None,
-    watch: Callable[[nn.Module, Tensor, Tensor], None] | None = None, **options: Any,
+    watch: Callable[[nn.Module, Tensor, Tensor], None] | None = None, grouped: bool = False,
+    **options: Any,
 ) -> Attended:  # fmt: skip
     """Attention with the ``base`` implementation, packed when there are ``segments``.
 
     ``q`` (B, H, Q, dh) and ``k``, ``v`` (B, Hkv, S, dh); B is 1 for packed calls, which ignore
-    ``mask``; ``watch`` sees the module, the queries and the keys first.  Returns ``(B, Q, H, dh)``
-    in the dtype of ``v``, and the weights where the base returns them.  Packed queries that no
-    segment covers come out as zero.
+    ``mask``; ``watch`` sees the module, the queries and the keys first.  ``grouped``: heads that
+    share keys attend them together, see `grouped_rows`; SDPA, or eager, which is then exact.
+    Returns ``(B, Q, H, dh)`` in the dtype of ``v``, and the weights where the base returns them.
+    Packed queries that no segment covers come out as zero.
     """
     q, k = q.to(v.dtype), k.to(v.dtype)
-    if segments and segments[0].grouped:
-        scale = module.scaling if scaling is None else scaling
-        return grouped_rows(q, k, v, segments, scale, exact=base == "eager"), None  # type: ignore[arg-type]
+    if grouped and segments is not None:
+        scale: Any = module.scaling if scaling is None else scaling
+        return grouped_rows(q, k, v, segments, scale, exact=base == "eager"), None
     call = partial(_base(base, module), scaling=scaling, dropout=dropout)
     if segments is None:
         causal = options.pop("is_causal", None)
@@ -119,25 +101,12 @@ def _packed(
         rows, _ = call(
             module,
             queries,
-            _rows_of(k, segment),
-            _rows_of(v, segment),
-            None if segment.mask is None else segment.mask[None, None].to(v.dtype),
+            segment.rows_of(k),
+            segment.rows_of(v),
+            None if segment.mask is None else segment.mask[:, None].to(v.dtype),
         )
         out[0, segment.queries] = rows.flatten(0, 1)
     return out
-
-
-def _rows_of(x: Tensor, segment: Segment) -> Tensor:
-    """Keys or values (1, Hkv, S, dh) of a segment's rows as (rows, Hkv, n, dh)."""
-    keys, rows, stride = segment.keys, segment.rows, segment.key_stride
-    if isinstance(keys, Tensor):
-        offsets = torch.arange(rows, device=keys.device) * stride
-        return x[0][:, keys + offsets[:, None]].transpose(0, 1)
-    first, last, _ = keys.indices(x.shape[2])
-    if rows == 1 or stride == 0:
-        return x[:, :, first:last].expand(rows, -1, -1, -1)
-    span = x[0, :, first : last + (rows - 1) * stride]
-    return span.unfold(1, last - first, stride).permute(1, 0, 3, 2)
 
 
 def _base(name: str, module: nn.Module) -> Callable[..., Attended]:
@@ -206,10 +175,10 @@ def use_attention(hf: PreTrainedModel, base: str) -> None:
         raise UnknownNameError("attention implementation", base, BASES)
     package = PACKAGES.get(base)
     if package is not None and importlib.util.find_spec(package) is None:
-        raise ConfigError(
-            f"attn_implementation={base!r} needs the package {package!r}: run "
-            "`pip install dllm[flash]`, or use attn_implementation='sdpa'"
-        )
+        raise missing(
+            f"the package {package!r}, which attn_implementation={base!r} needs,", "flash",
+            ", or use attn_implementation='sdpa'",
+        )  # fmt: skip
     try:
         hf.set_attn_implementation(base)  # checks that network and machine can do it
     except (ValueError, ImportError) as error:

@@ -7,14 +7,12 @@ that takes a quarter of the time for a single bfloat16 query.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .attention import Segment
+from .segments import Segment
 
 WIDE = 2**17  # values that are held in float64 at a time
 
@@ -31,7 +29,8 @@ def grouped_rows(
         rows, n = segment.rows, (last - first) // segment.rows
         own = q[0, :, first:last].view(kv, heads // kv, rows, n, -1)
         folded = own.permute(2, 0, 1, 3, 4).reshape(rows, kv, heads // kv * n, -1)
-        attended = grouped(folded, _rows(k, segment), _rows(v, segment), scale, segment.mask, exact)
+        mask = segment.folded(heads // kv, v.dtype)
+        attended = grouped(folded, segment.rows_of(k), segment.rows_of(v), scale, mask, exact)
         unfolded = attended.view(rows, kv, heads // kv, n, -1).permute(0, 3, 1, 2, 4)
         out[0, first:last] = unfolded.reshape(rows * n, heads, -1)
     return out
@@ -72,14 +71,3 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor 
     if mask is not None:
         scores.add_(mask)
     return torch.bmm(scores.softmax(-1, dtype=torch.float64), v.double()).to(v.dtype)
-
-
-def _rows(x: Tensor, segment: Segment) -> Tensor:
-    """Keys or values (1, Hkv, S, dh) of a segment's rows as (rows, Hkv, L, dh), a view."""
-    keys, rows, stride = segment.keys, segment.rows, segment.key_stride
-    assert isinstance(keys, slice)
-    first, last, _ = keys.indices(x.shape[2])
-    if rows == 1:
-        return x[:, :, first:last]
-    span = x[0, :, first : last + (rows - 1) * stride]
-    return span.unfold(1, last - first, stride).permute(1, 0, 3, 2)

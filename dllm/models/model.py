@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .family import Facts, Family
+from .saving import save
 
 _DELIMITERS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, ...]] = WeakKeyDictionary()
 
@@ -86,8 +87,6 @@ class DiffusionModel:
         Raises `ConfigError` for another layout or a model that cannot be written (quantised,
         offloaded, or without an official layout).
         """
-        from .saving import save
-
         save(self, folder, layout, max_shard_size)
 
     def __repr__(self) -> str:

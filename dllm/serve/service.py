@@ -16,22 +16,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import __version__
-from ..drafting.api import make_drafter
 from ..drafting.verifiers.base import is_causal_model
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
 from ..prompts import encode, encode_continuation, encode_holes, tokenizer_of
 from ..session import Handle, Session
+from .body import shortened
 from .drafts import DraftRoutes
 from .encoding import Encoder, with_own_tokenizer
-from .fields import shortened
 from .http import Path, outcome
 from .metrics import Metrics
 from .problems import Problem, problem_of
-from .protocol import Ask
 from .replies import Choice, given_tokens, written_tokens
+from .requests import GenerateRequest
 from .settings import Settings
-from .speculation import Run, SpeculativeSession
 from .texts import hole_sizes, hole_texts
 from .verify import VerifyRoutes
 
@@ -80,20 +78,18 @@ class Service:
         self.drafting = None
         if not is_causal_model(model) and ranks is None:
             self.drafting = DraftRoutes.of(model)
+        self.verifying = None
+        if is_causal_model(model):
+            self.verifying = VerifyRoutes(next(iter(self.sessions.values())))
 
-    def _session(self, cache: str) -> Session | SpeculativeSession:
+    def _session(self, cache: str) -> Session:
         settings = self.settings
-        if is_causal_model(self.model):
-            if cache != "none":
-                raise ConfigError(f"{self.model.name} is autoregressive: drop cache {cache!r}")
-            return SpeculativeSession(
-                self.model, make_drafter(list(settings.drafters) or None),
-                max_rows=settings.max_rows, max_waiting=settings.max_waiting,
-                observe=self.metrics.step,
-            )  # fmt: skip
-        if settings.drafters:
-            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
         options = settings.session(cache) | {"observe": self.metrics.step}
+        if is_causal_model(self.model):
+            options |= {"drafter": list(settings.drafters) or None}
+            del options["sampler"]  # a default of the settings
+        elif settings.drafters:
+            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
         if self.ranks is not None:
             from .ranks import Leader
 
@@ -131,10 +127,7 @@ class Service:
         paths = TextRoutes(self).paths()
         if self.drafting is not None:
             paths += self.drafting.paths()
-        for session in self.sessions.values():
-            if isinstance(session, SpeculativeSession):
-                paths += VerifyRoutes(session).paths()
-        return paths
+        return paths if self.verifying is None else paths + self.verifying.paths()
 
     def state(self) -> dict[str, Any]:
         status = "broken" if self.broken else "stopping" if self.draining else "ready"
@@ -148,16 +141,16 @@ class Service:
     def exposition(self) -> bytes:
         return self.metrics.text()
 
-    def fingerprint(self, ask: Ask) -> str:
+    def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
         sampler, cache = ask.sampler or self.settings.sampler, self.cache_of(ask)
         facts = (__version__, self.model.name, str(self.model.dtype), sampler, cache)
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
-    def cache_of(self, ask: Ask) -> str:
+    def cache_of(self, ask: GenerateRequest) -> str:
         return ask.cache or self.settings.caches[0]
 
-    def check(self, ask: Ask) -> None:
+    def check(self, ask: GenerateRequest) -> None:
         """Refuse what this server does not have, or cannot take any more."""
         self.check_model(ask.model)
         if is_causal_model(self.model) and (ask.drafts or ask.diffusing or ask.logprobs):
@@ -183,13 +176,13 @@ class Service:
                 "model", "model_not_found",
             )  # fmt: skip
 
-    async def start(self, ask: Ask) -> list[Handle | Run]:
+    async def start(self, ask: GenerateRequest) -> list[Handle]:
         """Submit every choice of ``ask``: all of them or none."""
         self.check(ask)
         until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)
         texts = [*ask.prompts, *([ask.text] if ask.text else []), ask.suffix]
 
-        def submit(model: DiffusionModel, go_on: Callable[[], None]) -> list[Handle | Run]:
+        def submit(model: DiffusionModel, go_on: Callable[[], None]) -> list[Handle]:
             encoded = []
             for prompt in ask.prompts:
                 go_on()
@@ -199,7 +192,7 @@ class Service:
 
         return await self.encoder.run(submit, texts, until, cancel_all)
 
-    def _encoded(self, model: DiffusionModel, ask: Ask, prompt: Any) -> tuple[Any, Any]:
+    def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
         limit, text = self.settings.max_prompt_tokens, None
         ids = None if prompt is None else encode(model, prompt, ask.chat)
@@ -218,9 +211,9 @@ class Service:
         return ids, text
 
     def _submitted(
-        self, ask: Ask, encoded: Sequence[tuple[Any, Any]], until: float
-    ) -> list[Handle | Run]:
-        handles: list[Handle | Run] = []
+        self, ask: GenerateRequest, encoded: Sequence[tuple[Any, Any]], until: float
+    ) -> list[Handle]:
+        handles: list[Handle] = []
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
@@ -264,7 +257,7 @@ class Service:
         alone, after = (str(tokenizer.decode(ids)) for ids in (before, [*before, token]))
         return after[len(alone) :] if after.startswith(alone) else str(tokenizer.decode([token]))
 
-    def choice(self, ask: Ask, result: Result) -> Choice:
+    def choice(self, ask: GenerateRequest, result: Result) -> Choice:
         """What the client gets of a result."""
         if ask.suffix is not None:
             return Choice(result, "".join(hole_texts(result, self.decode)))
@@ -335,6 +328,6 @@ class Service:
             self.drafting.close()
 
 
-def cancel_all(handles: Sequence[Handle | Run]) -> None:
+def cancel_all(handles: Sequence[Handle]) -> None:
     for handle in handles:
         handle.cancel()

@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from dllm.drafting.base import EMPTY, Draft, chain
-from dllm.drafting.verifiers.packed import PackedVerifier, _Packed, open_verifier
+from dllm.drafting.verifiers.packed import WASTE, PackedVerifier, open_verifier
+from dllm.engine.packing import Packing
 
 from .conftest import Scripted
 
@@ -105,10 +106,10 @@ def test_trees_of_one_size_are_attended_together(model: dllm.DiffusionModel) -> 
         verifier.commit(text, EMPTY, [], [7])
         parents = np.array([int(rng.integers(max(-1, i - 3), i)) for i in range(6)])
         trees.append(Draft(rng.integers(0, SIZE, 6), parents))
-    packed = _Packed(model.dtype, model.device, verifier.group)
+    packing = Packing()
     for text, tree in zip(texts, trees, strict=True):
-        packed.add(text, tree)
-    (segment,) = packed.segments()
+        verifier.feed(packing, text, tree)
+    (segment,) = packing.packed(model.device, WASTE, verifier.buffer.size).segments
     assert segment.rows == 3
     together = verifier.score(list(zip(texts, trees, strict=True)))
     for text, tree, rows in zip(texts, trees, together, strict=True):

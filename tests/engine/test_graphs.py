@@ -15,7 +15,7 @@ from dllm.engine import graphs
 from dllm.engine.graphs import BUCKETS, Static, Step, bucket
 from dllm.engine.kv import KVBuffer
 from dllm.engine.packing import Packed
-from dllm.models.attention import Segment
+from dllm.models.segments import Segment
 
 PROMPT = "Tom has 3 apples."
 
@@ -30,11 +30,11 @@ def test_the_mask_says_what_segments_read() -> None:
     segments = [
         Segment(slice(0, 4), slice(2, 7), rows=2, key_stride=10),
         Segment(slice(4, 5), torch.tensor([1, 30])),
-        Segment(slice(5, 6), slice(3, 5), mask=torch.tensor([[-torch.inf, 0.0]])),
+        Segment(slice(5, 6), slice(3, 5), mask=torch.tensor([[[-torch.inf, 0.0]]])),
     ]
     numbers = torch.arange(6)
     for _ in range(2):  # what an earlier step left must not stay
-        packed = Packed([], numbers[None] + 5, numbers[None], numbers + 20, segments, numbers)
+        packed = Packed(numbers[None] + 5, numbers[None], numbers + 20, segments, numbers)
         step.fill(packed, 40)
     wanted = np.full((16, 50), -np.inf)
     wanted[0:2, 2:7] = wanted[2:4, 12:17] = 0
@@ -97,7 +97,7 @@ def test_what_padding_leaves_behind_is_not_read(tiny: dllm.DiffusionModel) -> No
         static = Static(tiny.backbone, buffer, scratch=10)
         segments = [Segment(slice(0, 5), slice(0, 5))]
         slots = torch.arange(5)
-        packed = Packed([], ids[None], slots[None], slots, segments, ids)
+        packed = Packed(ids[None], slots[None], slots, segments, ids)
         with torch.inference_mode():
             static.hidden(packed)
             for held in (*buffer._keys, *buffer._values):

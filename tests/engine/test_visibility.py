@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from dllm.canvas import Canvas
-from dllm.engine.visibility import Visibility
-from dllm.models.attention import Segment
+from dllm.engine.packing import grouped
+from dllm.engine.visibility import Piece, Visibility
 
 CPU = torch.device("cpu")
 
@@ -22,14 +23,14 @@ def canvas(text: str) -> Canvas:
     return Canvas(tokens, masked, 0, 0, len(text), mask_id=9, pad_id=0)
 
 
-def seen(segments: list[Segment], queries: int, keys: int) -> list[list[int]]:
+def seen(pieces: Iterable[Piece], queries: int, keys: int) -> list[list[int]]:
     """Slots that each query reads."""
     result: list[Any] = [None] * queries
-    for segment in segments:
+    for segment in grouped(pieces, CPU):
         at = segment.keys
         slots = np.arange(keys)[at] if isinstance(at, slice) else at.numpy()
         for i, query in enumerate(range(queries)[segment.queries]):
-            open_ = slice(None) if segment.mask is None else segment.mask[i].numpy() == 0
+            open_ = slice(None) if segment.mask is None else segment.mask[0, i].numpy() == 0
             assert result[query] is None
             result[query] = slots[open_].tolist()
     return result
@@ -38,9 +39,9 @@ def seen(segments: list[Segment], queries: int, keys: int) -> list[list[int]]:
 TABLE = [
     (Visibility(), "x.x.", [[0, 1, 2, 3]] * 4),
     (Visibility(2), "x.x.", [[0, 1], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3]]),
-    (Visibility(decided_first=True), "xxxx", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]),
-    (Visibility(decided_first=True), "x.x.", [[0], [0, 1, 2], [0, 2], [0, 1, 2, 3]]),
-    (Visibility(decided_first=True), "..xx", [[0, 2, 3], [0, 1, 2, 3], [2], [2, 3]]),
+    (Visibility(causal=True), "xxxx", [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]),
+    (Visibility(causal=True), "x.x.", [[0], [0, 1, 2], [0, 2], [0, 1, 2, 3]]),
+    (Visibility(causal=True), "..xx", [[0, 2, 3], [0, 1, 2, 3], [2], [2, 3]]),
 ]
 
 
@@ -50,38 +51,75 @@ def test_what_every_position_sees(
 ) -> None:
     row, n = canvas(text), len(text)
     everything = np.arange(n)
-    assert seen(visibility.segments(row, everything, None, 0, 0, n, CPU), n, n) == expected
+    masked = row.masked
+    assert seen(visibility.pieces(everything, None, 0, 0, n, masked), n, n) == expected
     hidden = visibility.unseen(row, everything, everything)
     assert [np.flatnonzero(~h).tolist() for h in hidden] == expected
     # some queries, keys in slots from 5 on
     some = np.array([1, 3])
-    segments = visibility.segments(row, some, None, 0, 5, n, CPU)
-    assert seen(segments, 2, 5 + n) == [[5 + key for key in expected[query]] for query in some]
+    pieces = visibility.pieces(some, None, 0, 5, n, masked)
+    assert seen(pieces, 2, 5 + n) == [[5 + key for key in expected[query]] for query in some]
     # some keys, with gaps
     read = np.array([0, 1, 3])
-    segments = visibility.segments(row, some, read, 0, 0, n, CPU)
-    assert seen(segments, 2, n) == [[k for k in expected[query] if k in read] for query in some]
+    pieces = visibility.pieces(some, read, 0, 0, n, masked)
+    assert seen(pieces, 2, n) == [[k for k in expected[query] if k in read] for query in some]
 
 
 def test_long_rows_are_masked_in_pieces() -> None:
     row = canvas("x" * 1500 + "." * 20)
-    segments = Visibility(decided_first=True).segments(
-        row, np.arange(1520), None, 0, 0, 1520, CPU
-    )  # fmt: skip
-    assert [segment.queries.stop for segment in segments] == [512, 1024, 1520]
-    assert [segment.mask.shape for segment in segments if segment.mask is not None] == [
+    causal = Visibility(causal=True)
+    pieces = list(causal.pieces(np.arange(1520), None, 0, 0, 1520, row.masked))
+    assert [piece.first + piece.count for piece in pieces] == [512, 1024, 1520]
+    assert [piece.hidden.shape for piece in pieces if piece.hidden is not None] == [
         (512, 512), (512, 1024), (496, 1520),
     ]  # fmt: skip
-    assert seen(segments, 1520, 1520)[700] == list(range(701))
+    assert seen(pieces, 1520, 1520)[700] == list(range(701))
 
 
 def test_shadow_tokens_see_what_masks_see_but_their_own_position() -> None:
     shadow = np.array([1, 2])
-    decided_first = Visibility(decided_first=True)
+    causal = Visibility(causal=True)
     for visibility, expected in (
         (Visibility(), [[0, 2, 3, 4, 5], [0, 1, 3, 4, 5]]),
         (Visibility(2), [[0, 4], [0, 1, 3, 4, 5]]),
-        (decided_first, [[0, 2, 4], [0, 1, 4, 5]]),
+        (causal, [[0, 2, 4], [0, 1, 4, 5]]),
     ):
-        segment = visibility.shadow(canvas("xxx."), slice(0, 4), shadow, CPU)
-        assert seen([segment], 6, 6)[4:] == expected
+        piece = visibility.shadow(canvas("xxx."), slice(0, 4), shadow)
+        assert seen([piece], 6, 6)[4:] == expected
+
+
+def test_nodes_of_a_tree_see_the_text_and_their_ancestors() -> None:
+    """A text of four tokens, of which two are fed, and a tree: 4 - 5, 4 - 6 - 7."""
+    tree = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], np.bool_)
+    pieces = Visibility(causal=True).pieces(np.arange(2, 8), None, 0, 10, 8, tree=tree)
+    text = [10, 11, 12, 13]
+    assert seen(pieces, 6, 20) == [
+        text[:3], text, [*text, 14], [*text, 14, 15], [*text, 14, 16], [*text, 14, 16, 17],
+    ]  # fmt: skip
+
+
+def test_what_is_joined_stays_what_it_is() -> None:
+    """Rows of different lengths in one call, where that wastes little; never beyond the pool."""
+    causal, lengths, bases = Visibility(causal=True), (7, 9, 8), (0, 20, 40)
+    pieces = [
+        piece
+        for i, (length, base) in enumerate(zip(lengths, bases, strict=True))
+        for piece in causal.pieces(np.arange(length - 2, length), None, 2 * i, base, length)
+    ]
+    expected = [list(range(b, b + n - 1 + i)) for n, b in zip(lengths, bases, strict=True)
+                for i in (0, 1)]  # fmt: skip
+    sizes = [(0, None, 3), (1, None, 1), (1, 49, 1), (1, 48, 2)]
+    for waste, slots, calls in sizes:
+        segments = grouped(pieces, CPU, waste, slots)
+        assert len(segments) == calls
+        for segment in segments:
+            n, keys = 2, segment.keys
+            assert segment.mask is not None and isinstance(keys, slice)
+            for row in range(segment.rows):
+                for i in range(n):
+                    open_ = np.flatnonzero(segment.mask[row, i].numpy() == 0)
+                    query = segment.queries.start + row * n + i
+                    found = open_ + keys.start + row * segment.key_stride
+                    assert found.tolist() == expected[query]
+            if slots is not None:
+                assert keys.stop + (segment.rows - 1) * segment.key_stride <= slots

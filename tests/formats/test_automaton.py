@@ -59,7 +59,7 @@ def test_no_state_is_a_dead_end(pattern: str) -> None:
 )
 def test_the_fewest_tokens(pattern: str, least: int) -> None:
     built, start, _ = automaton(pattern)
-    assert built.least(start) == least
+    assert built.need[start] == least
 
 
 def test_a_text_that_no_tokens_spell() -> None:

@@ -73,3 +73,16 @@ def test_a_text_with_holes_as_a_whole(nano: dllm.DiffusionModel) -> None:
     assert re.fullmatch(r"23 \+ 12: 3 \+ 2 =.+, 2 \+ 1 =.+:.*7\.", out.text)
     with pytest.raises(dllm.ConfigError, match="no text of this regex fits"):
         dllm.infill(nano, text, prompt=QUESTION, regex="[0-9+=:,. ]+7")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_verifier_writes_what_it_writes_plainly(
+    nano: dllm.DiffusionModel, temperature: float
+) -> None:
+    regex = r"[0-9]+( \+ [0-9]+)* = [0-9]{2}[.]"
+    for seed in range(3):
+        how = {"regex": regex, "temperature": temperature, "seed": seed, "max_new_tokens": 24}
+        plain = dllm.speculate("nano-ar", None, QUESTION, **how)
+        drafted = dllm.speculate("nano-ar", nano, QUESTION, **how)
+        assert re.fullmatch(regex, plain.text)
+        assert drafted.tokens == plain.tokens and drafted.nfe <= plain.nfe

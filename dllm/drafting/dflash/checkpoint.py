@@ -1,14 +1,14 @@
 """Checkpoints of block drafters: three formats in, one form inside.
 
 ``native``: transformers' own class (``MuseGlimmerAssistantModel``).  ``z-lab``: the authors'
-(``DFlashDraftModel``), which names two weights differently.  ``speculators``: that of the package
-of this name, perhaps with a trimmed vocabulary: ``t2d`` (V,) marks the verifier's ids that can be
-drafted, ``d2t`` (v,) is each one's distance from its place among them.
+(``DFlashDraftModel``), which names two weights differently; SpecForge writes it as well.
+``speculators``: that of the package of this name, perhaps with a trimmed vocabulary: ``t2d`` (V,)
+marks the verifier's ids that can be drafted, ``d2t`` (v,) is each one's distance from its place
+among them.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,10 @@ from safetensors.torch import load_file
 from transformers import MuseGlimmerAssistantConfig
 from transformers.utils.hub import cached_file
 
-from ...errors import CheckpointError, DllmError
+from ...errors import CheckpointError, DllmError, one_line
+from ...models.checkpoint import Checkpoint, find, read_json
+from ...models.headers import weight_files
+from .config import DFLASH, Variant, format_of, read_config
 
 Tensors = dict[str, torch.Tensor]
 EXTRAS = "extras.safetensors"  # beside native weights: what transformers has no place for
@@ -30,23 +33,26 @@ RENAMED = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
 # weights that speak of the verifier or of the vocabulary, not of the network
 OTHERS = ("embed_tokens.weight", "lm_head.weight", "verifier_norm.weight",
           "verifier_lm_head.weight", "t2d", "d2t")  # fmt: skip
-MARKOV = ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias",
-          "project_in.weight", "project_out.weight")  # fmt: skip
-SELECTOR = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight",
-            "project_in.weight", "project_out.weight")  # fmt: skip
-SHAPE = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "hidden_act",
-    "attention_dropout",
-)  # fmt: skip
+# heads beside the network: prefix in the file -> names of its weights
+HEADS: Mapping[str, tuple[str, ...]] = {
+    "markov_head.": ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias",
+                     "joint_proj.weight", "joint_proj.bias", "project_in.weight",
+                     "project_out.weight"),
+    "candidate_selector.": ("predecessor_codebook", "successor_codebook",
+                            "hidden_projection.weight", "project_in.weight", "project_out.weight"),
+    "confidence_head.": ("proj.weight", "proj.bias"),
+    "prefix_gru.": ("weight_ih_l0", "weight_hh_l0"),
+    "embed_proj.": ("0.weight", "2.weight"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class BlockCheckpoint:
-    """A block drafter: ``config`` and ``weights`` in transformers' form.  ``draft_ids`` (v,) are
-    the ids it can draft, sorted (None: all), ``head`` (v, H) their rows where the checkpoint
-    brings them; ``markov`` and ``selector`` are the weights of heads that look at the token
-    before, under the names that `MARKOV` and `SELECTOR` list."""
+    """A block drafter: ``config`` and ``weights`` in transformers' form, ``variant`` what it has
+    beyond DFlash.  ``draft_ids`` (v,) are the ids it can draft, sorted (None: all), ``head``
+    (v, H) their rows where the checkpoint brings them.  Of the heads that look at the token before
+    ``markov`` and ``selector`` hold the weights, and ``domino`` those of its GRU (``gru.``) and
+    projection (``proj.``); ``confidence`` is DSpark's linear head.  Names: `HEADS`."""
 
     name: str
     config: MuseGlimmerAssistantConfig
@@ -55,17 +61,14 @@ class BlockCheckpoint:
     head: torch.Tensor | None = None
     markov: Tensors = field(default_factory=dict)
     selector: Tensors = field(default_factory=dict)
+    variant: Variant = DFLASH
+    domino: Tensors = field(default_factory=dict)
+    confidence: Tensors = field(default_factory=dict)
 
-
-def format_of(raw: Mapping[str, Any]) -> str | None:
-    """Which format a config.json is of; None when it is no block drafter."""
-    if raw.get("model_type") == "muse_glimmer_assistant":
-        return "native"
-    if raw.get("speculators_model_type") in ("dflash", "dspark", "dflash2"):
-        return "speculators"
-    if "dflash_config" in raw or "DFlashDraftModel" in (raw.get("architectures") or ()):
-        return "z-lab"
-    return None
+    @property
+    def walks(self) -> bool:
+        """Whether it brings a head that looks at the token before."""
+        return bool(self.markov or self.selector or self.domino)
 
 
 def is_block_drafter(name: object) -> bool:
@@ -78,7 +81,7 @@ def is_block_drafter(name: object) -> bool:
 
 def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     """Read a folder or a repository of the hub.  Raises `CheckpointError` when it is no block
-    drafter, lacks weights, or has parts that this library does not run."""
+    drafter, is damaged, lacks weights, or has parts that this library does not run."""
     name = str(name)
     raw = _config_file(name)
     kind = None if raw is None else format_of(raw)
@@ -87,17 +90,32 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
             f"{name} is no DFlash checkpoint: its config.json is neither transformers' "
             "(muse_glimmer_assistant), nor z-lab's (dflash_config), nor that of speculators"
         )
-    config = _config(raw, kind, name)
-    tensors = _tensors(name)
-    extras = _extras(name)
+    config, variant = read_config(raw, kind, name)
+    folder, hub = find(name)
+    folder = Checkpoint(name, folder, raw, {}, hub).with_weights()
+    tensors: Tensors = {}
+    for file in weight_files(folder):
+        tensors |= _tensors(file)
+    if (folder / EXTRAS).is_file():
+        tensors |= _tensors(folder / EXTRAS)
+    tensors = {_plain_name(key): value for key, value in tensors.items()}
+    for key, value in tensors.items():
+        if key not in ("t2d", "d2t") and not (value.is_floating_point() and _finite(value)):
+            raise CheckpointError(
+                f"{key} of {name} holds no finite floating-point numbers; download it again"
+            )
     network = {_native_name(key): value for key, value in tensors.items() if not _aside(key)}
-    _check(network, config, name)
-    trimmed = tensors | extras
-    ids = draft_ids(trimmed)
+    _check(network, expected_weights(config, variant, len(network)), name)
+    ids = _draft_ids(tensors, name)
     head = tensors.get("lm_head.weight") if ids is not None else None
+    if head is not None and (ids is None or head.shape != (len(ids), config.hidden_size)):
+        raise CheckpointError(f"lm_head of {name} has no row for each of the ids it drafts")
+    part = {prefix: _part(tensors, prefix) for prefix in HEADS}
+    domino = {"gru." + k: v for k, v in part["prefix_gru."].items()}
+    domino |= {"proj." + k: v for k, v in part["embed_proj."].items()}
     return BlockCheckpoint(
-        name, config, network, ids, head,
-        _part(trimmed, "markov_head.", MARKOV), _part(trimmed, "candidate_selector.", SELECTOR),
+        name, config, network, ids, head, part["markov_head."], part["candidate_selector."],
+        variant, domino, part["confidence_head."],
     )  # fmt: skip
 
 
@@ -111,49 +129,21 @@ def draft_ids(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     return None
 
 
-def _config(raw: Mapping[str, Any], kind: str, name: str) -> MuseGlimmerAssistantConfig:
-    if kind == "native":
-        return MuseGlimmerAssistantConfig(**{k: v for k, v in raw.items() if k != "architectures"})
-    if kind == "z-lab":
-        shape: Mapping[str, Any] = raw
-        own = {**raw, **raw.get("dflash_config", {})}
-        taps = own.get("target_layer_ids")
-    else:
-        shape, own = raw["transformer_layer_config"], dict(raw)
-        aux = raw.get("aux_hidden_state_layer_ids")
-        taps = None if aux is None else [layer - 1 for layer in aux]  # counts the embedding as 0
-    if taps is None or own.get("mask_token_id") is None or "block_size" not in own:
-        raise CheckpointError(
-            f"{name}: config.json does not say block size, mask token and tapped layers"
-        )
-    for odd in ("output_multiplier", "final_logit_softcapping", "conv_kernel_size"):
-        if own.get(odd) not in (None, 1, 1.0):
-            raise CheckpointError(f"{name} is a DFlash 2 network ({odd}): only DFlash runs here")
-    if own.get("sample_from_anchor") or own.get("projector_type", "dflash") != "dflash":
-        raise CheckpointError(
-            f"{name} drafts from the anchor's own row or has a Domino head: only DFlash runs here"
-        )
-    layers = shape["num_hidden_layers"]
-    given = {key: shape[key] for key in SHAPE if key in shape}
-    given.setdefault("head_dim", shape["hidden_size"] // shape["num_attention_heads"])
-    rope = shape.get("rope_parameters") or {
-        "rope_type": "default", "rope_theta": shape.get("rope_theta", 10000.0),
-        **(shape.get("rope_scaling") or {}),
-    }  # fmt: skip
-    return MuseGlimmerAssistantConfig(
-        **given, rope_parameters=dict(rope), block_size=own["block_size"],
-        mask_token_id=own["mask_token_id"], target_layer_ids=list(taps),
-        layer_types=shape.get("layer_types") or ["full_attention"] * layers,
-        sliding_window=shape.get("sliding_window") or 2048,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
+def _draft_ids(tensors: Tensors, name: str) -> torch.Tensor | None:
+    for key, value in tensors.items():
+        if key in ("t2d", "d2t") and (value.dim() != 1 or value.is_floating_point()):
+            raise CheckpointError(f"{key} of {name} is no list of ids; download it again")
+    ids = draft_ids(tensors)
+    if ids is not None and (not len(ids) or ids[0] < 0 or bool((ids.diff() <= 0).any())):
+        raise CheckpointError(f"the ids that {name} drafts do not rise; download it again")
+    return ids
 
 
 def _config_file(name: str) -> dict[str, Any] | None:
     """config.json of a folder or hub repository; None where there is none to be had."""
     try:
         path = Path(name) / "config.json" if Path(name).is_dir() else _hub_file(name, "config.json")
-        return dict(json.loads(Path(path).read_text(encoding="utf-8"))) if path else None
+        return None if path is None else read_json(Path(path))
     except (OSError, ValueError, DllmError):
         return None
 
@@ -168,49 +158,43 @@ def _hub_file(name: str, file: str) -> str | None:
     return found
 
 
-def _tensors(name: str) -> Tensors:
-    """Weights of one file or of the shards that its index lists; safetensors only."""
-    folder = Path(name).is_dir()
-
-    def file(one: str) -> Path | None:
-        at = str(Path(name) / one) if folder else _hub_file(name, one)
-        return Path(at) if at is not None and Path(at).is_file() else None
-
-    whole = file(WEIGHTS)
-    if whole is not None:
-        return dict(load_file(whole))
-    index = file(WEIGHTS + ".index.json")
-    if index is None:
-        raise CheckpointError(f"{name} has no {WEIGHTS}: only safetensors are loaded")
-    result: Tensors = {}
-    for shard in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())):
-        part = file(shard)
-        if part is None:
-            raise CheckpointError(f"{name} lacks {shard}, which its index names")
-        result |= load_file(part)
-    return result
+def _tensors(file: Path) -> Tensors:
+    try:
+        return dict(load_file(file))
+    except Exception as error:  # safetensors and torch have types of their own
+        raise CheckpointError(
+            f"the weight file {file} is truncated or corrupt ({one_line(error, 120)}); download it "
+            "again"
+        ) from error
 
 
-def _extras(name: str) -> Tensors:
-    at = Path(name) / EXTRAS if Path(name).is_dir() else _hub_file(name, EXTRAS)
-    return dict(load_file(at)) if at and Path(at).is_file() else {}
+def _finite(value: torch.Tensor) -> bool:
+    return bool(torch.isfinite(value.float().sum())) or bool(value.isfinite().all())
+
+
+def _plain_name(key: str) -> str:
+    """A name without the containers that engines wrap around networks and heads."""
+    key = key.removeprefix("model.").removeprefix("logit_head.")
+    return key.removesuffix(".weight") if key.endswith("_codebook.weight") else key
 
 
 def _aside(key: str) -> bool:
-    return key in OTHERS or key.startswith(("markov_head.", "candidate_selector.", "rotary_emb."))
+    return key in OTHERS or key.startswith((*HEADS, "rotary_emb."))
 
 
 def _native_name(key: str) -> str:
-    key = key.removeprefix("model.")
     return next((new + key[len(old) :] for old, new in RENAMED.items() if key.startswith(old)), key)
 
 
-def _part(tensors: Mapping[str, torch.Tensor], prefix: str, names: tuple[str, ...]) -> Tensors:
-    return {name: tensors[prefix + name] for name in names if prefix + name in tensors}
+def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
+    return {name: tensors[prefix + name] for name in HEADS[prefix] if prefix + name in tensors}
 
 
-def expected_weights(config: MuseGlimmerAssistantConfig) -> dict[str, tuple[int, ...]]:
-    """Native name and shape of every weight of a network with this config."""
+def expected_weights(
+    config: MuseGlimmerAssistantConfig, variant: Variant = DFLASH, most: int | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Native name and shape of every weight of a network with this config, of at most ``most``
+    layers and one."""
     width, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.num_attention_heads * dim, config.num_key_value_heads * dim
     layer = {
@@ -226,15 +210,21 @@ def expected_weights(config: MuseGlimmerAssistantConfig) -> dict[str, tuple[int,
         "encoder.fc.weight": (width, taps * width), "encoder.output_norm_enc.weight": (width,),
         "norm.weight": (width,),
     }  # fmt: skip
-    for i in range(config.num_hidden_layers):
+    layers = config.num_hidden_layers
+    for i in range(layers if most is None else min(layers, most + 1)):
         result |= {f"layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+        kernel = variant.conv_kernel_size
+        for place in ("attention_conv", "mlp_conv") if kernel else ():
+            rows = 2 * kernel * (width // variant.conv_group_size)
+            result[f"layers.{i}.{place}.base_kernel"] = (2, kernel, width)
+            result[f"layers.{i}.{place}.kernel_projection.weight"] = (rows, width)
     return result
 
 
-def _check(weights: Tensors, config: MuseGlimmerAssistantConfig, name: str) -> None:
-    expected = expected_weights(config)
+def _check(weights: Tensors, expected: Mapping[str, tuple[int, ...]], name: str) -> None:
     missing, odd = sorted(expected.keys() - weights), sorted(weights.keys() - expected)
     wrong = [k for k in expected.keys() & weights if tuple(weights[k].shape) != expected[k]]
     for what, keys in (("lacks", missing), ("has unknown", odd), ("has misshapen", sorted(wrong))):
         if keys:
-            raise CheckpointError(f"{name} {what} weights: {', '.join(keys[:3])} ({len(keys)})")
+            named = ", ".join(key[:60] for key in keys[:3])
+            raise CheckpointError(f"{name} {what} weights: {named} ({len(keys)})")

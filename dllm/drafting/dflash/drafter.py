@@ -7,14 +7,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ...canvas import IntArray
-from ...errors import ConfigError
+from ...errors import CheckpointError, ConfigError
 from ...kernels.linear import Matrix
+from ...kernels.noise import uniform
 from ..base import (
     DRAFTERS,
     EMPTY,
@@ -32,11 +35,11 @@ from ..search.marginals import Marginals
 from ..search.ngram import NGram
 from ..search.proxies import PROXIES, Proxy
 from .checkpoint import BlockCheckpoint, load_checkpoint
-from .heads import WalkHead, head_of
+from .heads import WalkHead, confidence_of, head_of
 from .network import BlockNetwork, TextKeys
 from .walks import Walk, candidates
 
-HEADS = ("auto", "none", "tree")
+HEADS = ("auto", "none", "sample", "tree")
 
 
 @DRAFTERS.register("dflash", paper="DFlash: Block Diffusion for Flash Speculative Decoding",
@@ -48,9 +51,11 @@ class BlockDrafter(Drafter):
     ``model``: folder, hub id or `BlockCheckpoint`.  ``search``: how its marginals become a draft:
     default "argmax" at temperature 0, "coupled" above; others are "cps", "sample" and
     "best_first_tree".  ``proxy``: the causal model that helps a search (default "ngram").
-    ``head``: "auto" reads the draft off with the Markov head or selector of the checkpoint, if it
-    brings one and no search is asked for; "tree" reads off a tree of ``nodes`` tokens, for machines
-    where 16 rows cost what one costs; "none" leaves the head out.
+    ``head``: "auto" reads the draft off with the head of the checkpoint (DSpark's, Domino's, DFlash
+    2's selector), if it brings one and no search is asked for; "sample" draws it above temperature
+    0, for the rules that divide by the draft's probabilities (`ratio`, `block`); "tree" reads off a
+    tree of ``nodes`` tokens, for machines where 16 rows cost what one costs; "none" leaves the head
+    out.
     """
 
     model: Any = ""
@@ -66,12 +71,13 @@ class BlockDrafter(Drafter):
         if not isinstance(self.model, BlockCheckpoint):
             self.model = load_checkpoint(self.model)
         if self.head not in HEADS:
-            raise ConfigError(f"head is 'auto', 'tree' or 'none', not {self.head!r}")
-        brought = self.model.markov or self.model.selector
-        if self.head == "tree" and (self.search is not None or not brought or self.nodes < 1):
+            raise ConfigError(f"head is one of {', '.join(HEADS)}, not {self.head!r}")
+        unfit = self.search is not None or not self.model.walks or self.nodes < 1
+        if self.head in ("sample", "tree") and unfit:
             raise ConfigError(
-                "head='tree' takes a checkpoint with a Markov head or selector, no search and at "
-                "least one node; search='best_first_tree' makes trees of marginals"
+                f"head={self.head!r} takes a checkpoint with a Markov head, GRU or selector, no "
+                "search and at least one node; search='best_first_tree' makes trees of marginals, "
+                "search='sample' draws from them"
             )
         if self.search is not None:
             self.search = single(self.search, SEARCHES, Search)
@@ -83,6 +89,8 @@ class BlockDrafter(Drafter):
 
     @property
     def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
+        if self.head == "sample":
+            return frozenset({Distribution.CONDITIONALS})
         kind = Distribution.POINT if self.search is None else self.search.distribution
         return frozenset({kind})
 
@@ -131,26 +139,42 @@ class Binding:
         self.device, self.dtype = weight.device, weight.dtype
         self.network = BlockNetwork(checkpoint, self.device, self.dtype)
         self.embedding, self.mask_id = embedding, config.mask_token_id
+        self.variant = checkpoint.variant
         ids = checkpoint.draft_ids
+        rows = len(embedding.weight)
+        if config.mask_token_id >= rows or (ids is not None and int(ids[-1]) >= len(weight)):
+            raise CheckpointError(
+                f"{checkpoint.name} speaks of token {config.mask_token_id} as its mask and drafts "
+                f"ids that a verifier with {rows} does not have: it was trained for another"
+            )
         self.draft_ids = None if ids is None else ids.to(self.device)
         own = checkpoint.head
         if own is not None:
-            rows = own.to(self.device, self.dtype)
+            kept = own.to(self.device, self.dtype)
         else:
-            rows = weight if ids is None else weight.detach()[self.draft_ids].clone()
-        self.head: Any = head if rows is weight else Matrix(rows)
+            kept = weight if ids is None else weight.detach()[self.draft_ids].clone()
+        self.head: Any = head if kept is weight else Matrix(kept)
         with torch.inference_mode():
-            self.walk = head_of(checkpoint, self.device, embedding.weight, rows)
+            self.walk = head_of(checkpoint, self.device, embedding.weight, kept)
+            self.sure = confidence_of(checkpoint, self.device, embedding.weight)
 
     @torch.inference_mode()
     def block(self, drafting: Sequence[BlockDrafting]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states (N, block - 1, H) and logits (N, block - 1, v) of the next block of every
-        sequence."""
-        size = self.network.size
+        """Hidden states (N, K, H) and logits (N, K, v) of the K rows that draft, of the next block
+        of every sequence."""
+        size, variant = self.network.size, self.variant
         ids = torch.full((len(drafting), size), self.mask_id, device=self.device)
         ids[:, 0] = torch.tensor([d.anchor for d in drafting], device=self.device)
-        hidden = self.network.draft([d.text for d in drafting], self.embedding(ids))[:, 1:]
-        return hidden, self.head(hidden)
+        if variant.input_embedding_scale is None:
+            embedded = self.embedding(ids)
+        else:
+            embedded = F.embedding(ids, self.embedding.weight) * variant.input_embedding_scale
+        hidden = self.network.draft([d.text for d in drafting], embedded)
+        if not variant.sample_from_anchor:
+            hidden = hidden[:, 1:]
+        logits = self.head(hidden) * variant.output_multiplier
+        cap = variant.final_logit_softcapping
+        return hidden, torch.tanh(logits / cap) * cap if cap else logits
 
 
 @dataclass
@@ -245,18 +269,27 @@ class BlockDrafting(Drafting):
         named = at if self.bound.draft_ids is None else self.bound.draft_ids[at]
         values = values.masked_fill(named == self.bound.mask_id, -torch.inf)
         temperature = self.request.temperature
+        draws = self.part.head == "sample" and temperature > 0
         noise = None
-        if temperature > 0:  # both sides then prefer the same tokens
+        if temperature > 0 and not draws:  # both sides then prefer the same tokens
             rows = Marginals(values, len(self.prefix), self.request.stop_ids, named)
             noise = rows.noise_at(self.request.noise_key, named).cpu().numpy()
+        sure = None if self.bound.sure is None else self.bound.sure.over(hidden)
         walk = Walk(head.over(hidden, at), self.anchor, values.cpu().numpy(), named.cpu().numpy(),
-                    temperature, noise)  # fmt: skip
+                    temperature, noise, sure)  # fmt: skip
         if self.part.head == "tree" and self.request.trees:
             depth = min(budget.length, budget.room)
             return walk.tree(depth, self.part.nodes, budget.tree_size)
-        draft = walk.chain(len(logits))
-        sure = np.zeros(0) if draft.confidence is None else draft.confidence.astype(np.float64)
-        length = budget.chain_length(sure)
+        uniforms = None
+        if draws:
+            columns = np.arange(len(logits))
+            uniforms = uniform(*self.request.draft_key, len(self.prefix), self.rounds, columns)
+        draft = walk.chain(len(logits), uniforms, self.request.vocab_size)
+        chances = np.zeros(0) if draft.confidence is None else draft.confidence.astype(np.float64)
+        length = budget.chain_length(chances)
+        if draws:  # whether a token is sent may not depend on what was drawn from its place on
+            fits = (i < budget.chain_length(chances[: i + 1]) for i in range(len(chances)))
+            length = sum(1 for _ in takewhile(bool, fits))
         stops = self.request.stop_ids
         ends = [i for i, token in enumerate(draft.tokens.tolist()) if token in stops]
         return replace(draft.cut(length), end=ends[0] if ends else None) if length else EMPTY

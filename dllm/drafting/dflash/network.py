@@ -4,7 +4,7 @@ keys and values; a block's own are gone when the block is drafted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,41 @@ class _Layer:
     down: Matrix
     norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # in, after, q, k
     window: int | None
+    convolutions: tuple[Convolution, Convolution] | None  # around attention and MLP
+
+
+@dataclass
+class Convolution:
+    """DFlash 2's dynamic convolution around a sublayer: what goes in gives the kernels of both
+    ends.  ``base`` (2, taps, H), ``kernels`` (.., H) -> (.., 2 * taps * groups)."""
+
+    base: torch.Tensor
+    kernels: Callable[[torch.Tensor], torch.Tensor]
+
+    def around(
+        self, x: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """``sublayer`` of ``x`` (N, block, H), with both convolved."""
+        dynamic = self.kernels(x).view(*x.shape[:-1], 2, self.base.shape[1], -1)
+        out = sublayer(convolve(x, dynamic[..., 0, :, :], self.base[0]))
+        return convolve(out, dynamic[..., 1, :, :], self.base[1])
+
+
+def convolve(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """Each row of a block with the rows before it: y[i] = sum over t of
+    (base[t] + dynamic[i, t]) * x[i - t], nothing before the first row.
+
+    ``x`` (N, block, H), ``base`` (taps, H), ``dynamic`` (N, block, taps, groups), where a group of
+    neighbouring channels shares a number.
+    """
+    taps, groups = dynamic.shape[-2:]
+    x = x.unflatten(-1, (groups, -1))
+    kernel = base.to(x.dtype).view(taps, groups, -1) + dynamic[..., None]
+    out = x * kernel[:, :, 0]
+    for tap in range(1, taps):
+        behind = x[:, :-tap] * kernel[:, tap:, tap]
+        out = out + F.pad(behind, (0, 0, 0, 0, tap, 0))
+    return out.flatten(-2)
 
 
 class BlockNetwork:
@@ -57,6 +92,7 @@ class BlockNetwork:
 
     def __init__(self, checkpoint: BlockCheckpoint, device: torch.device, dtype: torch.dtype):
         self.config = config = checkpoint.config
+        self.variant = checkpoint.variant
         self.device, self.dtype, self.eps = device, dtype, config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dim, self.size = config.head_dim, config.block_size
@@ -85,7 +121,14 @@ class BlockNetwork:
             (of("input_layernorm"), of("post_attention_layernorm"), of("self_attn.q_norm"),
              of("self_attn.k_norm")),
             self.config.sliding_window if kinds[i] == "sliding_attention" else None,
+            None if not self.variant.conv_kernel_size else (
+                self._convolution(w, f"layers.{i}.attention_conv."),
+                self._convolution(w, f"layers.{i}.mlp_conv."),
+            ),
         )  # fmt: skip
+
+    def _convolution(self, w: dict[str, torch.Tensor], name: str) -> Convolution:
+        return Convolution(w[name + "base_kernel"], Matrix(w[name + "kernel_projection.weight"]))
 
     def new_text(self) -> TextKeys:
         """Keys and values of a sequence of which nothing is known yet."""
@@ -110,38 +153,57 @@ class BlockNetwork:
     def draft(self, texts: Sequence[TextKeys], blocks: torch.Tensor) -> torch.Tensor:
         """Hidden states (N, block, H) of one block behind each text; ``blocks`` (N, block, H) are
         the embeddings of anchors and masks."""
-        count, size = blocks.shape[:2]
-        places = torch.stack([torch.arange(t.length, t.length + size) for t in texts])
+        places = torch.stack([torch.arange(t.length, t.length + blocks.shape[1]) for t in texts])
         cos, sin = (part[:, None] for part in self._rotation(places))
         x = blocks.to(self.device, self.dtype)
-        split = [self.heads, self.kv_heads, self.kv_heads]
         for i, layer in enumerate(self.layers):
-            before, after, q_norm, k_norm = layer.norms
-            y = layer.qkv(_rms(x, before, self.eps))
-            y = y.view(count, size, sum(split), self.dim).transpose(1, 2)
-            q, k, v = torch.split(y, split, 1)
-            q = _turn(_rms(q, q_norm, self.eps), cos, sin)
-            k = _turn(_rms(k, k_norm, self.eps), cos, sin)
-            seen = torch.stack([
-                self._attend(q[n], k[n], v[n], text, i, layer.window)
-                for n, text in enumerate(texts)
-            ])  # fmt: skip
-            x = x + layer.out(seen.transpose(1, 2).reshape(count, size, -1))
-            gate, up = layer.gate_up(_rms(x, after, self.eps)).chunk(2, -1)
-            x = x + layer.down(self.activation(gate) * up)
+
+            def attention(y: torch.Tensor, i: int = i, layer: _Layer = layer) -> torch.Tensor:
+                return self._attention(y, texts, i, layer, cos, sin)
+
+            def mlp(y: torch.Tensor, layer: _Layer = layer) -> torch.Tensor:
+                gate, up = layer.gate_up(y).chunk(2, -1)
+                return layer.down(self.activation(gate) * up)
+
+            y, z = _rms(x, layer.norms[0], self.eps), layer.convolutions
+            x = x + (attention(y) if z is None else z[0].around(y, attention))
+            y = _rms(x, layer.norms[1], self.eps)
+            x = x + (mlp(y) if z is None else z[1].around(y, mlp))
         return _rms(x, self.norm, self.eps)
+
+    def _attention(
+        self, x: torch.Tensor, texts: Sequence[TextKeys], i: int, layer: _Layer,
+        cos: torch.Tensor, sin: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Self-attention of layer ``i`` over ``x`` (N, block, H), normed."""
+        split = [self.heads, self.kv_heads, self.kv_heads]
+        y = layer.qkv(x).view(*x.shape[:2], sum(split), self.dim).transpose(1, 2)
+        q, k, v = torch.split(y, split, 1)
+        q = _turn(_rms(q, layer.norms[2], self.eps), cos, sin)
+        k = _turn(_rms(k, layer.norms[3], self.eps), cos, sin)
+        seen = torch.stack([
+            self._attend(q[n], k[n], v[n], text, i, layer.window) for n, text in enumerate(texts)
+        ])  # fmt: skip
+        return layer.out(seen.transpose(1, 2).reshape(*x.shape[:2], -1))
 
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, text: TextKeys, i: int,
         window: int | None,
     ) -> torch.Tensor:  # fmt: skip
-        """(heads, block, D): every row of the block sees the text and the whole block."""
+        """(heads, block, D): every row of the block sees the text and the whole block, in sliding
+        layers what their window says."""
         keys = torch.cat([text.keys[i, :, : text.length], k], 1)
         values = torch.cat([text.values[i, :, : text.length], v], 1)
-        mask = None
-        if window is not None and keys.shape[1] > window + 1:
+        mask, variant = None, self.variant
+        if window is not None and (keys.shape[1] > window + 1 or variant.causal_windows):
             at = torch.arange(keys.shape[1], device=self.device)
-            mask = (at[-q.shape[1] :, None] - at[None]).abs() <= window
+            rows = at[text.length :, None]
+            start = rows[:1].expand_as(rows) if variant.anchored_windows else rows
+            mask = start - at <= window
+            if variant.causal_windows:
+                mask = mask & (at <= rows)
+            elif not variant.anchored_windows:
+                mask = mask & (at - rows <= window)
         return F.scaled_dot_product_attention(
             q[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
         )[0]

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
 from ...canvas import IntArray
 from ...engine.kv import KVBuffer
+from ...engine.packing import Packing
+from ...engine.visibility import Visibility
 from ...models import DiffusionModel
-from ...models.attention import PREFIX, Segment
+from ...models.attention import PREFIX
 from ..base import Draft, chain
 from .base import Scored, Text, Verifier, Work, joined, running, tapped
 
 BASES = ("sdpa", "eager")  # attention that the packed one stands for
-CHUNK = 512  # queries of one text that are attended at once, which bounds the size of masks
+CAUSAL = Visibility(causal=True)
 LEAST = 4  # rows per forward in half precision: one row alone takes another path of the processor
 SPARE = 64  # slots beyond the limit of a text, for the nodes of trees
 GRAIN = 128  # the size of a text's range of slots is a multiple
@@ -61,13 +61,9 @@ class PackedVerifier(Verifier):
         self.attention = PREFIX + ("eager" if self.exact else base)
         self.least = LEAST if self.exact else 1
         config = self.hf.config.get_text_config()
-        heads = config.num_attention_heads
-        self.group = heads // (getattr(config, "num_key_value_heads", None) or heads)
         self.buffer = KVBuffer(config.num_hidden_layers, 0, most=2**62)
         self._common = 0  # slots of the last text
         self.unread = self._allocate(self.least)  # slots for rows that only fill a forward up
-        # An attention mask that is 4-D already: transformers then builds none of its own.
-        self._no_mask = torch.empty(1, 1, 1, 1, device=model.device)
 
     def open(self, prompt: IntArray, limit: int) -> PackedText:
         size = -(-(limit + SPARE) // GRAIN) * GRAIN
@@ -84,183 +80,70 @@ class PackedVerifier(Verifier):
         assert base is not None, "the pool grows"
         return base
 
-    def _make_room(self, text: PackedText, size: int) -> None:
-        """Move the text to a longer range of slots if it has fewer than ``size``."""
-        if size <= text.size:
-            return
-        base = self._allocate(size)
-        self.buffer.move(self._range(text.base, text.cached), self._range(base, text.cached))
-        self.buffer.free(text.base, text.size)
-        text.base, text.size = base, size
-
     def score(self, work: Work) -> list[Scored]:
         order = sorted(range(len(work)), key=lambda i: work[i][0].base)  # type: ignore[attr-defined]
-        packed = _Packed(self.model.dtype, self.model.device, self.group)
+        packing, shares = Packing(), []
         for text, draft in (work[i] for i in order):
             assert isinstance(text, PackedText)
             self._make_room(text, len(text.tokens) + len(draft))
-            packed.add(text, draft)
+            shares.append(self.feed(packing, text, draft))
             text.forwards += 1
             text.computed += len(text.fresh) + len(draft)
-        packed.fill_up(self.least, self.unread)
-        logits, hidden = self._forward(packed)
+        logits, hidden = self._forward(packing)
         scored: list[Scored] = [Scored(logits)] * len(work)
-        for i, (rows, fed) in zip(order, packed.shares(), strict=True):
+        at = 0
+        for i, fed in zip(order, shares, strict=True):
+            rows, at = slice(at, at + len(work[i][1]) + 1), at + len(work[i][1]) + 1
             scored[i] = Scored(logits[rows], None if hidden is None else hidden[fed])
         return scored
 
-    def _forward(self, packed: _Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def feed(self, packing: Packing, text: PackedText, draft: Draft) -> slice:
+        """What ``text`` has not fed yet, then its draft, each with the keys it sees; where they
+        stand on the packed axis.  Texts follow one another in the order of ``base``."""
+        first, nodes = len(text.tokens), len(draft)
+        slots = np.arange(text.cached, first + nodes)
+        positions, tree = slots, None
+        if not draft.is_chain:
+            depths = [first + draft.depth(node) for node in range(nodes)]
+            positions = np.concatenate([slots[: first - text.cached], depths])
+            tree = draft.ancestry()
+        ids = np.concatenate([text.fresh, draft.tokens]).astype(np.int64)
+        at = packing.feed(ids, positions, slots + text.base)
+        packing.pieces += CAUSAL.pieces(slots, None, at, text.base, first + nodes, tree=tree)
+        packing.scored.append(np.arange(packing.size - nodes - 1, packing.size))
+        return slice(at, packing.size)
+
+    def _forward(self, packing: Packing) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits of the scored rows, and what the tapped layers gave for all."""
+        missing = self.least - packing.size
+        if missing > 0:  # rows that only fill up see nothing, and nobody sees them
+            zeros = np.zeros(missing, np.int64)
+            packing.feed(zeros, zeros, self.unread + np.arange(missing))
+        packed = packing.packed(self.model.device, WASTE, self.buffer.size)
         with (
             torch.inference_mode(),
             running(self.hf, self.attention),
             tapped(self.hf, self.taps) as outputs,
         ):
-            self.buffer.slots = self._tensor(packed.slots)
+            inputs = packed.inputs(self.buffer)
             logits: torch.Tensor = self.hf(
-                input_ids=self._tensor(packed.ids)[None],
-                position_ids=self._tensor(packed.positions)[None],
-                attention_mask=self._no_mask,
-                past_key_values=self.buffer,
-                use_cache=False,
-                segments=packed.segments(),
-                logits_to_keep=self._tensor(packed.scored),
+                **inputs, grouped=True, logits_to_keep=packed.scored
             ).logits[0]
         return logits, joined(outputs, self.taps)
+
+    def _make_room(self, text: PackedText, size: int) -> None:
+        """Give the text a longer range of slots if it has fewer than ``size``."""
+        if size > text.size:
+            base = self.buffer.enlarge(text.base, text.size, size)
+            assert base is not None, "the pool grows"
+            text.base, text.size = base, size
 
     def _keep(self, text: Any, draft: Draft, path: Sequence[int]) -> None:
         if draft.is_chain or list(path) == list(range(len(path))):
             return
-        first = text.base + len(text.tokens)
-        self.buffer.move(self._tensor(first + np.asarray(path)), self._range(first, len(path)))
-
-    def _range(self, first: int, n: int) -> torch.Tensor:
-        return torch.arange(first, first + n, device=self.model.device)
-
-    def _tensor(self, values: Any) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(values, np.int64)).to(self.model.device)
-
-
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    """``seen`` (n, n) bool queries from ``first`` on, of a text whose slots begin at ``base`` and
-    that see ``before`` keys there, too; ``whole``: all that the text feeds, so that pieces of
-    different texts can be attended together."""
-
-    first: int
-    base: int
-    before: int
-    seen: npt.NDArray[np.bool_]
-    whole: bool
-
-    @property
-    def keys(self) -> int:
-        return self.before + len(self.seen)
-
-
-@dataclass(eq=False)
-class _Run:
-    """Pieces that one call attends: ``longest`` and ``total`` of their numbers of keys."""
-
-    pieces: list[_Piece]
-    longest: int
-    total: int
-    stride: int = 0
-
-    def join(self, piece: _Piece) -> bool:
-        """Take ``piece`` in if it can be attended in the same call, and that saves time."""
-        last, rows, n = self.pieces[-1], len(self.pieces) + 1, len(piece.seen)
-        stride, longest = piece.base - last.base, max(self.longest, piece.keys)
-        fits = (
-            last.whole
-            and piece.whole
-            and len(last.seen) == n
-            and last.first + n == piece.first
-            and stride >= longest
-            and self.stride in (0, stride)
-        )
-        if not fits or rows * longest - self.total - piece.keys > WASTE * rows:
-            return False
-        self.pieces.append(piece)
-        self.longest, self.stride, self.total = longest, stride, self.total + piece.keys
-        return True
-
-
-class _Packed:
-    """The tokens of a forward, and which of them are scored; ``group`` heads share keys."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device, group: int) -> None:
-        self.dtype, self.device, self.group = dtype, device, group
-        self.ids: list[int] = []
-        self.positions: list[int] = []
-        self.slots: list[int] = []
-        self.scored: list[int] = []
-        self.pieces: list[_Piece] = []
-        self._fed, self._rows = [0], [0]  # where each text's share ends
-
-    def add(self, text: PackedText, draft: Draft) -> None:
-        """What ``text`` has not fed yet, then its draft.  In the order of ``base``."""
-        fresh, at, first, nodes = text.fresh, len(self.ids), len(text.tokens), len(draft)
-        self.ids += [*fresh, *draft.tokens.tolist()]
-        self.positions += range(text.cached, first)
-        self.positions += [first + draft.depth(node) for node in range(nodes)]
-        slots = text.base + text.cached
-        self.slots += range(slots, slots + len(fresh) + nodes)
-        causal = len(fresh) + (nodes if draft.is_chain else 0)
-        for a, b in pairwise([*range(0, causal, CHUNK), causal]):
-            seen = np.tri(b - a, dtype=np.bool_)
-            if b == causal and not draft.is_chain:
-                seen = _below(seen, draft.ancestry())
-            self.pieces.append(
-                _Piece(at + a, text.base, text.cached + a, seen, whole=causal <= CHUNK)
-            )
-        self.scored += range(at + len(fresh) - 1, len(self.ids))
-        self._fed.append(len(self.ids))
-        self._rows.append(len(self.scored))
-
-    def segments(self) -> list[Segment]:
-        """The pieces; neighbours of equal size at equal distances are attended in one call."""
-        runs: list[_Run] = []
-        for piece in self.pieces:
-            if not runs or not runs[-1].join(piece):
-                runs.append(_Run([piece], piece.keys, piece.keys))
-        return [self._segment(run) for run in runs]
-
-    def _segment(self, run: _Run) -> Segment:
-        pieces, longest = run.pieces, run.longest
-        first, n = pieces[0], len(pieces[0].seen)
-        mask = None
-        if n > 1 or run.total < longest * len(pieces):
-            hidden = np.ones((len(pieces), n, longest), np.bool_)
-            for row, piece in enumerate(pieces):
-                hidden[row, :, : piece.before] = False
-                hidden[row, :, piece.before : piece.keys] = ~piece.seen
-            here = torch.from_numpy(hidden).to(self.device).repeat(1, self.group, 1)
-            mask = torch.zeros(here.shape, dtype=self.dtype, device=self.device)
-            mask.masked_fill_(here, torch.finfo(self.dtype).min)
-        queries = slice(first.first, first.first + n * len(pieces))
-        keys = slice(first.base, first.base + longest)
-        return Segment(queries, keys, len(pieces), run.stride, mask, grouped=True)
-
-    def fill_up(self, least: int, unread: int) -> None:
-        """At least ``least`` rows; those that fill up are attended by none and read by none."""
-        missing = max(0, least - len(self.ids))
-        self.ids += [0] * missing
-        self.positions += [0] * missing
-        self.slots += range(unread, unread + missing)
-
-    def shares(self) -> Iterator[tuple[slice, slice]]:
-        """Scored and fed rows of every text."""
-        for rows, fed in zip(pairwise(self._rows), pairwise(self._fed), strict=True):
-            yield slice(*rows), slice(*fed)
-
-
-def _below(chain: npt.NDArray[np.bool_], tree: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """What the tokens of a chain and the nodes of a tree behind it see of each other."""
-    n = len(chain)
-    seen = np.zeros((n + len(tree), n + len(tree)), np.bool_)
-    seen[:n, :n], seen[n:, :n], seen[n:, n:] = chain, True, tree
-    return seen
+        first, device = text.base + len(text.tokens), self.model.device
+        chosen = torch.tensor(path, dtype=torch.int64, device=device)
+        self.buffer.move(first + chosen, torch.arange(first, first + len(path), device=device))
 
 
 def open_verifier(

@@ -35,7 +35,7 @@ def acceptance(
 ) -> Acceptance:
     """Drafts at every place of ``answers``, ``rows`` answers at a time, and walks through them."""
     device = trainee.head.device
-    size = trainee.blocks.drafter.config.block_size - 1
+    size = trainee.blocks.drafts
     tokens = rounds = 0
     reached, right, seen = torch.zeros(size), torch.zeros(size), torch.zeros(size)
     per_answer = []
@@ -64,11 +64,11 @@ def drafts_at(
     trainee: Trainee, ids: torch.Tensor, taps: torch.Tensor, anchors: torch.Tensor,
     walking: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """Most probable tokens (B, N, block - 1), over the whole vocabulary; with ``walking`` and a
+    """Most probable tokens (B, N, drafts), over the whole vocabulary; with ``walking`` and a
     head that looks at the token before, each given the one before."""
     width = trainee.head.shape[1]
     anchors = anchors.clamp_min(0)
-    hidden = trainee.blocks(ids, taps[..., :-width], anchors)[:, :, 1:]
+    hidden = trainee.blocks(ids, taps[..., :-width], anchors)
     if trainee.walk is None or not walking:
         return _best(hidden, hidden, trainee.head, None)
     tokens, drafts = ids.gather(1, anchors), []
@@ -98,7 +98,7 @@ def _best(
 
 
 def matches(answer: Answer, drafts: torch.Tensor) -> torch.Tensor:
-    """(places, block - 1): 1 where a draft (N, block - 1) is the answer's token, 0 where not, -1
+    """(places, K): 1 where a draft (N, K) is the answer's token, 0 where not, -1
     beyond its end."""
     ids = torch.tensor(answer.ids)
     anchors = torch.arange(answer.start, len(ids) - 1)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from ...drafting.dflash.checkpoint import EXTRAS, RENAMED, WEIGHTS, BlockCheckpoint
+from ...drafting.dflash.heads import SelectorHead, head_of
 from ...errors import ConfigError, UnknownNameError
 
 FORMATS = ("native", "z-lab", "speculators")
@@ -21,21 +22,30 @@ FORMATS = ("native", "z-lab", "speculators")
 
 def export(
     checkpoint: BlockCheckpoint, folder: Path, kind: str, *, verifier: Any, verifier_name: str,
-    head: torch.Tensor | None = None, dtype: torch.dtype = torch.bfloat16,
+    head: torch.Tensor | None = None, embedding: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:  # fmt: skip
     """Write config.json and model.safetensors.
 
-    ``verifier`` is its config.  ``head`` (V, H) is the verifier's head; ``speculators`` keeps the
-    rows of a trimmed vocabulary in the checkpoint, because engines do not derive them.
+    ``verifier`` is its config, ``head`` (V, H) its head and ``embedding`` (V, H) what it embeds
+    with (None: the head): ``speculators`` keeps the rows of a trimmed vocabulary in the checkpoint,
+    and engines run DFlash 2 with whole tables in its selector, because they derive neither.
     """
     if kind not in FORMATS:
         raise UnknownNameError("format", kind, FORMATS)
+    if kind != "native" and checkpoint.variant.conv_kernel_size:
+        whole = checkpoint.draft_ids is None and head is not None
+        if not checkpoint.selector or not whole or checkpoint.variant.sample_from_anchor:
+            raise ConfigError(
+                f"DFlash 2 in {kind}'s format has a selector over the whole vocabulary and an "
+                "anchor that does not draft: train it so, or write the native format"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: t.to(dtype).contiguous() for name, t in checkpoint.weights.items()}
     text = verifier.get_text_config()
     extras = _vocabulary(checkpoint, text.vocab_size)
     if kind == "native":
-        config = checkpoint.config.to_diff_dict() | {
+        config = checkpoint.config.to_diff_dict() | checkpoint.variant.changed() | {
             "architectures": ["MuseGlimmerAssistantModel"], "dtype": str(dtype).split(".")[-1],
         }  # fmt: skip
         extras |= _heads(checkpoint, dtype)
@@ -43,6 +53,8 @@ def export(
             save_file(extras, folder / EXTRAS)
     else:
         weights = {_old_name(name): t for name, t in weights.items()} | extras
+        if checkpoint.variant.conv_kernel_size:
+            weights |= _selector(checkpoint, head, embedding, dtype)
         common = _qwen3(checkpoint, text.vocab_size)
         if kind == "z-lab":
             config = _z_lab(checkpoint, common, text.num_hidden_layers)
@@ -73,12 +85,40 @@ def _vocabulary(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, torch
 
 
 def _heads(checkpoint: BlockCheckpoint, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Markov head and selector, which the other formats' DFlash networks do not have."""
+    """Markov head and selector as they were trained, which other formats have no words for."""
     result: dict[str, torch.Tensor] = {}
     for prefix, part in (("markov_head.", checkpoint.markov),
                          ("candidate_selector.", checkpoint.selector)):  # fmt: skip
         result |= {prefix + name: t.to(dtype).contiguous() for name, t in part.items()}
     return result
+
+
+def _selector(
+    checkpoint: BlockCheckpoint, head: torch.Tensor | None, embedding: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """The selector with its tables written out."""
+    assert head is not None  # checked before
+    made = head_of(checkpoint, head.device, head if embedding is None else embedding, head)
+    assert isinstance(made, SelectorHead)
+    parts = {
+        "predecessor_codebook": torch.from_numpy(made.before),
+        "successor_codebook": made.successor,
+        "hidden_projection.weight": made.hidden,
+    }
+    return {f"candidate_selector.{k}": t.to(dtype).contiguous() for k, t in parts.items()}
+
+
+def _second(checkpoint: BlockCheckpoint) -> dict[str, Any]:
+    """What configs say of DFlash 2 besides; nothing for DFlash."""
+    variant = checkpoint.variant
+    if not variant.conv_kernel_size:
+        return {}
+    return {
+        "conv_kernel_size": variant.conv_kernel_size, "conv_group_size": variant.conv_group_size,
+        "selector_rank": len(checkpoint.selector["hidden_projection.weight"]),
+        "selector_top_k": variant.selector_top_k,
+    }  # fmt: skip
 
 
 def _qwen3(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, Any]:
@@ -100,11 +140,15 @@ def _qwen3(checkpoint: BlockCheckpoint, vocab_size: int) -> dict[str, Any]:
 
 def _z_lab(checkpoint: BlockCheckpoint, common: dict[str, Any], layers: int) -> dict[str, Any]:
     c = checkpoint.config
+    second = _second(checkpoint)
     return common | {
-        "architectures": ["DFlashDraftModel"], "block_size": c.block_size,
-        "num_target_layers": layers, "dtype": "bfloat16",
+        "architectures": ["DFlash2DraftModel" if second else "DFlashDraftModel"],
+        "block_size": c.block_size, "num_target_layers": layers, "dtype": "bfloat16",
+        "sliding_window": (c.sliding_window or 0) + 1,  # a row is part of its own window there
+        "is_causal": False,
         "dflash_config": {
             "mask_token_id": c.mask_token_id, "target_layer_ids": list(c.target_layer_ids or []),
+            **second,
         },
     }  # fmt: skip
 
@@ -113,17 +157,20 @@ def _speculators(
     checkpoint: BlockCheckpoint, common: dict[str, Any], verifier: Any, name: str
 ) -> dict[str, Any]:
     c, ids = checkpoint.config, checkpoint.draft_ids
-    drafts = c.block_size - 1
+    second, anchor = _second(checkpoint), checkpoint.variant.sample_from_anchor
+    drafts = c.block_size - (0 if anchor else 1)
+    algorithm = "dflash2" if second else "dflash"
     return {
-        "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash",
+        "architectures": ["DFlash2DraftModel" if second else "DFlashSpeculator"],
+        "speculators_model_type": algorithm, **second,
         "transformer_layer_config": common,
         "draft_vocab_size": common["vocab_size"] if ids is None else len(ids),
         "block_size": c.block_size, "mask_token_id": c.mask_token_id,
         # these count the embedding as layer 0
         "aux_hidden_state_layer_ids": [tap + 1 for tap in c.target_layer_ids or []],
-        "sample_from_anchor": False, "sliding_window_non_causal": True, "dtype": "bfloat16",
+        "sample_from_anchor": anchor, "sliding_window_non_causal": True, "dtype": "bfloat16",
         "speculators_config": {
-            "algorithm": "dflash", "default_proposal_method": "greedy",
+            "algorithm": algorithm, "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": drafts}],
             "verifier": {"name_or_path": name, "architectures": verifier.architectures or []},
         },

@@ -76,10 +76,12 @@ class Trainee(nn.Module):
 
     def __init__(
         self, drafter: MuseGlimmerAssistantModel, verifier: Any, objective: Objective,
-        common: torch.Tensor,
+        common: torch.Tensor, from_anchor: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.blocks = BlockDrafter(drafter, verifier.get_input_embeddings().weight.detach())
+        self.blocks = BlockDrafter(
+            drafter, verifier.get_input_embeddings().weight.detach(), from_anchor
+        )
         self.objective = objective
         self.head: torch.Tensor
         self.common: torch.Tensor
@@ -97,7 +99,7 @@ class Trainee(nn.Module):
         """``loss`` of a batch as `data.collate` makes it."""
         taps = self.reader.read(ids) if taps is None else taps
         width = self.head.shape[1]
-        hidden = self.blocks(ids, taps[..., :-width], anchors.clamp_min(0))[:, :, 1:]
+        hidden = self.blocks(ids, taps[..., :-width], anchors.clamp_min(0))
         places = anchors[..., None] + torch.arange(1, hidden.shape[2] + 1, device=ids.device)
         counted = (anchors[..., None] >= 0) & (places < length[:, None, None])
         labels = torch.where(counted, ids.gather(1, places.flatten(1).clamp_max(ids.shape[1] - 1))

@@ -11,6 +11,7 @@ import torch
 from transformers import MuseGlimmerAssistantConfig, TrainerCallback
 
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
+from ...drafting.dflash.config import Variant
 from ...errors import ConfigError
 from ...models import DiffusionModel
 from .card import card, curve
@@ -34,7 +35,8 @@ class Recipe:
     ``mask_token_id``: None chooses one; ``init``: "verifier" starts with copies of its last layers,
     "random" from nothing; ``held_out``: one in so many prompts is never trained on, and
     ``evaluated`` of these answers measure acceptance; ``draft_vocabulary``: ids that the finished
-    drafter proposes, the most frequent of the answers (0: all).
+    drafter proposes, the most frequent of the answers (0: all); ``conv``: DFlash 2's convolutions
+    of two taps around every sublayer; ``from_anchor``: the anchor's row drafts as well.
     """
 
     layers: int = 4
@@ -46,6 +48,8 @@ class Recipe:
     held_out: int = 64
     evaluated: int = 48
     draft_vocabulary: int = 0
+    conv: bool = False
+    from_anchor: bool = False
     objective: Objective = field(default_factory=Objective)
     schedule: Schedule = field(default_factory=Schedule)
 
@@ -54,6 +58,11 @@ class Recipe:
             raise ConfigError(f"init is 'verifier' or 'random', not {self.init!r}")
         if self.held_out < 2:
             raise ConfigError("hold out one prompt in at least 2")
+
+    @property
+    def variant(self) -> Variant:
+        """What the drafter has beyond DFlash."""
+        return Variant(conv_kernel_size=2 if self.conv else 0, sample_from_anchor=self.from_anchor)
 
     def config(self, verifier: Any, mask_token_id: int) -> MuseGlimmerAssistantConfig:
         """The drafter's config for the config of a verifier."""
@@ -126,11 +135,11 @@ def start(
     layers = list(config.target_layer_ids or [])
     split = Split.of([a for file in files for a in read_answers(file, layers)], recipe)
     torch.manual_seed(recipe.schedule.seed)
-    drafter = new_drafter(config)
+    drafter = new_drafter(config, recipe.variant)
     if weights_from is None and recipe.init == "verifier":
         copy_layers(drafter, hf)
     common = common_tokens(split.train, recipe.objective.head_rows)
-    trainee = Trainee(drafter, hf, recipe.objective, common)
+    trainee = Trainee(drafter, hf, recipe.objective, common, recipe.from_anchor)
     if weights_from is not None:
         _take_weights(trainee, load_checkpoint(weights_from))
     taps = Taps(layers, config.hidden_size)
@@ -147,12 +156,18 @@ def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
     for name in ("num_hidden_layers", "target_layer_ids", "hidden_size"):
         if getattr(drafter.config, name) != getattr(checkpoint.config, name):
             raise ConfigError(f"{checkpoint.name} has another {name} than this run")
-    drafter.load_state_dict({name: t.float() for name, t in checkpoint.weights.items()})
+    fresh = {name: t for name, t in drafter.state_dict().items() if "_conv." in name}
+    if any("_conv." in name for name in checkpoint.weights) and not fresh:
+        raise ConfigError(f"{checkpoint.name} has convolutions: train on with conv (--conv)")
+    if checkpoint.variant.sample_from_anchor != (trainee.blocks.first == 0):
+        raise ConfigError(f"{checkpoint.name} drafts from other rows than this run (from_anchor)")
+    given = {name: t.float() for name, t in checkpoint.weights.items()}
+    drafter.load_state_dict(fresh | given)  # what changes nothing at first may be new
     if trainee.walk is not None:
         own = trainee.walk.state_dict()
-        given = checkpoint.markov if trainee.walk.top is None else checkpoint.selector
-        if {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in given.items()}:
-            trainee.walk.load_state_dict({name: t.float() for name, t in given.items()})
+        brought = checkpoint.markov if trainee.walk.top is None else checkpoint.selector
+        if {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in brought.items()}:
+            trainee.walk.load_state_dict({name: t.float() for name, t in brought.items()})
 
 
 def finish(
@@ -174,10 +189,12 @@ def finish(
         kind_of_head = "markov" if trainee.walk.top is None else "selector"
         held = {name: t.detach().cpu() for name, t in trainee.walk.state_dict().items()}
         head = {kind_of_head: held}
-    checkpoint = BlockCheckpoint(str(folder), drafter.config, weights, ids, **head)
+    checkpoint = BlockCheckpoint(
+        str(folder), drafter.config, weights, ids, variant=recipe.variant, **head
+    )
     export(
         checkpoint, folder, kind, verifier=verifier.hf.config, verifier_name=verifier.name,
-        head=trainee.head.cpu(),
+        head=trainee.head.cpu(), embedding=trainee.blocks.embedding.cpu(),
     )  # fmt: skip
     settings = {k: v for k, v in asdict(recipe).items() if k not in ("objective", "schedule")}
     settings |= asdict(recipe.objective) | asdict(recipe.schedule)
@@ -204,14 +221,15 @@ def dry_run(verifier: Any, recipe: Recipe, length: int = 1024) -> dict[str, floa
     config = recipe.config(verifier, recipe.mask_token_id or 0)
     rows, anchors, size = recipe.schedule.rows, recipe.schedule.anchors, recipe.block_size
     with torch.device("meta"):
-        drafter = new_drafter(config)
-        network = BlockDrafter(drafter, torch.empty(text.vocab_size, text.hidden_size))
+        drafter = new_drafter(config, recipe.variant)
+        embedding = torch.empty(text.vocab_size, text.hidden_size)
+        network = BlockDrafter(drafter, embedding, recipe.from_anchor)
         ids = torch.zeros(rows, length, dtype=torch.int64)
         width = len(config.target_layer_ids or []) * text.hidden_size
         hidden = network(
             ids, torch.empty(rows, length, width), torch.zeros(rows, anchors, dtype=torch.int64)
         )
-        drafted = hidden[:, :, 1:].flatten(0, 2)
+        drafted = hidden.flatten(0, 2)
         head = torch.empty(recipe.objective.head_rows, text.hidden_size)
         labels = torch.zeros(len(drafted), dtype=torch.int64)
         losses, _ = FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]

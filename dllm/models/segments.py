@@ -1,0 +1,47 @@
+"""Which keys the queries of a packed forward attend to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Queries that attend the named keys and nothing else: all of them, unless there is a mask.
+
+    ``queries`` is a range of the packed query axis; ``keys`` a range (a view) or a 1-D LongTensor
+    (a gather) of the packed key axis.  ``rows > 1`` folds that many rows of equal size into one
+    call: they lie back to back in ``queries``, and row ``r`` reads the keys of row 0 moved by
+    ``r * key_stride`` slots.  ``mask`` (rows, queries of a row, keys) float is added to the scores;
+    flash kernels take none.
+    """
+
+    queries: slice
+    keys: slice | Tensor
+    rows: int = 1
+    key_stride: int = 0
+    mask: Tensor | None = None
+    _folded: Tensor | None = field(default=None, init=False, repr=False)
+
+    def folded(self, heads: int, dtype: torch.dtype) -> Tensor | None:
+        """The mask for ``heads`` heads whose queries lie one after the other, (rows, heads x
+        queries of a row, keys); the same for every layer, and made once."""
+        if self.mask is not None and self._folded is None:
+            self._folded = self.mask.to(dtype).repeat(1, heads, 1)
+        return self._folded
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """Keys or values ``x`` (1, Hkv, S, dh) of the segment's rows as (rows, Hkv, n, dh); a view
+        where ``keys`` is a range."""
+        keys, rows, stride = self.keys, self.rows, self.key_stride
+        if isinstance(keys, Tensor):
+            offsets = torch.arange(rows, device=keys.device) * stride
+            return x[0][:, keys + offsets[:, None]].transpose(0, 1)
+        first, last, _ = keys.indices(x.shape[2])
+        if rows == 1 or stride == 0:
+            return x[:, :, first:last].expand(rows, -1, -1, -1)
+        span = x[0, :, first : last + (rows - 1) * stride]
+        return span.unfold(1, last - first, stride).permute(1, 0, 3, 2)
