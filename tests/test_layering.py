@@ -39,8 +39,9 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),
     "work": ({"errors", "canvas", "memory"}, {"torch"}),
+    "formats": ({"errors", "canvas", "kernels"}, {"numpy", "outlines_core"}),
     "engine": (
-        GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config", "work"},
+        GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config", "work", "formats"},
         {"numpy", "torch", "transformers", "einops"},
     ),
     "trace": ({"canvas", "engine", "errors"}, set()),
