@@ -52,9 +52,9 @@ class BlockDrafter(Drafter):
     default "argmax" at temperature 0, "coupled" above; others are "cps", "sample" and
     "best_first_tree".  ``proxy``: the causal model that helps a search (default "ngram").
     ``head``: "auto" reads the draft off with the head of the checkpoint (DSpark's, Domino's, DFlash
-    2's selector), if it brings one and no search is asked for: as a tree of at most ``nodes`` tokens
-    (15) where the length controller knows what a node costs (`rate`) and rule and verifier take
-    trees, else as a chain.  "tree" and "chain" say which; "sample" draws a chain above temperature
+    2's selector), if it brings one and no search is asked for: as a tree of at most ``nodes``
+    tokens (15) where the length controller knows what a node costs (`rate`) and rule and verifier
+    take trees, else as a chain.  "tree" and "chain" say which; "sample" draws a chain above temperature
     0, for the rules that divide by the draft's probabilities (`ratio`, `block`); "none" leaves the
     head out.
     """
