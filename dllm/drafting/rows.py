@@ -11,10 +11,12 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..config import GenerationConfig
+from ..formats import Format
 from ..models import DiffusionModel
 from ..samplers import NOTHING, Decision
 from ..work import Row, Step
 from .accept.defaults import own_processors
+from .accept.formats import FormatProcessor
 from .accept.rows import KeyedNoise, LogitsProcessor, Rows, Sampling
 from .base import (
     EMPTY,
@@ -39,6 +41,7 @@ class SpeculativeRecipe:
     ``drafter``: None decodes plainly.  ``stop_ids`` end the text.  ``own_defaults``: whether the
     processors of the checkpoint's ``generation_config`` act, before ``processors``.
     ``after_step``: called with the text's canvas after each round, and may finish it.
+    ``format``: which texts may be written.
     """
 
     config: GenerationConfig
@@ -50,6 +53,7 @@ class SpeculativeRecipe:
     processors: tuple[LogitsProcessor, ...] = ()
     own_defaults: bool = True
     after_step: Callable[[Canvas], None] | None = None
+    format: Format | None = None
 
     lanes: ClassVar[int] = 1
     width: ClassVar[int] = 1
@@ -66,6 +70,8 @@ class SpeculativeRecipe:
         if self.own_defaults:
             given = () if penalty is None else ("repetition_penalty",)
             processors = (*own_processors(model, prompt, limit, given), *processors)
+        if self.format is not None:  # last: nothing is to bring back what it takes
+            processors = (*processors, FormatProcessor(self.format, len(prompt), limit))
         return Sampling(
             config.temperature, config.top_p, config.top_k, 1.0 if penalty is None else penalty,
             processors, self.stop_ids, len(prompt) + config.min_new_tokens,
