@@ -54,9 +54,9 @@ class BlockDrafter(Drafter):
     ``head``: "auto" reads the draft off with the head of the checkpoint (DSpark's, Domino's, DFlash
     2's selector), if it brings one and no search is asked for: as a tree of at most ``nodes``
     tokens (15) where the length controller knows what a node costs (`rate`) and rule and verifier
-    take trees, else as a chain.  "tree" and "chain" say which; "sample" draws a chain above temperature
-    0, for the rules that divide by the draft's probabilities (`ratio`, `block`); "none" leaves the
-    head out.
+    take trees, else as a chain.  "tree" and "chain" say which; "sample" draws a chain above
+    temperature 0, for the rules that divide by the draft's probabilities (`ratio`, `block`); "none"
+    leaves the head out.
     """
 
     model: Any = ""
