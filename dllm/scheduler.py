@@ -151,6 +151,8 @@ class Scheduler:
         done = []
         while self.waiting:
             request = self.waiting[0]
+            if not request.at_once and not self.engine.room:
+                return done
             try:
                 canvas = request.canvas = request.canvas or request.make()
                 trace = self._trace(request, canvas) if request.traced else None

@@ -7,6 +7,7 @@ everything above it know no more than this.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -187,9 +188,11 @@ class Work(Generic[R, S]):
         return self._most
 
     @property
-    def room(self) -> int:
+    def room(self) -> float:
         """Rows that could join at once."""
-        return max(0, (self.max_rows or 0) - sum(map(self.takes_room, self.live)))
+        if self.max_rows is None:
+            return math.inf
+        return max(0, self.max_rows - sum(map(self.takes_room, self.live)))
 
     def must_fit(self, recipe: Any, length: int) -> None:
         """Raise what is wrong with a recipe, and `ConfigError` for a row of ``length`` positions
@@ -207,7 +210,7 @@ class Work(Generic[R, S]):
         return not self._waiting and self._enter(row)
 
     def _enter(self, row: R) -> bool:
-        if self.max_rows is not None and self.takes_room(row) and not self.room:
+        if self.takes_room(row) and not self.room:
             return False
         try:
             if not self._allot(row):

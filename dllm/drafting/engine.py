@@ -153,12 +153,13 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
         scored = self.verifier.score([(row.text, row.draft or EMPTY) for row in rows])
         seconds = time.perf_counter() - began
         self._seconds += seconds
-        forward = Forward(seconds, sum(row.cost for row in rows), len(rows))
-        return ((one, forward) for one in scored)
+        fed = [row.cost for row in rows]
+        forward = Forward(seconds, sum(fed), len(rows))
+        return ((*own, forward) for own in zip(scored, fed, strict=True))
 
     def _settle(self, row: SpeculativeRow, answer: Any) -> Step:
-        scored, forward = answer
-        step = row.settle(scored, forward)
+        step = row.settle(*answer)
+        forward: Forward = answer[-1]
         forward.settled += 1
         forward.emitted += len(step.decision.committed)
         return step

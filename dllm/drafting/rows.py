@@ -189,10 +189,11 @@ class SpeculativeRow(Row):
             draft = draft.cut(len(self.canvas.tokens) - self.length - 1)
         self.draft = draft if len(draft) else EMPTY
 
-    def settle(self, scored: Scored, forward: Forward) -> Step:
-        """Commit of the draft what the rule accepts, and one token more."""
+    def settle(self, scored: Scored, fed: int, forward: Forward) -> Step:
+        """Commit of the draft what the rule accepts, and one token more; ``fed`` tokens of the
+        ``forward`` were the text's."""
         began = time.perf_counter()
-        whole, prefix, fed, canvas = self.draft, self.prefix, self.cost, self.canvas
+        whole, prefix, canvas = self.draft, self.prefix, self.canvas
         assert whole is not None
         draft = whole.proposed
         logits = scored.logits[: len(draft) + 1]
@@ -201,12 +202,10 @@ class SpeculativeRow(Row):
         judged = time.perf_counter()
         emitted = self._cut([*draft.tokens[outcome.path].tolist(), outcome.extra])
         logprobs = rows.logprobs([-1, *outcome.path][: len(emitted)], emitted)
-        self._commit(emitted, logprobs)
         canvas.nfe += 1
         canvas.computed += fed
-        emitted = emitted[: canvas.end - len(prefix)]  # a stop string may end before
-        at = np.arange(len(prefix), len(prefix) + len(emitted))
-        decision = Decision(at, NOTHING, tokens=canvas.tokens[at], logprobs=canvas.logprob[at])
+        decision = self._commit(emitted, logprobs)
+        emitted = emitted[: len(decision.committed)]
         path, extra = self._accepted(draft, outcome, len(emitted))
         self.verifier.commit(self.text, whole, path, emitted)
         ids = np.concatenate([prefix[-1:], whole.tokens])
@@ -237,21 +236,26 @@ class SpeculativeRow(Row):
                 return emitted[:i]
         return emitted
 
-    def _commit(self, emitted: list[int], logprobs: list[float]) -> None:
-        """Decide the next positions, and finish the text where they end it."""
-        canvas, end = self.canvas, self.length + len(emitted)
-        positions = np.arange(self.length, end)
-        canvas.commit(positions, np.asarray(emitted), np.asarray(logprobs, np.float32))
-        canvas.window = end, end
+    def _commit(self, emitted: list[int], logprobs: list[float]) -> Decision:
+        """Decide the next positions, and finish the text where they end it, which a stop string may
+        do before the last of them."""
+        canvas, low = self.canvas, self.length
+        high = low + len(emitted)
+        positions, tokens = np.arange(low, high), np.asarray(emitted, np.int64)
+        known = np.asarray(logprobs, np.float32)
+        canvas.commit(positions, tokens, known)
+        canvas.window = high, high
         canvas.step += 1
         if emitted[-1] in self.recipe.stop_ids:
-            canvas.stop_position = end - 1
-            canvas.cut(end - 1)
+            canvas.stop_position = high - 1
+            canvas.cut(high - 1)
             canvas.finish("stop")
         if self.recipe.after_step is not None:
             self.recipe.after_step(canvas)
-        if not canvas.finished and end >= len(canvas.tokens):
+        if not canvas.finished and high >= len(canvas.tokens):
             canvas.finish("length")
+        n = canvas.end - low
+        return Decision(positions[:n], NOTHING, tokens=tokens[:n], logprobs=known[:n])
 
     def _accepted(self, draft: Draft, outcome: Outcome, emitted: int) -> tuple[list[int], str]:
         """The accepted path, and the kind of the last token that was emitted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import dllm
 from dllm.drafting.bridges.device import write_with
 from dllm.drafting.naming import make_drafter
 from dllm.drafting.vocabulary import fingerprint
+from dllm.serve.verify import VerifyRoutes
 from tests.drafting.conftest import Scripted, make_verifier
 
 from .conftest import PATIENCE, Served, idle, serve, until
@@ -243,3 +245,26 @@ def test_a_step_that_will_not_do_leaves_the_text(
         reply = client.post("/v1/verify/step", json=step).json()
         assert reply["base_len"] == 2 + len(reply["tokens"])
         client.post("/v1/verify/close", json={"sid": opened["sid"]})
+
+
+def test_one_client_does_not_take_the_texts_of_another(
+    verifier: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has most texts gives one up, the one that was silent longest."""
+    monkeypatch.setattr("dllm.serve.verify.MOST_TEXTS", 8)
+    right = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
+    opening = {"vocabulary": right, "prompt": [5, 6], "max_new_tokens": 4}
+
+    async def work(session: dllm.Session) -> None:
+        routes = VerifyRoutes(session)
+        few = [routes._open(opening, "b")["sid"] for _ in range(3)]
+        many = [routes._open(opening, "a")["sid"] for _ in range(300)]
+        assert list(routes.texts) == [*few, *many[-5:]]
+        routes._open(opening, "b")
+        assert list(routes.texts)[:7] == [*few, *many[-4:]]
+        reply = await routes._step({"sid": few[0], "base_len": 2, "tokens": [3]})
+        assert reply["base_len"] == 2 + len(reply["tokens"])
+
+    with dllm.Session(verifier, max_rows=1) as session:
+        asyncio.run(work(session))
+    assert session.failure is None

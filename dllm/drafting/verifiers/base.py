@@ -40,14 +40,11 @@ class Scored(NamedTuple):
 @dataclass(eq=False)
 class Text:
     """One text being written: committed ids, prompt included.  It gets at most ``limit`` tokens
-    long; ``cached`` of them have their keys and values kept.  ``forwards`` it took part in, and
-    tokens ``computed`` for it."""
+    long; ``cached`` of them have their keys and values kept."""
 
     tokens: list[int]
     limit: int
     cached: int = 0
-    forwards: int = 0
-    computed: int = 0
 
     @property
     def prefix(self) -> IntArray:

@@ -87,8 +87,6 @@ class PackedVerifier(Verifier):
             assert isinstance(text, PackedText)
             self._make_room(text, len(text.tokens) + len(draft))
             shares.append(self.feed(packing, text, draft))
-            text.forwards += 1
-            text.computed += len(text.fresh) + len(draft)
         probes = np.zeros(max(self.least, packing.size), np.bool_)
         for i, fed in zip(order, shares, strict=True):
             probes[fed.stop - work[i][1].probes : fed.stop] = True

@@ -161,8 +161,6 @@ class RowVerifier(Verifier):
         ):
             self._name_masks(np.arange(len(ids)) >= len(ids) - draft.probes)
             logits: torch.Tensor = self.hf(**arguments).logits[0, -wanted:]
-        text.forwards += 1
-        text.computed += len(ids)
         if len(draft):
             self._check_rollback(text.cache)
         return Scored(logits, joined(outputs, self.taps))
