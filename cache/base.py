@@ -10,7 +10,6 @@ until the token was fed as itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -27,7 +26,7 @@ from ..capabilities import (
 )
 from ..errors import ConfigError
 from ..registry import Registry
-from ..spec import FamilyDefaults, arguments, describe, fill_open, parse
+from ..spec import FamilyDefaults, Info, fill_open, info, parse
 
 # What caches offer: PARTIAL those that answer part of what is asked.  The others serve all of
 # it, by computing more where they must: BLOCK those that plan for the window, REGION those that
@@ -247,30 +246,9 @@ def check(plan: Plan, canvas: Canvas, slots: Slots) -> None:
         raise ConfigError(f"the cache reads position {int(unwritten[0])} before computing it")
 
 
-@dataclass(frozen=True)
-class Info:
-    """What a listing says: ``summary`` in one line, ``about`` the rest of the description."""
-
-    name: str
-    summary: str
-    about: str
-    paper: str
-    arxiv: str
-    needs: tuple[str, ...]
-    offers: tuple[str, ...]
-    defaults: Mapping[str, Any]
-
-
 def available() -> list[Info]:
     """Every registered cache, by name."""
-    infos = []
-    for name in sorted(CACHES):
-        cls = CACHES[name]
-        summary, about = describe(cls)
-        needs, offers = (tuple(sorted(map(str, x))) for x in (cls.needs, cls().offers))
-        own = arguments(cls)
-        infos.append(Info(name, summary, about, cls.paper, cls.arxiv, needs, offers, own))
-    return infos
+    return [info(CACHES[name], offers=CACHES[name]().offers) for name in sorted(CACHES)]
 
 
 def compose(cache: CacheLike, family: str = "llada") -> Cache:

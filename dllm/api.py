@@ -20,7 +20,7 @@ from .streamers import Streamer, feeding
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
 
 
-class Options(GenerationArguments, total=False):
+class CallOptions(GenerationArguments, total=False):
     """What every call takes: a sampler, a cache, and the fields of a `GenerationConfig`."""
 
     sampler: SamplerLike
@@ -30,7 +30,7 @@ class Options(GenerationArguments, total=False):
     config: GenerationConfig | None
 
 
-class GenerateOptions(Options, total=False):
+class GenerateOptions(CallOptions, total=False):
     """What `generate` takes beside."""
 
     progress: bool

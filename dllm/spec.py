@@ -10,8 +10,8 @@ import ast
 import inspect
 import math
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
 from types import UnionType
@@ -34,11 +34,31 @@ def arguments(cls: Any) -> dict[str, Any]:
     return {field.name: field.default for field in fields(cls)} if is_dataclass(cls) else {}
 
 
-def describe(cls: type[Any]) -> tuple[str, str]:
-    """The first paragraph of a class's docstring as one line, and the rest of it."""
-    text = inspect.cleandoc(cls.__doc__ or "")
-    summary, _, about = text.partition("\n\n")
-    return " ".join(summary.split()), about
+@dataclass(frozen=True)
+class Info:
+    """What a listing says of a part: ``summary`` in one line, ``about`` the rest of the
+    description."""
+
+    name: str
+    role: str
+    summary: str
+    about: str
+    paper: str
+    arxiv: str
+    needs: tuple[str, ...]
+    offers: tuple[str, ...]
+    defaults: Mapping[str, Any]
+
+
+def info(cls: Any, role: str = "", offers: Iterable[Any] = ()) -> Info:
+    """What a listing says of a registered class: of its docstring the first paragraph as one line,
+    and the rest."""
+    summary, _, about = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
+    needs = tuple(sorted(map(str, getattr(cls, "needs", ()))))
+    return Info(
+        cls.name, role, " ".join(summary.split()), about, cls.paper, cls.arxiv, needs,
+        tuple(sorted(map(str, offers))), arguments(cls),
+    )  # fmt: skip
 
 
 def fill_open(part: T, family: str, facts: Mapping[str, Any] | None = None) -> T:

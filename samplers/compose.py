@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from ..capabilities import Capability
 from ..errors import ConfigError, UnknownNameError
 from ..registry import Registry
-from ..spec import arguments, describe, fill_open, parse
+from ..spec import Info, arguments, fill_open, info, parse
 from .base import (
     EosRule,
     Explorer,
@@ -36,30 +36,9 @@ SOURCES = {"eos": "an eos rule", "stop": "a selector", "transform": "a selector"
 SamplerLike = str | Part | Sequence[Part] | Sampler
 
 
-@dataclass(frozen=True)
-class Info:
-    """What a listing says: ``summary`` in one line, ``about`` the rest of the description."""
-
-    name: str
-    role: str
-    summary: str
-    about: str
-    paper: str
-    arxiv: str
-    needs: tuple[str, ...]
-    defaults: Mapping[str, Any]
-
-
-def info(cls: type[Part]) -> Info:
-    """What a listing says about a registered class."""
-    summary, about = describe(cls)
-    needs = tuple(sorted(map(str, cls.needs)))
-    return Info(cls.name, cls.role, summary, about, cls.paper, cls.arxiv, needs, arguments(cls))
-
-
 def available() -> list[Info]:
     """Every registered sampler part, by role and name."""
-    infos = [info(SAMPLERS[name]) for name in SAMPLERS]
+    infos = [info(SAMPLERS[name], SAMPLERS[name].role) for name in SAMPLERS]
     return sorted(infos, key=lambda i: (i.role != "selector", i.role, i.name))
 
 

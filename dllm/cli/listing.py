@@ -18,10 +18,7 @@ from ..errors import ConfigError, UnknownNameError
 from . import completion
 
 if TYPE_CHECKING:
-    from ..cache import Info as CacheInfo
-    from ..samplers import Info as SamplerInfo
-
-    Info = SamplerInfo | CacheInfo
+    from ..spec import Info
 
 DECIDES = {
     "selector": "which now",
@@ -114,15 +111,14 @@ def _lines(infos: Iterable[Info]) -> None:
 
 def _explain(info: Info) -> None:
     """Everything about one."""
-    role = getattr(info, "role", "")
-    kind = f"  {role}: {DECIDES.get(role, '')}" if role else ""
+    kind = f"  {info.role}: {DECIDES.get(info.role, '')}" if info.role else ""
     _print(Text.assemble((info.name, "bold"), (kind, "dim")))
     about = f"{info.summary}\n\n{info.about}".replace("``", "").strip()
     _print(Text(f"{about}\n"))
     facts = {
         "paper": f"{info.paper}, arXiv {info.arxiv}" if info.arxiv else info.paper,
         "needs": ", ".join(info.needs),
-        "offers": ", ".join(getattr(info, "offers", ())),
+        "offers": ", ".join(info.offers),
         "defaults": ", ".join(_settings(info.defaults)),
     }
     for name, text in facts.items():

@@ -10,9 +10,11 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from ..spec import Info, info
+
 if TYPE_CHECKING:
     from .api import speculate, stream_speculate
-    from .base import Budget, Distribution, Draft, Drafter, Drafting, Feedback, Info, Request
+    from .base import Budget, Distribution, Draft, Drafter, Drafting, Feedback, Request
     from .drafters.diffusion import DiffusionDrafter
     from .result import SpeculativeResult
 
@@ -45,7 +47,6 @@ def available() -> list[Info]:
     """Every registered part, by role and name."""
     register_all()
     from . import base
-    from .base import info
     from .length import control
     from .search import chains as search
     from .search import proxies

@@ -11,7 +11,7 @@ distribution that its tokens were drawn from.  `AcceptRule.check` refuses that.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ..canvas import IntArray
 from ..errors import ConfigError
 from ..registry import Registry
-from ..spec import arguments, describe, parse
+from ..spec import parse
 
 Array = npt.NDArray[np.float64]
 ROOT = -1  # the parent of a draft's first tokens: the last committed token
@@ -341,22 +341,3 @@ def single(spec: str | T, registry: Registry[T], kind: type[T]) -> T:
     if len(result) != 1:
         raise ConfigError(f"{spec!r} names {len(result)} {registry.kind}s: choose one")
     return result[0]
-
-
-@dataclass(frozen=True)
-class Info:
-    """What a listing says: ``summary`` in one line, ``about`` the rest of the description."""
-
-    name: str
-    role: str
-    summary: str
-    about: str
-    paper: str
-    arxiv: str
-    defaults: dict[str, Any] = field(default_factory=dict)
-
-
-def info(cls: type[DraftPart], role: str) -> Info:
-    """What a listing says about a registered class."""
-    summary, about = describe(cls)
-    return Info(cls.name, role, summary, about, cls.paper, cls.arxiv, arguments(cls))
