@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from .cache.base import CacheLike
@@ -20,14 +20,19 @@ from .streamers import Streamer, feeding
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
 
 
-class CallOptions(GenerationArguments, total=False):
+class FillOptions(GenerationArguments, total=False):
     """What every call takes: a sampler, a cache, and the fields of a `GenerationConfig`."""
 
     sampler: SamplerLike
     cache: CacheLike
-    chat: bool | None
     trace: bool
     config: GenerationConfig | None
+
+
+class CallOptions(FillOptions, total=False):
+    """What calls with prompts take beside."""
+
+    chat: bool | None
 
 
 class GenerateOptions(CallOptions, total=False):
@@ -90,9 +95,8 @@ def generate(
     place of each.  Raises `dllm.DllmError` with one sentence that says what to do.
     """
     with feeding(streamer) as feed:
-        loaded = load(model)
         prompts = list(prompt) if is_batch(prompt) else [prompt]
-        how = Preparation.of(loaded, sampler, cache, config, arguments)
+        how = Preparation.of(load(model), sampler, cache, config, arguments)
         requests = how.prompts(prompts, chat, repetitions, n, trace)
         if feed is not None and len(requests) > 1:
             raise ConfigError("a streamer follows one answer: pass prompts one by one")
@@ -102,56 +106,29 @@ def generate(
 
 
 def as_completed(
-    model: ModelLike,
-    prompts: Sequence[Any],
-    *,
-    sampler: SamplerLike = "threshold",
-    cache: CacheLike = "none",
-    chat: bool | None = None,
-    trace: bool = False,
-    repetitions: Sequence[int] | None = None,
-    config: GenerationConfig | None = None,
-    **arguments: Unpack[GenerationArguments],
-) -> Iterator[tuple[int, Result]]:
+    model: ModelLike, prompts: Sequence[Any], *, repetitions: Sequence[int] | None = None,
+    **options: Unpack[CallOptions],
+) -> Iterator[tuple[int, Result]]:  # fmt: skip
     """Like `generate` for many prompts: yields (index of the prompt, result) as each is finished.
 
     The iterator may be closed early: what still ran is dropped.
     """
-    loaded = load(model)
-    how = Preparation.of(loaded, sampler, cache, config, arguments)
+    how, chat, trace = _prepared(model, options)
     return each(how.scheduler(how.prompts(list(prompts), chat, repetitions, 1, trace)))
 
 
-def stream(
-    model: ModelLike,
-    prompt: Any,
-    *,
-    sampler: SamplerLike = "threshold",
-    cache: CacheLike = "none",
-    chat: bool | None = None,
-    trace: bool = False,
-    config: GenerationConfig | None = None,
-    **arguments: Unpack[GenerationArguments],
-) -> Iterator[Event]:
+def stream(model: ModelLike, prompt: Any, **options: Unpack[CallOptions]) -> Iterator[Event]:
     """Like `generate`, step by step: yields an `Event` per row and step; the last one of a row
     carries its result."""
-    loaded = load(model)
+    how, chat, trace = _prepared(model, options)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
-    how = Preparation.of(loaded, sampler, cache, config, arguments)
     return events(how.scheduler(how.prompts(prompts, chat, None, 1, trace)))
 
 
 def infill(
-    model: ModelLike,
-    text: str | Sequence[int],
-    *,
-    prompt: Any = None,
-    sampler: SamplerLike = "threshold",
-    cache: CacheLike = "none",
-    trace: bool = False,
-    config: GenerationConfig | None = None,
-    **arguments: Unpack[GenerationArguments],
-) -> Result:
+    model: ModelLike, text: str | Sequence[int], *, prompt: Any = None,
+    **options: Unpack[FillOptions],
+) -> Result:  # fmt: skip
     """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
 
     ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.
@@ -160,7 +137,17 @@ def infill(
     around the holes stays as it is.  The result's ``text`` is the whole text, ``tokens`` all of its
     ids.
     """
-    loaded = load(model)
-    how = Preparation.of(loaded, sampler, cache, config, arguments, holes=True)
-    request = how.text(*encode_holes(loaded, text), prompt, trace)
+    how, _, trace = _prepared(model, options, holes=True)
+    request = how.text(*encode_holes(how.model, text), prompt, trace)
     return completed(how.scheduler([request]))[0]
+
+
+def _prepared(
+    model: ModelLike, options: Mapping[str, Any], holes: bool = False
+) -> tuple[Preparation, bool | None, bool]:
+    """The preparation, whether strings go through the chat template, and whether to trace."""
+    given = dict(options)
+    chat, trace = (None if holes else given.pop("chat", None)), given.pop("trace", False)
+    sampler, cache = given.pop("sampler", "threshold"), given.pop("cache", "none")
+    config: Any = given.pop("config", None)
+    return Preparation.of(load(model), sampler, cache, config, given, holes), chat, trace

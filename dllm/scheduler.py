@@ -148,7 +148,7 @@ class Scheduler:
 
     def _admit(self) -> list[Request]:
         """Let requests in as long as there is room; those that are done already."""
-        done = []
+        done: list[Request] = []
         while self.waiting:
             request = self.waiting[0]
             if not request.at_once and not self.engine.room:

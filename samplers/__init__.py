@@ -14,6 +14,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from ..capabilities import Capability
+from ..spec import Info
 from .base import (
     NOTHING,
     Decision,
@@ -30,7 +31,7 @@ from .base import (
     View,
     Window,
 )
-from .compose import SAMPLERS, Info, available, compose, register
+from .compose import SAMPLERS, available, compose, register
 from .sampler import Sampler
 
 __all__ = [

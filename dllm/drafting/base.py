@@ -245,9 +245,12 @@ class Request:
 
 
 class Drafting:
-    """A drafter at work on one sequence.  ``ready``: whether it can propose now; the text waits."""
+    """A drafter at work on one sequence."""
 
-    ready: bool = True
+    @property
+    def waits(self) -> bool:
+        """Whether it has nothing to propose yet, and the text has to wait for it."""
+        return False
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         """Tokens that may follow ``prefix`` (n,); an empty draft is always legal."""

@@ -75,7 +75,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
         }  # fmt: skip
 
     def ready(self, row: SpeculativeRow) -> bool:
-        return row.drafting is None or row.drafting.ready
+        return row.drafting is None or not row.drafting.waits
 
     def takes_room(self, row: SpeculativeRow) -> bool:
         return not row.recipe.outside

@@ -29,8 +29,8 @@ class _Waiting(Drafting):
         self.part = part
 
     @property
-    def ready(self) -> bool:  # type: ignore[override]
-        return self.part.offered is not None
+    def waits(self) -> bool:
+        return self.part.offered is None
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         draft, self.part.offered = self.part.offered, None
