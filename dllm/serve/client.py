@@ -1,5 +1,7 @@
-"""Asking a server: what ``dllm generate --server`` and ``dllm chat --server`` are made of.  A client
-needs neither torch nor the extra ``serve``."""
+"""Asking a server: what ``dllm generate --server`` and ``dllm chat --server`` are made of.
+
+A client needs neither torch nor the extra ``serve``.
+"""
 
 from __future__ import annotations
 
