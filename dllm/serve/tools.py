@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ConfigError, UnknownNameError
+from ..errors import UnknownNameError
 
 THINK, THOUGHT = "<think>", "</think>"
 
@@ -68,8 +68,7 @@ class Parser(ABC):
 
 
 class Tagged(Parser):
-    """Calls between tags, thoughts between others.  ``thinking``: the prompt has opened the thoughts
-    already."""
+    """Calls between tags, thoughts between others, which the prompt opens where ``thinking``."""
 
     def __init__(
         self, names: Collection[str], most: int, opening: str, closing: str, thinks: bool,
@@ -227,11 +226,3 @@ def shows_tools(template: str) -> bool:
 def thinks(template: str) -> bool:
     """Whether models with this chat template think in tags."""
     return THOUGHT in template
-
-
-def check_tools(tools: Sequence[dict[str, Any]]) -> list[str]:
-    """The names of ``tools``; raises for two of one name."""
-    names = [str(tool["function"]["name"]) for tool in tools]
-    if len(set(names)) < len(names):
-        raise ConfigError("two tools have the same name: rename one")
-    return names
