@@ -18,7 +18,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
-PROPOSAL, SELECTION, SCHEDULE = 0, 1, 2  # purposes of noise, in drawing order
+PROPOSAL, SELECTION, SCHEDULE, PATH = 0, 1, 2, 3  # purposes of noise, in drawing order
 PURPOSES = 4
 
 S = TypeVar("S")

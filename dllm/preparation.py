@@ -19,6 +19,7 @@ from .canvas import BoolArray, Canvas, IntArray
 from .config import GenerationConfig
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError, short
+from .formats import Format, choice_pattern, format_of, regex_pattern
 from .kernels.noise import uniform
 from .models import DiffusionModel
 from .prompts import encode, encode_continuation, encode_holes
@@ -90,6 +91,8 @@ class RequestMaker:
         for ids, length, first in zip(encoded, lengths, repetitions, strict=True):
             for offset, tokens in given:
                 _check_constraint(offset, tokens, length)
+            if self.recipe.format is not None:
+                self._check_room(self._canvas(ids, length, 0, given))
             for i in range(n):
                 make = partial(self._canvas, ids, length, first + i, given)
                 requests.append(
@@ -101,6 +104,21 @@ class RequestMaker:
         self, index: int, make: Callable[[], Canvas], positions: int, size: int, traced: bool
     ) -> Request:
         return Request(index, make, self.recipe, positions, size, self.stop_ids, self.kind, traced)
+
+    def _check_room(self, canvas: Canvas) -> None:
+        """Refuse a canvas in which no text of the format can be written."""
+        form, name = self.recipe.format, self.config.formatted
+        if form is None or form.fits(canvas):
+            return
+        room, least = int(canvas.masked.sum()), form.least()
+        if canvas.text_floor <= canvas.prompt_length and least > room:
+            raise ConfigError(
+                f"a text of this {name} has at least {least} tokens, max_new_tokens is {room}: "
+                "raise it"
+            )
+        raise ConfigError(
+            f"no text of this {name} fits the {room} open positions and what stands around them"
+        )
 
     def _check_used(self, canvas: int, traced: bool) -> None:
         """Refuse what the caller named and what would change nothing."""
@@ -163,7 +181,8 @@ class Preparation(RequestMaker):
         built = GenerationConfig.build(defaults, given)
         composed = _compose(model, sampler, built, given)
         watch = stop_strings(model, built) if built.stop_strings else None
-        recipe = Recipe(composed, built, ban_stops=holes, after_step=watch)
+        form = format_for(model, built, holes)
+        recipe = Recipe(composed, built, ban_stops=holes, after_step=watch, format=form)
         chosen = caches.compose(cache, model.family.name)
         return cls(model, recipe, frozenset(given), cache=chosen)
 
@@ -185,6 +204,7 @@ class Preparation(RequestMaker):
             Canvas.for_infill, tokens, masked, len(before), row=repetition,
             **_facts(self.model, self.config),
         )  # fmt: skip
+        self._check_room(make())
         return self._request(0, make, total, int(holes.sum()), traced)
 
     def engine(self, sizes: Sequence[int]) -> Engine:
@@ -252,6 +272,17 @@ def given_of(config: GenerationConfig | None, arguments: Mapping[str, Any]) -> d
     plain = GenerationConfig()
     own = {k: v for k, v in vars(config).items() if v != getattr(plain, k)}
     return {**own, **arguments}
+
+
+def format_for(
+    model: DiffusionModel, config: GenerationConfig, holes: bool = False
+) -> Format | None:
+    """Which texts may be written; None where any may."""
+    if config.regex is not None:
+        return format_of(model, regex_pattern(config.regex), ends=not holes)
+    if config.choice is not None:
+        return format_of(model, choice_pattern(config.choice), ends=not holes)
+    return None
 
 
 def _compose(

@@ -9,7 +9,7 @@ from typing import Any
 from ..config import ELSEWHERE, GenerationConfig
 from ..errors import ConfigError, UnknownNameError, short
 from ..models import DiffusionModel
-from ..preparation import Order, RequestMaker, given_of, stop_strings
+from ..preparation import Order, RequestMaker, format_for, given_of, stop_strings
 from ..scheduler import Request
 from . import register_all
 from .accept.rows import LogitsProcessor
@@ -21,7 +21,7 @@ from .result import SpeculativeResult
 from .rows import SpeculativeRecipe
 
 ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "stop_strings",
-             "seed", "max_rows")  # fmt: skip
+             "seed", "max_rows", "regex", "choice", "json_schema")  # fmt: skip
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
 OTHERS = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds", "end_marker",
           "marker_position", "trim", "head", "nodes", "exact", "chat", "tokenizer",
@@ -62,7 +62,7 @@ class SpeculativePreparation(RequestMaker):
         recipe = SpeculativeRecipe(
             built, drafter, judge, single(controller or "rate", CONTROLLERS, LengthController),
             model.facts.stop_token_ids, repetition_penalty, tuple(logits_processor), own_defaults,
-            stop_strings(model, built) if built.stop_strings else None,
+            stop_strings(model, built) if built.stop_strings else None, format_for(model, built),
         )  # fmt: skip
         return cls(model, recipe, frozenset(given), exact=exact)
 

@@ -107,7 +107,9 @@ def settle(
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
     complete(canvas)
-    return Step(row, canvas, plan, prediction, decision, cost)
+    return Step(
+        row=row, canvas=canvas, decision=decision, positions=cost, plan=plan, prediction=prediction
+    )
 
 
 def _choose(row: Row, predictions: list[Prediction]) -> int:

@@ -18,6 +18,7 @@ from .fields import own_section
 from .headers import read_headers
 from .model import DiffusionModel
 from .precision import auto_dtype
+from .quantisation import check_device, of_config, quantise, read
 from .quiet import quiet
 from .reading import family_of, native_config
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
@@ -28,7 +29,8 @@ Source = str | os.PathLike[str] | PreTrainedModel | DiffusionModel
 
 def load(
     model: Source, *, dtype: str | torch.dtype = "auto", device: str | torch.device | None = None,
-    device_map: Any = None, attn_implementation: str | None = None, quantization_config: Any = None,
+    device_map: Any = None, attn_implementation: str | None = None, quantization: Any = None,
+    quantization_config: Any = None,
     revision: str | None = None, family: str | None = None, tokenizer: TokenizerSource = None,
     **options: Any,
 ) -> DiffusionModel:  # fmt: skip
@@ -44,6 +46,8 @@ def load(
             or ``device_map`` as in transformers.
         attn_implementation: "sdpa", "eager", "flex_attention", "flash_attention_2" or "_3";
             default "sdpa", for autoregressive models what transformers chose for them.
+        quantization: "int8" or "int4", with settings as in "int4(group=32, embeddings=True)": the
+            weights of linear layers in so many bits, on a CPU (docs/models.md).
         quantization_config: a transformers quantisation config.
         revision: branch, tag or commit of a hub id.
         family: name of a `Family`, when the checkpoint does not say it: plain Llama or Qwen2
@@ -64,6 +68,7 @@ def load(
         given = {"device": device, "device_map": device_map, "revision": revision,
                  "attn_implementation": attn_implementation, "family": family, **options,
                  "quantization_config": quantization_config, "tokenizer": tokenizer,
+                 "quantization": quantization,
                  "dtype": None if dtype == "auto" else dtype}  # fmt: skip
         for name in (name for name, value in given.items() if value is not None):
             raise ConfigError(f"the model is loaded already, {name} has no effect: leave it out")
@@ -72,13 +77,21 @@ def load(
         raise ConfigError("remote code is never run; leave trust_remote_code out")
     wanted = resolve_dtype(dtype)
     device = resolve_device(device)
+    how = None if quantization is None else read(quantization)
+    if how is not None:
+        if quantization_config is not None or device_map is not None:
+            raise ConfigError(
+                "quantization= is for the whole model on a CPU: leave quantization_config and "
+                "device_map out"
+            )
+        check_device(device)
     given = {name: options.pop(name) for name in SETTABLE if options.get(name) is not None}
     options = {name: value for name, value in options.items() if name not in SETTABLE}
     with quiet():
         if not isinstance(model, PreTrainedModel):
             return _from_files(
                 open_checkpoint(model, revision), family, tokenizer, given, attn_implementation,
-                dtype=wanted, device=device, device_map=device_map,
+                how, dtype=wanted, device=device, device_map=device_map,
                 quantization_config=quantization_config, **options,
             )  # fmt: skip
         if options or quantization_config is not None or device_map is not None or revision:
@@ -87,7 +100,7 @@ def load(
                 "options of from_pretrained have no effect on it; leave them out"
             )
         return adopt(
-            model, family, tokenizer, given, attn_implementation, dtype=wanted, device=device
+            model, family, tokenizer, given, attn_implementation, how, dtype=wanted, device=device
         )
 
 
@@ -108,8 +121,8 @@ def resolve_device(device: str | torch.device | None) -> str | torch.device | No
 
 def _from_files(
     checkpoint: Checkpoint, named: str | None, tokenizer: TokenizerSource,
-    given: Mapping[str, Any], attn_implementation: str | None, *, dtype: str | torch.dtype,
-    **options: Any,
+    given: Mapping[str, Any], attn_implementation: str | None, how: Any, *,
+    dtype: str | torch.dtype, **options: Any,
 ) -> DiffusionModel:  # fmt: skip
     raw = checkpoint.config
     family = family_of(checkpoint, named, given)
@@ -121,10 +134,15 @@ def _from_files(
     )  # fmt: skip
     if resolved is not None:
         complete_tokenizer(resolved, family, facts.mask_token_id, facts.vocab_size)
+    stored = getattr(config, "quantization_config", None)
+    if how is not None and stored:
+        raise ConfigError(f"{checkpoint.name} is stored quantised: leave quantization out")
     folder = checkpoint.with_weights()
     if dtype == "auto":
         dtype = _auto_dtype(checkpoint, config, **options)
     hf = load_weights(folder, family, config, official=official, dtype=dtype, **options)
+    if how is not None:
+        quantise(hf, how)
     prepare(hf, family, attn_implementation, facts.block_length)
     return DiffusionModel(
         hf, resolved, family, facts, checkpoint.name,
@@ -141,8 +159,9 @@ def _auto_dtype(
     if checkpoint.bundled:
         return torch.float32  # stored in half precision to keep the package small
     on_cpu = device_map is None and torch.device(device or "cpu").type == "cpu"
-    quantised = quantization_config or getattr(config, "quantization_config", None)
-    if not on_cpu or quantised:
+    stored_in = getattr(config, "quantization_config", None)
+    foreign = stored_in is not None and of_config(stored_in) is None
+    if not on_cpu or quantization_config or foreign:
         return "auto"
     numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
     stored = checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype")
