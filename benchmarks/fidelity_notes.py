@@ -80,13 +80,13 @@ ROUTINES: dict[str, str] = {
 
 # (kind, registered name) -> where its default differs from the published code, or why no case.
 METHODS: dict[tuple[str, str], str] = {
-    ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, in "
-    "the official code where it exceeds it. The reviser also works with other selectors.",
+    ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
+    "in the official code where it exceeds it. The reviser also works with other selectors.",
     (
         "sampler",
         "remdm",
-    ): "The loop is counted in steps of the schedule, so that it also works with "
-    "fewer steps than positions, where the official code takes its start from the block's length.",
+    ): "The loop is counted in steps of the schedule, so that it also works "
+    "with fewer steps than positions, where the official code starts at 7/8 of the block's length.",
     (
         "sampler",
         "stability",

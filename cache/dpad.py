@@ -26,9 +26,10 @@ class DPadCache(SuffixCache):
     Of the ``window`` (128) positions behind the block, the j-th (from 0) stays with probability
     ``scale`` (2) x the density of the standard normal distribution at ``sigma`` (4) x j /
     (``window`` - 1); those beyond it are dropped.  With ``dropout`` "uniform" ``number`` (16) of
-    the first ``window`` positions stay, whichever.  What is kept has its true positions.  The published settings differ
-    by task.  ``base`` (default "prefix"): "none", "prefix" or "dual", as Fast-dLLM's caches.  The
-    method ends a text at the end of the block that holds its end: ``eos_policy="block_contains"``.
+    the first ``window`` positions stay, whichever.  What is kept has its true positions.  The
+    published settings differ by task.  ``base`` (default "prefix"): "none", "prefix" or "dual", as
+    Fast-dLLM's caches.  The method ends a text behind the block that holds its end:
+    ``eos_policy="block_contains"``.
     """
 
     dropout: str = "gaussian"
