@@ -30,6 +30,7 @@ from .scheduler import Request, Scheduler
 from .text import stop_at
 from .work import Work
 
+ORDERED = ("sampler", "chat", "trace", "repetition", "config")
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 
 
@@ -54,8 +55,15 @@ class RequestMaker:
         """Ids that end a text."""
         return self.model.facts.stop_token_ids
 
-    def engine(self, sizes: Sequence[int]) -> Work[Any, Any]:
-        """What decodes rows of so many positions, the largest first, all of them at a time."""
+    def engine(
+        self, most: int | None, max_rows: int, max_batch_tokens: int | None, whole: bool = False
+    ) -> Work[Any, Any]:
+        """What decodes the requests, see `Work`; ``whole``: with all its memory from the start."""
+        raise NotImplementedError
+
+    def request(self, order: Order) -> Request:
+        """What ``order`` describes, with what is here where it says nothing; raises what is wrong
+        with it."""
         raise NotImplementedError
 
     def prompts(
@@ -129,8 +137,10 @@ class RequestMaker:
 
     def scheduler(self, requests: Sequence[Request]) -> Scheduler:
         """An engine that holds the ``max_rows`` largest requests, and all of them in its queue."""
+        config, lanes = self.config, self.recipe.lanes * self.recipe.width
         sizes = sorted((request.positions for request in requests), reverse=True)
-        engine = self.engine(sizes[: self.config.max_rows])
+        most = lanes * sum(sizes[: config.max_rows])
+        engine = self.engine(most, config.max_rows, config.max_batch_tokens, whole=True)
         engine.check(self.recipe)
         scheduler = Scheduler(self.model, engine)
         for request in requests:
@@ -154,6 +164,16 @@ class Preparation(RequestMaker):
 
     recipe: Recipe
     cache: Cache = field(kw_only=True)
+    named: SamplerLike = field(kw_only=True)  # the sampler, as the caller named it
+
+    SESSION = ("cache", "sampler", "cuda_graphs", "compile")  # what a session takes for it
+
+    @classmethod
+    def for_session(
+        cls, model: DiffusionModel, cache: CacheLike, sampler: SamplerLike | None, **arguments: bool
+    ) -> Preparation:
+        """What the requests of a session have in common."""
+        return cls.of(model, sampler or "threshold", cache, None, arguments)
 
     @property
     def sampler(self) -> Sampler:
@@ -184,7 +204,7 @@ class Preparation(RequestMaker):
         form = format_for(model, built, holes)
         recipe = Recipe(composed, built, ban_stops=holes, after_step=watch, format=form)
         chosen = caches.compose(cache, model.family.name)
-        return cls(model, recipe, frozenset(given), cache=chosen)
+        return cls(model, recipe, frozenset(given), cache=chosen, named=sampler)
 
     def text(
         self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False,
@@ -207,13 +227,25 @@ class Preparation(RequestMaker):
         self._check_room(make())
         return self._request(0, make, total, int(holes.sum()), traced)
 
-    def engine(self, sizes: Sequence[int]) -> Engine:
-        config, lanes = self.config, self.recipe.lanes * self.recipe.width
+    def engine(
+        self, most: int | None, max_rows: int, max_batch_tokens: int | None, whole: bool = False
+    ) -> Engine:
         return Engine(
-            self.model, self.cache, slots=lanes * sum(sizes),
-            max_rows=config.max_rows, max_batch_tokens=config.max_batch_tokens,
-            cuda_graphs=config.cuda_graphs, compile=config.compile,
+            self.model, self.cache, slots=most if whole else None, most=most, max_rows=max_rows,
+            max_batch_tokens=max_batch_tokens, cuda_graphs=self.config.cuda_graphs,
+            compile=self.config.compile,
         )  # fmt: skip
+
+    def request(self, order: Order) -> Request:
+        how = Preparation.of(
+            self.model, self.named if order.sampler is None else order.sampler, self.cache,
+            order.config, order.arguments, order.text is not None,
+        )  # fmt: skip
+        if order.text is not None:
+            ids, holes = encode_holes(self.model, order.text)
+            return how.text(ids, holes, order.prompt, order.trace, order.repetition)
+        (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
+        return request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,37 +262,12 @@ class Order:
     config: GenerationConfig | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, how: RequestMaker) -> Request:
-        """The request for an answer to the prompt."""
-        (request,) = how.prompts([self.prompt], self.chat, [self.repetition], 1, self.trace)
-        return request
-
-
-@dataclass(frozen=True)
-class Diffusion:
-    """How a session makes requests of a diffusion model."""
-
-    model: DiffusionModel
-    cache: Cache
-    sampler: SamplerLike
-    cuda_graphs: bool = False
-    compile: bool = False
-
-    def engine(self, **limits: Any) -> Engine:
-        """An engine that grows up to its ``limits``."""
-        graphs = self.cuda_graphs
-        return Engine(self.model, self.cache, cuda_graphs=graphs, compile=self.compile, **limits)
-
-    def request(self, order: Order) -> Request:
-        """What ``order`` describes; raises what is wrong with it."""
-        how = Preparation.of(
-            self.model, self.sampler if order.sampler is None else order.sampler, self.cache,
-            order.config, order.arguments, order.text is not None,
-        )  # fmt: skip
-        if order.text is None:
-            return order.of(how)
-        ids, holes = encode_holes(self.model, order.text)
-        return how.text(ids, holes, order.prompt, order.trace, order.repetition)
+    @classmethod
+    def of(cls, prompt: Any, text: Any, how: Mapping[str, Any]) -> Order:
+        """What is no field of an order in ``how`` becomes an argument."""
+        own = {name: how[name] for name in ORDERED if name in how}
+        rest = {name: value for name, value in how.items() if name not in ORDERED}
+        return cls(prompt=prompt, text=text, arguments=rest, **own)
 
 
 def given_of(config: GenerationConfig | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
