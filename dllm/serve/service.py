@@ -17,8 +17,10 @@ import numpy as np
 
 from .. import __version__
 from ..drafting.verifiers.base import is_causal_model
+from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
+from ..preparation import Preparation
 from ..prompts import (
     encode,
     encode_continuation,
@@ -35,7 +37,7 @@ from .metrics import Metrics
 from .problems import Problem, problem_of
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
-from .settings import Settings
+from .settings import SAMPLER, Settings
 from .texts import hole_sizes, hole_texts
 from .tools import THINK, Bare, Parser, Syntax, shows_tools, syntax_of, thinks
 from .verify import VerifyRoutes
@@ -94,10 +96,18 @@ class Service:
         settings = self.settings
         options = settings.session(cache) | {"observe": self.metrics.step}
         if is_causal_model(self.model):
+            if settings.sampler is not None:
+                raise ConfigError(f"{self.model.name} is autoregressive: drop --sampler")
             options |= {"drafter": list(settings.drafters) or None}
-            del options["sampler"]  # a default of the settings
+            del options["sampler"]
         elif settings.drafters:
-            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
+            raise ConfigError(
+                f"{self.model.name} is a diffusion model, and drafters are for autoregressive "
+                "ones: drop --drafter"
+            )
+        else:  # what every request would be refused for
+            how = Preparation.of(self.model, options["sampler"], cache, None, {})
+            check_recipe(how.recipe, how.cache, self.model)
         if self.ranks is not None:
             from .ranks import Leader
 
@@ -143,7 +153,7 @@ class Service:
 
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
-        sampler, cache = ask.sampler or self.settings.sampler, self.cache_of(ask)
+        sampler, cache = ask.sampler or self.settings.sampler or SAMPLER, self.cache_of(ask)
         facts = (__version__, self.model.name, str(self.model.dtype), sampler, cache)
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
