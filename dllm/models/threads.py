@@ -73,15 +73,9 @@ def decided(processors: int) -> bool:
     """Whether somebody has said how many threads there are to be."""
     if _fixed or any(os.environ.get(name) for name in VARIABLES):
         return True
-    default = {processors, os.cpu_count(), _cores()} if _ours is None else {_ours}
+    everything = os.cpu_count() or 1  # PyTorch takes these, or one for two that share a core
+    default = {processors, everything, everything // 2} if _ours is None else {_ours}
     return torch.get_num_threads() not in default
-
-
-def _cores() -> int | None:
-    import psutil  # type: ignore[import-untyped, unused-ignore]
-
-    result: int | None = psutil.cpu_count(logical=False)
-    return result
 
 
 def available() -> int:
