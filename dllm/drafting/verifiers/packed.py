@@ -155,10 +155,15 @@ class PackedVerifier(Verifier):
 def open_verifier(
     model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True
 ) -> Verifier:
-    """A packed verifier where the network's attention can be packed, else one row by row."""
+    """A packed verifier where the network's attention can be packed, else one row by row; with
+    recurrent layers one that can take their states back."""
+    from .recurrent import RecurrentVerifier, has_recurrent_layers
     from .rowwise import RowVerifier
 
-    return (PackedVerifier if packs(model) else RowVerifier)(model, taps, exact)
+    if packs(model):
+        return PackedVerifier(model, taps, exact)
+    kind = RecurrentVerifier if has_recurrent_layers(model) else RowVerifier
+    return kind(model, taps, exact)
 
 
 def packs(model: DiffusionModel) -> bool:
