@@ -31,6 +31,7 @@ class ExactBlockCache(Cache):
 
     needs = frozenset({BLOCK_CAUSAL})
     offers = REGION
+    grows = True
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         block_length, length = slots.block_length, canvas.length

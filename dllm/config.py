@@ -85,6 +85,7 @@ class GenerationArguments(TypedDict, total=False):
     compile: bool
     suppress_mask: bool
     constraints: Mapping[int, int | str]
+    length: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,10 @@ class GenerationConfig:
     """How to decode.  Names follow transformers where it has one.
 
     ``max_new_tokens``: positions of the canvas after the prompt; None (default) takes what the
-    checkpoint recommends, else 128 or what is left of the context.  ``min_new_tokens``: stop ids
+    checkpoint recommends, else 128 or what is left of the context.  ``length``: how many of them
+    the answer gets is found while it is written, by a rule such as "append" or "daedal" (see
+    `dllm.samplers.base.Length`); ``max_new_tokens`` is then the most it may get, None what is left
+    of the context.  ``min_new_tokens``: stop ids
     are not proposed among the first that many positions.  ``steps`` and ``block_length`` go to the
     parts of the sampler that have such a field; None leaves their default.  ``temperature`` 0 is
     greedy, and so is anything below 1e-6; ``top_p``, ``top_k`` (0 = off) filter proposals.
@@ -128,6 +132,7 @@ class GenerationConfig:
     compile: bool = False
     suppress_mask: bool = True
     constraints: Mapping[int, int | str] = field(default_factory=dict)
+    length: str | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in NUMBERS.items():
@@ -143,6 +148,11 @@ class GenerationConfig:
             )
         if not isinstance(self.eos_policy, str | None):
             raise ConfigError(f"eos_policy is a name such as 'none', not {short(self.eos_policy)}")
+        if not isinstance(self.length, str | None):
+            raise ConfigError(
+                f"length is a rule such as 'append', or 'fixed', not {short(self.length)}: how many "
+                "tokens there may be is max_new_tokens"
+            )
         object.__setattr__(self, "stop_strings", _texts("stop_strings", self.stop_strings))
         object.__setattr__(self, "constraints", _constraints(self.constraints))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from .canvas import Canvas, IntArray
+from .canvas import Canvas, Edit, IntArray, moved
 from .engine import Recipe, Step
 from .models import DiffusionModel
 from .result import Result
@@ -25,7 +25,8 @@ class Event:
     ``committed`` and ``drafts`` map positions to token ids: decided in this step, proposed but
     still open; ``remasked`` positions were taken back.  ``window``: [low, high), where the step
     might commit.  ``text``: what has become final since the last event of the row: it is never
-    taken back, and all pieces together are ``result.text``.  ``canvas`` is the live row (read
+    taken back, and all pieces together are ``result.text``.  ``edits``: changes of the row's length
+    that the step ended with, in turn; all positions are those after them.  ``canvas`` is the live row (read
     only).  ``result`` is set on the row's last event.
     """
 
@@ -38,6 +39,7 @@ class Event:
     result: Result | None = None
     text: str = ""
     window: tuple[int, int] = (0, 0)
+    edits: tuple[Edit, ...] = ()
     final: list[int] = field(default_factory=list, repr=False)  # ids behind ``text``
     tail: list[int] = field(default_factory=list, repr=False)  # ids behind ``draft``, -1: a mask
     decode: Callable[[Sequence[int]], str] | None = field(default=None, repr=False)
@@ -78,12 +80,14 @@ class Event:
 
     def merged(self, newer: Event) -> Event:
         """This event and the one after it as one: nothing that was committed is lost."""
-        committed = {i: t for i, t in self.committed.items() if i not in newer.remasked}
+        committed = _moved(self.committed, newer.edits) if newer.edits else self.committed
+        committed = {i: t for i, t in committed.items() if i not in newer.remasked}
         return replace(
             newer,
             committed=committed | newer.committed,
             remasked=[i for i in {*self.remasked, *newer.remasked} if i not in newer.committed],
             final=self.final + newer.final,
+            edits=self.edits + newer.edits,
         )
 
 
@@ -131,6 +135,10 @@ def _event(request: Request, canvas: Canvas, step: Step | None, stop_ids: tuple[
         proposals = dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))
         remasked = d.remasked.tolist()
         committed = dict(zip(d.committed.tolist(), d.tokens.tolist(), strict=True))
+    edits = () if step is None else step.decision.edits
+    if edits:  # positions as they are now
+        proposals, committed = _moved(proposals, edits), _moved(committed, edits)
+        remasked = list(_moved(dict.fromkeys(remasked, 0), edits))
     drafts = {i: t for i, t in proposals.items() if canvas.masked[i]}
     first = canvas.prompt_length if request.frontier < 0 else request.frontier
     frontier = max(first, final_end(canvas, request.recipe, stop_ids))
@@ -154,7 +162,14 @@ def _event(request: Request, canvas: Canvas, step: Step | None, stop_ids: tuple[
         window=canvas.window,
         final=canvas.tokens[first:frontier].tolist(),
         tail=[] if request.result is not None else tail,
+        edits=edits,
     )
+
+
+def _moved(tokens: dict[int, int], edits: Sequence[Edit]) -> dict[int, int]:
+    """Tokens by the positions that they have after some edits."""
+    places = {i: moved(i, edits) for i in tokens}
+    return {at: tokens[i] for i, at in places.items() if at is not None}
 
 
 def final_end(canvas: Canvas, recipe: Recipe, stop_ids: tuple[int, ...]) -> int:

@@ -69,7 +69,9 @@ class Preparation:
             given = {**own, **given}
         defaults = dict(model.generation_defaults) if config is None else {}
         if holes:
-            fixed = set(given) & {"max_new_tokens", "min_new_tokens", "eos_policy", "constraints"}
+            fixed = set(given) & {
+                "max_new_tokens", "min_new_tokens", "eos_policy", "constraints", "length",
+            }  # fmt: skip
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
             defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
@@ -101,25 +103,49 @@ class Preparation:
         if repetitions is None:
             repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]
         _check_repetitions(repetitions, len(prompts))
-        lengths = [
-            canvas_length(self.model, len(ids), self.config, "max_new_tokens" in self.given)
-            for ids in encoded
-        ]
-        self._check_used(max(lengths), traced)
+        caps = [self._cap(len(ids)) for ids in encoded]
+        self._check_used(max(caps), traced)
         requests: list[Request] = []
         given = [
             (offset, _constraint(self.model, wanted))
             for offset, wanted in self.config.constraints.items()
         ]
-        for ids, length, first in zip(encoded, lengths, repetitions, strict=True):
+        for ids, cap, first in zip(encoded, caps, repetitions, strict=True):
             for offset, tokens in given:
-                _check_constraint(offset, tokens, length)
+                _check_constraint(offset, tokens, cap)
+            length = self._first_length(len(ids), cap, given)
             for i in range(n):
-                make = partial(self._canvas, ids, length, first + i, given)
+                make = partial(self._canvas, ids, length, cap, first + i, given)
                 requests.append(
-                    Request(len(requests), make, self.recipe, len(ids) + length, length, traced)
-                )
+                    Request(
+                        len(requests), make, self.recipe, len(ids) + length, length, traced,
+                        most=len(ids) + cap,
+                    )
+                )  # fmt: skip
         return requests
+
+    def _cap(self, prompt: int) -> int:
+        """Most positions of the answer to a prompt."""
+        given = "max_new_tokens" in self.given
+        if self.sampler.length is not None and not given:
+            canvas_length(self.model, prompt, self.config, given)  # is there room at all?
+            return self.model.facts.context_length - prompt
+        return canvas_length(self.model, prompt, self.config, given)
+
+    def _first_length(self, prompt: int, cap: int, given: list[tuple[int, IntArray]]) -> int:
+        """Positions of the answer that a row begins with."""
+        rule = self.sampler.length
+        if rule is None:
+            return cap
+        origin = 0 if self.model.facts.block_length else prompt
+        length = rule.open(prompt, origin, cap)
+        if length > cap and "max_new_tokens" in self.given:
+            raise ConfigError(
+                f"{rule.name} begins with {length} positions and max_new_tokens={cap} is the most "
+                f"there may be: raise it, or lower what {rule.name} begins with"
+            )
+        fixed = max([offset + len(tokens) for offset, tokens in given], default=0)
+        return min(cap, max(length, fixed, self.config.min_new_tokens))
 
     def text(
         self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False,
@@ -152,11 +178,13 @@ class Preparation:
         """An engine that holds the ``max_rows`` largest requests, and all of them in its queue."""
         config = self.config
         sizes = sorted((request.positions for request in requests), reverse=True)
+        ends = sorted((request.most for request in requests), reverse=True)
         lanes = self.recipe.lanes * self.recipe.width
         engine = Engine(
             self.model, self.cache, slots=lanes * sum(sizes[: config.max_rows]),
-            max_rows=config.max_rows, max_batch_tokens=config.max_batch_tokens,
-            cuda_graphs=config.cuda_graphs, compile=config.compile,
+            most=lanes * sum(ends[: config.max_rows]), max_rows=config.max_rows,
+            max_batch_tokens=config.max_batch_tokens, cuda_graphs=config.cuda_graphs,
+            compile=config.compile,
         )  # fmt: skip
         scheduler = Scheduler(self.model, engine)
         for request in requests:
@@ -164,10 +192,12 @@ class Preparation:
         return scheduler
 
     def _canvas(
-        self, ids: IntArray, length: int, repetition: int, given: list[tuple[int, IntArray]]
-    ) -> Canvas:
+        self, ids: IntArray, length: int, cap: int, repetition: int,
+        given: list[tuple[int, IntArray]],
+    ) -> Canvas:  # fmt: skip
         facts = _facts(self.model, self.config)
         canvas = Canvas.for_prompt(ids, length, row=repetition, **facts)
+        canvas.cap = cap
         for offset, tokens in given:
             canvas.give(canvas.start + offset, tokens)
         return canvas
@@ -182,9 +212,14 @@ def _compose(
     """The sampler for this model.  What the call gives must be of use to some part; what the
     checkpoint recommends need not."""
     options = {key: value for key, value in config.sampler_options.items() if key in given}
-    facts = {**config.sampler_options, "delimiters": model.delimiters}
+    facts = {
+        **config.sampler_options, "delimiters": model.delimiters,
+        "eos_token_id": model.facts.eos_token_id,
+        "block": model.facts.block_length or config.block_length,
+        "lookahead": int(model.facts.block_length is None and not model.family.causal),
+    }  # fmt: skip
     return samplers.compose(
-        sampler, options=options, stop_ids=model.facts.stop_token_ids,
+        sampler, length=config.length, options=options, stop_ids=model.facts.stop_token_ids,
         family=model.family.name, facts=facts,
     )  # fmt: skip
 

@@ -30,7 +30,8 @@ class Request:
     ``make`` builds its canvas, of ``positions`` positions, when it is admitted; ``size`` of them
     are to be decided.  ``deadline``: seconds since `submitted` after which it fails with
     `DeadlineError`.  When it is done, either ``result`` or ``error`` is set.
-    ``frontier``: how far its final text has been reported.
+    ``frontier``: how far its final text has been reported.  ``most``: positions that it may get,
+    where the length is found while it is written.
     """
 
     index: int
@@ -48,6 +49,10 @@ class Request:
     result: Result | None = None
     error: BaseException | None = None
     frontier: int = -1
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        self.most = max(self.most, self.positions)
 
     @property
     def done(self) -> bool:
@@ -216,6 +221,8 @@ class Scheduler:
             cache_bytes=self.engine.cache_bytes,
             queue_seconds=request.queue_seconds or 0.0,
             restarts=row.restarts,
+            canvas=canvas.region[1] - canvas.region[0],
+            probes=canvas.probes,
         )
 
 

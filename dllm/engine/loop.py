@@ -18,6 +18,7 @@ import torch
 from ..cache import Cache, Slots
 from ..canvas import Canvas
 from ..errors import ConfigError
+from ..memory import is_out_of_memory
 from ..models import DiffusionModel
 from ..work import Work
 from .forward import Forward
@@ -149,6 +150,55 @@ class Engine(Work[Row, Step]):
         assert self.forward.buffer is not None
         row.base = self.forward.buffer.allocate(row.size)  # growing takes both sizes for a moment
         return row.base is not None
+
+    # -- rows whose texts become longer ---------------------------------------------------------
+
+    def ready(self, row: Row) -> bool:
+        """A row whose text does not fit its slots any more waits for some that are free."""
+        return not (self.cache.stores and row.cramped)
+
+    def plan(self, rows: Sequence[Row] | None = None) -> list[Row]:
+        with self._lock:
+            self._make_room()
+            return super().plan(rows)
+
+    def _make_room(self) -> None:
+        """Give rows whose texts have become longer more slots, in the order of their admission.
+        Where nobody can go on, the youngest of them begins anew when another row has left."""
+        while cramped := [row for row in self.live if not self.ready(row)]:
+            cramped.sort(key=lambda row: row.number)
+            for row in cramped:
+                self._enlarge(row)
+            if any(self.ready(row) and not row.canvas.finished for row in self.live):
+                return
+            cramped = [row for row in cramped if not self.ready(row)]
+            if len(self.live) > 1 and cramped:
+                self._take_back(cramped[-1])
+            elif cramped:
+                self._fail(cramped[0], ConfigError(
+                    f"the text needs {cramped[0].lanes * cramped[0].canvas.length} positions of "
+                    f"keys and values, the pool holds {self._most}: pass a smaller "
+                    "max_new_tokens, or raise max_positions"
+                ))  # fmt: skip
+                return
+
+    def _enlarge(self, row: Row) -> None:
+        """Twice the slots, at most what the text may ever need, or those it needs now."""
+        buffer, canvas = self.forward.buffer, row.canvas
+        assert buffer is not None and row.base is not None
+        most = max(canvas.length, canvas.start + canvas.cap)
+        for size in (min(2 * row.capacity, most), canvas.length):
+            if size < canvas.length:
+                continue
+            try:
+                base = buffer.enlarge(row.base, row.capacity, size, row.lanes)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                continue
+            if base is not None:
+                row.base, row.capacity = base, size
+                return
 
     def _leave(self, row: Row) -> None:
         if row.base is not None and self.forward.buffer is not None:
