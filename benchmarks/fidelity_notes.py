@@ -10,6 +10,10 @@ RECONSTRUCTED = "No official code was at hand"
 
 # Recorded file -> what of it deviates.
 ROUTINES: dict[str, str] = {
+    "llada21_edit": "Replayed on a canvas that ends with a block, as the official one does before "
+    "its text is cut.",
+    "t2m_remask_llada2": "As `llada21_edit`; with `block(official=True)`, because the released "
+    "code keeps the keys and values of a block's last forward, without what that decided.",
     "window_diffusion_dream": OVERWRITES,
     "klass_llada": "With `official=True`. A block whose steps run out while masks are left is left "
     "for good by the official loop; here it is decoded to its end.",

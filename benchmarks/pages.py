@@ -28,6 +28,7 @@ from report import RESULTS  # isort: skip
 
 FOLDER = Path(__file__).parents[1] / "docs" / "samplers"
 PROMPT = "Tom has 23 apples. Tom buys 12 more. Then Tom loses 7. How many apples does Tom have?"
+BLOCK = 8
 
 # name -> (a complete sampler, when to use it)
 PAGES = {
@@ -61,6 +62,8 @@ PAGES = {
     "freedave": ("freedave", "When the text must be exactly that of one token per step. Needs a "
                  "device where several rows cost little more than one."),
     "wino": ("wino", "When early mistakes should be taken back. Feeds the block twice, no cache."),
+    "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit; its remasking modes "
+             "(`edit(mode=low_prob)`) need no training. Low thresholds first, repair after."),
     "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
     "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
     "pc": ("pc", "Plans and puzzles, where frequent tokens come too early; needs token counts."),
@@ -192,6 +195,16 @@ def gallery(cards: Iterable[tuple[str, str, int]]) -> str:
     return "\n".join([*lines, "</div>", "", "Made by `python benchmarks/pages.py`.", ""])
 
 
+def example(model: dllm.DiffusionModel, spec: str) -> tuple[dllm.Result, str]:
+    """The example in blocks of `BLOCK` positions, so that several steps are seen, or as the sampler
+    has it where it knows no blocks; and the options of the command that writes the same."""
+    try:
+        result = dllm.generate(model, PROMPT, sampler=spec, block_length=BLOCK)
+        return result, f' -s "{spec}" --block-length {BLOCK}'
+    except dllm.ConfigError:
+        return dllm.generate(model, PROMPT, sampler=spec), f' -s "{spec}"'
+
+
 def main() -> None:
     torch.set_num_threads(1)
     model = dllm.load("nano")
@@ -204,7 +217,7 @@ def main() -> None:
     cards = []
     for name, (spec, advice) in PAGES.items():
         cls = SAMPLERS[name]
-        result = dllm.generate(model, PROMPT, sampler=spec)
+        result, options = example(model, spec)
         decode = partial(model.tokenizer.decode, skip_special_tokens=True)
         pieces = [decode([token]) or "∎" for token in result.tokens]
         (FOLDER / f"{name}.svg").write_text(picture(result, pieces), encoding="utf-8")
@@ -215,7 +228,7 @@ def main() -> None:
         page = (
             f"# {name}\n\n{summary}\n\n{paper}\n\n{body}\n\n**When.** {advice}\n\n"
             f"**Needs** {needs}.\n\n## What it costs\n\n{rows_of(outcome, spec)}\n"
-            f'## Its order\n\n`dllm generate "{PROMPT}" -s "{spec}"`: {result.nfe} forwards, '
+            f'## Its order\n\n`dllm generate "{PROMPT}"{options}`: {result.nfe} forwards, '
             f"{result.computed} positions computed.\n\n![commit order]({name}.svg)\n\n"
             f"```\n{result.text}\n```\n"
         )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..canvas import Canvas, IntArray
-from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW
+from ..capabilities import ALL_LOGITS, ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW
 from .base import REGION, Cache, Plan, Slots, full_plan, register
 
 
@@ -14,8 +16,12 @@ from .base import REGION, Cache, Plan, Slots, full_plan, register
 class NoCache(Cache):
     """Recompute every position in every step: exact."""
 
-    offers = REGION | {ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW}
+    offers = REGION | {ALL_LOGITS, ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW}
     stores = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        return full_plan(canvas)
+        if not slots.block_length:
+            return full_plan(canvas)
+        # What lies behind the last block that is asked about is seen by nobody.
+        end = (int(targets[-1]) // slots.block_length + 1) * slots.block_length
+        return Plan(np.arange(min(end, canvas.length)), refresh=True)

@@ -105,7 +105,7 @@ class Canvas:
     length: int = 0
     origin: int | None = None  # where blocks are counted from; None: the region's start
     text_floor: int = 0  # the text does not end before this position: something is given there
-    revisable: bool = False  # whether decisions may still be taken back
+    revising: bool = False  # whether decisions of the window may still change
     cap: int = 0  # most positions of the region, where a rule finds its length
     probes: int = 0  # forwards, among `nfe`, that only looked for the length
     region: tuple[int, int] = field(init=False)  # start and end before anything was cut off
@@ -173,7 +173,7 @@ class Canvas:
         self.block_step = 0
 
     def commit(self, positions: IntArray, tokens: IntArray, logprobs: FloatArray) -> None:
-        """Decide ``positions``; they must be undecided."""
+        """Decide ``positions``, or replace what was decided there."""
         self.tokens[positions] = tokens
         self.masked[positions] = False
         self.commit_step[positions] = self.step

@@ -150,8 +150,8 @@ class GenerationConfig:
             raise ConfigError(f"eos_policy is a name such as 'none', not {short(self.eos_policy)}")
         if not isinstance(self.length, str | None):
             raise ConfigError(
-                f"length is a rule such as 'append', or 'fixed', not {short(self.length)}: how many "
-                "tokens there may be is max_new_tokens"
+                f"length is a rule such as 'append', or 'fixed', not {short(self.length)}: "
+                "how many tokens there may be is max_new_tokens"
             )
         object.__setattr__(self, "stop_strings", _texts("stop_strings", self.stop_strings))
         object.__setattr__(self, "constraints", _constraints(self.constraints))

@@ -62,6 +62,19 @@ class OutOfMemoryError(DllmError, RuntimeError):
     """The device ran out of memory during a step; the model stays usable."""
 
 
+# How the optional dependencies of an extra are installed.  The package is not on an index yet, and
+# the name there is free for anybody to take: the command works in a checkout of the repository.
+INSTALL_EXTRA = "pip install -c constraints.txt '.[{extra}]' in a checkout of dllm"
+
+
+def missing(what: str, extra: str, otherwise: str = "") -> ConfigError:
+    """The error for an optional dependency that is not installed.
+
+    ``what`` names it; ``otherwise``: what to do without it, e.g. ", or pass --no-plot".
+    """
+    return ConfigError(f"{what} is missing: {INSTALL_EXTRA.format(extra=extra)}{otherwise}")
+
+
 def check_unicode(text: str, what: str = "the prompt") -> None:
     """Raise `PromptError` for text with half of a surrogate pair, which no tokenizer reads."""
     try:

@@ -26,8 +26,8 @@ class Event:
     still open; ``remasked`` positions were taken back.  ``window``: [low, high), where the step
     might commit.  ``text``: what has become final since the last event of the row: it is never
     taken back, and all pieces together are ``result.text``.  ``edits``: changes of the row's length
-    that the step ended with, in turn; all positions are those after them.  ``canvas`` is the live row (read
-    only).  ``result`` is set on the row's last event.
+    that the step ended with, in turn; all positions are those after them.  ``canvas`` is the live
+    row (read only).  ``result`` is set on the row's last event.
     """
 
     row: int

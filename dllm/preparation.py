@@ -320,6 +320,8 @@ def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[C
         return str(tokenizer.decode(tokens.tolist()))
 
     def check(canvas: Canvas) -> None:
+        if canvas.revising:
+            return
         undecided = canvas.masked[canvas.start : canvas.end]
         frontier = int(undecided.argmax()) if undecided.any() else len(undecided)
         search = canvas.state(StopSearch)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, missing
 from .measure import Record
 from .metrics import wilson
 from .report import BASE, COMMON, REFERENCE, Pooled, areas, by_task, curves, pooled
@@ -28,10 +28,15 @@ NAN = math.nan
 ACROSS = 6  # panels of a row where each method has its own
 
 
+def can_plot() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
 def check_plots() -> None:
     """Raise `ConfigError` when plots cannot be drawn, before anything is measured for them."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: run `pip install dllm[eval]` or pass --no-plot")
+    if not can_plot():
+        raise missing("matplotlib", "eval", ", or pass --no-plot")
 
 
 def pareto(records: Sequence[Record], files: Sequence[Path]) -> None:

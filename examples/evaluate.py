@@ -1,6 +1,6 @@
 """lm-evaluation-harness on a local task, with two samplers: swapping one is one word.
 
-    pip install dllm[eval] && python examples/evaluate.py
+    pip install -c constraints.txt '.[eval]' && python examples/evaluate.py
 
 The task is made of generated questions, so nothing is downloaded; any task of the harness works the
 same way, with `tasks=["gsm8k"]` and a real checkpoint.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dllm
 
-PROMPT = "Tom has 23 apples. Tom buys 12 more. How many apples does Tom have?"
+PROMPT = "Tom has 23 apples. Tom buys 12 more. Then Tom loses 7. How many apples does Tom have?"
 
 
 def main() -> None:

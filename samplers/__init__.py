@@ -21,6 +21,7 @@ from .base import (
     Part,
     Prediction,
     Reviser,
+    Revision,
     Scorer,
     Selector,
     Stop,
@@ -34,8 +35,8 @@ from .sampler import Sampler
 
 __all__ = [
     "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Trial", "Info", "Part",
-    "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform", "View",
-    "Window", "available", "compose", "register",
+    "Prediction", "Reviser", "Revision", "Sampler", "Scorer", "Selector", "Stop", "Transform",
+    "View", "Window", "available", "compose", "register",
 ]  # fmt: skip
 
 for _file in iter_modules(__path__):  # importing a file registers its parts

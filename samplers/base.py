@@ -87,7 +87,7 @@ class View:
 
     ``score`` (n,) float32: larger means commit earlier.  ``all_predictions`` are those of all
     positions that some part `Part.wants`, the window's among them; ``shadow`` those of a reviser's
-    shadow positions.  ``stop_ids`` are the ids that end a text.
+    shadow positions.  ``stop_ids`` are the ids that end a text, none where nothing does.
     """
 
     canvas: Canvas
@@ -121,12 +121,12 @@ class Trial:
 @dataclass(frozen=True)
 class Decision:
     """What one step did to one row: ``committed`` positions with their ``tokens`` and
-    ``logprobs``, ``remasked`` positions; ``padded``: positions that became padding behind an end
-    of text and stay in the row; ``forced``: whether only the progress guarantee
-    committed; ``trials``: the branches that the next forward feeds; ``explored``: branches that
-    were fed in this step beyond the one kept; ``edits``: changes of the row's length, which follow
-    all this, in turn; ``probe``: whether the step only looked for the length, and was none of the
-    schedule's."""
+    ``logprobs``, those whose token a reviser replaced among them; ``remasked`` positions;
+    ``padded``: positions that became padding behind an end of text and stay in the row;
+    ``forced``: whether only the progress guarantee committed; ``trials``: the branches that the
+    next forward feeds; ``explored``: branches that were fed in this step beyond the one kept;
+    ``edits``: changes of the row's length, which follow all this, in turn; ``probe``: whether the
+    step only looked for the length, and was none of the schedule's."""
 
     committed: IntArray
     remasked: IntArray
@@ -155,6 +155,19 @@ class Decision:
     def bits(self) -> float:
         """Information committed in this step: sum of -log2 p (2511.21103)."""
         return float(-self.logprobs.sum() / np.log(2))
+
+
+@dataclass(frozen=True)
+class Revision:
+    """What a reviser does to decided positions: ``remasked`` return to undecided, ``replaced`` get
+    other ``tokens`` with their ``logprobs``.  ``open``: the window stays open although it is
+    decided, for another look at it."""
+
+    remasked: IntArray = field(default_factory=lambda: NOTHING)
+    replaced: IntArray = field(default_factory=lambda: NOTHING)
+    tokens: IntArray = field(default_factory=lambda: NOTHING)
+    logprobs: FloatArray = field(default_factory=lambda: NO_SCORES)
+    open: bool = False
 
 
 Decide = Callable[[Canvas, Prediction], Decision]
@@ -286,6 +299,7 @@ class EosRule(Part):
 
     role: ClassVar[str] = "eos"
     suppress: ClassVar[bool] = False  # whether the end-of-text id may be proposed at all
+    ends: ClassVar[bool] = True  # whether a stop id ends anything
 
     def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
         """Before the step's own commits: cut the region by what is proposed."""
@@ -305,7 +319,7 @@ class EosRule(Part):
 
 
 class Reviser(Part):
-    """What to take back."""
+    """What to take back, or to write differently."""
 
     role: ClassVar[str] = "reviser"
 
@@ -313,8 +327,9 @@ class Reviser(Part):
         """Positions to predict once more from all tokens but their own (WINO), ascending."""
         return None
 
-    def revise(self, view: View, committed: IntArray) -> IntArray:
-        """Positions to return to undecided.  The predictions are from before the commits."""
+    def revise(self, view: View, committed: IntArray) -> Revision:
+        """After the step's own commits, which the canvas holds already.  The predictions are from
+        before them; ``view.all_predictions`` has those of decided positions that it `wants`."""
         raise NotImplementedError
 
 

@@ -61,9 +61,6 @@ def stops(canvas: Canvas, low: int, high: int, stop_ids: StopIds) -> IntArray:
 
 def prefix_complete(canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
     """Stop as soon as a stop id has nothing undecided to its left."""
-    low, high = canvas.window
-    if committed.size == 0 or (canvas.revisable and canvas.masked[low:high].any()):
-        return
     prefix = canvas.state(Prefix)
     start = max(canvas.start, prefix.end)
     undecided = canvas.masked[start : canvas.end]
@@ -160,6 +157,10 @@ class Eos(EosRule):
         return self.eos_policy == "suppress"
 
     @property
+    def ends(self) -> bool:  # type: ignore[override]
+        return self.eos_policy != "none"
+
+    @property
     def reorders(self) -> bool:
         return self.eos_policy == "rank_last"
 
@@ -171,4 +172,5 @@ class Eos(EosRule):
         return np.where(late, view.score - spread, view.score).astype(np.float32)
 
     def check(self, canvas: Canvas, committed: IntArray, stop_ids: StopIds) -> None:
-        CHECKS[self.eos_policy or "prefix_complete"](canvas, committed, stop_ids)
+        if not canvas.revising:  # what may still change ends no text
+            CHECKS[self.eos_policy or "prefix_complete"](canvas, committed, stop_ids)

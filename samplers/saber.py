@@ -16,7 +16,7 @@ from ..capabilities import (
     PROBABILITY,
 )
 from ..errors import ConfigError
-from .base import NO_SCORES, NOTHING, Part, Reviser, Selector, View, top
+from .base import NO_SCORES, Part, Reviser, Revision, Selector, View, top
 from .compose import register
 from .windows import WholeRegion
 
@@ -101,7 +101,7 @@ class Saber(Reviser):
         now[here] = np.exp(logprob)
         return now
 
-    def revise(self, view: View, committed: IntArray) -> IntArray:
+    def revise(self, view: View, committed: IntArray) -> Revision:
         canvas, now = view.canvas, self._probabilities(view)
         history = canvas.state(History)
         before = history.last if history.last.size else np.zeros_like(now)
@@ -109,10 +109,10 @@ class Saber(Reviser):
         history.ever = (canvas.commit_step >= 0) | (history.ever if history.ever.size else False)
         low, high = canvas.window
         if not canvas.masked[low:high].any():
-            return NOTHING
+            return Revision()
         at = np.flatnonzero((canvas.commit_step >= 0) & ~canvas.given & ~canvas.masked)
         at = at[(at >= low) & (at < high)]
         k = len(committed)
         count = min(max(self.n // 2, -(-k // 8)), k - 1)
         rise = now[at] - before[at]  # infinite where a block has just been opened
-        return at[top(-rise, count)] if count > 0 else NOTHING
+        return Revision(at[top(-rise, count)]) if count > 0 else Revision()

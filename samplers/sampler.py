@@ -97,11 +97,14 @@ class Sampler:
         if self.probes(canvas):
             return True
         block = canvas.block
-        self.window.advance(canvas)
+        if not canvas.revising:
+            self.window.advance(canvas)
         if canvas.block != block:
             for part in self._beginning:
                 part.begin_block(canvas)
-        return self.window.decides(canvas) or not all(s.rests(canvas) for s in self.selectors)
+        if self.window.decides(canvas) or not all(s.rests(canvas) for s in self.selectors):
+            return True
+        return canvas.revising and not canvas.masks().size
 
     def probes(self, canvas: Canvas) -> bool:
         """Whether the next forward only looks for the length of the text."""
@@ -184,9 +187,15 @@ class Sampler:
         canvas.commit(positions, ids, logprobs)
         remasked = NOTHING
         if self.reviser is not None:
-            canvas.revisable = True  # end-of-text rules wait for the window to close
-            remasked = self.reviser.revise(view, positions)
+            revision = self.reviser.revise(view, positions)
+            remasked = revision.remasked
             canvas.remask(remasked)
+            canvas.commit(revision.replaced, revision.tokens, revision.logprobs)
+            positions = np.concatenate([positions, revision.replaced])
+            ids = np.concatenate([ids, revision.tokens])
+            logprobs = np.concatenate([logprobs, revision.logprobs])
+            # Until the window closes no text ends, and no other window opens.
+            canvas.revising = revision.open or bool(canvas.masks().size)
         end = canvas.end
         self.eos.check(canvas, positions, self.stop_ids)
         padded = np.arange(canvas.end, min(end, canvas.length)) if canvas.end < end else NOTHING
@@ -200,7 +209,8 @@ class Sampler:
         self.eos.foresee(canvas, prediction, self.stop_ids)
         here = prediction.of_window(canvas)
         score = self.scorer.score(canvas, here)
-        view = View(canvas, here, score, prediction, shadow, self.stop_ids)
+        ids = self.stop_ids if self.eos.ends else ()
+        view = View(canvas, here, score, prediction, shadow, ids)
         rescored = self.eos.rescore(view)
         return view if rescored is score else replace(view, score=rescored)
 
@@ -215,6 +225,8 @@ class Sampler:
         """What is committed, (n,) bool, with which ids and log-probabilities, (n,), and whether
         it had to be forced."""
         p = view.prediction
+        if not len(p.positions):  # a decided window that a reviser holds open
+            return np.zeros(0, np.bool_), p.token, p.logprob, False
         if self.window.decides(view.canvas):
             return checked(self.window, view), p.token, p.logprob, False
         chosen = checked(self.selectors[0], view)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..canvas import BoolArray
 from ..capabilities import PROBABILITY, REPEATABLE
 from ..errors import ConfigError
-from .base import Selector, View
+from .base import Selector, View, top
 from .compose import register
 
 FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
@@ -25,19 +25,23 @@ def check_probability(name: str, value: float) -> None:
 @register("threshold", paper=FAST_DLLM, arxiv="2505.22618")
 @dataclass(frozen=True)
 class Threshold(Selector):
-    """Commit every position whose probability reaches ``tau``, and always the best one.
+    """Commit every position whose probability reaches ``tau``, and always the ``n`` best ones.
 
-    ``tau`` in [0, 1], default 0.9; 0 commits the whole block in one step, ``inf`` one token per
-    step.
+    ``tau`` in [0, 1], default 0.9; 0 commits the whole block in one step, ``inf`` ``n`` tokens
+    (default 1) per step.
     """
 
     needs = frozenset({PROBABILITY})
     offers = frozenset({REPEATABLE})
 
     tau: float = 0.9
+    n: int = 1
 
     def __post_init__(self) -> None:
         check_probability("tau", self.tau)
+        if self.n < 1:
+            raise ConfigError(f"n must be at least 1, not {self.n}")
 
     def select(self, view: View) -> BoolArray:
-        return view.score >= self.tau
+        sure: BoolArray = view.score >= self.tau
+        return sure | top(view.score, self.n) if self.n > 1 else sure  # one is guaranteed anyway

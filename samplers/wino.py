@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
-from .base import NOTHING, Part, Reviser, Selector, View, top
+from .base import Part, Reviser, Revision, Selector, View, top
 from .compose import register
 from .threshold import check_probability
 from .windows import StaticBlocks
@@ -71,12 +71,12 @@ class Wino(Reviser):
     def shadow(self, canvas: Canvas) -> IntArray:
         return np.arange(*canvas.window)
 
-    def revise(self, view: View, committed: IntArray) -> IntArray:
+    def revise(self, view: View, committed: IntArray) -> Revision:
         canvas = view.canvas
         last = canvas.state(LastAccepts)
         bound, last.count = last.count, len(committed)
         if len(committed) <= 1 or view.shadow is None:
-            return NOTHING
+            return Revision()
         at = view.shadow.positions
         old = ~canvas.masked[at] & ~canvas.given[at] & (canvas.commit_step[at] < canvas.step)
         at = at[old]
@@ -85,4 +85,4 @@ class Wino(Reviser):
         if len(doubted) >= bound:
             worst = np.argsort(verdict[doubted], kind="stable")[: max(bound - 1, 0)]
             doubted = np.sort(doubted[worst])
-        return at[doubted]
+        return Revision(at[doubted])

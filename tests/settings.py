@@ -54,6 +54,7 @@ BITES = {
     "dparallel": "dparallel(0.7)",
     "dsb": "dsb(4)+threshold(0.8)",
     "eb": "eb(gamma=1)",
+    "edit": "edit(tau=0.3)+threshold(0.5)",
     "eos": "eos(eos_policy=block_contains)+threshold(0.8)",
     "eotp": "eotp(0.2)+threshold(0.8)",
     "ete": "ete(k=3, tau=0.8)+multi_blocks(8)",

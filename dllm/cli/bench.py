@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ..errors import ConfigError
+from ..errors import ConfigError, missing
 from .options import DECODING, MEASURING, OUTPUT, Measured, option, takes
 from .output import check_output, interactive, note, stderr, waiting
 
@@ -39,9 +39,10 @@ class Bench(Measured):
         Path, option("--output", "-o", panel=OUTPUT, text="Folder, default runs/bench.")
     ] = Path("runs/bench")
     plot: Annotated[
-        bool,
-        option("--plot/--no-plot", panel=OUTPUT, text="Draw pareto and methods, as .svg and .png."),
-    ] = True
+        bool | None,
+        option("--plot/--no-plot", panel=OUTPUT, text="Draw pareto and methods, as .svg and .png; "
+               "default: where matplotlib is installed."),
+    ] = None  # fmt: skip
 
 
 @takes(Bench)
@@ -52,7 +53,7 @@ def bench(*, options: Bench) -> None:
     """
     with waiting("loading dllm"):
         from ..eval import report
-        from ..eval.plot import check_plots, multiples, pareto
+        from ..eval.plot import can_plot, check_plots, multiples, pareto
         from ..eval.problems import problems
         from ..eval.sweep import Journal, distinct, run
 
@@ -92,9 +93,11 @@ def bench(*, options: Bench) -> None:
     }
     for name, text in texts.items():
         (options.output / name).write_text(text + "\n", encoding="utf-8")
-    if options.plot:
+    if options.plot or (options.plot is None and can_plot()):
         for name, draw in (("pareto", pareto), ("methods", multiples)):
             draw(records, [options.output / f"{name}.{kind}" for kind in ("svg", "png")])
+    elif options.plot is None:
+        note(f"no plots: {missing('matplotlib', 'eval')}")
     print(texts["table.md"])
     note(f"{len(records)} records in {options.output}")
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import ConfigError, DllmError
+from ..errors import INSTALL_EXTRA, ConfigError, DllmError
 from .options import remember_debug
 from .output import distribution_version, versions, waiting
 
@@ -165,7 +165,7 @@ def extras() -> Iterator[Finding]:
         present = {name: distribution_version(name) for name in names}
         missing = [name for name, version in present.items() if version is None]
         listing = ", ".join(f"{name} {version or 'missing'}" for name, version in present.items())
-        hint = f': pip install "dllm[{extra}]"' if missing else ""
+        hint = ": " + INSTALL_EXTRA.format(extra=extra) if missing else ""
         if missing and extra == "flash":
             hint += " (needs a CUDA GPU; sdpa is used without it)"
         yield Finding(f"extra {extra}", listing + hint, PLAIN if missing else GOOD)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..access import KEY
-from ..errors import ConfigError
+from ..errors import ConfigError, missing
 from .options import remember_debug
 from .output import note, waiting
 from .serve import warn_open
@@ -51,7 +51,7 @@ def serve_drafter(
         from ..serve.run import run
         from ..serve.settings import Settings
     except ImportError as error:
-        raise ConfigError(f"{error.name} is missing: pip install 'dllm[serve]'") from error
+        raise missing(str(error.name), "serve") from error
 
     parts: list[Drafter] = []
     vocabularies = set()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, DllmError, UnknownNameError
+from ..errors import ConfigError, DllmError, UnknownNameError, missing
 from .options import DECODING, OUTPUT, Decoding, option, takes
 from .output import check_output, note, versions, waiting
 
@@ -82,7 +82,7 @@ def evaluate(
 ) -> None:
     """Run tasks of lm-evaluation-harness.  The table goes to stdout; needs the extra "eval"."""
     if find_spec("lm_eval") is None:
-        raise ConfigError("dllm eval needs lm-evaluation-harness: run `pip install dllm[eval]`")
+        raise missing("lm-evaluation-harness", "eval")
     if options.output is not None:
         check_output(options.output, "results ")
     with waiting("loading lm-evaluation-harness"):

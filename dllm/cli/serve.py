@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..access import KEY
-from ..errors import ConfigError
+from ..errors import ConfigError, missing
 from .options import remember_debug
 from .output import note, waiting
 
@@ -116,7 +116,7 @@ def serve(
     try:
         from ..serve.settings import Settings
     except ImportError as error:
-        raise ConfigError(f"{error.name} is missing: pip install 'dllm[serve]'") from error
+        raise missing(str(error.name), "serve") from error
     settings = Settings(
         name=name, sampler=sampler, caches=tuple(cache or ("none",)),
         drafters=tuple(drafter or ()), max_rows=max_rows,

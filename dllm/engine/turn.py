@@ -156,7 +156,8 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
 
 def complete(canvas: Canvas) -> bool:
     """Finish the row if nothing is left to decide; whether it is finished."""
-    if not canvas.finished and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
+    settled = not canvas.finished and not canvas.revising
+    if settled and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
         # A rule may also end the text at a stop id that is proposed and never committed.
         ended = canvas.stop_position is not None or canvas.end < canvas.region[1]
         canvas.finish("stop" if ended else "length")

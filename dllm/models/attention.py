@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError, UnknownNameError, missing
 from .grouped import grouped_rows
 from .segments import Segment
 from .varlen import Varlen
@@ -175,10 +175,10 @@ def use_attention(hf: PreTrainedModel, base: str) -> None:
         raise UnknownNameError("attention implementation", base, BASES)
     package = PACKAGES.get(base)
     if package is not None and importlib.util.find_spec(package) is None:
-        raise ConfigError(
-            f"attn_implementation={base!r} needs the package {package!r}: run "
-            "`pip install dllm[flash]`, or use attn_implementation='sdpa'"
-        )
+        raise missing(
+            f"the package {package!r}, which attn_implementation={base!r} needs,", "flash",
+            ", or use attn_implementation='sdpa'",
+        )  # fmt: skip
     try:
         hf.set_attn_implementation(base)  # checks that network and machine can do it
     except (ValueError, ImportError) as error:

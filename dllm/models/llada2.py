@@ -2,8 +2,8 @@
 
 Router, shared expert, head norms and partial rotation are those of transformers' GLM-4 MoE network;
 weights have other names, and queries, keys and values lie in one matrix.  Blocks have 32 positions,
-counted from position 0.  LLaDA2.1 shares the network; that it may edit what it has decided is not
-built.  Written from the published configurations; no released checkpoint was loaded yet.
+counted from position 0.  LLaDA2.1 shares the network, and is decoded with the sampler ``edit``.
+Written from the published configurations; no released checkpoint was loaded yet.
 """
 
 from __future__ import annotations
@@ -106,8 +106,10 @@ LLADA2 = register_family(
         checkpoints=(
             Published("inclusionAI/LLaDA2.0-mini", "Apache-2.0"),
             Published("inclusionAI/LLaDA2.0-flash", "Apache-2.0"),
+            Published("inclusionAI/LLaDA2.1-mini", "Apache-2.0"),
+            Published("inclusionAI/LLaDA2.1-flash", "Apache-2.0"),
         ),
-        verified="logits of a forward written out from its description, small random checkpoint",
-        note="That LLaDA2.1 may edit decided tokens is not built.",
+        verified="logits of official code, equal, small random checkpoint",
+        note='LLaDA2.1 edits what it has decided: `sampler="edit"`.',
     )
 )

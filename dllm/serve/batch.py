@@ -21,13 +21,13 @@ from types import TracebackType
 from typing import IO, Any
 
 from ..errors import ConfigError, PromptError
-from .fields import is_unicode
+from .body import is_unicode
 from .problems import Problem
-from .protocol import Ask, read_chat, read_infill, read_text
 from .replies import Reply
+from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .service import Service
 
-READERS: dict[str, Callable[[Any], Ask]] = {
+READERS: dict[str, Callable[[Any], GenerateRequest]] = {
     "/v1/chat/completions": read_chat,
     "/v1/completions": read_text,
     "/v1/infill": read_infill,

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, missing
 from .settings import Settings
 
 try:
     import ray
     from ray import serve
 except ImportError as error:
-    raise ConfigError(f"{error.name} is missing: pip install 'dllm[ray]'") from error
+    raise missing(str(error.name), "ray") from error
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

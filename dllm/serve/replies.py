@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..result import Result
-from .protocol import Ask
+from .requests import GenerateRequest
 
 PREFIXES = {"chat": "chatcmpl", "text": "cmpl", "infill": "infill"}
 OBJECTS = {"chat": "chat.completion", "text": "text_completion", "infill": "infill"}
@@ -45,7 +45,7 @@ class Choice:
 class Reply:
     """What all parts of an answer to ``ask`` have in common."""
 
-    ask: Ask
+    ask: GenerateRequest
     model: str
     fingerprint: str
     piece: Piece
@@ -130,7 +130,7 @@ class Reply:
         return entry
 
 
-def usage(ask: Ask, results: Sequence[Result]) -> dict[str, int]:
+def usage(ask: GenerateRequest, results: Sequence[Result]) -> dict[str, int]:
     """Tokens as OpenAI counts them: a prompt once, whatever the number of its answers."""
     prompt = sum(given_tokens(result) for result in results[:: ask.n])
     written = sum(written_tokens(result) for result in results)

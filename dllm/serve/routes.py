@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from ..models.checkpoint import BUNDLED
 from .http import Path, as_json, disconnected, read_json, unless_gone
-from .protocol import Ask, read_chat, read_infill, read_score, read_text
 from .replies import Reply, event
+from .requests import GenerateRequest, read_chat, read_infill, read_score, read_text
 from .service import Service
 from .stream import Stream
 
@@ -49,7 +49,7 @@ class TextRoutes:
     async def infill(self, request: Request) -> Response:
         return await self._write(request, read_infill)
 
-    async def _write(self, request: Request, read: Callable[[Any], Ask]) -> Response:
+    async def _write(self, request: Request, read: Callable[[Any], GenerateRequest]) -> Response:
         arrived, service = time.monotonic(), self.service
         ask = read(await read_json(request, service.settings.max_body))
         handles = await unless_gone(request, service.start(ask))

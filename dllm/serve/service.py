@@ -22,14 +22,14 @@ from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, Qu
 from ..likelihood.api import score
 from ..prompts import encode, encode_continuation, encode_holes, tokenizer_of
 from ..session import Handle, Session
+from .body import shortened
 from .drafts import DraftRoutes
 from .encoding import Encoder, with_own_tokenizer
-from .fields import shortened
 from .http import Path, outcome
 from .metrics import Metrics
 from .problems import Problem, problem_of
-from .protocol import Ask
 from .replies import Choice, given_tokens, written_tokens
+from .requests import GenerateRequest
 from .settings import Settings
 from .speculation import Run, SpeculativeSession
 from .texts import hole_sizes, hole_texts
@@ -148,16 +148,16 @@ class Service:
     def exposition(self) -> bytes:
         return self.metrics.text()
 
-    def fingerprint(self, ask: Ask) -> str:
+    def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
         sampler, cache = ask.sampler or self.settings.sampler, self.cache_of(ask)
         facts = (__version__, self.model.name, str(self.model.dtype), sampler, cache)
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
-    def cache_of(self, ask: Ask) -> str:
+    def cache_of(self, ask: GenerateRequest) -> str:
         return ask.cache or self.settings.caches[0]
 
-    def check(self, ask: Ask) -> None:
+    def check(self, ask: GenerateRequest) -> None:
         """Refuse what this server does not have, or cannot take any more."""
         self.check_model(ask.model)
         if is_causal_model(self.model) and (ask.drafts or ask.diffusing or ask.logprobs):
@@ -183,7 +183,7 @@ class Service:
                 "model", "model_not_found",
             )  # fmt: skip
 
-    async def start(self, ask: Ask) -> list[Handle | Run]:
+    async def start(self, ask: GenerateRequest) -> list[Handle | Run]:
         """Submit every choice of ``ask``: all of them or none."""
         self.check(ask)
         until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)
@@ -199,7 +199,7 @@ class Service:
 
         return await self.encoder.run(submit, texts, until, cancel_all)
 
-    def _encoded(self, model: DiffusionModel, ask: Ask, prompt: Any) -> tuple[Any, Any]:
+    def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
         limit, text = self.settings.max_prompt_tokens, None
         ids = None if prompt is None else encode(model, prompt, ask.chat)
@@ -218,7 +218,7 @@ class Service:
         return ids, text
 
     def _submitted(
-        self, ask: Ask, encoded: Sequence[tuple[Any, Any]], until: float
+        self, ask: GenerateRequest, encoded: Sequence[tuple[Any, Any]], until: float
     ) -> list[Handle | Run]:
         handles: list[Handle | Run] = []
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
@@ -264,7 +264,7 @@ class Service:
         alone, after = (str(tokenizer.decode(ids)) for ids in (before, [*before, token]))
         return after[len(alone) :] if after.startswith(alone) else str(tokenizer.decode([token]))
 
-    def choice(self, ask: Ask, result: Result) -> Choice:
+    def choice(self, ask: GenerateRequest, result: Result) -> Choice:
         """What the client gets of a result."""
         if ask.suffix is not None:
             return Choice(result, "".join(hole_texts(result, self.decode)))

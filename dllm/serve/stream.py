@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .protocol import Ask
 from .replies import DONE, PING, Choice, Reply, event, tokens_used, written_tokens
+from .requests import GenerateRequest
 from .speculation import Written
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Stream:
     """The chunks of one request.  Iterate once."""
 
     service: Service
-    ask: Ask
+    ask: GenerateRequest
     reply: Reply
     handles: list[Handle | Run]
     arrived: float

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from ..drafting.bridges.remote import OTHER_VOCABULARY
 from ..drafting.vocabulary import fingerprint
 from ..errors import PromptError, one_line
-from .fields import HONOURED, integer, require
+from .bodies import DeviceBody
 from .http import Path, as_json, read_json
 from .problems import Problem
 from .speculation import SpeculativeSession
@@ -27,9 +27,6 @@ from .speculation import SpeculativeSession
 PATH = "/v1/verify"
 LARGEST = 1 << 24  # bytes
 PATIENCE = 60.0  # seconds
-CONFIG = {"max_new_tokens": integer(1), "seed": HONOURED["chat"]["seed"],
-          "temperature": HONOURED["chat"]["temperature"], "top_p": HONOURED["chat"]["top_p"],
-          "top_k": integer(0)}  # fmt: skip
 
 
 class VerifyRoutes:
@@ -73,12 +70,12 @@ class VerifyRoutes:
         )  # fmt: skip
         if not right:
             raise PromptError("prompt is a list of the verifier's token ids")
-        given = {name: message[name] for name in CONFIG if message.get(name) is not None}
-        for name, value in given.items():
-            require(name, value, CONFIG[name])
-        repetition = message.get("repetition", 0)
-        require("repetition", repetition, integer(0))
-        return self.session.open(np.asarray(prompt, np.int64), repetition, given)
+        given = DeviceBody.read(
+            {k: v for k, v in message.items() if k not in ("vocabulary", "prompt")}
+        )
+        how = given.given
+        repetition = how.pop("repetition", 0)
+        return self.session.open(np.asarray(prompt, np.int64), repetition, how)
 
     def _step(self, message: dict[str, Any]) -> Any:
         names = ("sid", "base_len", "tokens")

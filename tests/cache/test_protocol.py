@@ -16,7 +16,7 @@ from dllm.canvas import BoolArray, Canvas, IntArray
 from dllm.capabilities import FORESIGHT, PROBABILITY, WINDOW_LOGITS
 from dllm.config import GenerationConfig
 from dllm.samplers import compose
-from dllm.samplers.base import Reviser, Selector, View, Window
+from dllm.samplers.base import Reviser, Revision, Selector, View, Window
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks, WholeRegion
 
@@ -63,15 +63,15 @@ class TakeBack(Reviser):
     name = "take_back"
     seed: int = 0
 
-    def revise(self, view: View, committed: IntArray) -> IntArray:
+    def revise(self, view: View, committed: IntArray) -> Revision:
         canvas, rng = view.canvas, np.random.default_rng((self.seed, view.canvas.step, 1))
         low, high = canvas.window
         mine = np.flatnonzero(~canvas.masked[low:high] & ~canvas.given[low:high]) + low
         taken = canvas.state(Taken)
         if taken.times > 6 or rng.random() < 0.6 or len(mine) < 2:
-            return committed[:0]
+            return Revision()
         taken.times += 1
-        return rng.choice(mine, 1)
+        return Revision(rng.choice(mine, 1))
 
 
 @dataclass(frozen=True)

@@ -91,5 +91,5 @@ def test_a_missing_model_is_said(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kenlm", None)
-    with pytest.raises(dllm.ConfigError, match=r"dllm\[kenlm\]"):
+    with pytest.raises(dllm.ConfigError, match=r"\.\[kenlm\]"):
         KenLM(path="x.arpa")

@@ -340,9 +340,22 @@ def test_missing_plots_are_told_before_measuring(
     cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dllm.eval.plot.find_spec", lambda name: None)
-    result = cli("bench", "--preset", "quick", "-o", str(tmp_path / "out"))
+    result = cli("bench", "--preset", "quick", "--plot", "-o", str(tmp_path / "out"))
     assert result.exit_code == 2 and "--no-plot" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_without_matplotlib_a_sweep_ends_with_its_tables(
+    cli: Run, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dllm.eval.plot.find_spec", lambda name: None)
+    out = tmp_path / "out"
+    command = ("bench", "-m", str(tiny_folder), "-s", "threshold", "-t", "copy", "-n", "1",
+               "--max-new-tokens", "8", "-o", str(out))  # fmt: skip
+    result = cli(*command)
+    assert result.exit_code == 0 and "threshold" in result.stdout
+    assert "matplotlib is missing" in result.stderr
+    assert (out / "table.md").exists() and not list(out.glob("*.svg"))
 
 
 @pytest.mark.parametrize("command", ["bench", "tune"])

@@ -22,12 +22,23 @@ Case = dict[str, Any]
 
 
 @cache
-def model_of(name: str, eos_id: int | None = None) -> dllm.DiffusionModel:
-    """A recorded model; cases may have their own end of text."""
-    own = {} if eos_id is None else {
+def model_of(
+    name: str, eos_id: int | None = None, block_length: int | None = None
+) -> dllm.DiffusionModel:
+    """A recorded model; cases may have their own end of text, and blocks of their own length where
+    attention is causal between blocks."""
+    own: dict[str, Any] = {} if eos_id is None else {
         "eos_token_id": eos_id, "pad_token_id": eos_id, "stop_token_ids": (eos_id,),
     }  # fmt: skip
+    if block_length is not None:
+        own["block_length"] = block_length
     return dllm.load(Path(goldens_dir()) / name, **own)
+
+
+def _model(case: Case) -> tuple[str, int | None, int | None]:
+    """Arguments of `model_of`."""
+    blocks = case["block_length"] if case["model"].startswith("llada2") else None
+    return case["model"], case.get("eos_id"), blocks
 
 
 class Together:
@@ -48,11 +59,11 @@ class Together:
         """What becomes of each prompt of ``case``.  Raises what its decoding raised."""
         if not isinstance(call.cache, str):
             return dllm.generate(
-                model_of(case["model"], case.get("eos_id")), self.prompts_of(case),
+                model_of(*_model(case)), self.prompts_of(case),
                 sampler=call.sampler, cache=call.cache, trace=True, **call.arguments,
             )  # fmt: skip
         if case["id"] not in self._results:
-            self._decode(case["model"], case.get("eos_id"), call.cache)
+            self._decode(*_model(case), call.cache)
         result = self._results[case["id"]]
         if isinstance(result, BaseException):
             raise result
@@ -62,15 +73,14 @@ class Together:
         """What `case` shares with those that are decoded with it; None for one that is alone."""
         call = self.call_of(case)
         alone = not isinstance(call.cache, str)
-        return None if alone else f"{case['model']} {case.get('eos_id')} {call.cache}"
+        return None if alone else f"{_model(case)} {call.cache}"
 
     def _decode(self, *group: Any) -> None:
-        name, eos_id, cache_name = group
-        with dllm.Session(model_of(name, eos_id), cache=cache_name, max_rows=ROWS) as session:
+        with dllm.Session(model_of(*group[:-1]), cache=group[-1], max_rows=ROWS) as session:
             handles: dict[str, list[dllm.Handle]] = {}
             for case in self.cases:
                 call = self.call_of(case)
-                if (case["model"], case.get("eos_id"), call.cache) != group:
+                if (*_model(case), call.cache) != group:
                     continue
                 try:
                     handles[case["id"]] = [

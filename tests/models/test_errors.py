@@ -251,7 +251,7 @@ def test_arguments(checkpoints: Path, llada: DiffusionModel) -> None:
             load(folder, dtype=dtype)
     with pytest.raises(UnknownNameError, match="did you mean 'sdpa'"):
         load(folder, attn_implementation="spda")
-    with pytest.raises(ConfigError, match=r"pip install dllm\[flash\]"):
+    with pytest.raises(ConfigError, match=r"'\.\[flash\]' in a checkout"):
         load(folder, attn_implementation="flash_attention_3")
     with pytest.raises(ConfigError, match="not both"):
         load(folder, device="cpu", device_map="auto")

@@ -106,7 +106,7 @@ def test_what_is_brought_along_fits_what_is_given(spec: str, selectors: str) -> 
         ("threshold(", {}, ConfigError, "name(key=value)"),
         ("threshold - blocks", {}, ConfigError, "cannot read"),
         ("threshold(tau=f(1))", {}, ConfigError, "cannot read the value"),
-        ("threshold(0.9, 2, 3)", {}, ConfigError, "at most 1"),
+        ("threshold(0.9, 2, 3)", {}, ConfigError, "at most 2"),
         ("blocks+whole", {}, ConfigError, "both a window"),
         ("threshold+margin", {}, ConfigError, "use prob instead"),
         ("threshold+random", {}, ConfigError, "use prob instead"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ConfigError
+from ...errors import ConfigError, missing
 from .proxies import Proxy, register
 
 
@@ -16,7 +16,7 @@ from .proxies import Proxy, register
 class KenLM(Proxy):
     """A KenLM model over token ids written as words ("17 4 256"), read from ``path``.
 
-    The package reports base-10 logarithms; they are converted.  Needs ``pip install dllm[kenlm]``,
+    The package reports base-10 logarithms; they are converted.  Needs the extra ``kenlm``,
     which compiles it.  ``path``: an ARPA file or a binary of KenLM's own; tokens that it does not
     know have the probability of ``<unk>``.
     """
@@ -27,10 +27,10 @@ class KenLM(Proxy):
         try:
             import kenlm
         except ImportError:
-            raise ConfigError(
-                "proxy 'kenlm' needs the package kenlm: run `pip install 'dllm[kenlm]'` "
-                "(it takes a C++ compiler), or use proxy='ngram'"
-            ) from None
+            raise missing(
+                "the package kenlm, which proxy='kenlm' needs,", "kenlm",
+                " (it takes a C++ compiler), or use proxy='ngram'",
+            ) from None  # fmt: skip
         try:
             self._kenlm, self._model = kenlm, kenlm.Model(self.path)
         except OSError as error:

@@ -1,0 +1,318 @@
+"""The bodies of requests: which fields are honoured, which change nothing, which are refused.
+
+Fields that are annotated with `Only` are accepted where they change nothing, such as
+``frequency_penalty`` 0, and refused elsewhere with the reason.  A field that no class here has is
+refused as well: nothing is ignored silently.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from .body import Body, Must, Only
+from .problems import Problem
+
+LONGEST_SPEC = 400  # characters of a sampler's name
+LONGEST_STOP = 1000  # characters
+MOST = 2**31 - 1
+MOST_CHOICES = 8
+MOST_CONSTRAINTS = 1024
+MOST_HOLES = 1024
+MOST_STOPS = 16
+MOST_TEXTS = 64
+SYSTEM = {"developer": "system"}  # what OpenAI calls it now -> what chat templates know
+ROLES = ("system", "developer", "user", "assistant")
+
+STRING, STRINGS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+INTEGERS = {"type": "array", "items": {"type": "integer"}}
+
+
+def _is_texts(value: Any, most: int = MOST_TEXTS, longest: int = MOST) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return (
+        isinstance(texts, list)
+        and len(texts) <= most
+        and all(isinstance(text, str) and len(text) <= longest for text in texts)
+    )
+
+
+def _is_stop(value: Any) -> bool:
+    return _is_texts(value, MOST_STOPS, LONGEST_STOP) and value != "" and "" not in list(value)
+
+
+def _is_sampler(value: Any) -> bool:
+    # Some parts read a file that they are told of; a client has none here.
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= LONGEST_SPEC
+        and not any(sign in value for sign in ("/", "\\", ".np"))
+    )
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
+
+
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, str) or _is_ids(value):
+        return True
+    return isinstance(value, list) and 0 < len(value) <= MOST_TEXTS and (
+        all(isinstance(item, str) for item in value) or all(map(_is_ids, value))
+    )  # fmt: skip
+
+
+def _is_constraints(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) <= MOST_CONSTRAINTS and all(
+        key.isascii() and key.isdigit() and len(key) < 8 and isinstance(text, str | int)
+        for key, text in value.items()
+    )  # fmt: skip
+
+
+def _is_content(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list)
+        and all(
+            isinstance(part, dict) and part.get("type") == "text"
+            and isinstance(part.get("text"), str) for part in value
+        )
+    )  # fmt: skip
+
+
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Number = Annotated[int, Field(ge=0, le=MOST)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Field(gt=0)]
+Scale = Annotated[float, Field(ge=0, le=100)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Alternatives = Annotated[int, Field(ge=0, le=20)]
+Sampler = Annotated[
+    str,
+    Must(f"the name of a sampler such as 'threshold(tau=0.8)', of at most {LONGEST_SPEC} "
+         "characters and without files", _is_sampler, STRING),
+]  # fmt: skip
+Stop = Annotated[
+    Any,
+    Must(f"a string or at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters", _is_stop,
+         {"anyOf": [STRING, STRINGS]}),
+]  # fmt: skip
+Constraints = Annotated[
+    dict[str, Any],
+    Must(f'an object of at most {MOST_CONSTRAINTS} texts by their offset, {{"0": "The answer"}}',
+         _is_constraints, {"type": "object"}),
+]  # fmt: skip
+Prompt = Annotated[
+    Any,
+    Must(f"a string, token ids, or a list of at most {MOST_TEXTS} of either", _is_prompt,
+         {"anyOf": [STRING, INTEGERS, STRINGS, {"type": "array", "items": INTEGERS}]}),
+]  # fmt: skip
+Holed = Annotated[
+    str,
+    Must(f"a string with at most {MOST_HOLES} holes such as [[8]]",
+         lambda v: isinstance(v, str) and v.count("[[") <= MOST_HOLES, STRING),
+]  # fmt: skip
+Continuation = Annotated[
+    Any,
+    Must(f"a string or 1 to {MOST_TEXTS} strings", lambda v: _is_texts(v) and v != [],
+         {"anyOf": [STRING, STRINGS]}),
+]  # fmt: skip
+Content = Annotated[
+    Any,
+    Must("a string or text parts: this model reads text only", _is_content,
+         {"anyOf": [STRING, {"type": "array", "items": {"type": "object"}}]}),
+]  # fmt: skip
+Drafts = Annotated[
+    Any,
+    Must("true, false or 'text'", lambda v: type(v) is bool or v == "text",
+         {"enum": [True, False, "text"]}),
+]  # fmt: skip
+Role = Annotated[str, Must(f"one of {', '.join(ROLES)}", lambda v: v in ROLES, {"enum": [*ROLES]})]
+
+
+class Message(Body):
+    """What somebody says."""
+
+    role: Role
+    content: Content
+    name: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, data: Any) -> Any:
+        """Clients that repeat an answer send its empty fields along."""
+        if not isinstance(data, dict):
+            return data
+        return {k: v for k, v in data.items() if k in cls.model_fields or v not in (None, [], "")}
+
+    def shown(self) -> dict[str, Any]:
+        """The message as chat templates know it."""
+        content = self.content
+        if not isinstance(content, str):
+            content = "".join(part["text"] for part in content)
+        return {"role": SYSTEM.get(self.role, self.role), "content": content}
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+class StreamOptions(Body):
+    """What a stream brings beside the text."""
+
+    include_usage: bool = False
+    include_drafts: Drafts = False
+    continuous_usage_stats: bool = False
+
+
+class Decoding(Body):
+    """How an answer is written."""
+
+    model: str | None = None
+    sampler: Sampler | None = None
+    cache: str | None = None
+    steps: Count | None = None
+    block_length: Count | None = None
+    cfg_scale: Scale | None = None
+    eos_policy: str | None = None
+    temperature: Scale | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+    deadline: Seconds | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    trace: bool = False
+
+
+PENALTIES = "a canvas is not written from left to right, so that there is no past to penalise"
+FORMATS = "constrained output does not exist yet: ask for text and parse it"
+TOOLS = "tools do not exist here: describe them in the prompt"
+OTHER = "it has no meaning for a text model"
+FILTERS = "use top_p or top_k"
+COMPLETE = "the last message is complete: use /v1/completions"
+SPECIAL = "special tokens are not text"
+
+
+class Writing(Decoding):
+    """Answers of a length that is asked for, and what OpenAI's and vLLM's clients send beside."""
+
+    max_tokens: Count | None = None
+    min_tokens: Number = 0
+    ignore_eos: bool = False
+    stop: Stop = ()
+    constraints: Constraints | None = None
+    diffusing: bool = False
+
+    frequency_penalty: Annotated[Any, Only(PENALTIES, 0, 0.0)] = None
+    presence_penalty: Annotated[Any, Only(PENALTIES, 0, 0.0)] = None
+    repetition_penalty: Annotated[Any, Only(PENALTIES, 1, 1.0)] = None
+    length_penalty: Annotated[Any, Only(PENALTIES, 1, 1.0)] = None
+    logit_bias: Annotated[Any, Only("tokens have no bias here", {})] = None
+    bad_words: Annotated[Any, Only("words cannot be forbidden", [])] = None
+    stop_token_ids: Annotated[Any, Only("stop ids are the model's own: use stop", [])] = None
+    min_p: Annotated[Any, Only(FILTERS, 0, 0.0)] = None
+    typical_p: Annotated[Any, Only(FILTERS, 1, 1.0)] = None
+    best_of: Annotated[Any, Only("use n", 1)] = None
+    use_beam_search: Annotated[Any, Only("there are no beams", False)] = None
+    echo: Annotated[Any, Only("the prompt is not repeated", False)] = None
+    include_stop_str_in_output: Annotated[
+        Any, Only("a stop string is never part of the text", False)
+    ] = None
+    skip_special_tokens: Annotated[Any, Only(SPECIAL, True)] = None
+    spaces_between_special_tokens: Annotated[Any, Only(SPECIAL, True)] = None
+    add_special_tokens: Annotated[Any, Only("a prompt is encoded as the model expects", True)] = (
+        None
+    )
+    add_generation_prompt: Annotated[Any, Only(COMPLETE, True)] = None
+    continue_final_message: Annotated[Any, Only(COMPLETE, False)] = None
+    detokenize: Annotated[Any, Only("answers are text: return_token_ids adds the ids", True)] = None
+    response_format: Annotated[Any, Only(FORMATS, {"type": "text"})] = None
+    structured_outputs: Annotated[Any, Only(FORMATS, {})] = None
+    guided_json: Annotated[Any, Only(FORMATS)] = None
+    guided_regex: Annotated[Any, Only(FORMATS)] = None
+    guided_choice: Annotated[Any, Only(FORMATS)] = None
+    guided_grammar: Annotated[Any, Only(FORMATS)] = None
+    tools: Annotated[Any, Only(TOOLS, [])] = None
+    tool_choice: Annotated[Any, Only(TOOLS, "none", "auto")] = None
+    functions: Annotated[Any, Only(TOOLS, [])] = None
+    function_call: Annotated[Any, Only(TOOLS, "none", "auto")] = None
+    web_search_options: Annotated[Any, Only(TOOLS)] = None
+    store: Annotated[Any, Only("nothing is stored", False)] = None
+    modalities: Annotated[Any, Only(OTHER, ["text"])] = None
+    audio: Annotated[Any, Only(OTHER)] = None
+    prediction: Annotated[Any, Only("fix parts of the canvas with constraints")] = None
+    moderation: Annotated[Any, Only(OTHER)] = None
+    priority: Annotated[Any, Only("requests are served in the order they come", 0)] = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    request_id: str | None = None
+
+
+class ChatBody(Writing):
+    """``POST /v1/chat/completions``: messages in, an answer out."""
+
+    messages: Messages
+    max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Alternatives | None = None
+
+
+class TextBody(Writing):
+    """``POST /v1/completions``: text or ids to continue; with ``suffix`` the middle is written."""
+
+    prompt: Prompt
+    suffix: str = ""
+    logprobs: Alternatives | None = None
+
+
+class InfillBody(Decoding):
+    """``POST /v1/infill``: ``text`` with ``[[8]]`` for a hole of 8 tokens."""
+
+    text: Holed
+    prompt: str | None = None
+    messages: Messages | None = None
+
+
+class ScoreBody(Body):
+    """``POST /v1/score``: how likely continuations are."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    continuation: Continuation
+    estimator: str | None = None
+    samples: Annotated[int, Field(ge=1, le=4096)] | None = None
+    greedy: bool | None = None
+    early_stop: bool | None = None
+    cfg_scale: Scale | None = None
+    seed: Seed | None = None
+
+
+class DeviceBody(Body):
+    """``POST /v1/verify/open``, without the prompt and the vocabulary."""
+
+    seed: Seed | None = None
+    repetition: Number = 0
+    max_new_tokens: Count | None = None
+    temperature: Scale | None = None
+    top_p: Share | None = None
+    top_k: Number | None = None
+
+
+def question(body: InfillBody | ScoreBody) -> Any:
+    """The prompt or the messages, whichever is there; None for neither."""
+    if body.prompt is not None and body.messages is not None:
+        raise Problem(400, "prompt and messages are given: keep one of them", "prompt")
+    if body.messages is not None:
+        return [message.shown() for message in body.messages]
+    return body.prompt or None

@@ -1,0 +1,174 @@
+"""What bodies of requests are made of: pydantic models whose errors name the field to blame, say
+what it must be, and suggest the one that was meant."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, core_schema
+
+from ..errors import UnknownNameError
+from .problems import Problem
+
+LONGEST_QUOTE = 200  # characters of a value in an error message
+LONGEST_PATH = 80  # characters of the name of a field
+UNFIT, UNSUPPORTED = "unfit", "unsupported_value"
+
+
+@dataclass(frozen=True, eq=False)
+class Must:
+    """Annotation of a field: what its value must be, and whether one is."""
+
+    text: str
+    will_do: Callable[[Any], bool]
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    kind = UNFIT
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {**self.schema, "description": self.text}
+
+    def _check(self, value: Any) -> Any:
+        if not self.will_do(value):
+            raise PydanticCustomError(self.kind, "{text}", {"text": self.text})
+        return value
+
+
+class Only(Must):
+    """Annotation of a field that clients send and whose ``values`` change nothing; others are
+    refused, with the reason."""
+
+    kind = UNSUPPORTED
+
+    def __init__(self, reason: str, *values: Any) -> None:
+        def will_do(value: Any) -> bool:
+            return any(type(v) is type(value) and v == value for v in values)
+
+        super().__init__(reason, will_do, {"enum": list(values)})
+
+
+class Body(BaseModel):
+    """A body or a part of one: values have the types of JSON, null is not given, and there are no
+    other fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {k: v for k, v in data.items() if v is not None or k not in cls.model_fields}
+
+    @classmethod
+    def read(cls, data: Any) -> Self:
+        """The body in ``data``, parsed JSON; `Problem` for what is wrong with it."""
+        if not isinstance(data, dict):
+            raise Problem(400, "the body must be a JSON object", code="invalid_body")
+        for name, value in data.items():
+            if not is_unicode([name, value]):
+                raise Problem(
+                    400, f"{ascii(name)[:80]} is not valid Unicode: it has half a surrogate",
+                    name.encode(errors="replace").decode()[:80], "invalid_value",
+                )  # fmt: skip
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise _problem(cls, error) from None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that have a value."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+def is_unicode(value: Any) -> bool:
+    """Whether all texts in a JSON value can be encoded."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shortened(value: Any) -> str:
+    """A value in an error message: nobody is sent back megabytes."""
+    text = reprlib.repr(value)
+    return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "..."
+
+
+def _problem(body: type[Body], error: ValidationError) -> Problem:
+    """The first thing that is wrong."""
+    found = error.errors(include_url=False)
+    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
+    kind, path, value = first["type"], first["loc"], first["input"]
+    where = _where(path)
+    if kind == "extra_forbidden":
+        above = _where(path[:-1])
+        known = [f"{above}.{k}" if above else k for k in _schema_at(body, path[:-1])["properties"]]
+        return Problem(400, str(UnknownNameError("field", where, known)), where, "unknown_field")
+    if kind == "missing":
+        return Problem(400, f"{where} is missing", where, "missing_field")
+    if kind == UNSUPPORTED:
+        text = f"{where}={shortened(value)} is not supported: {first['ctx']['text']}"
+        return Problem(400, text, where, UNSUPPORTED)
+    wanted = first["ctx"]["text"] if kind == UNFIT else expected(_schema_at(body, path))
+    text = f"{where} must be {wanted}, not {shortened(value)}"
+    return Problem(400, text, where, "invalid_value")
+
+
+def _where(path: tuple[int | str, ...]) -> str:
+    """``("messages", 0, "role")`` as ``messages[0].role``."""
+    text = ""
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key[:LONGEST_PATH]}" if text else key
+    return text[:LONGEST_PATH]
+
+
+@cache
+def _schema(body: type[Body]) -> dict[str, Any]:
+    return body.model_json_schema()
+
+
+def _schema_at(body: type[Body], path: tuple[int | str, ...]) -> dict[str, Any]:
+    """The JSON schema of the part of ``body`` at ``path``."""
+    whole = _schema(body)
+    part = whole
+    for key in (None, *path):
+        if isinstance(key, str):
+            part = part["properties"][key]
+        elif isinstance(key, int):
+            part = part["items"]
+        part = next((p for p in part.get("anyOf", ()) if p.get("type") != "null"), part)
+        if "$ref" in part:
+            part = whole["$defs"][part["$ref"].rpartition("/")[2]]
+    return part
+
+
+def expected(schema: Mapping[str, Any]) -> str:
+    """What a value of ``schema`` is, in words."""
+    if "enum" in schema:
+        return " or ".join(map(json.dumps, schema["enum"]))
+    kind = schema.get("type", "")
+    names = {"integer": "a whole number", "number": "a number", "boolean": "true or false",
+             "string": "a string", "array": "a list", "object": "an object"}  # fmt: skip
+    text = names.get(kind, "something else")
+    if "minimum" in schema:
+        text += f" from {schema['minimum']:g}"
+    if "exclusiveMinimum" in schema:
+        text += f" above {schema['exclusiveMinimum']:g}"
+    if "maximum" in schema:
+        text += f" to {schema['maximum']:g}" if schema["maximum"] < 2**53 else ""
+    if "minItems" in schema:
+        text += f" of at least {schema['minItems']}"
+    if "maxItems" in schema:
+        text += f", at most {schema['maxItems']}"
+    return text

@@ -1,0 +1,157 @@
+"""From a body to what the engine is asked for."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .bodies import (
+    MOST_TEXTS,
+    ChatBody,
+    Decoding,
+    InfillBody,
+    ScoreBody,
+    StreamOptions,
+    TextBody,
+    Writing,
+    question,
+)
+from .problems import Problem
+
+SAME_NAME = ("temperature", "top_p", "steps", "block_length", "cfg_scale", "eos_policy", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest:
+    """``kind`` is "chat", "text" or "infill"; every one of ``prompts`` is answered ``n`` times.
+    ``arguments`` are fields of `dllm.GenerationConfig`.
+
+    ``text`` is what `dllm.infill` fills, ``suffix`` what follows a hole of the whole length.
+    ``logprobs``: None, or how many alternatives are wanted beside each token.
+    ``usage_with_each``: whether every chunk counts the tokens so far, as vLLM's do.  ``drafts``:
+    False, True, or "text" for rendered lines; ``diffusing``: every chunk is the whole present text.
+    """
+
+    kind: str
+    prompts: Sequence[Any]
+    chat: bool | None = None
+    text: str | None = None
+    suffix: str | None = None
+    model: str | None = None
+    cache: str | None = None
+    sampler: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    usage_with_each: bool = False
+    drafts: bool | str = False
+    diffusing: bool = False
+    logprobs: int | None = None
+    token_ids: bool = False
+    trace: bool = False
+    deadline: float | None = None
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
+
+
+def read_chat(data: Any) -> GenerateRequest:
+    """``POST /v1/chat/completions``."""
+    body = ChatBody.read(data)
+    length = body.max_completion_tokens
+    if length is not None and body.max_tokens not in (None, length):
+        raise Problem(400, "max_tokens and max_completion_tokens differ: give one of them",
+                      "max_completion_tokens", "invalid_value")  # fmt: skip
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs", "invalid_value")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    said = [message.shown() for message in body.messages]
+    return _request("chat", body, [said], length or body.max_tokens, logprobs=logprobs)
+
+
+def read_text(data: Any) -> GenerateRequest:
+    """``POST /v1/completions``."""
+    body = TextBody.read(data)
+    several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
+    for name in ("stop", "min_tokens", "ignore_eos", "constraints") if body.suffix else ():
+        if getattr(body, name):
+            raise Problem(
+                400, f"{name} does not go with suffix: the hole has max_tokens positions and "
+                "all of them are written", name, "unsupported_value",
+            )  # fmt: skip
+    return _request(
+        "text", body, body.prompt if several else [body.prompt], body.max_tokens, chat=False,
+        suffix=body.suffix or None, logprobs=body.logprobs,
+    )  # fmt: skip
+
+
+def read_infill(data: Any) -> GenerateRequest:
+    """``POST /v1/infill``."""
+    body = InfillBody.read(data)
+    return _request("infill", body, [question(body)], None, text=body.text)
+
+
+def read_score(data: Any) -> tuple[Any, list[str], dict[str, Any]]:
+    """``POST /v1/score``: the prompt, the continuations, and how to score."""
+    body = ScoreBody.read(data)
+    texts, skipped = body.continuation, ("model", "prompt", "messages", "continuation")
+    how = {name: value for name, value in body.given.items() if name not in skipped}
+    return question(body) or "", [texts] if isinstance(texts, str) else texts, how
+
+
+def _request(
+    kind: str, body: Decoding, prompts: Sequence[Any], length: int | None, **more: Any
+) -> GenerateRequest:
+    diffusing = isinstance(body, Writing) and body.diffusing
+    for name, wanted in (("stream_options", body.stream_options), ("diffusing", diffusing)):
+        if wanted and not body.stream:
+            raise Problem(400, f"{name} needs stream=true", name, "invalid_value")
+    options = body.stream_options or StreamOptions()
+    if options.include_drafts and diffusing:
+        raise Problem(
+            400, "diffusing replaces the text with every chunk, include_drafts adds frames beside "
+            "it: ask for one of them", "diffusing", "invalid_value",
+        )  # fmt: skip
+    if len(prompts) * body.n > MOST_TEXTS:
+        raise Problem(400, f"a request has at most {MOST_TEXTS} answers", "n", "invalid_value")
+    return GenerateRequest(
+        kind=kind, prompts=prompts, model=body.model, cache=body.cache, sampler=body.sampler,
+        arguments=_arguments(body, length), n=body.n, stream=body.stream,
+        include_usage=options.include_usage,
+        usage_with_each=options.include_usage and options.continuous_usage_stats,
+        drafts=options.include_drafts, diffusing=diffusing, token_ids=body.return_token_ids,
+        trace=body.trace, deadline=body.deadline, **more,
+    )  # fmt: skip
+
+
+def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
+    """Fields of `dllm.GenerationConfig`.
+
+    Without a seed, an answer that is sampled draws one, which the response names, so that it can
+    be repeated; a greedy one has the seed 0.  Greedy answers have nothing to filter: clients that
+    send ``top_p`` or ``top_k`` with every request get what they would get without.
+    """
+    result = {k: v for k in SAME_NAME if (v := getattr(body, k)) is not None}
+    if not body.temperature:
+        result.pop("top_p", None)
+    else:
+        result.setdefault("seed", secrets.randbelow(2**31))
+        if body.top_k is not None and body.top_k > 0:  # vLLM's clients say -1 for none
+            result["top_k"] = body.top_k
+    if length is not None:
+        result["max_new_tokens"] = length
+    if isinstance(body, Writing):
+        if body.ignore_eos and length is None:
+            raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
+        if body.ignore_eos or body.min_tokens:
+            result["min_new_tokens"] = length if body.ignore_eos else body.min_tokens
+        if body.stop:
+            stop = body.stop
+            result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        if body.constraints:
+            result["constraints"] = {int(k): v for k, v in body.constraints.items()}
+    return result

@@ -1,0 +1,153 @@
+"""LLaDA2.1's editing: replace decided tokens that the model no longer believes, or remask them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..capabilities import FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS, WINDOW_LOGITS
+from ..errors import ConfigError, UnknownNameError
+from .base import NO_SCORES, NOTHING, Part, Prediction, Reviser, Revision, View, top
+from .compose import register
+from .eos import stops
+from .threshold import Threshold, check_probability
+
+# What makes a decided token a suspect -> the threshold that its authors use.
+MODES: Mapping[str, float] = {"t2t": 0.5, "low_prob": 0.1, "t2t_remask": 0.9, "logit_diff": 0.3}
+
+
+@dataclass
+class Edits:
+    """Forwards that found the block decided (``post``); how often each position was remasked in it
+    (N,); what its token had as probability in the last forward (N,), NaN where none is known."""
+
+    post: int = 0
+    counts: IntArray = field(default_factory=lambda: NOTHING)
+    before: FloatArray = field(default_factory=lambda: NO_SCORES)
+
+
+@register(
+    "edit",
+    paper="LLaDA2.1: Speeding Up Text Diffusion via Token Editing",
+    arxiv="2602.08676",
+)
+@dataclass(frozen=True)
+class Edit(Reviser):
+    """Look again at what earlier forwards decided in the block, also ``post_steps`` (16) more times
+    when the block is decided; stop looking when nothing changes.
+
+    ``mode`` "t2t" (token to token, LLaDA2.1): a token is replaced by the model's present choice
+    where that is another one with probability above ``tau`` (0.5 as in the card's quality mode;
+    its speed mode is ``threshold(tau=0.5)+edit(tau=0)``).
+
+    The other modes are token-to-mask remasking (arXiv 2604.18738, training-free): a suspect returns
+    to undecided.  "low_prob": the token's own probability is below ``tau`` (0.1); "t2t_remask":
+    another one is above ``tau`` (0.9); "logit_diff": its probability has dropped by more than
+    ``tau`` (0.3) since the last forward.  Each position at most ``per_position`` (3) times in a
+    block, and at most the ``share`` (0.25; 1: no limit) of the decided positions in one forward,
+    the worst ones first, at least one.  There a decided block that holds an end of text is not
+    looked at again.
+
+    New tokens come from ``threshold(tau=0.7)`` unless another selector is given;
+    ``threshold(tau=0.7, n=2)`` commits at least two.
+    """
+
+    needs = frozenset({WINDOW_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS})
+
+    tau: float | None = None
+    mode: str = "t2t"
+    post_steps: int = 16
+    per_position: int | None = None
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UnknownNameError("mode", self.mode, MODES)
+        if self.tau is not None:
+            check_probability("tau", self.tau)
+        if self.post_steps < 0:
+            raise ConfigError(f"post_steps must not be negative, not {self.post_steps}")
+        if self.mode == "t2t" and (self.per_position, self.share) != (None, None):
+            raise ConfigError("per_position and share limit remasking: choose a mode that does it")
+        if self.per_position is not None and self.per_position < 1:
+            raise ConfigError(f"per_position must be at least 1, not {self.per_position}")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ConfigError(f"share must lie in (0, 1], not {self.share}")
+
+    def companions(self) -> tuple[Part, ...]:
+        return (Threshold(tau=0.7),)
+
+    def begin_block(self, canvas: Canvas) -> None:
+        size = len(canvas.tokens)
+        canvas.states[Edits] = Edits(0, np.zeros(size, np.int64), np.full(size, np.nan, np.float32))
+
+    def wants(self, canvas: Canvas) -> IntArray:
+        low, high = canvas.window
+        mine = ~canvas.masked[low:high] & ~canvas.given[low:high]
+        return mine.nonzero()[0] + low
+
+    def asks(self, canvas: Canvas, positions: IntArray) -> IntArray | None:
+        return None if self.mode == "t2t" else canvas.tokens[positions][:, None]
+
+    def revise(self, view: View, committed: IntArray) -> Revision:
+        canvas, p = view.canvas, view.all_predictions
+        edits, (low, high) = canvas.state(Edits), canvas.window
+        mine = (p.positions >= low) & (p.positions < high) & ~canvas.given[p.positions]
+        earlier = canvas.commit_step[p.positions] < canvas.step
+        old = p.take(mine & ~canvas.masked[p.positions] & earlier)
+        if self.mode == "t2t":
+            new = old.take(self._disagrees(canvas, old))
+            revision = Revision(NOTHING, new.positions, new.token, new.logprob)
+        else:
+            revision = Revision(self._suspects(edits, canvas, old))
+            edits.counts[revision.remasked] += 1
+            edits.before[:] = np.nan
+            if not len(old.positions):  # a block that is undecided altogether begins again
+                edits.counts[:] = 0
+            else:
+                edits.before[old.positions] = np.exp(old.asked[self.name][:, 0])
+                edits.before[committed] = np.exp(canvas.logprob[committed])
+        return replace(revision, open=self._again(view, revision))
+
+    def _again(self, view: View, revision: Revision) -> bool:
+        """Whether a block that is decided now deserves another forward."""
+        canvas, edits = view.canvas, view.canvas.state(Edits)
+        if canvas.masks().size or len(revision.remasked):
+            return False  # it is not decided
+        if not (len(view.positions) or len(revision.replaced)):
+            return False  # nothing has changed
+        if self.mode != "t2t" and stops(canvas, *canvas.window, view.stop_ids).size:
+            return False
+        edits.post += 1
+        return edits.post <= self.post_steps
+
+    def _disagrees(self, canvas: Canvas, old: Prediction) -> BoolArray:
+        """(n,) bool: where the model now clearly chooses another token."""
+        another = old.token != canvas.tokens[old.positions]
+        result: BoolArray = another & (np.exp(old.logprob) > self._tau)
+        return result
+
+    def _suspects(self, edits: Edits, canvas: Canvas, old: Prediction) -> IntArray:
+        """Positions to remask, ascending."""
+        at = old.positions
+        own = np.exp(old.asked[self.name][:, 0]) if len(at) else NO_SCORES
+        if self.mode == "low_prob":
+            doubted, trust = own < self._tau, own
+        elif self.mode == "t2t_remask":
+            doubted, trust = self._disagrees(canvas, old), 1 - np.exp(old.logprob)
+        else:
+            trust = own - edits.before[at]
+            doubted = trust < -self._tau  # nowhere where nothing is known
+        doubted = doubted & (edits.counts[at] < (self.per_position or 3))
+        share = 0.25 if self.share is None else self.share
+        most = max(1, int(len(at) * share)) if share < 1 else len(at)
+        if np.count_nonzero(doubted) > most:
+            doubted = top(np.where(doubted, -trust, -np.inf).astype(np.float32), most)
+        return at[doubted]
+
+    @property
+    def _tau(self) -> float:
+        return MODES[self.mode] if self.tau is None else self.tau
