@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 import dllm
-from dllm.drafting.api import load_verifier
+from dllm.drafting.naming import load_verifier
 from dllm.train.dflash.data import Answer, read_answers
 from dllm.train.dflash.evaluate import Acceptance, acceptance
 from dllm.train.dflash.model import default_taps

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 
 import dllm
-from dllm.drafting.api import make_drafter
 from dllm.drafting.base import Feedback, RoundStats
 from dllm.drafting.length.rate import Rate
+from dllm.drafting.naming import make_drafter
 from dllm.drafting.search.ngram import NGram
 from dllm.eval.tasks import TASKS
 from dllm.train.deer import task_prompts, teacher_answers

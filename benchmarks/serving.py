@@ -276,7 +276,7 @@ def drive(
             mine, canvas = times[request], request.canvas
             seconds = clock - arrived[request]
             mine.setdefault("first draft", seconds)
-            if final_end(canvas, request.recipe, ()) > canvas.prompt_length:
+            if final_end(canvas, request.recipe.revises, ()) > canvas.prompt_length:
                 mine.setdefault("first text", seconds)
             if request.done:
                 mine["end to end"] = seconds
@@ -352,15 +352,16 @@ def draw(result: dict[str, Any], file: Path) -> None:
             for mode, colour in zip(MODES, colours, strict=True):
                 points = [point for point in result["points"] if point["mode"] == mode]
                 loads = [point["load"] for point in points]
-                for p, style in (("p50", "--"), ("p99", "-")):
+                for p, style, width in (("p50", ":", 0.9), ("p99", "-", 1.6)):
                     seconds = [point[what][p] / result["alone_seconds"] for point in points]
-                    axes.plot(loads, seconds, style, color=colour, marker=".",
+                    axes.plot(loads, seconds, style, color=colour, linewidth=width,
                               label=f"{mode}, {p}")  # fmt: skip
             axes.set_title(what, fontsize=9)
             axes.set_yscale("log")
             axes.set_xlabel("load (1: all that serial can do)", fontsize=8)
         panels[0].set_ylabel("times a request alone", fontsize=8)
         panels[0].legend(fontsize=6)
+        figure.tight_layout()
 
 
 def main() -> None:

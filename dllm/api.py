@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
 from typing import Any, Literal, Unpack, overload
 
 from .cache.base import CacheLike
 from .config import GenerationArguments, GenerationConfig
+from .drive import completed, each, events
 from .errors import ConfigError
-from .events import Event, Reader, events
+from .events import Event
 from .models import load
 from .preparation import Preparation
 from .prompts import ManyPrompts, OnePrompt, encode_holes, is_batch
 from .result import Result
 from .samplers.compose import SamplerLike
-from .scheduler import Request, Scheduler
-from .streamers import Feed, Streamer, feeding
+from .streamers import Streamer, feeding
 
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
 
@@ -97,7 +96,7 @@ def generate(
         requests = how.prompts(prompts, chat, repetitions, n, trace)
         if feed is not None and len(requests) > 1:
             raise ConfigError("a streamer follows one answer: pass prompts one by one")
-        results = _completed(how.scheduler(requests), how, progress, feed)
+        results = completed(how.scheduler(requests), how.sampler.spec if progress else None, feed)
     grouped = [results[i : i + n] for i in range(0, len(results), n)] if n > 1 else results
     return grouped if is_batch(prompt) else grouped[0]
 
@@ -120,7 +119,7 @@ def as_completed(
     """
     loaded = load(model)
     how = Preparation.of(loaded, sampler, cache, config, arguments)
-    return _each(how.scheduler(how.prompts(list(prompts), chat, repetitions, 1, trace)))
+    return each(how.scheduler(how.prompts(list(prompts), chat, repetitions, 1, trace)))
 
 
 def stream(
@@ -139,7 +138,7 @@ def stream(
     loaded = load(model)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
     how = Preparation.of(loaded, sampler, cache, config, arguments)
-    return _events(how.scheduler(how.prompts(prompts, chat, None, 1, trace)))
+    return events(how.scheduler(how.prompts(prompts, chat, None, 1, trace)))
 
 
 def infill(
@@ -163,88 +162,5 @@ def infill(
     """
     loaded = load(model)
     how = Preparation.of(loaded, sampler, cache, config, arguments, holes=True)
-    return _completed(how.scheduler([how.text(*encode_holes(loaded, text), prompt, trace)]), how)[0]
-
-
-def _completed(
-    scheduler: Scheduler, how: Preparation, progress: bool = False, feed: Feed | None = None
-) -> list[Result]:
-    """All results, in the order of the requests; the first error is raised."""
-    requests = list(scheduler.waiting)
-    bar = _Bar(how, requests) if progress else nullcontext()
-    with closing(scheduler), bar as shown:
-        while scheduler.busy:
-            happened = scheduler.advance()
-            for request, _ in happened:
-                if request.error is not None:
-                    raise request.error
-            if feed is not None:
-                for _, event in events(happened, scheduler.model.facts.stop_token_ids):
-                    feed.take(event)
-            if shown is not None:
-                shown.update()
-    return [request.result for request in requests if request.result is not None]
-
-
-def _each(scheduler: Scheduler) -> Iterator[tuple[int, Result]]:
-    with closing(scheduler):
-        while scheduler.busy:
-            for request, _ in scheduler.advance():
-                if request.error is not None:
-                    raise request.error
-                if request.result is not None:
-                    yield request.index, request.result
-
-
-def _events(scheduler: Scheduler) -> Iterator[Event]:
-    readers: dict[int, Reader] = {}
-    with closing(scheduler):
-        while scheduler.busy:
-            progress = scheduler.advance()
-            for request, _ in progress:
-                if request.error is not None:
-                    raise request.error
-            for request, event in events(progress, scheduler.model.facts.stop_token_ids):
-                reader = readers.get(request.index)
-                if reader is None:
-                    reader = readers[request.index] = Reader(scheduler.model, request.recipe)
-                if event.result is not None:
-                    del readers[request.index]
-                yield reader.read(event)
-
-
-class _Bar:
-    """A bar of decided tokens and finished texts on stderr."""
-
-    def __init__(self, how: Preparation, requests: list[Request]) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total} tokens",
-                   TextColumn("{task.fields[rows]}"), TextColumn("{task.fields[rate]}"),
-                   TimeRemainingColumn())  # fmt: skip
-        self.requests = requests
-        self.progress = Progress(*columns, console=Console(stderr=True))
-        total = sum(request.size for request in requests)
-        self.task = self.progress.add_task(how.sampler.spec, total=total, rows="", rate="")
-
-    def __enter__(self) -> _Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.progress.stop()
-
-    def update(self) -> None:
-        """Look at every row."""
-        decided = forwards = done = 0
-        for request in self.requests:
-            done += request.result is not None
-            if request.result is not None:
-                decided, forwards = decided + request.size, forwards + request.result.nfe
-            elif request.canvas is not None:
-                decided += request.size - int(request.canvas.masked.sum())
-                forwards += request.canvas.nfe
-        rate = f"{decided / max(1, forwards):.2f} tokens per forward"
-        rows = f"{done}/{len(self.requests)} texts" if len(self.requests) > 1 else ""
-        self.progress.update(self.task, completed=decided, rate=rate, rows=rows)
+    request = how.text(*encode_holes(loaded, text), prompt, trace)
+    return completed(how.scheduler([request]))[0]

@@ -134,6 +134,16 @@ class GenerationConfig:
     constraints: Mapping[int, int | str] = field(default_factory=dict)
     length: str | None = None
 
+    def __new__(cls, **given: Any) -> GenerationConfig:
+        """Raises `UnknownNameError` for names that are no field."""
+        known = {f.name for f in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise UnknownNameError(
+                    "generation argument", name, known, ELSEWHERE.get(name.lower())
+                )
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, allowed in NUMBERS.items():
             object.__setattr__(self, name, _number(name, getattr(self, name), allowed))
@@ -160,11 +170,6 @@ class GenerationConfig:
     def build(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> GenerationConfig:
         """``given`` over ``defaults`` (a checkpoint's own), with unknown names refused."""
         known = {f.name for f in fields(cls)}
-        for name in given:
-            if name not in known:
-                raise UnknownNameError(
-                    "generation argument", name, known, ELSEWHERE.get(name.lower())
-                )
         merged = {key: value for key, value in defaults.items() if key in known}
         return cls(**{**merged, **given})
 

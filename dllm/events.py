@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .canvas import Canvas, Edit, IntArray, moved
-from .engine import Recipe, Step
 from .models import DiffusionModel
 from .result import Result
 from .samplers.eos import stops
 from .scheduler import Progress, Request
 from .text import GrowingText
 from .trace import Cell, canvas_html
+from .work import Step
 
 MASK = "░"  # an undecided position for which nothing is proposed, in `Event.draft`
 
@@ -25,9 +25,10 @@ class Event:
     ``committed`` and ``drafts`` map positions to token ids: decided in this step, proposed but
     still open; ``remasked`` positions were taken back.  ``window``: [low, high), where the step
     might commit.  ``text``: what has become final since the last event of the row: it is never
-    taken back, and all pieces together are ``result.text``.  ``edits``: changes of the row's length
-    that the step ended with, in turn; all positions are those after them.  ``canvas`` is the live
-    row (read only).  ``result`` is set on the row's last event.
+    taken back, and all pieces together are ``result.text``; ``tokens`` are the ids behind it.
+    ``accepted`` of the committed tokens a drafter had proposed.  ``edits``: changes of the row's
+    length that the step ended with, in turn; all positions are those after them.  ``canvas`` is the
+    live row (read only).  ``result`` is set on the row's last event.
     """
 
     row: int
@@ -39,8 +40,9 @@ class Event:
     result: Result | None = None
     text: str = ""
     window: tuple[int, int] = (0, 0)
+    tokens: list[int] = field(default_factory=list, repr=False)
+    accepted: int = 0
     edits: tuple[Edit, ...] = ()
-    final: list[int] = field(default_factory=list, repr=False)  # ids behind ``text``
     tail: list[int] = field(default_factory=list, repr=False)  # ids behind ``draft``, -1: a mask
     decode: Callable[[Sequence[int]], str] | None = field(default=None, repr=False)
 
@@ -86,7 +88,8 @@ class Event:
             newer,
             committed=committed | newer.committed,
             remasked=[i for i in {*self.remasked, *newer.remasked} if i not in newer.committed],
-            final=self.final + newer.final,
+            tokens=self.tokens + newer.tokens,
+            accepted=self.accepted + newer.accepted,
             edits=self.edits + newer.edits,
         )
 
@@ -94,10 +97,10 @@ class Event:
 class Reader:
     """Adds the text to the events of one request, in their order."""
 
-    def __init__(self, model: DiffusionModel, recipe: Recipe) -> None:
+    def __init__(self, model: DiffusionModel, stops: tuple[str, ...]) -> None:
         tokenizer = model.tokenizer
         self.decode = None if tokenizer is None else _decoder(model)
-        self._stops = recipe.config.stop_strings
+        self._stops = stops
         self._text: GrowingText | None = None
 
     def read(self, event: Event) -> Event:
@@ -106,7 +109,7 @@ class Reader:
         if self._text is None:
             floor = max(0, event.canvas.text_floor - event.canvas.prompt_length)
             self._text = GrowingText(self.decode, self._stops, floor)
-        text = self._text.feed(event.final)
+        text = self._text.feed(event.tokens)
         if event.result is not None:
             text += self._text.end(event.result.text)
         return replace(event, text=text, decode=self.decode)
@@ -118,30 +121,29 @@ def _decoder(model: DiffusionModel) -> Callable[[Sequence[int]], str]:
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def events(progress: Progress, stop_ids: tuple[int, ...]) -> Iterator[tuple[Request, Event]]:
+def events(progress: Progress) -> Iterator[tuple[Request, Event]]:
     """An event, still without its text, per request that a step did something to.  Requests that
     failed have none."""
     for request, step in progress:
         if request.canvas is not None and request.error is None:
-            yield request, _event(request, request.canvas, step, stop_ids)
+            yield request, _event(request, request.canvas, step)
 
 
-def _event(request: Request, canvas: Canvas, step: Step | None, stop_ids: tuple[int, ...]) -> Event:
-    proposals: dict[int, int] = {}
+def _event(request: Request, canvas: Canvas, step: Step | None) -> Event:
     committed: dict[int, int] = {}
+    drafts: dict[int, int] = {}
     remasked: list[int] = []
+    edits: tuple[Edit, ...] = ()
     if step is not None:
-        p, d = step.prediction, step.decision
-        proposals = dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))
-        remasked = d.remasked.tolist()
+        d = step.decision
+        remasked, edits, drafts = d.remasked.tolist(), d.edits, step.proposals
         committed = dict(zip(d.committed.tolist(), d.tokens.tolist(), strict=True))
-    edits = () if step is None else step.decision.edits
-    if edits:  # positions as they are now
-        proposals, committed = _moved(proposals, edits), _moved(committed, edits)
-        remasked = list(_moved(dict.fromkeys(remasked, 0), edits))
-    drafts = {i: t for i, t in proposals.items() if canvas.masked[i]}
+        if edits:  # positions as they are now
+            drafts, committed = _moved(drafts, edits), _moved(committed, edits)
+            remasked = list(_moved(dict.fromkeys(remasked, 0), edits))
+        drafts = {i: t for i, t in drafts.items() if canvas.masked[i]}
     first = canvas.prompt_length if request.frontier < 0 else request.frontier
-    frontier = max(first, final_end(canvas, request.recipe, stop_ids))
+    frontier = max(first, final_end(canvas, request.recipe.revises, request.stop_ids))
     request.frontier = frontier
     high = min(max(canvas.window[1], frontier), canvas.length)
     tail = [
@@ -160,7 +162,8 @@ def _event(request: Request, canvas: Canvas, step: Step | None, stop_ids: tuple[
         canvas=canvas,
         result=request.result,
         window=canvas.window,
-        final=canvas.tokens[first:frontier].tolist(),
+        tokens=canvas.tokens[first:frontier].tolist(),
+        accepted=0 if step is None else step.accepted,
         tail=[] if request.result is not None else tail,
         edits=edits,
     )
@@ -172,13 +175,13 @@ def _moved(tokens: dict[int, int], edits: Sequence[Edit]) -> dict[int, int]:
     return {at: tokens[i] for i, at in places.items() if at is not None}
 
 
-def final_end(canvas: Canvas, recipe: Recipe, stop_ids: tuple[int, ...]) -> int:
+def final_end(canvas: Canvas, revises: bool, stop_ids: tuple[int, ...]) -> int:
     """One past the last position whose text can never change: what is decided from the beginning
-    on without a gap, and, where a reviser takes decisions back, lies before the window."""
+    on without a gap, and, where the recipe ``revises`` decisions, lies before the window."""
     low, end = canvas.prompt_length, canvas.length
     undecided: IntArray = canvas.masked[low:end].nonzero()[0]
     frontier = low + int(undecided[0]) if undecided.size else end
-    if recipe.sampler.reviser is not None and not canvas.finished:
+    if revises and not canvas.finished:
         frontier = min(frontier, max(low, canvas.window[0]))
     where = stops(canvas, low, frontier, stop_ids)
     return int(where[0]) + 1 if where.size else frontier

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,71 +18,44 @@ from .cache.base import CacheLike
 from .canvas import BoolArray, Canvas, IntArray
 from .config import GenerationConfig
 from .engine import Engine, Recipe
-from .engine.recipe import check_recipe
 from .errors import ConfigError, PromptError, short
 from .kernels.noise import uniform
 from .models import DiffusionModel
-from .prompts import encode, encode_continuation
+from .prompts import encode, encode_continuation, encode_holes
+from .result import Result
 from .samplers import Sampler
 from .samplers.compose import SamplerLike
 from .scheduler import Request, Scheduler
 from .text import stop_at
+from .work import Work
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 
 
 @dataclass(frozen=True, eq=False)
-class Preparation:
-    """A sampler, a cache and arguments that go together on a model.  ``given``: the arguments that
-    the caller named, which must not be without effect."""
+class RequestMaker:
+    """Makes requests of prompts, all with one ``recipe``.  ``given``: the arguments that the caller
+    named, which must not be without effect."""
 
     model: DiffusionModel
-    cache: Cache
-    recipe: Recipe
+    recipe: Any
     given: frozenset[str] = frozenset()
 
-    @property
-    def sampler(self) -> Sampler:
-        return self.recipe.sampler
+    kind: ClassVar[type[Result]] = Result
 
     @property
     def config(self) -> GenerationConfig:
-        return self.recipe.config
+        config: GenerationConfig = self.recipe.config
+        return config
 
-    @classmethod
-    def of(
-        cls,
-        model: DiffusionModel,
-        sampler: SamplerLike,
-        cache: CacheLike,
-        config: GenerationConfig | None,
-        arguments: Mapping[str, Any],
-        holes: bool = False,
-    ) -> Preparation:
-        """Names first, then how they go together.  ``holes``: for a text with holes, which is as
-        long as it is, and in which nothing ends."""
-        given = dict(arguments)
-        if not isinstance(config, GenerationConfig | None):
-            raise ConfigError(f"config is a dllm.GenerationConfig, not {short(config)}")
-        if config is not None:
-            plain = GenerationConfig()
-            own = {k: v for k, v in vars(config).items() if v != getattr(plain, k)}
-            given = {**own, **given}
-        defaults = dict(model.generation_defaults) if config is None else {}
-        if holes:
-            fixed = set(given) & {
-                "max_new_tokens", "min_new_tokens", "eos_policy", "constraints", "length",
-            }  # fmt: skip
-            if fixed:
-                raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
-            defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
-        built = GenerationConfig.build(defaults, given)
-        composed = _compose(model, sampler, built, given)
-        watch = stop_strings(model, built) if built.stop_strings else None
-        recipe = Recipe(composed, built, ban_stops=holes, after_step=watch)
-        chosen = caches.compose(cache, model.family.name)
-        check_recipe(recipe, chosen, model)
-        return cls(model, chosen, recipe, frozenset(given))
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return self.model.facts.stop_token_ids
+
+    def engine(self, sizes: Sequence[int]) -> Work[Any, Any]:
+        """What decodes rows of so many positions, the largest first, all of them at a time."""
+        raise NotImplementedError
 
     def prompts(
         self,
@@ -103,49 +77,123 @@ class Preparation:
         if repetitions is None:
             repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]
         _check_repetitions(repetitions, len(prompts))
-        caps = [self._cap(len(ids)) for ids in encoded]
+        caps = [self.cap(len(ids)) for ids in encoded]
         self._check_used(max(caps), traced)
         requests: list[Request] = []
         given = [
             (offset, _constraint(self.model, wanted))
             for offset, wanted in self.config.constraints.items()
         ]
+        fixed = max([offset + len(tokens) for offset, tokens in given], default=0)
         for ids, cap, first in zip(encoded, caps, repetitions, strict=True):
             for offset, tokens in given:
                 _check_constraint(offset, tokens, cap)
-            length = self._first_length(len(ids), cap, given)
+            length = max(self.first_length(len(ids), cap), fixed)
             for i in range(n):
                 make = partial(self._canvas, ids, length, cap, first + i, given)
                 requests.append(
-                    Request(
-                        len(requests), make, self.recipe, len(ids) + length, length, traced,
-                        most=len(ids) + cap,
-                    )
-                )  # fmt: skip
+                    self._request(len(requests), make, len(ids) + length, length, traced)
+                )
         return requests
 
-    def _cap(self, prompt: int) -> int:
-        """Most positions of the answer to a prompt."""
-        given = "max_new_tokens" in self.given
-        if self.sampler.length is not None and not given:
-            canvas_length(self.model, prompt, self.config, given)  # is there room at all?
-            return self.model.facts.context_length - prompt
-        return canvas_length(self.model, prompt, self.config, given)
+    def cap(self, prompt: int) -> int:
+        """Most positions of the answer to a prompt of so many tokens."""
+        return canvas_length(self.model, prompt, self.config, "max_new_tokens" in self.given)
 
-    def _first_length(self, prompt: int, cap: int, given: list[tuple[int, IntArray]]) -> int:
-        """Positions of the answer that a row begins with."""
+    def first_length(self, prompt: int, cap: int) -> int:
+        """Positions of the answer when its row begins."""
+        return cap
+
+    def _request(
+        self, index: int, make: Callable[[], Canvas], positions: int, size: int, traced: bool
+    ) -> Request:
+        return Request(index, make, self.recipe, positions, size, self.stop_ids, self.kind, traced)
+
+    def _check_used(self, canvas: int, traced: bool) -> None:
+        """Refuse what the caller named and what would change nothing."""
+        self.config.check_used(
+            self.given, canvas=canvas, tempered=self.model.facts.score_source == "tempered",
+            traced=traced,
+        )  # fmt: skip
+
+    def scheduler(self, requests: Sequence[Request]) -> Scheduler:
+        """An engine that holds the ``max_rows`` largest requests, and all of them in its queue."""
+        sizes = sorted((request.positions for request in requests), reverse=True)
+        engine = self.engine(sizes[: self.config.max_rows])
+        engine.check(self.recipe)
+        scheduler = Scheduler(self.model, engine)
+        for request in requests:
+            request.submitted = time.perf_counter()  # making the engine was no waiting
+            scheduler.add(request)
+        return scheduler
+
+    def _canvas(
+        self, ids: IntArray, length: int, cap: int, repetition: int,
+        given: list[tuple[int, IntArray]],
+    ) -> Canvas:  # fmt: skip
+        facts = _facts(self.model, self.config)
+        canvas = Canvas.for_prompt(ids, length, row=repetition, **facts)
+        canvas.cap = cap
+        for offset, tokens in given:
+            canvas.give(canvas.start + offset, tokens)
+        return canvas
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation(RequestMaker):
+    """A sampler, a cache and arguments that go together on a diffusion model."""
+
+    recipe: Recipe
+    cache: Cache = field(kw_only=True)
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.recipe.sampler
+
+    @classmethod
+    def of(
+        cls,
+        model: DiffusionModel,
+        sampler: SamplerLike,
+        cache: CacheLike,
+        config: GenerationConfig | None,
+        arguments: Mapping[str, Any],
+        holes: bool = False,
+    ) -> Preparation:
+        """Names first, then how they go together.  ``holes``: for a text with holes, which is as
+        long as it is, and in which nothing ends."""
+        given = given_of(config, arguments)
+        defaults = dict(model.generation_defaults) if config is None else {}
+        if holes:
+            fixed = set(given) & {
+                "max_new_tokens", "min_new_tokens", "eos_policy", "constraints", "length",
+            }  # fmt: skip
+            if fixed:
+                raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
+            defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
+        built = GenerationConfig.build(defaults, given)
+        composed = _compose(model, sampler, built, given)
+        watch = stop_strings(model, built) if built.stop_strings else None
+        recipe = Recipe(composed, built, ban_stops=holes, after_step=watch)
+        chosen = caches.compose(cache, model.family.name)
+        return cls(model, recipe, frozenset(given), cache=chosen)
+
+    def cap(self, prompt: int) -> int:
+        cap = super().cap(prompt)
+        given = "max_new_tokens" in self.given or self.sampler.length is None
+        return cap if given else self.model.facts.context_length - prompt
+
+    def first_length(self, prompt: int, cap: int) -> int:
         rule = self.sampler.length
         if rule is None:
             return cap
-        origin = 0 if self.model.facts.block_length else prompt
-        length = rule.open(prompt, origin, cap)
-        if length > cap and "max_new_tokens" in self.given:
+        length = rule.open(prompt, 0 if self.model.facts.block_length else prompt, cap)
+        if length > cap:
             raise ConfigError(
-                f"{rule.name} begins with {length} positions and max_new_tokens={cap} is the most "
-                f"there may be: raise it, or lower what {rule.name} begins with"
+                f"{rule.name} begins with {length} positions, and {cap} are the most there may be: "
+                f"raise max_new_tokens, or lower what {rule.name} begins with"
             )
-        fixed = max([offset + len(tokens) for offset, tokens in given], default=0)
-        return min(cap, max(length, fixed, self.config.min_new_tokens))
+        return max(length, self.config.min_new_tokens)
 
     def text(
         self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False,
@@ -165,42 +213,73 @@ class Preparation:
             Canvas.for_infill, tokens, masked, len(before), row=repetition,
             **_facts(self.model, self.config),
         )  # fmt: skip
-        return Request(0, make, self.recipe, total, int(holes.sum()), traced)
+        return self._request(0, make, total, int(holes.sum()), traced)
 
-    def _check_used(self, canvas: int, traced: bool) -> None:
-        """Refuse what the caller named and what would change nothing."""
-        self.config.check_used(
-            self.given, canvas=canvas, tempered=self.model.facts.score_source == "tempered",
-            traced=traced,
+    def engine(self, sizes: Sequence[int]) -> Engine:
+        config, lanes = self.config, self.recipe.lanes * self.recipe.width
+        return Engine(
+            self.model, self.cache, slots=lanes * sum(sizes),
+            most=None if self.sampler.length is None else 1 << 62, max_rows=config.max_rows,
+            max_batch_tokens=config.max_batch_tokens, cuda_graphs=config.cuda_graphs, compile=config.compile,
         )  # fmt: skip
 
-    def scheduler(self, requests: Sequence[Request]) -> Scheduler:
-        """An engine that holds the ``max_rows`` largest requests, and all of them in its queue."""
-        config = self.config
-        sizes = sorted((request.positions for request in requests), reverse=True)
-        ends = sorted((request.most for request in requests), reverse=True)
-        lanes = self.recipe.lanes * self.recipe.width
-        engine = Engine(
-            self.model, self.cache, slots=lanes * sum(sizes[: config.max_rows]),
-            most=lanes * sum(ends[: config.max_rows]), max_rows=config.max_rows,
-            max_batch_tokens=config.max_batch_tokens, cuda_graphs=config.cuda_graphs,
-            compile=config.compile,
-        )  # fmt: skip
-        scheduler = Scheduler(self.model, engine)
-        for request in requests:
-            scheduler.add(request)
-        return scheduler
 
-    def _canvas(
-        self, ids: IntArray, length: int, cap: int, repetition: int,
-        given: list[tuple[int, IntArray]],
-    ) -> Canvas:  # fmt: skip
-        facts = _facts(self.model, self.config)
-        canvas = Canvas.for_prompt(ids, length, row=repetition, **facts)
-        canvas.cap = cap
-        for offset, tokens in given:
-            canvas.give(canvas.start + offset, tokens)
-        return canvas
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What was asked of a session: plain data, of which any process can make the same request.
+    ``text`` is what is to be filled; None to answer ``prompt``."""
+
+    prompt: Any
+    text: Any = None
+    sampler: SamplerLike | None = None
+    chat: bool | None = None
+    trace: bool = False
+    repetition: int = 0
+    config: GenerationConfig | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, how: RequestMaker) -> Request:
+        """The request for an answer to the prompt."""
+        (request,) = how.prompts([self.prompt], self.chat, [self.repetition], 1, self.trace)
+        return request
+
+
+@dataclass(frozen=True)
+class Diffusion:
+    """How a session makes requests of a diffusion model."""
+
+    model: DiffusionModel
+    cache: Cache
+    sampler: SamplerLike
+    cuda_graphs: bool = False
+    compile: bool = False
+
+    def engine(self, **limits: Any) -> Engine:
+        """An engine that grows up to its ``limits``."""
+        graphs = self.cuda_graphs
+        return Engine(self.model, self.cache, cuda_graphs=graphs, compile=self.compile, **limits)
+
+    def request(self, order: Order) -> Request:
+        """What ``order`` describes; raises what is wrong with it."""
+        how = Preparation.of(
+            self.model, self.sampler if order.sampler is None else order.sampler, self.cache,
+            order.config, order.arguments, order.text is not None,
+        )  # fmt: skip
+        if order.text is None:
+            return order.of(how)
+        ids, holes = encode_holes(self.model, order.text)
+        return how.text(ids, holes, order.prompt, order.trace, order.repetition)
+
+
+def given_of(config: GenerationConfig | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a caller named: ``arguments``, and those fields of a ``config`` that are no defaults."""
+    if not isinstance(config, GenerationConfig | None):
+        raise ConfigError(f"config is a dllm.GenerationConfig, not {short(config)}")
+    if config is None:
+        return dict(arguments)
+    plain = GenerationConfig()
+    own = {k: v for k, v in vars(config).items() if v != getattr(plain, k)}
+    return {**own, **arguments}
 
 
 def _compose(

@@ -11,9 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .canvas import Canvas, IntArray
-from .engine import Engine, Recipe, Row, Step
 from .errors import CancelledError, DeadlineError
 from .memory import PeakMemory
 from .models import DiffusionModel
@@ -21,6 +21,7 @@ from .result import Result
 from .samplers.eos import stops
 from .text import stop_at
 from .trace import Trace
+from .work import Row, Step, Work
 
 
 @dataclass(eq=False)
@@ -28,18 +29,21 @@ class Request:
     """One text to be written.
 
     ``make`` builds its canvas, of ``positions`` positions, when it is admitted; ``size`` of them
-    are to be decided.  ``deadline``: seconds since `submitted` after which it fails with
-    `DeadlineError`.  When it is done, either ``result`` or ``error`` is set.
-    ``frontier``: how far its final text has been reported.  ``most``: positions that it may get,
-    where the length is found while it is written.
+    are to be decided, as ``recipe`` says.  ``stop_ids`` end the text.  ``kind`` of result it gets.
+    ``deadline``: seconds since `submitted` after which it fails with `DeadlineError`.  ``at_once``:
+    it overtakes those that wait, because it takes nobody's place.  When it is done, either
+    ``result`` or ``error`` is set.  ``frontier``: how far its final text has been reported.
     """
 
     index: int
     make: Callable[[], Canvas]
-    recipe: Recipe
+    recipe: Any
     positions: int
     size: int
+    stop_ids: tuple[int, ...] = ()
+    kind: type[Result] = Result
     traced: bool = False
+    at_once: bool = False
     deadline: float | None = None
     submitted: float = field(default_factory=lambda: time.perf_counter())
     queue_seconds: float | None = None
@@ -49,10 +53,6 @@ class Request:
     result: Result | None = None
     error: BaseException | None = None
     frontier: int = -1
-    most: int = 0
-
-    def __post_init__(self) -> None:
-        self.most = max(self.most, self.positions)
 
     @property
     def done(self) -> bool:
@@ -63,14 +63,14 @@ Progress = list[tuple[Request, Step | None]]  # None: finished without a step of
 
 
 class Scheduler:
-    """Decodes requests with one engine.  Not thread-safe: one thread drives it.
+    """Decodes requests with one engine of either kind.  Not thread-safe: one thread drives it.
 
     ``full_step_tokens``: most token positions that steps which compute a whole text may take per
     forward beside those that do not (Sangam's deficit budget, arXiv 2607.04206); None: no bound.
     """
 
     def __init__(
-        self, model: DiffusionModel, engine: Engine, full_step_tokens: int | None = None
+        self, model: DiffusionModel, engine: Work[Any, Any], full_step_tokens: int | None = None
     ) -> None:
         self.model, self.engine = model, engine
         self.waiting: deque[Request] = deque()
@@ -81,12 +81,12 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits or runs."""
-        return bool(self.waiting or self.running)
+        """Whether anybody waits for a place, or could take a step."""
+        return bool(self.waiting) or any(map(self.engine.ready, self.running))
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
-        self.waiting.append(request)
+        (self.waiting.appendleft if request.at_once else self.waiting.append)(request)
         if request.deadline is not None:
             self._deadlines.add(request)
 
@@ -117,7 +117,7 @@ class Scheduler:
             request = self.running[step.row]
             if request.trace is not None:
                 request.trace.add(step)
-            if step.canvas.finished:
+            if step.canvas.finished and step.row.error is None:
                 self._finish(request)
             progress.append((request, step))
         for row, request in list(self.running.items()):
@@ -170,7 +170,7 @@ class Scheduler:
         return done
 
     def _trace(self, request: Request, canvas: Canvas) -> Trace:
-        names = request.recipe.sampler.spec, self.engine.cache.name, self.model.name
+        names = request.recipe.sampler.spec, self.engine.cache_name, self.model.name
         return Trace.start(canvas, *names)
 
     def _chosen(self) -> list[Row]:
@@ -191,39 +191,38 @@ class Scheduler:
         request.result = self._result(request, request.row, request.canvas)
 
     def _result(self, request: Request, row: Row, canvas: Canvas) -> Result:
-        tokenizer, recipe = self.model.tokenizer, request.recipe
+        tokenizer, config = self.model.tokenizer, request.recipe.config
         if request.trace is not None:
             request.trace.close(canvas, tokenizer.decode if tokenizer else None)
-        tokens, reason = answer(canvas, self.model.facts.stop_token_ids)
+        tokens, reason = answer(canvas, request.stop_ids)
         here = slice(canvas.prompt_length, canvas.prompt_length + len(tokens))
-        return Result(
-            text=text_of(
+        fields: dict[str, Any] = {
+            "text": text_of(
                 self.model,
                 tokens,
-                recipe.config.stop_strings,
+                config.stop_strings,
                 canvas.text_floor - canvas.prompt_length,
             ),
-            tokens=tokens.tolist(),
-            sequences=canvas.tokens.copy(),
-            prompt_length=canvas.prompt_length,
-            nfe=canvas.nfe,
-            computed=canvas.computed,
-            forced=canvas.forced,
-            order=canvas.commit_step[here].tolist(),
-            logprobs=canvas.logprob[here].copy(),
-            finish_reason=reason,
-            seconds=row.seconds,
-            peak_memory=self.memory.peak(),
-            sampler=recipe.sampler.spec,
-            cache=self.engine.cache.name,
-            seed=recipe.config.seed,
-            trace=request.trace,
-            cache_bytes=self.engine.cache_bytes,
-            queue_seconds=request.queue_seconds or 0.0,
-            restarts=row.restarts,
-            canvas=canvas.region[1] - canvas.region[0],
-            probes=canvas.probes,
-        )
+            "tokens": tokens.tolist(),
+            "sequences": canvas.tokens.copy(),
+            "prompt_length": canvas.prompt_length,
+            "nfe": canvas.nfe,
+            "computed": canvas.computed,
+            "forced": canvas.forced,
+            "order": canvas.commit_step[here].tolist(),
+            "logprobs": canvas.logprob[here].copy(),
+            "finish_reason": reason,
+            "seconds": row.seconds,
+            "peak_memory": self.memory.peak(),
+            "seed": config.seed,
+            "trace": request.trace,
+            "cache_bytes": self.engine.cache_bytes,
+            "queue_seconds": request.queue_seconds or 0.0,
+            "restarts": row.restarts,
+            "canvas": canvas.region[1] - canvas.region[0],
+            "probes": canvas.probes,
+        }
+        return request.kind(**fields | self.engine.figures(row))
 
 
 @dataclass

@@ -12,19 +12,17 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
 
-from . import cache as caches
 from .cache.base import CacheLike
 from .config import GenerationConfig
-from .engine import Engine
 from .errors import CancelledError, ConfigError, QueueFullError
 from .events import Event, Reader, events
+from .kinds import kind_of
 from .models import load
-from .preparation import Preparation
-from .prompts import encode_holes
+from .preparation import Order
 from .result import Result
 from .samplers.compose import SamplerLike
 from .scheduler import Progress, Request, Scheduler
@@ -48,21 +46,6 @@ class StepReport:
     waiting: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """What was asked for: plain data, of which any process can make the same request.  ``text`` is
-    what `Session.infill` fills, None for `Session.submit`."""
-
-    prompt: Any
-    text: Any = None
-    sampler: SamplerLike | None = None
-    chat: bool | None = None
-    trace: bool = False
-    repetition: int = 0
-    config: GenerationConfig | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Change:
     """What is different before a step: request ``index`` was submitted as ``order`` says, or let go
@@ -82,7 +65,7 @@ class Handle:
 
     def __init__(self, session: Session, request: Request, order: Order, max_events: int) -> None:
         self._session, self._request, self._order = session, request, order
-        self._reader = Reader(session.model, request.recipe)
+        self._reader = Reader(session.model, request.recipe.config.stop_strings)
         self._events: deque[Event] = deque()
         self._most = max_events
         self._changed = threading.Condition()
@@ -112,6 +95,11 @@ class Handle:
     def prompt_tokens(self) -> int:
         """Tokens that were given: of the prompt, and of a text around holes."""
         return self._request.positions - self._request.size
+
+    @property
+    def positions(self) -> int:
+        """Positions that the text may have, prompt included."""
+        return self._request.positions
 
     def cancel(self) -> None:
         """Give the request up: its row and slots are free before the next step."""
@@ -202,6 +190,20 @@ class Handle:
             raise self._request.error
 
 
+class SessionOptions(TypedDict, total=False):
+    """What a `Session` takes for one kind of model."""
+
+    cache: CacheLike
+    sampler: SamplerLike
+    cuda_graphs: bool
+    compile: bool
+    drafter: Any
+    rule: Any
+    controller: Any
+    vocabulary: str
+    exact: bool
+
+
 class Session:
     """An engine with a thread of its own, to which requests are submitted.
 
@@ -209,45 +211,43 @@ class Session:
     ...     handles = [session.submit(f"What is {n} + 5?") for n in range(10, 40)]
     ...     texts = [handle.result().text for handle in handles]
 
-    ``model``, ``cache``, ``sampler``: as for `dllm.generate`; ``sampler`` is the default of
-    `submit`.  ``max_rows``: most requests that are decoded at a time.  ``max_waiting``: most that
-    wait beside them (None: any number); one more raises `QueueFullError`.  ``max_positions``: most
-    positions whose keys and values are held (default: ``max_rows`` times the context of the
-    model); memory is taken as it is needed.  ``max_batch_tokens``: most token positions of one
-    forward.  ``full_step_tokens``: most token positions per forward of steps that compute a whole
-    text, so that these do not hold up the others (None: no bound).  ``cuda_graphs``, ``compile``:
-    see `dllm.GenerationConfig`.  ``observe`` is called with a `StepReport` after every step, in
-    the engine's thread.
+    ``model``: as for `dllm.generate`, or as the verifier of `dllm.speculate`.  ``cache``,
+    ``sampler``: of a diffusion model; ``sampler`` (default "threshold") is the default of `submit`.
+    ``drafter``, ``rule``, ``controller``, ``vocabulary``, ``exact``: of a verifier, see
+    `dllm.speculate`; without a drafter it decodes plainly.  ``max_rows``: most requests that are
+    decoded at a time.  ``max_waiting``: most that wait beside them (None: any number); one more
+    raises `QueueFullError`.  ``max_positions``: most positions whose keys and values are held
+    (default: ``max_rows`` times the context of the model); memory is taken as it is needed.
+    ``max_batch_tokens``: most token positions of one forward.  ``full_step_tokens``: most token
+    positions per forward of steps that compute a whole text, so that these do not hold up the
+    others (None: no bound).  ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
+    ``observe`` is called with a `StepReport` after every step, in the engine's thread.
     """
 
     def __init__(
         self,
         model: Any,
         *,
-        cache: CacheLike = "none",
-        sampler: SamplerLike = "threshold",
         max_rows: int = 16,
         max_waiting: int | None = None,
         max_positions: int | None = None,
         max_batch_tokens: int | None = None,
         full_step_tokens: int | None = None,
-        cuda_graphs: bool = False,
-        compile: bool = False,
         observe: Callable[[StepReport], None] | None = None,
+        **how: Unpack[SessionOptions],
     ) -> None:
         self.model = load(model)
-        self.cache = caches.compose(cache, self.model.family.name)
-        self.sampler, self.max_waiting, self.observe = sampler, max_waiting, observe
+        self.max_waiting, self.observe = max_waiting, observe
         for name in ("max_rows", "max_waiting", "max_positions", "max_batch_tokens",
                      "full_step_tokens"):  # fmt: skip
             value, least = locals()[name], 0 if name == "max_waiting" else 1
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)
                                       or value < least):  # fmt: skip
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value}")
-        most = max_positions or max_rows * self.model.facts.context_length
-        engine = Engine(
-            self.model, self.cache, most=most, max_rows=max_rows,
-            max_batch_tokens=max_batch_tokens, cuda_graphs=cuda_graphs, compile=compile,
+        self._kind = kind_of(self.model, how)
+        engine = self._kind.engine(
+            most=max_positions or max_rows * self.model.facts.context_length, max_rows=max_rows,
+            max_batch_tokens=max_batch_tokens,
         )  # fmt: skip
         self._scheduler = Scheduler(self.model, engine, full_step_tokens)
         self._handles: dict[Request, Handle] = {}
@@ -278,9 +278,11 @@ class Session:
         """Ask for an answer to one prompt; returns at once.
 
         ``prompt``, ``sampler``, ``chat``, ``trace``, ``config``, ``arguments``: as for
-        `dllm.generate`.  ``repetition``: how many times the prompt was answered before, for new
-        noise.  ``deadline``: seconds from now after which the request fails with `DeadlineError`.
-        ``max_events``: see `Handle`.  Raises what is wrong with the request, and `QueueFullError`.
+        `dllm.generate`; of a verifier ``arguments`` are those of `dllm.speculate` for a text, with
+        ``rule``, ``controller`` and a ``drafter`` of its own.  ``repetition``: how many times the
+        prompt was answered before, for new noise.  ``deadline``: seconds from now after which the
+        request fails with `DeadlineError`.  ``max_events``: see `Handle`.  Raises what is wrong
+        with the request, and `QueueFullError`.
         """
         order = Order(
             prompt=prompt, sampler=sampler, chat=chat, trace=trace, repetition=repetition,
@@ -310,19 +312,10 @@ class Session:
 
     def _request(self, order: Order) -> Request:
         """The request that ``order`` describes; raises what is wrong with it."""
-        mine = ("max_rows", "max_batch_tokens", "cuda_graphs", "compile")
-        for name in mine:
+        for name in ("max_rows", "max_batch_tokens", "cuda_graphs", "compile"):
             if name in order.arguments:
                 raise ConfigError(f"{name} belongs to the session, not to a request: pass it there")
-        how = Preparation.of(
-            self.model, self.sampler if order.sampler is None else order.sampler, self.cache,
-            order.config, dict(order.arguments), order.text is not None,
-        )  # fmt: skip
-        if order.text is None:
-            (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
-            return request
-        ids, holes = encode_holes(self.model, order.text)
-        return how.text(ids, holes, order.prompt, order.trace, order.repetition)
+        return self._kind.request(order)
 
     def _enqueue(self, order: Order, deadline: float | None, max_events: int) -> Handle:
         if max_events < 1:
@@ -332,8 +325,9 @@ class Session:
         with self._wake:
             if self._state != "open":
                 raise ConfigError("the session is closed: open another one")
-            waiting = self.waiting
-            if self.max_waiting is not None and waiting >= self.max_waiting + self._room():
+            waiting, most = self.waiting, self.max_waiting
+            full = most is not None and waiting >= most + self._scheduler.engine.room
+            if full and not request.at_once:
                 raise QueueFullError(
                     f"{waiting} requests wait already (max_waiting={self.max_waiting}): "
                     "try again later"
@@ -345,10 +339,10 @@ class Session:
             self._wake.notify()
         return handle
 
-    def _room(self) -> int:
-        """Requests that the engine could take at once."""
-        most = self._scheduler.engine.max_rows or 0
-        return max(0, most - len(self._scheduler.running))
+    def wake(self) -> None:
+        """Look at every request again: one may be ready that waited for something from outside."""
+        with self._wake:
+            self._wake.notify()
 
     def _cancel(self, handle: Handle) -> None:
         with self._wake:
@@ -361,7 +355,7 @@ class Session:
     @property
     def running(self) -> int:
         """Requests that are being decoded."""
-        return len(self._scheduler.running)
+        return sum(not request.at_once for request in list(self._scheduler.running.values()))
 
     @property
     def waiting(self) -> int:
@@ -382,7 +376,8 @@ class Session:
     @property
     def positions(self) -> int:
         """Positions that the pool may hold; 0 for a cache that stores nothing."""
-        return (self._scheduler.engine.positions or 0) if self.cache.stores else 0
+        engine = self._scheduler.engine
+        return (engine.positions or 0) if engine.stores else 0
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """End the session: no more requests are taken.  What runs or waits is finished first, or
@@ -456,7 +451,7 @@ class Session:
 
     def _publish(self, progress: Progress) -> None:
         """Tell every handle what happened to its request."""
-        for request, event in events(progress, self.model.facts.stop_token_ids):
+        for request, event in events(progress):
             self._handles[request]._put(event)
         for request, _ in progress:
             if request.done:
@@ -472,12 +467,12 @@ class Session:
         steps = [step for _, step in progress if step is not None]
         if self.observe is None or not steps:
             return
-        forward, before = self._scheduler.engine.forward, self._forward_seconds
-        self._forward_seconds = forward.seconds
+        spent, before = self._scheduler.engine.forward_seconds, self._forward_seconds
+        self._forward_seconds = spent
         self.observe(
             StepReport(
                 seconds=seconds,
-                forward_seconds=forward.seconds - before,
+                forward_seconds=spent - before,
                 rows=len(steps),
                 positions=sum(step.positions for step in steps),
                 committed=sum(len(step.decision.committed) for step in steps),

@@ -48,7 +48,7 @@ class Feed:
         """The next event of a row."""
         canvas = event.canvas
         self.begin(canvas.tokens[: canvas.prompt_length])
-        self.give(event.final)
+        self.give(event.tokens)
         put_draft: Any = getattr(self.streamer, "put_draft", None)
         if put_draft is not None and event.result is None:
             tail = np.asarray(event.tail, np.int64)

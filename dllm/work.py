@@ -132,6 +132,9 @@ class Work(Generic[R, S]):
         """Fields of the row's `Result` that belong to this kind of work."""
         raise NotImplementedError
 
+    def check(self, recipe: Any) -> None:
+        """Raise what is wrong with a recipe, for this engine and its model."""
+
     def ready(self, row: R) -> bool:
         """Whether the row can take a step; else it waits for something from outside."""
         return True
@@ -181,7 +184,9 @@ class Work(Generic[R, S]):
         return max(0, (self.max_rows or 0) - sum(map(self.takes_room, self.live)))
 
     def must_fit(self, recipe: Any, length: int) -> None:
-        """Raise `ConfigError` for a row of ``length`` positions that can never be admitted."""
+        """Raise what is wrong with a recipe, and `ConfigError` for a row of ``length`` positions
+        that can never be admitted."""
+        self.check(recipe)
         size = recipe.lanes * recipe.width * length
         if self.stores and self._most is not None and size > self._most:
             raise ConfigError(
@@ -322,17 +327,19 @@ class Work(Generic[R, S]):
                 f"out of memory on a step of {size} token positions; pass max_batch_tokens="
                 f"{max(1, size // 2)}, fewer rows at a time (max_rows), or shorter texts"
             )
-        if len(rows) == 1 and not (short and len(self.live) > 1):
+        several = rows if len(rows) > 1 else self.live
+        givers = [row for row in several if short and self.takes_room(row)]
+        if len(rows) == 1 and not (givers and len(self.live) > 1):
             self._fail(rows[0], error)
             return
-        if short:
-            self._take_back(max(rows if len(rows) > 1 else self.live, key=lambda row: row.number))
+        if givers:
+            self._take_back(max(givers, key=lambda row: row.number))
         rows = [row for row in rows if row in self.live]
         if self.spoils:
             for row in rows:
                 row.restart()
                 row.alone = not short
-        elif short:
+        elif givers:
             if rows:
                 self._run(rows, steps)
         else:

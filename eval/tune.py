@@ -107,7 +107,7 @@ class Tuning:
         if self.by not in COSTS:
             raise UnknownNameError("cost", self.by, COSTS)
         if not self.tasks:
-            raise ConfigError("tuning needs a task: name one that has checkable answers")
+            raise ConfigError("there is no task to tune on: pass tasks=[...] (--task), e.g. 'sort'")
         if min(*self.rungs, self.confirm, self.finalists, self.timings, self.eta - 1) < 1:
             raise ConfigError(
                 "rungs and confirm count prompts, finalists settings, timings runs, all from 1; "

@@ -50,7 +50,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "eval.tasks": (set(), set()),  # training needs it: it stands on its own
 }
 # What users run.  Nothing below imports these; what has no rule (api, result, trace, ...) is below.
-ON_TOP = {"dllm", "cli", "drafting", "eval", "serve", "train"}
+ON_TOP = {"dllm", "cli", "drafting", "eval", "kinds", "serve", "session", "train"}
 
 
 def modules() -> dict[str, Path]:

@@ -301,8 +301,8 @@ def test_text_waits_for_whole_characters_and_stop_strings() -> None:
 
 def test_merged_events_say_what_both_said() -> None:
     canvas: Any = None
-    first = Event(0, 1, {3: 7, 4: 8}, {5: 1}, [], canvas, final=[7])
-    second = Event(0, 2, {5: 9}, {6: 1}, [4], canvas, final=[9], tail=[-1])
+    first = Event(0, 1, {3: 7, 4: 8}, {5: 1}, [], canvas, tokens=[7])
+    second = Event(0, 2, {5: 9}, {6: 1}, [4], canvas, tokens=[9], tail=[-1])
     both = first.merged(second)
     assert both.committed == {3: 7, 5: 9} and both.remasked == [4]
-    assert both.drafts == {6: 1} and both.final == [7, 9] and both.step == 2
+    assert both.drafts == {6: 1} and both.tokens == [7, 9] and both.step == 2

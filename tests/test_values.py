@@ -320,7 +320,7 @@ def test_several_prompts_are_a_list(prompts: Any) -> None:
 
 
 def test_a_drafter_that_is_nearly_one_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
-    from dllm.drafting.api import is_drafter_spec
+    from dllm.drafting.naming import is_drafter_spec
 
     for name in ("promptlookup", "prompt_lokup(k=3)", "sufix"):
         with pytest.raises(UnknownNameError, match=r"unknown drafter .* did you mean"):

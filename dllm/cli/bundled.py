@@ -17,7 +17,8 @@ ABILITIES = (
 )
 EXAMPLE = "Reverse this list: Tom, Anna, Ben"
 WORD = re.compile(r"[^\W\d_]+")
-SHOWN = 5  # words
+SHOWN = 3  # words
+_warned = False
 
 
 def is_bundled(model: DiffusionModel) -> bool:
@@ -35,11 +36,14 @@ def unknown_words(model: DiffusionModel, texts: Iterable[str]) -> list[str]:
 
 
 def warn_of_unknown_words(model: DiffusionModel, texts: Iterable[str]) -> None:
-    """A line on stderr when a bundled model is asked about what it has never seen."""
-    if not is_bundled(model) or not (words := unknown_words(model, texts)):
+    """A line on stderr when a bundled model was asked about what it has never seen, once in a
+    process.  Called after the answer, so that it stands beside no error."""
+    global _warned
+    if _warned or not is_bundled(model) or not (words := unknown_words(model, texts)):
         return
+    _warned = True
     shown = ", ".join(map(repr, words[:SHOWN])) + (", ..." if len(words) > SHOWN else "")
     note(
-        f"warning: {model.name} is a small model for a few tasks and never saw {shown}; it can "
-        f"{ABILITIES}.  Try: {EXAMPLE!r}, or another model with --model"
+        f"warning: {model.name} never saw {shown}; it knows lists, sums and sudokus, e.g. "
+        f"{EXAMPLE!r} (another model: --model)"
     )

@@ -95,8 +95,6 @@ class Conversation:
 
     def turn(self, text: str) -> None:
         """One question; when it fails or is stopped, the conversation stays as it was."""
-        if self.model is not None:
-            warn_of_unknown_words(self.model, [text])
         if self.single:
             self.reset()
         self.messages.append({"role": "user", "content": text})
@@ -114,6 +112,8 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": result.text})
             print(result.text, flush=True)
             note(result.footer())
+            if self.model is not None:
+                warn_of_unknown_words(self.model, [text])
 
     def answer(self) -> Result | Answer:
         """What the model says to the messages."""

@@ -61,8 +61,6 @@ def compare(
     given = options.given("max_new_tokens", "block_length", "temperature", "seed")
     ways = settings(options.sampler or DEFAULT, [], options.cache or ["none"], given)
     model = options.load()
-    if not options.ids:
-        warn_of_unknown_words(model, [text])
     chat = False if options.raw else None
     calls = [{"sampler": w.sampler, "cache": w.cache, "chat": chat, **w.arguments} for w in ways]
     asked = options.prompt(text)
@@ -73,6 +71,8 @@ def compare(
             print(as_json(result, model))
     else:
         show(results, model)
+    if not options.ids:
+        warn_of_unknown_words(model, [text])
 
 
 def show(results: list[Result], model: DiffusionModel) -> None:

@@ -148,7 +148,7 @@ def _dry_run(verifier: str, recipe: Recipe) -> None:
 
 def _load(verifier: str, device: str) -> DiffusionModel:
     """The verifier in bfloat16 where the machine multiplies it fast."""
-    from ..drafting.api import load_verifier
+    from ..drafting.naming import load_verifier
     from ..models import load
     from ..train.dflash.run import machine_has_bf16
 

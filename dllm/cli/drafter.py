@@ -38,11 +38,11 @@ def serve_drafter(
     With a key verifiers find it in the environment, as DLLM_API_KEY.
     """
     from ..drafting import DiffusionDrafter
-    from ..drafting.api import is_drafter_spec
     from ..drafting.base import DRAFTERS, Drafter, single
     from ..drafting.bridges.service import Service
     from ..drafting.dflash.checkpoint import is_block_drafter
     from ..drafting.drafters.first_of import FirstOf
+    from ..drafting.naming import is_drafter_spec
     from ..drafting.vocabulary import fingerprint
     from ..models import load
 

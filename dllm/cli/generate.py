@@ -111,7 +111,7 @@ def generate(
     options.check(options.raw)
     if options.resume and (options.output is None or options.watch):
         raise ConfigError(
-            "--resume goes on with a file of answers: name it with --output, unwatched"
+            "--resume goes on with a file of answers: name it with --output, and drop --watch"
         )
     if options.server is not None:
         if options.verifier is not None:
@@ -131,11 +131,11 @@ def generate(
             raise ConfigError(f"--{name} goes with --verifier: name the model that verifies")
     files = trace_files(options.trace, len(questions))
     model = options.load()
-    if not options.ids:
-        warn_of_unknown_words(model, [question.prompt for question in questions])
     if options.watch and model.tokenizer is None:
         raise ConfigError(f"{model.name} came without a tokenizer: there is no text to watch")
     answer(model, questions, len(prompts), options, files)
+    if not options.ids:
+        warn_of_unknown_words(model, [question.prompt for question in questions])
 
 
 def answer(

@@ -50,8 +50,6 @@ def infill(
     content = read_text(text, file)
     files = trace_files(options.trace, 1)
     model = options.load()
-    if not options.ids:
-        warn_of_unknown_words(model, [content])
     from ..api import infill as api_infill
 
     with waiting("filling in"):
@@ -63,3 +61,5 @@ def infill(
     print(as_json(result, model) if options.json else text_of(result, model), flush=True)
     if not options.json:
         note(result.footer())
+    if not options.ids:
+        warn_of_unknown_words(model, [content])

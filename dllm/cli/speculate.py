@@ -59,8 +59,8 @@ def _run(prompts: list[Any], options: Answers, given: dict[str, Any]) -> list[Sp
 
 def _load(name: str, options: Answers) -> Any:
     from ..drafting import DiffusionDrafter
-    from ..drafting.api import is_drafter_spec, make_drafter
     from ..drafting.dflash.checkpoint import is_block_drafter
+    from ..drafting.naming import is_drafter_spec, make_drafter
     from ..models import load
 
     if is_drafter_spec(name):

@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import RoundEvent, speculate, stream_speculate
+    from .api import speculate, stream_speculate
     from .base import Budget, Distribution, Draft, Drafter, Drafting, Feedback, Info, Request
     from .drafters.diffusion import DiffusionDrafter
     from .result import SpeculativeResult
 
 _WHERE = {
-    "speculate": "api", "stream_speculate": "api", "RoundEvent": "api",
+    "speculate": "api", "stream_speculate": "api",
     "SpeculativeResult": "result", "DiffusionDrafter": "drafters.diffusion",
     "Budget": "base", "Draft": "base", "Drafter": "base", "Drafting": "base", "Feedback": "base",
     "Distribution": "base", "Request": "base",
@@ -25,10 +26,11 @@ FOLDERS = ("accept", "drafters", "search", "length")  # of parts, a file per met
 
 __all__ = [
     "Budget", "DiffusionDrafter", "Draft", "Drafter", "Drafting", "Feedback", "Distribution",
-    "Request", "RoundEvent", "SpeculativeResult", "available", "speculate", "stream_speculate",
+    "Request", "SpeculativeResult", "available", "speculate", "stream_speculate",
 ]  # fmt: skip
 
 
+@cache
 def register_all() -> None:
     """Import every module that registers parts."""
     for folder in FOLDERS:

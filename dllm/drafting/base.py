@@ -232,7 +232,9 @@ class Request:
 
 
 class Drafting:
-    """A drafter at work on one sequence."""
+    """A drafter at work on one sequence.  ``ready``: whether it can propose now; the text waits."""
+
+    ready: bool = True
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         """Tokens that may follow ``prefix`` (n,); an empty draft is always legal."""
@@ -261,12 +263,15 @@ class Drafter(DraftPart):
     ``needs_scores``: it learns from `Feedback.scores`, which not every engine gives.  ``taps``:
     indices of the verifier's layers whose outputs it wants in `Feedback.hidden`.  ``timed``: its
     drafts depend on clocks, so that two processes with the same text may draft differently.
+    ``outside``: its drafts come from elsewhere, when they come; its texts wait for them, and take
+    nobody's place meanwhile.
     """
 
     distributions: ClassVar[frozenset[Distribution]] = frozenset({Distribution.POINT})
     needs_scores: ClassVar[bool] = False
     taps: ClassVar[tuple[int, ...]] = ()
     timed: ClassVar[bool] = False
+    outside: ClassVar[bool] = False
 
     def open(self, request: Request) -> Drafting:
         """Start on a new sequence."""

@@ -131,6 +131,9 @@ class Engine(Work[Row, Step]):
             self.forward.release()
             self._checked.clear()
 
+    def check(self, recipe: Recipe) -> None:
+        self._options(recipe)
+
     def _options(self, recipe: Recipe) -> Options:
         """What a recipe asks of the statistics; recipes are checked when they are first met."""
         known = self._checked.get(id(recipe))

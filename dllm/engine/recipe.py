@@ -48,6 +48,11 @@ class Recipe:
         return 2 if self.config.cfg_scale > 0 else 1
 
     @property
+    def revises(self) -> bool:
+        """Whether decisions may be taken back."""
+        return self.sampler.reviser is not None
+
+    @property
     def width(self) -> int:
         """Branches that a step may feed."""
         return 1 if self.sampler.explorer is None else self.sampler.explorer.width

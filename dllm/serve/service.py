@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import __version__
-from ..drafting.api import make_drafter
 from ..drafting.verifiers.base import is_causal_model
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
@@ -31,7 +30,6 @@ from .problems import Problem, problem_of
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
 from .settings import Settings
-from .speculation import Run, SpeculativeSession
 from .texts import hole_sizes, hole_texts
 from .verify import VerifyRoutes
 
@@ -80,20 +78,18 @@ class Service:
         self.drafting = None
         if not is_causal_model(model) and ranks is None:
             self.drafting = DraftRoutes.of(model)
+        self.verifying = None
+        if is_causal_model(model):
+            self.verifying = VerifyRoutes(next(iter(self.sessions.values())))
 
-    def _session(self, cache: str) -> Session | SpeculativeSession:
+    def _session(self, cache: str) -> Session:
         settings = self.settings
-        if is_causal_model(self.model):
-            if cache != "none":
-                raise ConfigError(f"{self.model.name} is autoregressive: drop cache {cache!r}")
-            return SpeculativeSession(
-                self.model, make_drafter(list(settings.drafters) or None),
-                max_rows=settings.max_rows, max_waiting=settings.max_waiting,
-                observe=self.metrics.step,
-            )  # fmt: skip
-        if settings.drafters:
-            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
         options = settings.session(cache) | {"observe": self.metrics.step}
+        if is_causal_model(self.model):
+            options |= {"drafter": list(settings.drafters) or None}
+            del options["sampler"]  # a default of the settings
+        elif settings.drafters:
+            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
         if self.ranks is not None:
             from .ranks import Leader
 
@@ -131,10 +127,7 @@ class Service:
         paths = TextRoutes(self).paths()
         if self.drafting is not None:
             paths += self.drafting.paths()
-        for session in self.sessions.values():
-            if isinstance(session, SpeculativeSession):
-                paths += VerifyRoutes(session).paths()
-        return paths
+        return paths if self.verifying is None else paths + self.verifying.paths()
 
     def state(self) -> dict[str, Any]:
         status = "broken" if self.broken else "stopping" if self.draining else "ready"
@@ -183,13 +176,13 @@ class Service:
                 "model", "model_not_found",
             )  # fmt: skip
 
-    async def start(self, ask: GenerateRequest) -> list[Handle | Run]:
+    async def start(self, ask: GenerateRequest) -> list[Handle]:
         """Submit every choice of ``ask``: all of them or none."""
         self.check(ask)
         until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)
         texts = [*ask.prompts, *([ask.text] if ask.text else []), ask.suffix]
 
-        def submit(model: DiffusionModel, go_on: Callable[[], None]) -> list[Handle | Run]:
+        def submit(model: DiffusionModel, go_on: Callable[[], None]) -> list[Handle]:
             encoded = []
             for prompt in ask.prompts:
                 go_on()
@@ -219,8 +212,8 @@ class Service:
 
     def _submitted(
         self, ask: GenerateRequest, encoded: Sequence[tuple[Any, Any]], until: float
-    ) -> list[Handle | Run]:
-        handles: list[Handle | Run] = []
+    ) -> list[Handle]:
+        handles: list[Handle] = []
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
@@ -335,6 +328,6 @@ class Service:
             self.drafting.close()
 
 
-def cancel_all(handles: Sequence[Handle | Run]) -> None:
+def cancel_all(handles: Sequence[Handle]) -> None:
     for handle in handles:
         handle.cancel()

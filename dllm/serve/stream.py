@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from .replies import DONE, PING, Choice, Reply, event, tokens_used, written_tokens
 from .requests import GenerateRequest
-from .speculation import Written
 
 if TYPE_CHECKING:
     from ..events import Event
     from ..session import Handle
     from .service import Service
-    from .speculation import Run
 
 HEARTBEAT = 15.0  # seconds without a chunk after which a comment keeps the connection open
 
@@ -43,7 +41,7 @@ class Stream:
     service: Service
     ask: GenerateRequest
     reply: Reply
-    handles: list[Handle | Run]
+    handles: list[Handle]
     arrived: float
     shown: list[Shown] = field(default_factory=list)
     prefix: str = ""  # given text that the engine reports with the first event
@@ -84,7 +82,7 @@ class Stream:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
-    async def _read(self, index: int, handle: Handle | Run, queue: asyncio.Queue[Any]) -> None:
+    async def _read(self, index: int, handle: Handle, queue: asyncio.Queue[Any]) -> None:
         try:
             async for happened in handle:
                 await queue.put((index, happened))
@@ -122,17 +120,14 @@ class Stream:
             chunks = [chunk | {"usage": counted} for chunk in chunks]
         return chunks
 
-    def _count(self, shown: Shown, happened: Event | Written) -> None:
+    def _count(self, shown: Shown, happened: Event) -> None:
         """Bring the number of tokens up to date."""
         if shown.choice is not None:
             shown.tokens = written_tokens(shown.choice.result)
-        elif isinstance(happened, Written):
-            shown.tokens += happened.tokens
         else:
-            first = happened.canvas.prompt_length + shown.seen
-            shown.seen += len(happened.final)
-            given = happened.canvas.given[first : first + len(happened.final)]
-            shown.tokens += len(happened.final) - int(given.sum())
+            first, news = happened.canvas.prompt_length + shown.seen, len(happened.tokens)
+            shown.seen += news
+            shown.tokens += news - int(happened.canvas.given[first : first + news].sum())
 
     def _final(self, shown: Shown, happened: Event) -> str | None:
         """What has become final and was not sent; None when there is nothing to send."""

@@ -10,30 +10,59 @@ what is written never depends on the device.
 from __future__ import annotations
 
 import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..drafting.bridges.remote import OTHER_VOCABULARY
+from ..drafting.base import Budget
+from ..drafting.bridges.remote import OTHER_VOCABULARY, checked
+from ..drafting.outside import Outside
 from ..drafting.vocabulary import fingerprint
-from ..errors import PromptError, one_line
+from ..errors import ConfigError, PromptError, one_line
+from ..events import Event
+from ..session import Handle, Session
 from .bodies import DeviceBody
 from .http import Path, as_json, read_json
 from .problems import Problem
-from .speculation import SpeculativeSession
 
 PATH = "/v1/verify"
 LARGEST = 1 << 24  # bytes
 PATIENCE = 60.0  # seconds
+MOST_TEXTS = 256  # of all devices
+LONGEST_DRAFT = 64
+
+
+@dataclass(eq=False)
+class DeviceText:
+    """A text that a device drafts for.  ``length`` of ``limit`` tokens are known to it; ``news``
+    is the round that is being verified."""
+
+    owner: str
+    handle: Handle
+    drafts: Outside
+    length: int
+    limit: int
+    events: AsyncIterator[Event] = field(init=False)
+    news: asyncio.Future[Event] | None = None
+    seen: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.events = aiter(self.handle)
 
 
 class VerifyRoutes:
     """The texts of devices in ``session``."""
 
-    def __init__(self, session: SpeculativeSession) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
+        self.texts: dict[str, DeviceText] = {}
         model = session.model
         self.vocabulary = "" if model.tokenizer is None else (
             fingerprint(model.tokenizer, model.facts.vocab_size)
@@ -44,43 +73,100 @@ class VerifyRoutes:
 
     async def answer(self, request: Request) -> Response:
         message = await read_json(request, LARGEST)
-        actions = {"open": self._open, "step": self._step, "close": self._close}
         action = request.path_params["action"]
-        if action not in actions or not isinstance(message, dict):
-            raise Problem(400, f"messages are objects to {', '.join(actions)}", code="invalid_body")
+        if action not in ("open", "step", "close") or not isinstance(message, dict):
+            raise Problem(400, "messages are objects to open, step, close", code="invalid_body")
         try:
-            work = asyncio.wrap_future(actions[action](message))
-            return as_json(await asyncio.wait_for(work, PATIENCE))
-        except TimeoutError:
-            raise Problem(504, "no answer in time", code="late") from None
+            if action == "open":
+                return as_json(self._open(message, request.client.host if request.client else ""))
+            if action == "step":
+                return as_json(await self._step(message))
+            sid = str(message["sid"])
+            self._forget(sid)
+            return as_json({"sid": sid})
         except KeyError as error:
             raise Problem(
                 400, f"the message lacks {one_line(error, 200)}, or names no text"
             ) from None
 
-    def _open(self, message: dict[str, Any]) -> Any:
+    def _open(self, message: dict[str, Any], owner: str) -> dict[str, Any]:
         if self.vocabulary and message["vocabulary"] != self.vocabulary:
             raise Problem(
                 409, "device and verifier use different vocabularies: draft with a model that was "
                 "trained on the verifier's tokenizer", code=OTHER_VOCABULARY,
             )  # fmt: skip
-        prompt, size = message["prompt"], self.session.model.facts.vocab_size
+        facts, prompt = self.session.model.facts, message["prompt"]
         right = isinstance(prompt, list) and prompt and all(
-            type(i) is int and 0 <= i < size for i in prompt
+            type(i) is int and 0 <= i < facts.vocab_size for i in prompt
         )  # fmt: skip
         if not right:
             raise PromptError("prompt is a list of the verifier's token ids")
-        given = DeviceBody.read(
+        body = DeviceBody.read(
             {k: v for k, v in message.items() if k not in ("vocabulary", "prompt")}
         )
-        how = given.given
-        repetition = how.pop("repetition", 0)
-        return self.session.open(np.asarray(prompt, np.int64), repetition, how)
+        given = body.given
+        repetition = given.pop("repetition", 0)
+        drafts, sid = Outside(), uuid.uuid4().hex
+        handle = self.session.submit(
+            np.asarray(prompt, np.int64), repetition=repetition, drafter=drafts,
+            controller="whole", **given,
+        )  # fmt: skip
+        while len(self.texts) >= MOST_TEXTS:
+            self._forget(self._dispensable(owner))
+        self.texts[sid] = DeviceText(owner, handle, drafts, len(prompt), handle.positions)
+        return {"sid": sid, "vocab_size": facts.vocab_size, "limit": handle.positions,
+                "stop_ids": list(facts.stop_token_ids)}  # fmt: skip
 
-    def _step(self, message: dict[str, Any]) -> Any:
-        names = ("sid", "base_len", "tokens")
-        sid, base, tokens = (message[name] for name in names)
-        return self.session.step(str(sid), base, tokens, message.get("parents"))
+    def _dispensable(self, owner: str) -> str:
+        """Of whoever has the most texts, ``owner`` before others, the one silent for longest."""
+        counts = Counter(text.owner for text in self.texts.values())
+        most = max(counts, key=lambda name: (counts[name], name == owner))
+        mine = [sid for sid, text in self.texts.items() if text.owner == most]
+        return min(mine, key=lambda sid: self.texts[sid].seen)
 
-    def _close(self, message: dict[str, Any]) -> Any:
-        return self.session.forget(str(message["sid"]))
+    async def _step(self, message: dict[str, Any]) -> dict[str, Any]:
+        sid, base, tokens = (message[name] for name in ("sid", "base_len", "tokens"))
+        text = self.texts[str(sid)]
+        text.seen = time.monotonic()
+        if text.news is not None:
+            if not text.news.done():
+                raise ConfigError("a draft of this text is being verified: wait for the answer")
+            self._learn(sid, text)  # what came too late for the step before
+            text = self.texts[sid]
+        reply = {"base_len": base, "tokens": tokens, "parents": message.get("parents")}
+        budget = Budget(LONGEST_DRAFT, text.limit - text.length - 1)
+        size = self.session.model.facts.vocab_size
+        try:
+            draft = checked(reply, text.length, budget, size)
+        except ValueError as error:
+            raise PromptError(f"the draft does not fit the text: {error}") from None
+        text.drafts.offer(draft)
+        self.session.wake()
+        text.news = asyncio.ensure_future(anext(text.events))
+        done, _ = await asyncio.wait({text.news}, timeout=PATIENCE)
+        if not done:
+            raise Problem(504, "no answer in time", code="late")
+        return self._learn(sid, text)
+
+    def _learn(self, sid: str, text: DeviceText) -> dict[str, Any]:
+        """What a round did to a text; one that is complete, or failed, is forgotten."""
+        assert text.news is not None
+        news, text.news = text.news, None
+        try:
+            event = news.result()
+        except BaseException:
+            self._forget(sid)
+            raise
+        text.length += len(event.tokens)
+        if event.result is not None:
+            self._forget(sid)
+        return {
+            "base_len": text.length, "tokens": event.tokens, "accepted": event.accepted,
+            "finish_reason": None if event.result is None else event.result.finish_reason,
+        }  # fmt: skip
+
+    def _forget(self, sid: str) -> None:
+        text = self.texts.pop(sid)
+        text.handle.cancel()
+        if text.news is not None and not text.news.cancel() and not text.news.cancelled():
+            text.news.exception()  # nobody waits for it any more

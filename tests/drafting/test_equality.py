@@ -12,8 +12,8 @@ from scipy.stats import chi2_contingency
 
 import dllm
 from dllm.drafting.accept.rows import ACCEPT, PURPOSES, RESIDUAL, KeyedNoise
-from dllm.drafting.api import Session
 from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, Request
+from dllm.drafting.preparation import SpeculativePreparation
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
 from dllm.drafting.verifiers.rowwise import VerifierCache
 
@@ -196,23 +196,29 @@ def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
     model = verifiers[kind]
     for i, prompt in enumerate(prompts(3, seed=4)):
         text = text_for(model, prompt)
-        session = Session(
-            model, Scripted(text, noise=0.4, tree=tree, seed=i),
-            dllm.GenerationConfig(max_new_tokens=NEW), controller="whole",
-        )  # fmt: skip
-        run = session.start(np.array(prompt))
-        for _ in session.alone(run):
+        drafter = Scripted(text, noise=0.4, tree=tree, seed=i)
+        run, engine = begun(model, drafter, prompt, controller="whole")
+        while engine.step():
             length = run.text.cached
             fresh = VerifierCache()
             ids = torch.tensor([run.text.tokens[:length]])
             with torch.inference_mode():
                 model.hf(input_ids=ids, past_key_values=fresh, use_cache=True)
             assert length == len(run.text.tokens) - 1
-            if run.finish_reason is not None:  # its memory is given back
+            if run.canvas.finished:  # its memory is given back
                 continue
             for kept, layer in zip(kept_by(run), fresh.layers, strict=True):
                 for x, y in zip(kept, (layer.keys, layer.values), strict=True):
                     assert (x[..., :length, :] - y[..., :length, :]).abs().max() < 1e-4
+
+
+def begun(model: dllm.DiffusionModel, drafter: Drafter, prompt: list[int], **how: Any) -> Any:
+    """A text in an engine of its own, before its first round, and the engine."""
+    made = SpeculativePreparation.of(model, drafter, {"max_new_tokens": NEW}, **how)
+    scheduler = made.scheduler(made.prompts([prompt]))
+    scheduler._admit()
+    (run,) = scheduler.running
+    return run, scheduler.engine
 
 
 def kept_by(run: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -343,10 +349,8 @@ def test_a_tree_shows_a_node_its_ancestors_only(verifiers: dict[str, dllm.Diffus
     for model in verifiers.values():
         (prompt,) = prompts(1, seed=9)
         drafter = Scripted(None, k=3, tree=True)
-        session = Session(model, drafter, dllm.GenerationConfig(max_new_tokens=NEW))
-        run = session.start(np.array(prompt))
-        assert run.drafting is not None
-        draft = run.drafting.propose(run.text.prefix, run.controller.next(9, 9))
+        run, _ = begun(model, drafter, prompt)
+        draft = run.drafting.propose(run.prefix, run.controller.next(9, 9))
         rows = run.verifier.score([(run.text, draft)])[0].logits
         for node in range(len(draft)):
             path = [*prompt, *draft.tokens[draft.path(node)].tolist()]

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.drafting.api import make_drafter
 from dllm.drafting.base import Budget, Draft, Drafter, Drafting, Request
 from dllm.drafting.bridges.remote import checked
 from dllm.drafting.bridges.service import Service, with_window
+from dllm.drafting.naming import make_drafter
 from dllm.drafting.vocabulary import fingerprint
 from dllm.serve.drafts import DraftServer
 from dllm.serve.run import Server, listen

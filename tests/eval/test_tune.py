@@ -265,7 +265,7 @@ def test_command_line_writes_a_preset_that_generate_takes(cli: Run, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "tuning needs a task"),
+        ([], "there is no task to tune on"),
         (["-t", "reverse", "--keep", "2"], "keep is a share"),
         (["-t", "reverse", "--by", "second"], "did you mean 'seconds'"),
         (["-t", "reverse", "--rungs", "a"], "--rungs takes numbers"),

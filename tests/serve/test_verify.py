@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.drafting.api import make_drafter
 from dllm.drafting.bridges.device import write_with
+from dllm.drafting.naming import make_drafter
 from dllm.drafting.vocabulary import fingerprint
 from tests.drafting.conftest import Scripted, make_verifier
 
@@ -32,7 +32,7 @@ def verifying(verifier: dllm.DiffusionModel) -> Iterator[Served]:
     result = serve(verifier, drafters=("prompt_lookup",), name="ar", max_rows=4)
     yield result
     until(lambda: idle(result))
-    assert not result.service.sessions["none"].devices
+    assert not result.service.verifying.texts
     result.stop()
 
 
@@ -136,7 +136,8 @@ def test_many_devices_share_forwards(verifier: dllm.DiffusionModel) -> None:
     served = serve(verifier, name="ar")
     sizes: list[int] = []
     session: Any = served.service.sessions["none"]
-    score, gate = session.verifier.score, threading.Event()
+    verifier_at_work = session._scheduler.engine.verifier
+    score, gate = verifier_at_work.score, threading.Event()
 
     working: list[Any] = []
 
@@ -159,17 +160,17 @@ def test_many_devices_share_forwards(verifier: dllm.DiffusionModel) -> None:
         assert served.post("/v1/verify/close", {"sid": sid}).status_code == 200
 
     one(opened())  # whatever is tried at the first forward of a network has been tried
-    session.verifier.score = slowly
-    # all texts first: while a forward runs nobody can open one
+    verifier_at_work.score = slowly
     threads = [threading.Thread(target=one, args=(opened(),)) for _ in range(6)]
     for thread in threads:
         thread.start()
-    until(lambda: len(session._inbox) + len(session._steps) + len(working) >= 6)
+    texts = served.service.verifying.texts
+    until(lambda: sum(text.news is not None for text in texts.values()) >= 6)
     gate.set()
     for thread in threads:
         thread.join(PATIENCE)
     assert max(sizes) >= 4 and sum(sizes) == 6
-    assert not session.devices
+    assert not texts
     served.stop()
 
 
@@ -180,7 +181,8 @@ def test_an_answer_that_comes_too_late_stops_nobody(
     monkeypatch.setattr("dllm.serve.verify.PATIENCE", 0.3)
     served = serve(verifier, name="ar")
     session: Any = served.service.sessions["none"]
-    score, begun, gate = session.verifier.score, threading.Event(), threading.Event()
+    verifier_at_work = session._scheduler.engine.verifier
+    score, begun, gate = verifier_at_work.score, threading.Event(), threading.Event()
 
     def slowly(work: Any) -> Any:
         begun.set()
@@ -193,10 +195,12 @@ def test_an_answer_that_comes_too_late_stops_nobody(
         {"sid": served.post("/v1/verify/open", opening).json()["sid"], "base_len": 3,
          "tokens": [4, 5]} for _ in range(2)
     )  # fmt: skip
-    session.verifier.score = slowly
+    verifier_at_work.score = slowly
     assert served.post("/v1/verify/step", late).status_code == 504
     assert begun.is_set()
-    assert served.post("/v1/verify/open", opening).status_code == 504  # waits in the inbox
+    assert served.post("/v1/verify/open", opening).status_code == 200  # no forward is needed
+    again = served.post("/v1/verify/step", late)
+    assert again.status_code == 400 and "being verified" in again.text
     monkeypatch.setattr("dllm.serve.verify.PATIENCE", PATIENCE)
     gate.set()
     assert served.post("/v1/verify/step", other).status_code == 200

@@ -18,8 +18,8 @@ import numpy as np
 from ...access import json_headers
 from ...canvas import IntArray
 from ...errors import ConfigError, DllmError
-from ..api import DrafterLike, make_drafter
 from ..base import Budget, Request
+from ..naming import DrafterLike, make_drafter
 from ..vocabulary import fingerprint
 from .follow import TextFollower
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,15 +20,18 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from ...canvas import Canvas
 from ...config import GenerationConfig
+from ...drive import events
 from ...errors import ConfigError
 from ...models import load
 from ...streamers import Streamer, feeding
 from .. import base
 from ..accept.rows import LogitsProcessor
-from ..api import Session, fit, make_drafter
 from ..base import EMPTY, Drafter, Drafting, Feedback, Request
 from ..length.control import CONTROLLERS, LengthController
+from ..naming import fit, make_drafter
+from ..preparation import SpeculativePreparation
 
 EXTRAS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -74,26 +78,27 @@ def custom_generate(
         _check_asked(input_ids, generation_config, model_kwargs)
         verifier = load(model, tokenizer=verifier_tokenizer)
         part = fit(make_drafter(drafter), verifier, vocabulary)
-        prompt = input_ids[0].cpu().numpy()
+        prompt, written = input_ids[0].cpu().numpy(), list[int]()
         config = GenerationConfig(
             max_new_tokens=max(1, generation_config.max_length - len(prompt)),
             temperature=1.0 if generation_config.do_sample else 0.0, seed=seed,
         )  # fmt: skip
-        session = Session(
-            verifier, part, config, rule, controller,
+        how = SpeculativePreparation.of(
+            verifier, part, {}, config, rule=rule, controller=controller,
             logits_processor=_once(logits_processor), own_defaults=False,
         )  # fmt: skip
-        run = session.start(prompt)
-        stops = getattr(generation_config, "_eos_token_tensor", None)
-        run.stop_ids = () if stops is None else tuple(stops.flatten().tolist())
-        if stopping_criteria:
-            run.stops = _criteria(stopping_criteria, input_ids)
-        for tokens in session.alone(run):
+        eos = getattr(generation_config, "_eos_token_tensor", None)
+        stop_ids = () if eos is None else tuple(eos.flatten().tolist())
+        end = _criteria(stopping_criteria, input_ids) if stopping_criteria else None
+        how = replace(how, recipe=replace(how.recipe, stop_ids=stop_ids, after_step=end))
+        (request,) = how.prompts([prompt])
+        for event in events(how.scheduler([request])):
             if feed is not None:  # transformers has handed over the prompt already
-                feed.give(tokens)
+                feed.give(event.tokens)
             if on_tokens is not None:
-                on_tokens(tokens)
-    ids: Any = torch.tensor([run.text.tokens], device=input_ids.device)
+                on_tokens(event.tokens)
+            written += event.tokens
+    ids: Any = torch.tensor([[*prompt.tolist(), *written]], device=input_ids.device)
     as_output = generation_config.return_dict_in_generate
     return GenerateDecoderOnlyOutput(sequences=ids) if as_output else ids
 
@@ -126,12 +131,20 @@ def _once(processors: Any) -> tuple[LogitsProcessor, ...]:
     return (lambda ids, scores: processors(ids, scores),) if processors else ()
 
 
-def _criteria(criteria: Any, prompt: torch.Tensor) -> Callable[[list[int]], bool]:
-    def done(emitted: list[int]) -> bool:
-        ids = torch.cat([prompt, torch.tensor([emitted], device=prompt.device)], 1)
-        return bool(criteria(ids, None).all())
+def _criteria(criteria: Any, prompt: torch.Tensor) -> Callable[[Canvas], None]:
+    """Ends a text after the first new token at which transformers would."""
 
-    return done
+    def check(canvas: Canvas) -> None:
+        new = canvas.commit_step == canvas.step - 1
+        for at in np.flatnonzero(new[: canvas.length]).tolist():
+            ids = torch.from_numpy(canvas.tokens[None, : at + 1]).to(prompt)
+            if bool(criteria(ids, None).all()):
+                canvas.stop_position = at
+                canvas.cut(at)
+                canvas.finish("stop")
+                return
+
+    return check
 
 
 class DraftCandidates(CandidateGenerator):

@@ -22,8 +22,8 @@ import numpy as np
 
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..api import make_drafter
 from ..base import Budget, Request
+from ..naming import make_drafter
 from .follow import TextFollower
 
 VARIABLE = "DLLM_DRAFTER"

@@ -1,0 +1,164 @@
+"""The engine of autoregressive texts: rounds of drafting and verification, for all of them at once.
+
+A step is a round: the drafters propose for all texts, the verifier scores the drafts in one
+forward, and a rule says what stays.  Without a drafter it decodes plainly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from ..canvas import Canvas
+from ..errors import ConfigError
+from ..models import DiffusionModel
+from ..work import Work
+from .base import EMPTY, Budget, Draft, Drafter
+from .rows import Forward, Round, SpeculativeRecipe, SpeculativeRow
+from .verifiers.packed import open_verifier
+
+MOST_TOKENS = 4096  # of a forward: prompts of long texts that join together are read in several
+
+T = TypeVar("T")
+
+
+class SpeculativeEngine(Work[SpeculativeRow, Round]):
+    """Writes autoregressive texts, each as its `SpeculativeRecipe` says.
+
+    ``taps``: layers of the verifier that drafters want to see.  ``exact``: see `Verifier`.
+    ``most``, ``max_rows``, ``max_batch_tokens`` (default: 4096): see `Work`.  Texts whose drafts
+    come from outside take no room.
+    """
+
+    cache_name = "verifier"
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        *,
+        taps: tuple[int, ...] = (),
+        exact: bool = True,
+        most: int | None = None,
+        max_rows: int | None = None,
+        max_batch_tokens: int | None = None,
+    ) -> None:
+        super().__init__(model, max_rows, most, max_batch_tokens or MOST_TOKENS)
+        self.verifier = open_verifier(model, taps, exact)
+        self._seconds = 0.0
+
+    @property
+    def forward_seconds(self) -> float:
+        return self._seconds
+
+    def check(self, recipe: SpeculativeRecipe) -> None:
+        drafter, rule = recipe.drafter, recipe.rule
+        if drafter is None:
+            return
+        if not drafter.distributions & rule.accepts:
+            rule.check(next(iter(drafter.distributions)), False)
+        if drafter.taps and drafter.taps != self.verifier.taps:
+            raise ConfigError(
+                f"{type(drafter).__name__} reads layers of the verifier, which has to be opened "
+                "for it: name it as the drafter of the session"
+            )
+
+    def figures(self, row: SpeculativeRow) -> dict[str, Any]:
+        recipe, canvas = row.recipe, row.canvas
+        return {
+            "sampler": recipe.rule.name, "cache": self.cache_name, "rule": recipe.rule.name,
+            "drafter": "none" if recipe.drafter is None else repr(recipe.drafter),
+            "lossy": recipe.rule.lossy, "rounds": row.rounds,
+            "sequences": canvas.tokens[: canvas.length].copy(),
+        }  # fmt: skip
+
+    def ready(self, row: SpeculativeRow) -> bool:
+        return row.drafting is None or row.drafting.ready
+
+    def takes_room(self, row: SpeculativeRow) -> bool:
+        return not row.recipe.outside
+
+    def admit(
+        self, canvas: Canvas, recipe: SpeculativeRecipe, held: bool = False
+    ) -> SpeculativeRow | None:
+        """Take a text in; None when there is no room for it now."""
+        with self._lock:
+            self.must_fit(recipe, len(canvas.tokens))
+            row = SpeculativeRow(canvas, recipe, canvas.fork(), held)
+            return row if self._join(row) else None
+
+    def _allot(self, row: SpeculativeRow) -> bool:
+        if self._most is not None and self.takes_room(row) and self.used + row.size > self._most:
+            return False
+        row.open(self.verifier)
+        return True
+
+    def _leave(self, row: SpeculativeRow) -> None:
+        try:
+            row.close()
+        except Exception as error:  # the drafter's: only its own text fails
+            row.error = row.error or error
+
+    def _plan(self, rows: list[SpeculativeRow]) -> None:
+        """A draft for every text, in one call of each drafter."""
+        asked: dict[int, list[tuple[SpeculativeRow, Budget]]] = {}
+        for row in rows:
+            row.draft_seconds, began = None, time.perf_counter()
+            budget = self._guarded(row, row.budget)
+            if row.error is None and budget is None:
+                row.draft = EMPTY
+            if budget is not None:
+                row.draft_seconds = time.perf_counter() - began
+                asked.setdefault(id(row.recipe.drafter), []).append((row, budget))
+        for work in asked.values():
+            drafter = work[0][0].recipe.drafter
+            assert drafter is not None
+            began = time.perf_counter()
+            drafts = self._propose(drafter, work)
+            seconds = (time.perf_counter() - began) / len(work)
+            for (row, _), draft in zip(work, drafts, strict=True):
+                row.draft_seconds = (row.draft_seconds or 0.0) + seconds
+                if draft is not None:
+                    self._guarded(row, partial(row.plan, draft))
+
+    def _propose(
+        self, drafter: Drafter, work: Sequence[tuple[SpeculativeRow, Budget]]
+    ) -> list[Draft | None]:
+        """Drafts for all texts, in one call where the drafter gains by that.  If it fails they are
+        asked for one by one, so that only those of the culprits are None."""
+
+        def propose(part: Sequence[tuple[SpeculativeRow, Budget]]) -> list[Draft]:
+            return drafter.propose_all(
+                [(row.drafting, row.prefix, budget) for row, budget in part if row.drafting]
+            )
+
+        if len(work) > 1 and type(drafter).propose_all is not Drafter.propose_all:
+            with suppress(Exception):
+                return [*propose(work)]
+        drafts = [self._guarded(one[0], partial(propose, [one])) for one in work]
+        return [None if draft is None else draft[0] for draft in drafts]
+
+    def _guarded(self, row: SpeculativeRow, work: Callable[[], T]) -> T | None:
+        """The result of ``work``; if it raises, the row fails."""
+        try:
+            return work()
+        except Exception as error:
+            self._fail(row, error)
+            return None
+
+    def _forward(self, rows: list[SpeculativeRow]) -> Iterator[Any]:
+        began = time.perf_counter()
+        scored = self.verifier.score([(row.text, row.draft or EMPTY) for row in rows])
+        seconds = time.perf_counter() - began
+        self._seconds += seconds
+        forward = Forward(seconds, sum(row.cost for row in rows), len(rows))
+        return ((one, forward) for one in scored)
+
+    def _settle(self, row: SpeculativeRow, answer: Any) -> Round:
+        scored, forward = answer
+        step = row.settle(scored, forward)
+        forward.settled += 1
+        forward.emitted += len(step.decision.committed)
+        return step

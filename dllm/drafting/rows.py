@@ -1,0 +1,279 @@
+"""One text while it is drafted and verified, and what a round did to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from ..canvas import Canvas, IntArray
+from ..config import GenerationConfig
+from ..models import DiffusionModel
+from ..samplers import NOTHING, Decision
+from .accept.defaults import own_processors
+from .accept.rows import KeyedNoise, LogitsProcessor, Rows, Sampling
+from .base import (
+    EMPTY,
+    AcceptRule,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    Feedback,
+    Outcome,
+    Request,
+    RoundStats,
+)
+from .length.control import LengthController
+from .verifiers.base import Scored, Text, Verifier
+
+
+@dataclass(frozen=True, eq=False)
+class SpeculativeRecipe:
+    """How one text is drafted, verified and ended.
+
+    ``drafter``: None decodes plainly.  ``stop_ids`` end the text.  ``own_defaults``: whether the
+    processors of the checkpoint's ``generation_config`` act, before ``processors``.
+    ``after_step``: called with the text's canvas after each round, and may finish it.
+    """
+
+    config: GenerationConfig
+    drafter: Drafter | None
+    rule: AcceptRule
+    controller: LengthController
+    stop_ids: tuple[int, ...] = ()
+    repetition_penalty: float | None = None
+    processors: tuple[LogitsProcessor, ...] = ()
+    own_defaults: bool = True
+    after_step: Callable[[Canvas], None] | None = None
+
+    lanes: ClassVar[int] = 1
+    width: ClassVar[int] = 1
+    revises: ClassVar[bool] = False
+
+    @property
+    def outside(self) -> bool:
+        """Whether drafts come from outside, and the text waits for them."""
+        return self.drafter is not None and self.drafter.outside
+
+    def sampling(self, model: DiffusionModel, prompt: IntArray, limit: int) -> Sampling:
+        """How the verifier's logits become the distribution of a text's tokens."""
+        config, penalty, processors = self.config, self.repetition_penalty, self.processors
+        if self.own_defaults:
+            given = () if penalty is None else ("repetition_penalty",)
+            processors = (*own_processors(model, prompt, limit, given), *processors)
+        return Sampling(
+            config.temperature, config.top_p, config.top_k, 1.0 if penalty is None else penalty,
+            processors, self.stop_ids, len(prompt) + config.min_new_tokens,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round did to one text: a step, whose ``positions`` were fed to the verifier."""
+
+    row: SpeculativeRow
+    canvas: Canvas
+    decision: Decision
+    positions: int
+    accepted: int
+
+    @property
+    def proposals(self) -> dict[int, int]:
+        """What was drafted and not committed is gone."""
+        return {}
+
+
+@dataclass(slots=True)
+class Forward:
+    """One forward of the verifier: its ``seconds``, the tokens ``fed`` for all its texts, and how
+    many of the ``texts`` got how many tokens so far."""
+
+    seconds: float
+    fed: int
+    texts: int
+    settled: int = 0
+    emitted: int = 0
+
+
+@dataclass(eq=False)
+class SpeculativeRow:
+    """A text at work.  ``fresh`` is its canvas as it was admitted; ``text`` what the verifier keeps
+    of it; ``draft`` the planned round, None before; ``draft_seconds`` its share of the drafter's
+    time, None where the drafter was not asked."""
+
+    canvas: Canvas
+    recipe: SpeculativeRecipe
+    fresh: Canvas
+    held: bool = False
+    number: int = 0
+    seconds: float = 0.0
+    restarts: int = 0
+    alone: bool = False
+    error: BaseException | None = None
+    draft: Draft | None = None
+    draft_seconds: float | None = None
+    rounds: list[RoundStats] = field(default_factory=list)
+    verifier: Verifier = field(init=False)
+    text: Text = field(init=False)
+    drafting: Drafting | None = None
+    controller: LengthController = field(init=False)
+    sampling: Sampling = field(init=False)
+    noise: KeyedNoise = field(init=False)
+
+    @property
+    def size(self) -> int:
+        return len(self.fresh.tokens)
+
+    @property
+    def planned(self) -> bool:
+        return self.draft is not None
+
+    @property
+    def cost(self) -> int:
+        return len(self.text.fresh) + len(self.draft or EMPTY)
+
+    @property
+    def refreshes(self) -> bool:
+        return not self.rounds
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return (self.number,)
+
+    @property
+    def length(self) -> int:
+        """Tokens that are committed, prompt included."""
+        return len(self.text.tokens)
+
+    @property
+    def prefix(self) -> IntArray:
+        """The committed tokens (n,)."""
+        return self.canvas.tokens[: self.length]
+
+    def open(self, verifier: Verifier) -> None:
+        """Have verifier and drafter begin with the text."""
+        recipe, canvas, model = self.recipe, self.canvas, verifier.model
+        prompt, limit = canvas.tokens[: canvas.prompt_length], len(canvas.tokens)
+        self.noise = KeyedNoise(recipe.config.seed, canvas.row)
+        self.sampling = recipe.sampling(model, prompt, limit)
+        self.controller = recipe.controller.fresh()
+        self.verifier, self.text = verifier, verifier.open(prompt, limit)
+        try:
+            if recipe.drafter is not None:
+                self.drafting = recipe.drafter.open(self._request(prompt, limit))
+        except BaseException:
+            verifier.close(self.text)
+            raise
+
+    def _request(self, prompt: IntArray, limit: int) -> Request:
+        model, recipe = self.verifier.model, self.recipe
+        return Request(
+            prompt=prompt, vocab_size=model.facts.vocab_size, limit=limit,
+            stop_ids=model.facts.stop_token_ids, temperature=recipe.config.temperature,
+            noise_key=self.noise.emission, draft_key=self.noise.drafting, tokenizer=model.tokenizer,
+            name=model.name, trees=self.verifier.trees and recipe.rule.trees, verifier=model,
+        )  # fmt: skip
+
+    def restart(self) -> None:
+        self.canvas.become(self.fresh.fork())
+        self.rounds = []
+        self.restarts += 1
+
+    def close(self) -> None:
+        """Complete or given up: everybody gives back what they hold for the text."""
+        drafting, self.drafting, self.draft = self.drafting, None, None
+        try:
+            if drafting is not None:
+                drafting.close()
+        finally:
+            self.verifier.close(self.text)
+
+    # -- a round --------------------------------------------------------------------------------
+
+    def budget(self) -> Budget | None:
+        """What the drafter may propose in this round; None: it is not asked."""
+        room = len(self.canvas.tokens) - self.length - 1  # one is the extra token
+        if self.drafting is None or room <= 0:
+            return None
+        budget = self.controller.next(room, self.length)
+        return budget if budget.length > 0 else None
+
+    def plan(self, draft: Draft) -> None:
+        """Have ``draft`` verified in the next round."""
+        if len(draft):
+            self.recipe.rule.check(draft.distribution, not draft.is_chain)
+            draft = draft.cut(len(self.canvas.tokens) - self.length - 1)
+        self.draft = draft if len(draft) else EMPTY
+
+    def settle(self, scored: Scored, forward: Forward) -> Round:
+        """Commit of the draft what the rule accepts, and one token more."""
+        began = time.perf_counter()
+        draft, prefix, fed, canvas = self.draft, self.prefix, self.cost, self.canvas
+        assert draft is not None
+        rows = Rows(scored.logits, draft, prefix, self.sampling, self.noise, len(self.rounds))
+        outcome = self.recipe.rule.judge(rows, draft)
+        judged = time.perf_counter()
+        emitted = self._cut([*draft.tokens[outcome.path].tolist(), outcome.extra])
+        logprobs = rows.logprobs([-1, *outcome.path][: len(emitted)], emitted)
+        self._commit(emitted, logprobs)
+        canvas.nfe += 1
+        canvas.computed += fed
+        emitted = emitted[: canvas.end - len(prefix)]  # a stop string may end before
+        at = np.arange(len(prefix), len(prefix) + len(emitted))
+        decision = Decision(at, NOTHING, tokens=canvas.tokens[at], logprobs=canvas.logprob[at])
+        path, extra = self._accepted(draft, outcome, len(emitted))
+        self.verifier.commit(self.text, draft, path, emitted)
+        ids = np.concatenate([prefix[-1:], draft.tokens])
+        feedback = Feedback(draft, path, emitted, ids, scored.logits, scored.hidden)
+        if self.drafting is not None:
+            self.drafting.observe(feedback)
+        stats = RoundStats(
+            drafted=len(draft), depth=1 + max(map(draft.depth, range(len(draft))), default=-1),
+            accepted=len(path), emitted=len(emitted), extra=extra, source=draft.source,
+            draft_seconds=self.draft_seconds or 0.0, search_seconds=draft.search_seconds,
+            verify_seconds=forward.seconds + judged - began,
+            other_seconds=time.perf_counter() - judged, context=len(prefix),
+            first=not self.rounds, attempted=self.draft_seconds is not None,
+            beside=forward.fed - fed,
+            beside_emitted=forward.emitted + forward.texts - forward.settled - 1,
+            deviations=outcome.deviations,
+        )  # fmt: skip
+        self.rounds.append(stats)
+        self.controller.update(stats, feedback)
+        self.draft, self.draft_seconds = None, None
+        return Round(self, canvas, decision, fed, len(path))
+
+    def _cut(self, emitted: list[int]) -> list[int]:
+        """What fits, up to the first stop id."""
+        emitted = emitted[: len(self.canvas.tokens) - self.length]
+        for i, token in enumerate(emitted, 1):
+            if token in self.recipe.stop_ids:
+                return emitted[:i]
+        return emitted
+
+    def _commit(self, emitted: list[int], logprobs: list[float]) -> None:
+        """Decide the next positions, and finish the text where they end it."""
+        canvas, end = self.canvas, self.length + len(emitted)
+        positions = np.arange(self.length, end)
+        canvas.commit(positions, np.asarray(emitted), np.asarray(logprobs, np.float32))
+        canvas.window = end, end
+        canvas.step += 1
+        if emitted[-1] in self.recipe.stop_ids:
+            canvas.stop_position = end - 1
+            canvas.cut(end - 1)
+            canvas.finish("stop")
+        if self.recipe.after_step is not None:
+            self.recipe.after_step(canvas)
+        if not canvas.finished and end >= len(canvas.tokens):
+            canvas.finish("length")
+
+    def _accepted(self, draft: Draft, outcome: Outcome, emitted: int) -> tuple[list[int], str]:
+        """The accepted path, and the kind of the last token that was emitted."""
+        path = outcome.path
+        if emitted <= len(path):  # an accepted token ends the text
+            return path[:emitted], "none"
+        return path, "correction" if draft.children(path[-1] if path else -1) else "bonus"

@@ -1,0 +1,335 @@
+"""Speculation at work: its rounds wherever it runs, rows that fail, and alone = together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dllm
+from dllm.drafting.accept.chains import Greedy
+from dllm.drafting.base import Budget, Draft, Drafter, Drafting, Feedback, Request
+from dllm.drafting.length.control import LengthController
+from dllm.drafting.length.fixed import Fixed
+from dllm.drafting.verifiers.packed import PackedVerifier
+
+from ..serve.conftest import serve
+from .conftest import Scripted, prompts
+from .test_batch import said
+
+NEW = 16
+BAD = [7, 7, 7]  # the prompt whose row fails
+
+
+# -- rounds in a session are those of the library ------------------------------------------------
+
+
+@dataclass
+class Recorded(LengthController):
+    """Drafts as many tokens as the last round's costs say: a controller that looks at them all."""
+
+    def __post_init__(self) -> None:
+        self.seen: list[Any] = []
+        self.length = 3
+
+    def fresh(self) -> LengthController:
+        return self  # every text reports to it
+
+    def next(self, room: int, context: int) -> Budget:
+        return Budget(min(self.length, room), room)
+
+    def update(self, stats: Any, feedback: Feedback) -> None:
+        self.seen.append(stats)
+        self.length = 1 + (stats.beside + stats.beside_emitted) % 5
+
+
+class Clock:
+    """Seconds that pass whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def from_library(verifier: Any, several: list[list[int]], drafter: Any) -> list[Any]:
+    results: list[Any] = dllm.speculate(
+        verifier, drafter, several, max_new_tokens=NEW, controller=Recorded()
+    )
+    return results
+
+
+def from_session(verifier: Any, several: list[list[int]], drafter: Any) -> list[Any]:
+    how: dict[str, Any] = {"max_new_tokens": NEW, "controller": Recorded()}
+    with dllm.Session(verifier, drafter=drafter) as session:
+        with session._wake:  # none of them may begin before all are there
+            handles = [session.submit(prompt, **how) for prompt in several]
+        return [handle.result(60) for handle in handles]
+
+
+def test_a_session_tells_controllers_what_the_library_does(
+    verifier: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds, drafted lengths and costs, on a clock of their own."""
+    several, found = prompts(3, seed=5), []
+    for way in (from_library, from_session):
+        monkeypatch.setattr(time, "perf_counter", Clock())
+        found.append(way(verifier, several, Scripted(None)))
+        monkeypatch.undo()
+    for a, b in zip(*found, strict=True):
+        assert a.tokens == b.tokens
+        assert a.rounds == b.rounds, "with every second and every token beside"
+        assert all(r.attempted and r.draft_seconds > 0 for r in a.rounds if r.drafted)
+    assert any(r.beside for result in found[1] for r in result.rounds)
+
+
+def test_the_served_default_controller_sees_costs(verifier: dllm.DiffusionModel) -> None:
+    """``rate`` is fed the drafter's time and the tokens beside, in the server too."""
+    served = serve(verifier, drafters=("prompt_lookup",), name="ar", max_rows=4)
+    session = served.service.sessions["none"]
+    kind: Any = session._kind
+    body = {"prompt": [5, 6, 7, 5, 6, 7, 5], "max_tokens": NEW, "n": 3}
+    assert served.post("/v1/completions", body).status_code == 200
+    rate = kind.controller
+    assert rate.draft_seconds.sums[0] > 0 and rate.draft_seconds.sums[2] > 0
+    assert (
+        rate.verify_seconds and max(max(curve._off) for curve in rate.verify_seconds.values()) > 2
+    )
+    served.stop()
+
+
+# -- a row that raises ---------------------------------------------------------------------------
+
+
+def fault() -> None:
+    raise ZeroDivisionError("a part gave up")
+
+
+def bad(tokens: Any) -> bool:
+    return list(tokens[:3]) == BAD
+
+
+@dataclass
+class BadDrafter(Scripted):
+    """Raises from the third round of the bad text on; ``where`` it does."""
+
+    where: str = "propose"
+
+    def open(self, request: Request) -> Drafting:
+        if bad(request.prompt) and self.where == "open":
+            fault()
+        drafting = super().open(request)
+        return _Raising(drafting, self.where) if bad(request.prompt) else drafting
+
+
+class _Raising(Drafting):
+    def __init__(self, inner: Drafting, where: str) -> None:
+        self.inner, self.where, self.rounds = inner, where, 0
+
+    def propose(self, prefix: np.ndarray, budget: Budget) -> Draft:
+        self.rounds += 1
+        if self.where == "propose" and self.rounds >= 3:
+            fault()
+        return self.inner.propose(prefix, budget)
+
+    def observe(self, feedback: Feedback) -> None:
+        if self.where == "observe" and self.rounds >= 3:
+            fault()
+
+    def close(self) -> None:
+        if self.where == "close":
+            fault()
+
+
+@dataclass
+class BadRule(Greedy):
+    name = "greedy"
+
+    def judge(self, rows: Any, draft: Draft) -> Any:
+        if bad(rows.prefix) and rows.round == 2:
+            fault()
+        return super().judge(rows, draft)
+
+
+@dataclass
+class BadController(Fixed):
+    """Raises in the text whose context is that of the bad one; ``where`` it does."""
+
+    where: str = "next"
+    k: int = 4
+
+    def next(self, room: int, context: int) -> Budget:
+        if self.where == "next" and context == len(BAD):
+            fault()
+        return super().next(room, context)
+
+    def update(self, stats: Any, feedback: Feedback) -> None:
+        if self.where == "update" and stats.context == len(BAD):
+            fault()
+
+
+FAULTS = ["open", "propose", "observe", "close", "verifier", "rule", "next", "update"]
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a call takes so that the bad text fails at a place."""
+
+    def at(where: str) -> tuple[Drafter, dict[str, Any]]:
+        how: dict[str, Any] = {"controller": Fixed(4)}
+        if where in ("next", "update"):
+            how["controller"] = BadController(where=where)
+        if where == "rule":
+            how["rule"] = BadRule()
+        if where == "verifier":
+            score = PackedVerifier.score
+
+            def failing(self: PackedVerifier, work: Any) -> Any:
+                if any(bad(text.tokens) and len(text.tokens) > 4 for text, _ in work):
+                    fault()
+                return score(self, work)
+
+            monkeypatch.setattr(PackedVerifier, "score", failing)
+        drafts = where in ("open", "propose", "observe", "close")
+        return BadDrafter(None, where=where) if drafts else Scripted(None), how
+
+    return at
+
+
+@pytest.mark.parametrize("where", FAULTS)
+def test_a_row_that_raises_spares_the_others(
+    verifier: dllm.DiffusionModel, faulty: Any, where: str
+) -> None:
+    """In the engine, in a session and in the library, whose first error is raised."""
+    several = [[5, 6, 8, 9], BAD, [9, 8, 7, 6], [4, 4, 4, 4, 4]]
+    expected = [dllm.speculate(verifier, None, one, max_new_tokens=NEW).tokens for one in several]
+    drafter, how = faulty(where)
+    with dllm.Session(verifier, drafter=drafter, max_rows=3) as session:
+        handles = [session.submit(one, max_new_tokens=NEW, **how) for one in several]
+        for handle, tokens, prompt in zip(handles, expected, several, strict=True):
+            if prompt == BAD:
+                with pytest.raises(ZeroDivisionError, match="a part gave up"):
+                    handle.result(60)
+            else:
+                assert handle.result(60).tokens == tokens
+        assert session.failure is None
+        assert (
+            session.submit(several[0], max_new_tokens=NEW, **how).result(60).tokens == expected[0]
+        )
+    assert (session.running, session.positions_used) == (0, 0)
+    with pytest.raises(ZeroDivisionError, match="a part gave up"):
+        dllm.speculate(verifier, drafter, several, max_new_tokens=NEW, **how)
+    assert dllm.speculate(verifier, drafter, several[0], max_new_tokens=NEW, **how).tokens
+
+
+def test_a_row_that_raises_spares_the_others_of_a_server(
+    verifier: dllm.DiffusionModel, faulty: Any
+) -> None:
+    expected = dllm.speculate(verifier, None, [5, 6, 8, 9], max_new_tokens=NEW).tokens
+    served = serve(verifier, name="ar", max_rows=4)
+    faulty("verifier")
+    answers: dict[int, Any] = {}
+
+    def ask(i: int, prompt: list[int]) -> None:
+        body = {"prompt": prompt, "max_tokens": NEW, "return_token_ids": True}
+        answers[i] = served.post("/v1/completions", body)
+
+    asked = [[5, 6, 8, 9], BAD] * 3
+    threads = [threading.Thread(target=ask, args=(i, one)) for i, one in enumerate(asked)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for i, one in enumerate(asked):
+        assert answers[i].status_code == (500 if one == BAD else 200)
+        if one != BAD:
+            assert answers[i].json()["choices"][0]["token_ids"] == expected
+    assert served.service.sessions["none"].failure is None
+    assert served.get("/health").status_code == 200
+    served.stop()
+
+
+def test_memory_that_runs_out_gives_room_back(
+    verifier: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two texts at a time fit: the others begin again later, and nothing of it shows."""
+    several = prompts(5, seed=2)
+    how: dict[str, Any] = {"max_new_tokens": NEW, "controller": "fixed(k=3)"}
+    expected = [dllm.speculate(verifier, "prompt_lookup", one, **how) for one in several]
+    score, most = PackedVerifier.score, [2]
+
+    def tight(self: PackedVerifier, work: Any) -> Any:
+        if len(work) > most[0]:
+            raise torch.OutOfMemoryError("forced")
+        return score(self, work)
+
+    monkeypatch.setattr(PackedVerifier, "score", tight)
+    results = dllm.speculate(verifier, "prompt_lookup", several, **how)
+    assert list(map(said, results)) == list(map(said, expected))
+    assert sum(result.restarts for result in results) >= 3
+    most[0] = 0
+    with pytest.raises(dllm.OutOfMemoryError, match="max_batch_tokens"):
+        dllm.speculate(verifier, "prompt_lookup", several, **how)
+
+
+# -- alone = together ----------------------------------------------------------------------------
+
+
+def everything(result: Any) -> tuple[Any, ...]:
+    """All that does not measure time or count the others, bits of log-probabilities aside."""
+    return (*said(result), result.order, result.rule)
+
+
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+def test_joins_cancels_and_threads_change_nothing(
+    verifiers: dict[str, dllm.DiffusionModel], seed: int
+) -> None:
+    """Texts that come and go at random, from several threads, each with its own settings."""
+    rng = np.random.default_rng(seed)
+    model = verifiers[("full", "full", "gqa")[seed]]
+    several = prompts(6, seed=seed)
+    drafters: list[Any] = [None, "prompt_lookup", "anpd"]
+    settings = [
+        {
+            "max_new_tokens": int(rng.integers(2, NEW)), "temperature": float(i % 2), "seed": i,
+            "controller": ("fixed(k=4)", "confidence(tau=0.1)", "adl_repaired")[i % 3],
+            **({"repetition_penalty": 1.2} if i % 5 == 0 else {}),
+        }
+        for i in range(12)
+    ]  # fmt: skip
+    jobs = [(int(rng.integers(6)), int(rng.integers(12)), int(rng.integers(3))) for _ in range(18)]
+    alone = {
+        job: everything(
+            dllm.speculate(model, drafters[job[2]], several[job[0]], **settings[job[1]])
+        )
+        for job in set(jobs)
+    }
+    wrong: list[Any] = []
+    with dllm.Session(model, max_rows=3) as session:
+
+        def work(mine: list[tuple[int, int, int]], cancels: Any) -> None:
+            for job, cancelled in zip(mine, cancels, strict=True):
+                text, how, drafter = job
+                handle = session.submit(several[text], drafter=drafters[drafter], **settings[how])
+                if cancelled:
+                    next(iter(handle), None)
+                    handle.cancel()
+                elif everything(handle.result(60)) != alone[job]:
+                    wrong.append(job)
+
+        threads = [
+            threading.Thread(target=work, args=(jobs[i::3], rng.random(6) < 0.3)) for i in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert (session.running, session.waiting, session.positions_used) == (0, 0, 0)
