@@ -220,7 +220,8 @@ class Preparation(RequestMaker):
         return Engine(
             self.model, self.cache, slots=lanes * sum(sizes),
             most=None if self.sampler.length is None else 1 << 62, max_rows=config.max_rows,
-            max_batch_tokens=config.max_batch_tokens, cuda_graphs=config.cuda_graphs, compile=config.compile,
+            max_batch_tokens=config.max_batch_tokens, cuda_graphs=config.cuda_graphs,
+            compile=config.compile,
         )  # fmt: skip
 
 

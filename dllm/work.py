@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -78,6 +78,19 @@ class Step(Protocol):
     @property
     def accepted(self) -> int:
         """Committed tokens that somebody else than the model had drafted."""
+
+
+T = TypeVar("T")
+
+
+def unless_out_of_memory(take: Callable[[], T | None]) -> T | None:
+    """What ``take`` gets; None where memory does not suffice for it."""
+    try:
+        return take()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
 
 
 R = TypeVar("R", bound=Row)

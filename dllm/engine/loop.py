@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,8 @@ import torch
 from ..cache import Cache, Slots
 from ..canvas import Canvas
 from ..errors import ConfigError
-from ..memory import is_out_of_memory
 from ..models import DiffusionModel
-from ..work import Work
+from ..work import Work, unless_out_of_memory
 from .forward import Forward
 from .recipe import Options, Recipe, check_recipe
 from .rows import Job, Row, Step
@@ -193,12 +193,8 @@ class Engine(Work[Row, Step]):
         for size in (min(2 * row.capacity, most), canvas.length):
             if size < canvas.length:
                 continue
-            try:
-                base = buffer.enlarge(row.base, row.capacity, size, row.lanes)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                continue
+            owned = row.base, row.capacity, size, row.lanes
+            base = unless_out_of_memory(partial(buffer.enlarge, *owned))
             if base is not None:
                 row.base, row.capacity = base, size
                 return
