@@ -59,7 +59,8 @@ class Info:
 def info(cls: type[Part]) -> Info:
     """What a listing says about a registered class."""
     summary, about = describe(cls)
-    needs = tuple(sorted(map(str, cls.needs)))
+    wanted = cls.needs if isinstance(cls.needs, frozenset) else cls().needs
+    needs = tuple(sorted(map(str, wanted)))
     return Info(cls.name, cls.role, summary, about, cls.paper, cls.arxiv, needs, arguments(cls))
 
 
