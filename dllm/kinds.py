@@ -12,7 +12,7 @@ from .preparation import Diffusion, Order
 from .scheduler import Request
 from .work import Work
 
-OF_DIFFUSION = ("cache", "sampler", "cuda_graphs", "compile")
+OF_DIFFUSION = ("cache", "sampler", "length", "cuda_graphs", "compile")
 OF_VERIFIERS = ("drafter", "rule", "controller", "vocabulary", "exact")
 
 

@@ -252,6 +252,7 @@ class Diffusion:
     model: DiffusionModel
     cache: Cache
     sampler: SamplerLike
+    length: str | None = None
     cuda_graphs: bool = False
     compile: bool = False
 
@@ -262,9 +263,12 @@ class Diffusion:
 
     def request(self, order: Order) -> Request:
         """What ``order`` describes; raises what is wrong with it."""
+        arguments = order.arguments
+        if self.length is not None and order.text is None and order.config is None:
+            arguments = {"length": self.length, **arguments}
         how = Preparation.of(
             self.model, self.sampler if order.sampler is None else order.sampler, self.cache,
-            order.config, order.arguments, order.text is not None,
+            order.config, arguments, order.text is not None,
         )  # fmt: skip
         if order.text is None:
             return order.of(how)
@@ -296,7 +300,7 @@ def _compose(
         **config.sampler_options, "delimiters": model.delimiters,
         "eos_token_id": model.facts.eos_token_id,
         "block": model.facts.block_length or config.block_length,
-        "lookahead": int(model.facts.block_length is None and not model.family.causal),
+        "lookahead": int(model.facts.mask_kind == "bidirectional"),
     }  # fmt: skip
     return samplers.compose(
         sampler, length=config.length, options=options, stop_ids=model.facts.stop_token_ids,

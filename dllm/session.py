@@ -195,6 +195,7 @@ class SessionOptions(TypedDict, total=False):
 
     cache: CacheLike
     sampler: SamplerLike
+    length: str | None
     cuda_graphs: bool
     compile: bool
     drafter: Any
@@ -212,7 +213,8 @@ class Session:
     ...     texts = [handle.result().text for handle in handles]
 
     ``model``: as for `dllm.generate`, or as the verifier of `dllm.speculate`.  ``cache``,
-    ``sampler``: of a diffusion model; ``sampler`` (default "threshold") is the default of `submit`.
+    ``sampler``, ``length``: of a diffusion model; ``sampler`` (default "threshold") and ``length``
+    (default "fixed") are the defaults of `submit`.
     ``drafter``, ``rule``, ``controller``, ``vocabulary``, ``exact``: of a verifier, see
     `dllm.speculate`; without a drafter it decodes plainly.  ``max_rows``: most requests that are
     decoded at a time.  ``max_waiting``: most that wait beside them (None: any number); one more

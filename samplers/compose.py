@@ -209,9 +209,11 @@ def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> No
 
 def _length(length: Any) -> tuple[Part, ...]:
     """The part that ``length=`` names."""
+    known = sorted(name for name in SAMPLERS if SAMPLERS[name].role == "length")
+    if isinstance(length, str) and length.split("(")[0].strip() not in known:
+        raise UnknownNameError("length", length, ["fixed", *known])
     parts = _as_parts(length)
     if [part.role for part in parts] != ["length"]:
-        known = sorted(name for name in SAMPLERS if SAMPLERS[name].role == "length")
         raise UnknownNameError("length", str(length), ["fixed", *known])
     return parts
 

@@ -156,9 +156,9 @@ class Engine(Work[Row, Step]):
 
     # -- rows whose texts become longer ---------------------------------------------------------
 
-    def ready(self, row: Row) -> bool:
-        """A row whose text does not fit its slots any more waits for some that are free."""
-        return not (self.cache.stores and row.cramped)
+    def _cramped(self, row: Row) -> bool:
+        """Whether its text has become longer than its slots, so that it waits for more of them."""
+        return self.cache.stores and row.canvas.length > row.capacity
 
     def plan(self, rows: Sequence[Row] | None = None) -> list[Row]:
         with self._lock:
@@ -168,13 +168,13 @@ class Engine(Work[Row, Step]):
     def _make_room(self) -> None:
         """Give rows whose texts have become longer more slots, in the order of their admission.
         Where nobody can go on, the youngest of them begins anew when another row has left."""
-        while cramped := [row for row in self.live if not self.ready(row)]:
+        while cramped := [row for row in self.live if self._cramped(row)]:
             cramped.sort(key=lambda row: row.number)
             for row in cramped:
                 self._enlarge(row)
-            if any(self.ready(row) and not row.canvas.finished for row in self.live):
+            if any(not self._cramped(r) and not r.canvas.finished for r in self.live):
                 return
-            cramped = [row for row in cramped if not self.ready(row)]
+            cramped = [row for row in cramped if self._cramped(row)]
             if len(self.live) > 1 and cramped:
                 self._take_back(cramped[-1])
             elif cramped:
@@ -237,6 +237,8 @@ class Engine(Work[Row, Step]):
 
     def _plan(self, rows: list[Row]) -> None:
         for row in rows:
+            if self._cramped(row):
+                continue
             try:
                 row.jobs = jobs_of(row, self.cache)
             except Exception as error:

@@ -89,11 +89,6 @@ class Row:
             forks.append(fork)
         return forks
 
-    @property
-    def cramped(self) -> bool:
-        """Whether its text has become longer than what it owns."""
-        return self.canvas.length > self.capacity
-
     def edit(self, edits: Sequence[Edit], cache: Cache) -> None:
         """Change the length of the text.  What is cut off at its end takes its slots along; after
         any other edit the cache begins anew, unless it `Cache.grows` with the text."""
