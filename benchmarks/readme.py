@@ -44,7 +44,7 @@ def accuracy_table(result: dict[str, Any]) -> str:
     for task in next(iter(columns.values())):
         cells = []
         for by_task in columns.values():
-            low, high = wilson(by_task[task] * result["examples"], result["examples"])
+            low, high = wilson(round(by_task[task] * result["examples"]), result["examples"])
             cells.append(f"{100 * by_task[task]:.1f} ({100 * low:.0f}–{100 * high:.0f})")
         rows.append([f"`{task}`", *cells])
     note = f"Percent right of {result['examples']} held-out prompts, with 95 % intervals.\n\n"

@@ -18,7 +18,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
-PROPOSAL, SELECTION, SCHEDULE = 0, 1, 2  # purposes of noise, in drawing order
+PROPOSAL, SELECTION, SCHEDULE, PATH = 0, 1, 2, 3  # purposes of noise, in drawing order
 PURPOSES = 4
 
 S = TypeVar("S")
@@ -69,6 +69,15 @@ class Blocks:
     more than blocks; empty where a window is one block."""
 
     edges: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass(slots=True)
+class Suffix:
+    """The ``positions`` behind the window of ``block`` that the row's forwards see, where its cache
+    leaves out some; None: all."""
+
+    positions: IntArray | None = None
+    block: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -248,3 +257,21 @@ class Canvas:
             setattr(twin, name, getattr(self, name).copy())
         twin.states = copy.deepcopy(self.states)
         return twin
+
+
+def certainty_density(canvas: Canvas, sigma: float) -> FloatArray:
+    """(end - start,) how much of a Gaussian of width ``sigma`` positions around each position of
+    the region lies on decided ones (2509.23094).
+
+    As many positions as the region has count as decided on its left, and as many on its right if
+    its last position is decided; what lies beyond does not count as decided.
+    """
+    decided = ~canvas.masked[canvas.start : canvas.end]
+    size = len(decided)
+    reach = min(2 * size, int(np.ceil(9 * sigma)))  # beyond, float32 knows no difference
+    known = np.concatenate([np.ones(size), decided, np.full(size, float(decided[-1]))])
+    weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))
+    whole = np.exp(-(np.arange(-3 * size, 3 * size) ** 2) / (2 * sigma**2)).sum()
+    here = slice(size + reach, 2 * size + reach)
+    result: FloatArray = (np.convolve(known, weights)[here] / whole).astype(np.float32)
+    return result

@@ -84,3 +84,6 @@ FORESIGHT = Capability(
     "commits that are known before the forward",
     {"a sampler": "use sampler='llada(remasking=random)'"},
 )
+CONSTRAINED = Capability(
+    "proposals that nobody rewrites", {"a sampler": "use a sampler without it, or no format"}
+)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
+from os import PathLike
 from typing import Any, NamedTuple, TypedDict
 
 from .errors import ConfigError, UnknownNameError, check_unicode, short
@@ -37,6 +38,14 @@ NUMBERS = {
     "max_rows": Range(1, MOST),
     "max_batch_tokens": Range(1, MOST, optional=True),
     "top_candidates": Range(0, MOST),
+}
+FORMATS = ("regex", "choice", "json_schema")
+NOT_WITH_FORMATS = {
+    "top_p": "what it leaves may hold no text of the form",
+    "top_k": "what it leaves may hold no text of the form",
+    "min_new_tokens": "the form says how long the answer is",
+    "stop_strings": "they may cut it before its end",
+    "length": "the form is fitted to the canvas, which has to be as long as it is from the beginning",
 }
 SWITCHES = ("cuda_graphs", "compile", "suppress_mask")
 
@@ -86,6 +95,10 @@ class GenerationArguments(TypedDict, total=False):
     suppress_mask: bool
     constraints: Mapping[int, int | str]
     length: str | None
+    regex: str | None
+    choice: Iterable[str] | None
+    json_schema: Any
+    confidence: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +124,11 @@ class GenerationConfig:
     network of such steps through `torch.compile`.  ``suppress_mask=False`` lets the model propose
     [MASK], as most official code does: only for exact reproduction of its probabilities.
     ``constraints`` fixes parts of the answer: offset from its start -> token id, or text whose
-    tokens stand from there on; the answer does not end before the last of them.
+    tokens stand from there on; the answer does not end before the last of them.  At most one of
+    these says which form the answer has: ``regex``, an expression that the whole of it matches;
+    ``choice``, the texts it is one of; ``json_schema``, a pydantic class, a schema as a dictionary,
+    or a file with one.  How sure the model then is of a token is measured among the answers of this
+    form, with ``confidence="model"`` as without it.
     """
 
     max_new_tokens: int | None = None
@@ -133,6 +150,10 @@ class GenerationConfig:
     suppress_mask: bool = True
     constraints: Mapping[int, int | str] = field(default_factory=dict)
     length: str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    json_schema: Any = None
+    confidence: str | None = None
 
     def __new__(cls, **given: Any) -> GenerationConfig:
         """Raises `UnknownNameError` for names that are no field."""
@@ -163,8 +184,47 @@ class GenerationConfig:
                 f"length is a rule such as 'append', or 'fixed', not {short(self.length)}: "
                 "how many tokens there may be is max_new_tokens"
             )
+        if self.length == "fixed":
+            object.__setattr__(self, "length", None)
         object.__setattr__(self, "stop_strings", _texts("stop_strings", self.stop_strings))
         object.__setattr__(self, "constraints", _constraints(self.constraints))
+        self._check_format()
+
+    @property
+    def formatted(self) -> str | None:
+        """Which argument gives the answer a form, if one does."""
+        return next((name for name in FORMATS if getattr(self, name) is not None), None)
+
+    def _check_format(self) -> None:
+        """Refuse formats that are none, and what does not go with one."""
+        given = [name for name in FORMATS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"an answer has one form: keep {given[0]} or {given[1]}")
+        if not isinstance(self.regex, str | None):
+            raise ConfigError(f"regex is an expression as a text, not {short(self.regex)}")
+        check_unicode(self.regex or "", "regex")
+        if not (self.json_schema is None or _is_schema(self.json_schema)):
+            raise ConfigError(
+                "json_schema is a pydantic class, a dictionary, or a file, not "
+                + short(self.json_schema)
+            )
+        if self.choice is not None:
+            choice = () if isinstance(self.choice, str) else _texts("choice", self.choice)
+            if not choice:
+                raise ConfigError(f"choice is a list of texts, not {short(self.choice)}")
+            object.__setattr__(self, "choice", choice)
+        if self.confidence not in (None, "model"):
+            raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
+        name = self.formatted
+        if name is None:
+            if self.confidence:
+                raise ConfigError("confidence is about answers with a form: pass one, or drop it")
+            return
+        for other, why in NOT_WITH_FORMATS.items():
+            if getattr(self, other) != getattr(type(self), other):
+                raise ConfigError(f"{other} does not go with {name}: {why}; drop one of them")
+        if self.eos_policy == "suppress":
+            raise ConfigError(f"eos_policy='suppress' does not go with {name}, whose texts end")
 
     @classmethod
     def build(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> GenerationConfig:
@@ -203,6 +263,17 @@ class GenerationConfig:
         """What goes to the parts of the sampler."""
         names = ("steps", "block_length", "eos_policy")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def _is_schema(value: Any) -> bool:
+    """Whether it may say what a JSON text looks like."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) for key in value)
+    if isinstance(value, str):
+        check_unicode(value, "json_schema")
+    return isinstance(value, str | PathLike) or (
+        isinstance(value, type) and hasattr(value, "model_json_schema")
+    )
 
 
 def _number(name: str, value: Any, allowed: Range) -> Any:

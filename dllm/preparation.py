@@ -16,9 +16,10 @@ from . import samplers
 from .cache import Cache
 from .cache.base import CacheLike
 from .canvas import BoolArray, Canvas, IntArray
-from .config import GenerationConfig
+from .config import FORMATS, GenerationConfig
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError, short
+from .formats import Format, choice_pattern, format_of, regex_pattern
 from .kernels.noise import uniform
 from .models import DiffusionModel
 from .prompts import encode, encode_continuation, encode_holes
@@ -29,6 +30,7 @@ from .scheduler import Request, Scheduler
 from .text import stop_at
 from .work import Work
 
+ORDERED = ("sampler", "chat", "trace", "repetition", "config")
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
 
 
@@ -53,8 +55,15 @@ class RequestMaker:
         """Ids that end a text."""
         return self.model.facts.stop_token_ids
 
-    def engine(self, sizes: Sequence[int]) -> Work[Any, Any]:
-        """What decodes rows of so many positions, the largest first, all of them at a time."""
+    def engine(
+        self, most: int | None, max_rows: int, max_batch_tokens: int | None, whole: bool = False
+    ) -> Work[Any, Any]:
+        """What decodes the requests, see `Work`; ``whole``: with all its memory from the start."""
+        raise NotImplementedError
+
+    def request(self, order: Order) -> Request:
+        """What ``order`` describes, with what is here where it says nothing; raises what is wrong
+        with it."""
         raise NotImplementedError
 
     def prompts(
@@ -89,12 +98,19 @@ class RequestMaker:
             for offset, tokens in given:
                 _check_constraint(offset, tokens, cap)
             length = max(self.first_length(len(ids), cap), fixed)
+            if self.recipe.format is not None:
+                self._check_room(self._canvas(ids, length, cap, 0, given))
             for i in range(n):
                 make = partial(self._canvas, ids, length, cap, first + i, given)
                 requests.append(
                     self._request(len(requests), make, len(ids) + length, length, traced)
                 )
         return requests
+
+    @property
+    def grows(self) -> bool:
+        """Whether answers find their length."""
+        return False
 
     def cap(self, prompt: int) -> int:
         """Most positions of the answer to a prompt of so many tokens."""
@@ -109,6 +125,21 @@ class RequestMaker:
     ) -> Request:
         return Request(index, make, self.recipe, positions, size, self.stop_ids, self.kind, traced)
 
+    def _check_room(self, canvas: Canvas) -> None:
+        """Refuse a canvas in which no text of the format can be written."""
+        form, name = self.recipe.format, self.config.formatted
+        if form is None or form.fits(canvas):
+            return
+        room, least = int(canvas.masked.sum()), form.least()
+        if canvas.text_floor <= canvas.prompt_length and least > room:
+            raise ConfigError(
+                f"a text of this {name} has at least {least} tokens, max_new_tokens is {room}: "
+                "raise it"
+            )
+        raise ConfigError(
+            f"no text of this {name} fits the {room} open positions and what stands around them"
+        )
+
     def _check_used(self, canvas: int, traced: bool) -> None:
         """Refuse what the caller named and what would change nothing."""
         self.config.check_used(
@@ -118,8 +149,10 @@ class RequestMaker:
 
     def scheduler(self, requests: Sequence[Request]) -> Scheduler:
         """An engine that holds the ``max_rows`` largest requests, and all of them in its queue."""
+        config, lanes = self.config, self.recipe.lanes * self.recipe.width
         sizes = sorted((request.positions for request in requests), reverse=True)
-        engine = self.engine(sizes[: self.config.max_rows])
+        most = None if self.grows else lanes * sum(sizes[: config.max_rows])
+        engine = self.engine(most, config.max_rows, config.max_batch_tokens, whole=True)
         engine.check(self.recipe)
         scheduler = Scheduler(self.model, engine)
         for request in requests:
@@ -145,6 +178,22 @@ class Preparation(RequestMaker):
 
     recipe: Recipe
     cache: Cache = field(kw_only=True)
+    named: SamplerLike = field(kw_only=True)  # the sampler, as the caller named it
+
+    SESSION = (
+        "cache",
+        "sampler",
+        "length",
+        "cuda_graphs",
+        "compile",
+    )  # what a session takes for it
+
+    @classmethod
+    def for_session(
+        cls, model: DiffusionModel, cache: CacheLike, sampler: SamplerLike | None, **arguments: Any
+    ) -> Preparation:
+        """What the requests of a session have in common."""
+        return cls.of(model, sampler or "threshold", cache, None, arguments)
 
     @property
     def sampler(self) -> Sampler:
@@ -174,13 +223,18 @@ class Preparation(RequestMaker):
         built = GenerationConfig.build(defaults, given)
         composed = _compose(model, sampler, built, given)
         watch = stop_strings(model, built) if built.stop_strings else None
-        recipe = Recipe(composed, built, ban_stops=holes, after_step=watch)
+        form = format_for(model, built, holes)
+        recipe = Recipe(composed, built, ban_stops=holes, after_step=watch, format=form)
         chosen = caches.compose(cache, model.family.name)
-        return cls(model, recipe, frozenset(given), cache=chosen)
+        return cls(model, recipe, frozenset(given), cache=chosen, named=sampler)
+
+    @property
+    def grows(self) -> bool:
+        return self.sampler.length is not None
 
     def cap(self, prompt: int) -> int:
         cap = super().cap(prompt)
-        given = "max_new_tokens" in self.given or self.sampler.length is None
+        given = "max_new_tokens" in self.given or not self.grows
         return cap if given else self.model.facts.context_length - prompt
 
     def first_length(self, prompt: int, cap: int) -> int:
@@ -213,16 +267,32 @@ class Preparation(RequestMaker):
             Canvas.for_infill, tokens, masked, len(before), row=repetition,
             **_facts(self.model, self.config),
         )  # fmt: skip
+        self._check_room(make())
         return self._request(0, make, total, int(holes.sum()), traced)
 
-    def engine(self, sizes: Sequence[int]) -> Engine:
-        config, lanes = self.config, self.recipe.lanes * self.recipe.width
+    def engine(
+        self, most: int | None, max_rows: int, max_batch_tokens: int | None, whole: bool = False
+    ) -> Engine:
         return Engine(
-            self.model, self.cache, slots=lanes * sum(sizes),
-            most=None if self.sampler.length is None else 1 << 62, max_rows=config.max_rows,
-            max_batch_tokens=config.max_batch_tokens, cuda_graphs=config.cuda_graphs,
-            compile=config.compile,
+            self.model, self.cache, slots=most if whole else None, most=most, max_rows=max_rows,
+            max_batch_tokens=max_batch_tokens, cuda_graphs=self.config.cuda_graphs,
+            compile=self.config.compile,
         )  # fmt: skip
+
+    def request(self, order: Order) -> Request:
+        arguments, default = order.arguments, self.config.length
+        open_ = order.text is None and order.config is None and not arguments.keys() & FORMATS
+        if default is not None and open_:
+            arguments = {"length": default, **arguments}
+        how = Preparation.of(
+            self.model, self.named if order.sampler is None else order.sampler, self.cache,
+            order.config, arguments, order.text is not None,
+        )  # fmt: skip
+        if order.text is not None:
+            ids, holes = encode_holes(self.model, order.text)
+            return how.text(ids, holes, order.prompt, order.trace, order.repetition)
+        (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
+        return request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,41 +309,12 @@ class Order:
     config: GenerationConfig | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, how: RequestMaker) -> Request:
-        """The request for an answer to the prompt."""
-        (request,) = how.prompts([self.prompt], self.chat, [self.repetition], 1, self.trace)
-        return request
-
-
-@dataclass(frozen=True)
-class Diffusion:
-    """How a session makes requests of a diffusion model."""
-
-    model: DiffusionModel
-    cache: Cache
-    sampler: SamplerLike
-    length: str | None = None
-    cuda_graphs: bool = False
-    compile: bool = False
-
-    def engine(self, **limits: Any) -> Engine:
-        """An engine that grows up to its ``limits``."""
-        graphs = self.cuda_graphs
-        return Engine(self.model, self.cache, cuda_graphs=graphs, compile=self.compile, **limits)
-
-    def request(self, order: Order) -> Request:
-        """What ``order`` describes; raises what is wrong with it."""
-        arguments = order.arguments
-        if self.length is not None and order.text is None and order.config is None:
-            arguments = {"length": self.length, **arguments}
-        how = Preparation.of(
-            self.model, self.sampler if order.sampler is None else order.sampler, self.cache,
-            order.config, arguments, order.text is not None,
-        )  # fmt: skip
-        if order.text is None:
-            return order.of(how)
-        ids, holes = encode_holes(self.model, order.text)
-        return how.text(ids, holes, order.prompt, order.trace, order.repetition)
+    @classmethod
+    def of(cls, prompt: Any, text: Any, how: Mapping[str, Any]) -> Order:
+        """What is no field of an order in ``how`` becomes an argument."""
+        own = {name: how[name] for name in ORDERED if name in how}
+        rest = {name: value for name, value in how.items() if name not in ORDERED}
+        return cls(prompt=prompt, text=text, arguments=rest, **own)
 
 
 def given_of(config: GenerationConfig | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,6 +326,17 @@ def given_of(config: GenerationConfig | None, arguments: Mapping[str, Any]) -> d
     plain = GenerationConfig()
     own = {k: v for k, v in vars(config).items() if v != getattr(plain, k)}
     return {**own, **arguments}
+
+
+def format_for(
+    model: DiffusionModel, config: GenerationConfig, holes: bool = False
+) -> Format | None:
+    """Which texts may be written; None where any may."""
+    if config.regex is not None:
+        return format_of(model, regex_pattern(config.regex), ends=not holes)
+    if config.choice is not None:
+        return format_of(model, choice_pattern(config.choice), ends=not holes)
+    return None
 
 
 def _compose(

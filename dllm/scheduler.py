@@ -82,7 +82,9 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether anybody waits for a place, or could take a step."""
-        return bool(self.waiting) or any(map(self.engine.ready, self.running))
+        return bool(self.waiting) or any(
+            self.engine.takes_room(row) or self.engine.ready(row) for row in self.running
+        )
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""

@@ -11,7 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -20,64 +21,71 @@ from .errors import ConfigError, OutOfMemoryError
 from .memory import is_out_of_memory
 
 
-class Row(Protocol):
-    """A text at work.  ``number``: rows are counted as they join; ``seconds``: time of the steps
-    between its admission and its end; ``restarts``: how many times it gave its memory back and
-    began again; ``alone``: it shares its forwards with no other row, because one that it shared
-    failed; ``held``: it stays when it is finished, until `Work.drop`."""
+@dataclass(slots=True, eq=False)
+class Row:
+    """A text at work, as its recipe says.
+
+    ``held``: it stays when it is finished, until `Work.drop`.  ``number``: rows are counted as they
+    join.  ``seconds``: time of the steps between its admission and its end.  ``restarts``: how many
+    times it gave its memory back and began again.  ``alone``: it shares its forwards with no other
+    row, because one that it shared failed.
+    """
 
     canvas: Canvas
-    number: int
-    seconds: float
-    restarts: int
-    alone: bool
-    held: bool
-    error: BaseException | None
+    recipe: Any
+    held: bool = field(default=False, kw_only=True)
+    number: int = field(default=0, kw_only=True)
+    seconds: float = field(default=0.0, kw_only=True)
+    restarts: int = field(default=0, kw_only=True)
+    alone: bool = field(default=False, kw_only=True)
+    error: BaseException | None = field(default=None, kw_only=True)
 
     @property
     def size(self) -> int:
         """Positions of keys and values that it owns, or needs."""
+        raise NotImplementedError
 
     @property
     def planned(self) -> bool:
         """Whether its next step is planned and has not run yet."""
+        raise NotImplementedError
 
     @property
     def cost(self) -> int:
         """Token positions that its planned step feeds to the model."""
+        raise NotImplementedError
 
     @property
     def refreshes(self) -> bool:
         """Whether its planned step computes its whole text."""
+        raise NotImplementedError
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Rows that are next to one another in this order are cheap to attend to together."""
+        """Neighbours in this order are cheap to attend to together."""
+        return (self.number,)
 
     def restart(self) -> None:
         """Forget everything since the admission."""
+        raise NotImplementedError
 
 
-class Step(Protocol):
-    """What one step did to one row; ``positions`` were computed for it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one step did to one row.  ``decision``: what was committed and taken back, a
+    `samplers.Decision`; ``positions`` were computed for it; ``accepted`` of the committed tokens a
+    drafter had proposed."""
 
-    @property
-    def row(self) -> Any: ...
-    @property
-    def canvas(self) -> Canvas: ...
-    @property
-    def decision(self) -> Any:
-        """`samplers.Decision`: what was committed and what was taken back."""
+    row: Any
+    canvas: Canvas
+    decision: Any
+    positions: int = 0
+    accepted: int = 0
 
-    @property
-    def positions(self) -> int: ...
     @property
     def proposals(self) -> dict[int, int]:
         """Position -> token that was proposed there, committed or not."""
-
-    @property
-    def accepted(self) -> int:
-        """Committed tokens that somebody else than the model had drafted."""
+        return {}
 
 
 T = TypeVar("T")
@@ -149,7 +157,7 @@ class Work(Generic[R, S]):
         """Raise what is wrong with a recipe, for this engine and its model."""
 
     def ready(self, row: R) -> bool:
-        """Whether the row can take a step; else it waits for something from outside."""
+        """Whether the row can take a step now."""
         return True
 
     def takes_room(self, row: R) -> bool:
@@ -220,7 +228,7 @@ class Work(Generic[R, S]):
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            if any(map(self.ready, self.live)):
+            if any(map(self.takes_room, self.live)):
                 return False
             raise OutOfMemoryError(
                 f"out of memory for the keys and values of {row.size} positions; shorten "
@@ -287,7 +295,7 @@ class Work(Generic[R, S]):
             began = time.perf_counter()
             steps: list[S] = []
             planned = self.plan(rows)
-            present = [row for row in self.live if self.ready(row)]
+            present = [row for row in self.live if row.planned or self.takes_room(row)]
             for chunk in self._chunks(planned):
                 self._run(chunk, steps)
             elapsed = time.perf_counter() - began

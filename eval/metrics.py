@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import optimize, stats
 
 from ..errors import ConfigError
 
-Z95 = 1.959963984540054
+LEVEL = 0.95
+Z95 = float(stats.norm.ppf((1 + LEVEL) / 2))
 DROP = 5.0  # points of accuracy below the slowest setting at which a setting no longer counts
 ALPHA = 3.0
 
@@ -21,14 +23,12 @@ Draws = npt.NDArray[np.float64]  # a figure of every bootstrap sample
 Point = tuple[float, float]  # tokens per forward, accuracy in percent
 
 
-def wilson(right: float, n: int, z: float = Z95) -> tuple[float, float]:
+def wilson(right: int, n: int, level: float = LEVEL) -> tuple[float, float]:
     """Wilson score interval of a share (Wilson 1927): ``right`` of ``n``, as shares in [0, 1]."""
     if n < 1:
         raise ConfigError("an interval needs at least one example")
-    share, spread = right / n, z * z / n
-    middle = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    result = stats.binomtest(int(right), n).proportion_ci(level, method="wilson")
+    return float(result.low), float(result.high)
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,8 @@ def paired(a: Sequence[bool], b: Sequence[bool], z: float = Z95) -> Paired:
 
 def _mcnemar(only_a: int, only_b: int) -> float:
     """Chance of a split at least this uneven among the examples on which they differ."""
-    n, fewer = only_a + only_b, min(only_a, only_b)
-    tail: float = sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n  # of integers: any n
-    return min(1.0, 2 * tail)
+    n = only_a + only_b
+    return float(stats.binomtest(only_a, n).pvalue) if n else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -91,19 +90,10 @@ def _tango(only_a: int, only_b: int, n: int, z: float) -> tuple[float, float]:
         return gap / math.sqrt(variance)
 
     seen = (only_a - only_b) / n
-    return _cross(lambda d: score(d) - z, -1.0, seen), _cross(lambda d: score(d) + z, seen, 1.0)
-
-
-def _cross(f: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function passes zero, by bisection."""
-    if f(low) <= 0:
-        return low
-    if f(high) >= 0:
-        return high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if f(middle) > 0 else (low, middle)
-    return (low + high) / 2
+    # At the ends the score is infinite, or the interval ends there.
+    low = -1.0 if score(-1.0) <= z else optimize.bisect(lambda d: score(d) - z, -1.0, seen)
+    high = 1.0 if score(1.0) >= -z else optimize.bisect(lambda d: score(d) + z, seen, 1.0)
+    return float(low), float(high)
 
 
 def weight(accuracy: float, best: float, alpha: float = ALPHA) -> float:

@@ -153,8 +153,8 @@ def linear(
     return torch.cat([product(x, *both) for both in zip(parts, biases, strict=True)], -1)
 
 
-def product(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``x`` (..., d) with one of `Packed.parts`.
+def product(x: torch.Tensor, part: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    """``x`` (..., d) with one of `Packed.parts`, or of a `QuantisedLinear`.
 
     oneDNN prepares itself for every number of rows that it meets, and keeps that: half a megabyte
     and more for each, a gigabyte for a server whose steps all differ.  So only the numbers in
@@ -162,13 +162,15 @@ def product(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> t
     A lone row, which would be summed in another order, gets company that way.
     """
     flat = x.reshape(-1, x.shape[-1])
+    if not getattr(part, "rows_matter", True):
+        return _multiply(flat, part, bias).view(*x.shape[:-1], part.shape[0])
     if len(flat) <= SIZES[-1]:
         return _filled(flat, part, bias).view(*x.shape[:-1], part.shape[0])
     pieces = [_filled(piece, part, bias) for piece in torch.split(flat, SIZES[-1])]
     return torch.cat(pieces).view(*x.shape[:-1], part.shape[0])
 
 
-def _filled(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _filled(x: torch.Tensor, part: Any, bias: torch.Tensor | None) -> torch.Tensor:
     """At most `SIZES[-1]` rows."""
     rows = len(x)
     size = SIZES[bisect_left(SIZES, rows)]
@@ -177,6 +179,9 @@ def _filled(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> t
     return _multiply(x, part, bias)[:rows]
 
 
-def _multiply(x: torch.Tensor, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _multiply(x: torch.Tensor, part: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    if not isinstance(part, torch.Tensor):
+        own: torch.Tensor = part.multiply(x)
+        return own if bias is None else own + bias
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, part, bias, "none", [], "")
     return result

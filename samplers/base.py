@@ -38,6 +38,9 @@ class Prediction:
     name -> (n, m) log-probabilities of the ids that the part `Part.asks` for.  ``attention``
     (L, L) float32, by position and not by target: what each of the L live positions attends to,
     mean over the heads of the layers that parts want `Part.maps` of; None if none do.
+    ``joint``: the row has a format, and the proposals at undecided positions are one completion in
+    it: any of them may be committed, but nothing in their place; ``logprob`` is then the marginal
+    among all such completions, and everything else what the model says without it.
     """
 
     positions: IntArray
@@ -52,6 +55,7 @@ class Prediction:
     top_logprob: FloatArray | None = None
     asked: Mapping[str, FloatArray] = field(default_factory=dict)
     attention: FloatArray | None = None
+    joint: bool = False
 
     def take(self, keep: BoolArray | IntArray) -> Prediction:
         """The same for a subset of the positions."""
@@ -66,7 +70,7 @@ class Prediction:
             self.positions[keep], self.token[keep], self.logprob[keep], pick(self.margin),
             pick(self.gap), pick(self.entropy), pick(self.max_logprob), pick(self.kl),
             pick(self.top_token), pick(self.top_logprob),
-            {name: array[keep] for name, array in self.asked.items()}, self.attention,
+            {name: array[keep] for name, array in self.asked.items()}, self.attention, self.joint,
         )  # fmt: skip
 
     def of_window(self, canvas: Canvas) -> Prediction:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, Edit, FloatArray, IntArray
-from ..capabilities import FRESH_LOGITS, PROBABILITY
+from ..capabilities import CONSTRAINED, FRESH_LOGITS, PROBABILITY
 from ..errors import ConfigError, UnknownNameError
 from .base import NO_SCORES, NOTHING, Part, Selector, View
 from .compose import register
@@ -76,6 +76,7 @@ class R2(Selector):
     needs = frozenset({PROBABILITY, FRESH_LOGITS})
     statistics = frozenset({"max_logprob", "top_token"})
     extends = True
+    offers = frozenset({CONSTRAINED})
 
     confidence_cluster_size: int | None = 3
     spatial_threshold: float = 0.8
@@ -106,7 +107,7 @@ class R2(Selector):
     def proposals(self, view: View, chosen: BoolArray) -> tuple[IntArray, FloatArray]:
         """Neighbourhoods are committed as proposed, runs and streaks as the clean argmax."""
         p = view.prediction
-        if p.top_token is None or p.max_logprob is None:  # it was proposed
+        if p.joint or p.top_token is None or p.max_logprob is None:  # it was proposed
             return p.token, p.logprob
         if not np.count_nonzero(chosen & (p.token != p.top_token[:, 0])):
             return p.token, p.logprob
@@ -119,6 +120,8 @@ class R2(Selector):
     def select(self, view: View) -> BoolArray:
         prediction = view.prediction
         likeliest, clean = prediction.top_token, prediction.max_logprob
+        if prediction.joint:
+            likeliest = clean = None
         token = prediction.token if likeliest is None else likeliest[:, 0]
         p = np.exp(prediction.logprob if clean is None else clean)
         chosen = np.zeros(len(token), np.bool_)

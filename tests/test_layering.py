@@ -32,15 +32,16 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "cache": POLICY,
     "kernels": ({"errors"}, {"numpy", "torch", "triton"}),
     "models": (
-        {"errors", "registry", "kernels"},
+        {"errors", "registry", "spec", "kernels"},
         {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"}
-        | {"einops"},
+        | {"einops", "peft"},  # peft where an adapter is met, and only there
     ),
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),
     "work": ({"errors", "canvas", "memory"}, {"torch"}),
+    "formats": ({"errors", "canvas", "kernels"}, {"numpy", "outlines_core"}),
     "engine": (
-        GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config", "work"},
+        GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config", "work", "formats"},
         {"numpy", "torch", "transformers", "einops"},
     ),
     "trace": ({"canvas", "engine", "errors"}, set()),

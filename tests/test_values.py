@@ -67,6 +67,16 @@ WRONG: list[tuple[str, Any, str]] = [
     ("constraints", {0: ""}, "not 0 to ''"),
     ("constraints", {0: -1}, "not 0 to -1"),
     ("constraints", {-1: 5}, "not -1 to 5"),
+    ("regex", 5, "an expression as a text"),
+    ("regex", "\ud800", "not valid Unicode"),
+    ("choice", "yes", "a list of texts"),
+    ("choice", [], "a list of texts"),
+    ("choice", ["a", 5], "not one with 5"),
+    ("json_schema", [1], "a pydantic class, a dictionary, or a file"),
+    ("json_schema", {1: 2}, "a pydantic class, a dictionary, or a file"),
+    ("json_schema", int, "a pydantic class, a dictionary, or a file"),
+    ("json_schema", "\ud800", "not valid Unicode"),
+    ("confidence", "mar", "'model' or left out"),
     ("constraints", {0: "a", 7: "\ud800"}, "constraints[7] is not valid Unicode"),
 ]
 
@@ -115,6 +125,7 @@ def test_every_number_of_a_config_has_its_range() -> None:
     assert plain == {
         "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
         "length",
+        "regex", "choice", "json_schema", "confidence",
     }  # fmt: skip
 
 
@@ -123,7 +134,7 @@ def test_editors_know_the_arguments() -> None:
     config, arguments = get_type_hints(GenerationConfig), get_type_hints(GenerationArguments)
     assert list(arguments) == list(config) == [field.name for field in fields(GenerationConfig)]
     assert GenerationArguments.__total__ is False
-    wider = {"stop_strings"}
+    wider = {"stop_strings", "choice"}
     assert {n for n in config if config[n] != arguments[n]} == wider
 
 

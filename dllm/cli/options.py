@@ -67,6 +67,10 @@ class Loaded:
         option("--device", panel=MODEL, text="Default cuda where there is one, else cpu."),
     ] = "auto"
 
+    quantization: Annotated[
+        str | None,
+        option("--quantization", panel=MODEL, text="Weights in int8 or int4, on a CPU."),
+    ] = None
     tokenizer: Annotated[
         str | None,
         option(
@@ -81,7 +85,15 @@ class Loaded:
         with waiting(f"loading {self.model}"):
             from ..models import load
 
-            return load(self.model, dtype=self.dtype, device=self.device, tokenizer=self.tokenizer)
+            return load(
+                self.model, dtype=self.dtype, device=self.where, tokenizer=self.tokenizer,
+                quantization=self.quantization,
+            )  # fmt: skip
+
+    @property
+    def where(self) -> str:
+        """The device; weights of few bits are for a CPU."""
+        return "cpu" if self.quantization and self.device == "auto" else self.device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from .output import MEASURED, note, versions, waiting
 
 if TYPE_CHECKING:
     from ..drafting import SpeculativeResult
-    from .generate import Answers
+    from .generate_options import Answers
 
 UNUSED = ("steps", "block_length", "cfg_scale", "eos_policy",
           "max_batch_tokens", "top_candidates")  # fmt: skip

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from ..canvas import Canvas
 from ..errors import ConfigError
 from ..models import DiffusionModel
-from ..work import Work
+from ..work import Step, Work
 from .base import EMPTY, Budget, Draft, Drafter
-from .rows import Forward, Round, SpeculativeRecipe, SpeculativeRow
+from .rows import Forward, SpeculativeRecipe, SpeculativeRow
 from .verifiers.packed import open_verifier
 
 MOST_TOKENS = 4096  # of a forward: prompts of long texts that join together are read in several
@@ -25,7 +25,7 @@ MOST_TOKENS = 4096  # of a forward: prompts of long texts that join together are
 T = TypeVar("T")
 
 
-class SpeculativeEngine(Work[SpeculativeRow, Round]):
+class SpeculativeEngine(Work[SpeculativeRow, Step]):
     """Writes autoregressive texts, each as its `SpeculativeRecipe` says.
 
     ``taps``: layers of the verifier that drafters want to see.  ``exact``: see `Verifier`.
@@ -86,7 +86,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Round]):
         """Take a text in; None when there is no room for it now."""
         with self._lock:
             self.must_fit(recipe, len(canvas.tokens))
-            row = SpeculativeRow(canvas, recipe, canvas.fork(), held)
+            row = SpeculativeRow(canvas, recipe, canvas.fork(), held=held)
             return row if self._join(row) else None
 
     def _allot(self, row: SpeculativeRow) -> bool:
@@ -156,7 +156,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Round]):
         forward = Forward(seconds, sum(row.cost for row in rows), len(rows))
         return ((one, forward) for one in scored)
 
-    def _settle(self, row: SpeculativeRow, answer: Any) -> Round:
+    def _settle(self, row: SpeculativeRow, answer: Any) -> Step:
         scored, forward = answer
         step = row.settle(scored, forward)
         forward.settled += 1

@@ -11,9 +11,12 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..config import GenerationConfig
+from ..formats import Format
 from ..models import DiffusionModel
 from ..samplers import NOTHING, Decision
+from ..work import Row, Step
 from .accept.defaults import own_processors
+from .accept.formats import FormatProcessor
 from .accept.rows import KeyedNoise, LogitsProcessor, Rows, Sampling
 from .base import (
     EMPTY,
@@ -38,6 +41,7 @@ class SpeculativeRecipe:
     ``drafter``: None decodes plainly.  ``stop_ids`` end the text.  ``own_defaults``: whether the
     processors of the checkpoint's ``generation_config`` act, before ``processors``.
     ``after_step``: called with the text's canvas after each round, and may finish it.
+    ``format``: which texts may be written.
     """
 
     config: GenerationConfig
@@ -49,6 +53,7 @@ class SpeculativeRecipe:
     processors: tuple[LogitsProcessor, ...] = ()
     own_defaults: bool = True
     after_step: Callable[[Canvas], None] | None = None
+    format: Format | None = None
 
     lanes: ClassVar[int] = 1
     width: ClassVar[int] = 1
@@ -65,26 +70,12 @@ class SpeculativeRecipe:
         if self.own_defaults:
             given = () if penalty is None else ("repetition_penalty",)
             processors = (*own_processors(model, prompt, limit, given), *processors)
+        if self.format is not None:  # last: nothing is to bring back what it takes
+            processors = (*processors, FormatProcessor(self.format, len(prompt), limit))
         return Sampling(
             config.temperature, config.top_p, config.top_k, 1.0 if penalty is None else penalty,
             processors, self.stop_ids, len(prompt) + config.min_new_tokens,
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one round did to one text: a step, whose ``positions`` were fed to the verifier."""
-
-    row: SpeculativeRow
-    canvas: Canvas
-    decision: Decision
-    positions: int
-    accepted: int
-
-    @property
-    def proposals(self) -> dict[int, int]:
-        """What was drafted and not committed is gone."""
-        return {}
 
 
 @dataclass(slots=True)
@@ -100,20 +91,13 @@ class Forward:
 
 
 @dataclass(eq=False)
-class SpeculativeRow:
+class SpeculativeRow(Row):
     """A text at work.  ``fresh`` is its canvas as it was admitted; ``text`` what the verifier keeps
     of it; ``draft`` the planned round, None before; ``draft_seconds`` its share of the drafter's
     time, None where the drafter was not asked."""
 
-    canvas: Canvas
     recipe: SpeculativeRecipe
     fresh: Canvas
-    held: bool = False
-    number: int = 0
-    seconds: float = 0.0
-    restarts: int = 0
-    alone: bool = False
-    error: BaseException | None = None
     draft: Draft | None = None
     draft_seconds: float | None = None
     rounds: list[RoundStats] = field(default_factory=list)
@@ -139,10 +123,6 @@ class SpeculativeRow:
     @property
     def refreshes(self) -> bool:
         return not self.rounds
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        return (self.number,)
 
     @property
     def length(self) -> int:
@@ -205,16 +185,18 @@ class SpeculativeRow:
     def plan(self, draft: Draft) -> None:
         """Have ``draft`` verified in the next round."""
         if len(draft):
-            self.recipe.rule.check(draft.distribution, not draft.is_chain)
+            self.recipe.rule.check(draft.distribution, not draft.proposed.is_chain)
             draft = draft.cut(len(self.canvas.tokens) - self.length - 1)
         self.draft = draft if len(draft) else EMPTY
 
-    def settle(self, scored: Scored, forward: Forward) -> Round:
+    def settle(self, scored: Scored, forward: Forward) -> Step:
         """Commit of the draft what the rule accepts, and one token more."""
         began = time.perf_counter()
-        draft, prefix, fed, canvas = self.draft, self.prefix, self.cost, self.canvas
-        assert draft is not None
-        rows = Rows(scored.logits, draft, prefix, self.sampling, self.noise, len(self.rounds))
+        whole, prefix, fed, canvas = self.draft, self.prefix, self.cost, self.canvas
+        assert whole is not None
+        draft = whole.proposed
+        logits = scored.logits[: len(draft) + 1]
+        rows = Rows(logits, draft, prefix, self.sampling, self.noise, len(self.rounds))
         outcome = self.recipe.rule.judge(rows, draft)
         judged = time.perf_counter()
         emitted = self._cut([*draft.tokens[outcome.path].tolist(), outcome.extra])
@@ -226,9 +208,9 @@ class SpeculativeRow:
         at = np.arange(len(prefix), len(prefix) + len(emitted))
         decision = Decision(at, NOTHING, tokens=canvas.tokens[at], logprobs=canvas.logprob[at])
         path, extra = self._accepted(draft, outcome, len(emitted))
-        self.verifier.commit(self.text, draft, path, emitted)
-        ids = np.concatenate([prefix[-1:], draft.tokens])
-        feedback = Feedback(draft, path, emitted, ids, scored.logits, scored.hidden)
+        self.verifier.commit(self.text, whole, path, emitted)
+        ids = np.concatenate([prefix[-1:], whole.tokens])
+        feedback = Feedback(whole, path, emitted, ids, scored.logits, scored.hidden)
         if self.drafting is not None:
             self.drafting.observe(feedback)
         stats = RoundStats(
@@ -245,7 +227,7 @@ class SpeculativeRow:
         self.rounds.append(stats)
         self.controller.update(stats, feedback)
         self.draft, self.draft_seconds = None, None
-        return Round(self, canvas, decision, fed, len(path))
+        return Step(row=self, canvas=canvas, decision=decision, positions=fed, accepted=len(path))
 
     def _cut(self, emitted: list[int]) -> list[int]:
         """What fits, up to the first stop id."""

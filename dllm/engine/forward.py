@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ import torch
 from ..cache import Cache
 from ..canvas import FloatArray, IntArray
 from ..errors import NumericError
+from ..formats.format import complete
 from ..kernels.divergence import divergence, log_probabilities
-from ..kernels.statistics import TokenStatistics, logprobs_of, to_host, token_statistics
+from ..kernels.statistics import COLDEST, TokenStatistics, logprobs_of, to_host, token_statistics
 from ..models import DiffusionModel
 from ..models.linears import check_linears
 from ..samplers import Prediction
@@ -225,6 +226,7 @@ class Forward:
             noise_keys=noise_keys(jobs).to(hidden.device) if options.temperature else None,
             top=options.top,
             needs=options.needs,
+            classes=options.classes,
         )
 
     def _clean(
@@ -259,13 +261,39 @@ def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericE
             "dtype='float32' may help"
         )
     if not job.shadow.size:
-        return _prediction(job.targets, numbers), None
+        own = _own(job, numbers)
+        return own if isinstance(own, NumericError) else (own, None)
     count = len(job.targets)
     shared = {name: numbers[name] for name in SHARED if name in numbers}
     mine = {**numbers, **{name: array[:count] for name, array in shared.items()}}
     others = {name: array[count:] for name, array in shared.items()}
     others["asked.stands"] = numbers["stands"]
-    return _prediction(job.targets, mine), _prediction(job.shadow, others)
+    own = _own(job, mine)
+    return own if isinstance(own, NumericError) else (own, _prediction(job.shadow, others))
+
+
+def _own(job: Job, numbers: Mapping[str, Any]) -> Prediction | NumericError:
+    """What is predicted of the targets: one joint completion where the text has a format."""
+    prediction = _prediction(job.targets, numbers)
+    form, config = job.row.recipe.format, job.row.recipe.config
+    if form is None:
+        return prediction
+    draws = config.temperature >= COLDEST
+    best, whole = numbers["class_token_logprob"], numbers["class_logprob"]
+    weight = numbers.get("class_weight", whole) if draws else best
+    confident = config.confidence != "model"
+    found = complete(form, job.canvas, job.targets, weight, whole, draws, confident)
+    if found is None:
+        return NumericError(
+            "no text of the format is possible any more: probabilities are 0 or not finite"
+        )
+    token, logprob = prediction.token.copy(), prediction.logprob.copy()
+    for at, classes, sure in found:
+        token[at] = numbers["class_token"][at, classes]
+        logprob[at] = best[at, classes]
+        if confident:
+            logprob[at] += sure - whole[at, classes]
+    return replace(prediction, token=token, logprob=logprob, joint=True)
 
 
 def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:

@@ -10,6 +10,7 @@ from ..cache import Cache
 from ..canvas import Canvas
 from ..capabilities import (
     BLOCK_CAUSAL,
+    CONSTRAINED,
     DECIDED_FIRST,
     FIXED_WINDOW,
     OWN_PREDICTIONS,
@@ -21,8 +22,11 @@ from ..capabilities import (
 )
 from ..config import GenerationConfig
 from ..errors import ConfigError
+from ..formats.format import Format
+from ..kernels.statistics import TokenClasses
 from ..models import DiffusionModel, Facts
 from ..samplers import Sampler
+from ..samplers.base import Selector, Transform
 from ..samplers.compose import check_needs
 
 
@@ -34,13 +38,14 @@ class Recipe:
     text; what it says about the engine (``max_rows``, ``max_batch_tokens``, ``cuda_graphs``,
     ``compile``) is not read here.  ``ban_stops`` keeps stop ids from being proposed at all, e.g.
     when filling holes in a text.  ``after_step`` is called with the row's canvas after each of its
-    steps and may finish it.
+    steps and may finish it.  ``format``: which texts may be written.
     """
 
     sampler: Sampler
     config: GenerationConfig = field(default_factory=GenerationConfig)
     ban_stops: bool = False
     after_step: Callable[[Canvas], None] | None = None
+    format: Format | None = None
 
     @property
     def lanes(self) -> int:
@@ -62,7 +67,8 @@ class Recipe:
 class Options:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only where the
-    text is too short.  ``maps``: the layers whose attention is wanted."""
+    text is too short.  ``maps``: the layers whose attention is wanted.  ``classes``: those of the
+    row's format."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -72,6 +78,7 @@ class Options:
     top: int
     needs: frozenset[str]
     maps: tuple[int, ...] = ()
+    classes: TokenClasses | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, model: DiffusionModel) -> Options:
@@ -82,6 +89,7 @@ class Options:
             *_bans(recipe, model), config.temperature, config.top_p, config.top_k,
             max(config.top_candidates, clean_top), sampler.statistics,
             sampler.maps(model.hf.config.num_hidden_layers),
+            None if recipe.format is None else recipe.format.automaton.classes,
         )  # fmt: skip
 
 
@@ -131,6 +139,20 @@ def check_pair(sampler: Sampler, cache: Cache) -> None:
     check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)
 
 
+def check_format(sampler: Sampler) -> None:
+    """Refuse parts that put proposals of their own in place of a joint completion, unless they say
+    that they respect one."""
+    for part in sampler.parts:
+        rewrites = isinstance(part, Transform) or (
+            isinstance(part, Selector) and type(part).proposals is not Selector.proposals
+        )
+        if rewrites and CONSTRAINED not in part.offers:
+            raise ConfigError(
+                f"{part.name} proposes tokens of its own, which may leave the format: use a "
+                "sampler without it, or no format"
+            )
+
+
 def check_recipe(recipe: Recipe, cache: Cache, model: DiffusionModel) -> None:
     """Refuse parts that cannot work with the cache, the model or the request."""
     sampler, config = recipe.sampler, recipe.config
@@ -143,6 +165,8 @@ def check_recipe(recipe: Recipe, cache: Cache, model: DiffusionModel) -> None:
     if model.facts.mask_kind == "decided_first":
         check_needs([Setting(model.name, REORDERING)], "a cache", f"cache={cache.name!r}",
                     cache.offers)  # fmt: skip
+    if recipe.format is not None:
+        check_format(sampler)
     shadows = sampler.reviser is not None and SHADOW in sampler.reviser.needs
     if shadows and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.reviser} cannot be guided: use cfg_scale=0")

@@ -10,40 +10,33 @@ import torch
 
 from ..cache import Cache, Plan, Slots
 from ..canvas import Canvas, Edit, IntArray
-from ..samplers import NOTHING, Decision, Prediction, Trial
+from ..samplers import NOTHING, Prediction, Trial
+from ..work import Row as AnyRow
+from ..work import Step as AnyStep
 from .recipe import Options, Recipe
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class Row(AnyRow):
     """A canvas in the engine: how it is decoded, the freshness of its slots, where they lie, the
     branches its next forward feeds, and what is kept of its last distributions.
 
     A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
     their own, which hold the same keys and values between steps.  Each lane owns ``capacity``
     slots, one after the other from ``base`` on.  ``jobs`` is the planned step that has not run
-    yet.  ``fresh`` is the canvas as it was admitted: a row that had to give its memory back
-    starts again from it (``restarts`` times so far).  ``alone``: it shares its forwards with no
-    other row, because one that it shared failed.  ``held``: stays in the engine when it is
-    finished.  ``seconds``: time of the steps between its admission and its end.
+    yet.  ``fresh`` is the canvas as it was admitted, from which a row that gave its memory back
+    starts again.
     """
 
-    canvas: Canvas
     recipe: Recipe
     options: Options
     slots: Slots
     fresh: Canvas
     base: int | None = None
     capacity: int = 0
-    number: int = 0
     trials: tuple[Trial, ...] = ()
     previous: tuple[IntArray, torch.Tensor] | None = None
     jobs: list[Job] = field(default_factory=list)
-    restarts: int = 0
-    alone: bool = False
-    held: bool = False
-    seconds: float = 0.0
-    error: BaseException | None = None
 
     @property
     def lanes(self) -> int:
@@ -168,20 +161,14 @@ class Job:
         return self.row.lane(self.lane + lane)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step did to one row; ``positions`` were computed for it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(AnyStep):
+    """What one step did to one row: its plan, and what the model predicted."""
 
-    row: Row
-    canvas: Canvas
     plan: Plan
     prediction: Prediction
-    decision: Decision
-    positions: int = 0
-    accepted: int = 0  # nobody else drafts
 
     @property
     def proposals(self) -> dict[int, int]:
-        """Position -> proposed token."""
         p = self.prediction
         return dict(zip(p.positions.tolist(), p.token.tolist(), strict=True))

@@ -120,7 +120,9 @@ def settle(
         row.slots = row.slots.fresh(canvas.length)
     else:
         complete(canvas)
-    return Step(row, canvas, plan, prediction, decision, cost)
+    return Step(
+        row=row, canvas=canvas, decision=decision, positions=cost, plan=plan, prediction=prediction
+    )
 
 
 def _choose(row: Row, predictions: list[Prediction]) -> int:

@@ -17,6 +17,7 @@ from .family import Family, get_family
 from .fields import own_section
 from .linears import pack_linears
 from .model import DiffusionModel
+from .quantisation import quantise
 from .reading import families_on
 from .rotary import rotate_in_cache
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
@@ -24,7 +25,7 @@ from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 
 def adopt(
     hf: PreTrainedModel, named: str | None, tokenizer: TokenizerSource, given: Mapping[str, Any],
-    attn_implementation: str | None, *, dtype: str | torch.dtype = "auto",
+    attn_implementation: str | None, how: Any = None, *, dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
 ) -> DiffusionModel:  # fmt: skip
     """See `load`: the case of a model that is loaded already.  It is changed in place."""
@@ -43,6 +44,8 @@ def adopt(
         hf.to(dtype=dtype)  # type: ignore[call-arg]
     if device is not None:
         hf.to(device=device)  # type: ignore[call-arg]
+    if how is not None:
+        quantise(hf, how)
     prepare(hf, family, attn_implementation, facts.block_length)
     name = Path(getattr(hf.config, "name_or_path", "")).name or type(hf).__name__
     official = own_section(raw).get("official_config") or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ConfigError
+from .adapters import attach
 from .adopt import adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint
 from .facts import SETTABLE, generation_defaults, read_facts
@@ -18,6 +20,7 @@ from .fields import own_section
 from .headers import read_headers
 from .model import DiffusionModel
 from .precision import auto_dtype
+from .quantisation import check_device, of_config, quantise, read
 from .quiet import quiet
 from .reading import family_of, native_config
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
@@ -28,9 +31,10 @@ Source = str | os.PathLike[str] | PreTrainedModel | DiffusionModel
 
 def load(
     model: Source, *, dtype: str | torch.dtype = "auto", device: str | torch.device | None = None,
-    device_map: Any = None, attn_implementation: str | None = None, quantization_config: Any = None,
+    device_map: Any = None, attn_implementation: str | None = None, quantization: Any = None,
+    quantization_config: Any = None,
     revision: str | None = None, family: str | None = None, tokenizer: TokenizerSource = None,
-    **options: Any,
+    adapter: str | os.PathLike[str] | None = None, merge_adapter: bool = False, **options: Any,
 ) -> DiffusionModel:  # fmt: skip
     """Load a diffusion language model, or an autoregressive one to verify with.
 
@@ -44,12 +48,17 @@ def load(
             or ``device_map`` as in transformers.
         attn_implementation: "sdpa", "eager", "flex_attention", "flash_attention_2" or "_3";
             default "sdpa", for autoregressive models what transformers chose for them.
+        quantization: "int8" or "int4", with settings as in "int4(group=32, embeddings=True)": the
+            weights of linear layers in so many bits, on a CPU (docs/models.md).
         quantization_config: a transformers quantisation config.
         revision: branch, tag or commit of a hub id.
         family: name of a `Family`, when the checkpoint does not say it: plain Llama or Qwen2
             weights that were trained for diffusion.
         tokenizer: a tokenizer, or a folder or hub id that holds one, instead of the model's own;
             missing special tokens and the chat template are added to it.
+        adapter: folder or hub id of a low-rank adapter in peft's format, e.g. one that `dllm train`
+            made; it is put on the network, with ``merge_adapter`` into its weights.  One that acts
+            on masks only makes a diffusion model of an autoregressive one.
         **options: facts that the checkpoint does not state (``mask_token_id=...``, see `Facts`),
             and options of ``from_pretrained`` such as ``max_memory``.
 
@@ -60,10 +69,20 @@ def load(
         ConfigError: arguments that are wrong or do not fit together.
         UnknownNameError: a misspelt family, option, attention implementation or bundled name.
     """
+    if adapter is not None:
+        base = load(
+            model, dtype=dtype, device=device, device_map=device_map, tokenizer=tokenizer,
+            attn_implementation=attn_implementation, quantization_config=quantization_config,
+            revision=revision, family=family, **options,
+        )  # fmt: skip
+        return with_adapter(base, adapter, merge_adapter)
+    if merge_adapter:
+        raise ConfigError("merge_adapter needs an adapter: pass adapter=FOLDER")
     if isinstance(model, DiffusionModel):
         given = {"device": device, "device_map": device_map, "revision": revision,
                  "attn_implementation": attn_implementation, "family": family, **options,
                  "quantization_config": quantization_config, "tokenizer": tokenizer,
+                 "quantization": quantization,
                  "dtype": None if dtype == "auto" else dtype}  # fmt: skip
         for name in (name for name, value in given.items() if value is not None):
             raise ConfigError(f"the model is loaded already, {name} has no effect: leave it out")
@@ -72,13 +91,21 @@ def load(
         raise ConfigError("remote code is never run; leave trust_remote_code out")
     wanted = resolve_dtype(dtype)
     device = resolve_device(device)
+    how = None if quantization is None else read(quantization)
+    if how is not None:
+        if quantization_config is not None or device_map is not None:
+            raise ConfigError(
+                "quantization= is for the whole model on a CPU: leave quantization_config and "
+                "device_map out"
+            )
+        check_device(device)
     given = {name: options.pop(name) for name in SETTABLE if options.get(name) is not None}
     options = {name: value for name, value in options.items() if name not in SETTABLE}
     with quiet():
         if not isinstance(model, PreTrainedModel):
             return _from_files(
                 open_checkpoint(model, revision), family, tokenizer, given, attn_implementation,
-                dtype=wanted, device=device, device_map=device_map,
+                how, dtype=wanted, device=device, device_map=device_map,
                 quantization_config=quantization_config, **options,
             )  # fmt: skip
         if options or quantization_config is not None or device_map is not None or revision:
@@ -87,8 +114,23 @@ def load(
                 "options of from_pretrained have no effect on it; leave them out"
             )
         return adopt(
-            model, family, tokenizer, given, attn_implementation, dtype=wanted, device=device
+            model, family, tokenizer, given, attn_implementation, how, dtype=wanted, device=device
         )
+
+
+def with_adapter(
+    base: DiffusionModel, adapter: str | os.PathLike[str], merge: bool = False
+) -> DiffusionModel:
+    """``base`` with an adapter on its network, which is changed in place; see `load`."""
+    facts = attach(base.hf, adapter, merge)
+    if not facts:
+        return base
+    if base.facts.mask_kind != "causal":
+        raise ConfigError(f"{base.name} is a diffusion model already: {adapter} is for another one")
+    given = {name: value for name, value in facts.items() if name in SETTABLE}
+    joined = adopt(base.hf, facts["family"], base.tokenizer, given, None)
+    defaults = {**joined.generation_defaults, **facts.get("generation", {})}
+    return replace(joined, name=base.name, generation_defaults=defaults)
 
 
 def resolve_device(device: str | torch.device | None) -> str | torch.device | None:
@@ -108,8 +150,8 @@ def resolve_device(device: str | torch.device | None) -> str | torch.device | No
 
 def _from_files(
     checkpoint: Checkpoint, named: str | None, tokenizer: TokenizerSource,
-    given: Mapping[str, Any], attn_implementation: str | None, *, dtype: str | torch.dtype,
-    **options: Any,
+    given: Mapping[str, Any], attn_implementation: str | None, how: Any, *,
+    dtype: str | torch.dtype, **options: Any,
 ) -> DiffusionModel:  # fmt: skip
     raw = checkpoint.config
     family = family_of(checkpoint, named, given)
@@ -121,10 +163,15 @@ def _from_files(
     )  # fmt: skip
     if resolved is not None:
         complete_tokenizer(resolved, family, facts.mask_token_id, facts.vocab_size)
+    stored = getattr(config, "quantization_config", None)
+    if how is not None and stored:
+        raise ConfigError(f"{checkpoint.name} is stored quantised: leave quantization out")
     folder = checkpoint.with_weights()
     if dtype == "auto":
         dtype = _auto_dtype(checkpoint, config, **options)
     hf = load_weights(folder, family, config, official=official, dtype=dtype, **options)
+    if how is not None:
+        quantise(hf, how)
     prepare(hf, family, attn_implementation, facts.block_length)
     return DiffusionModel(
         hf, resolved, family, facts, checkpoint.name,
@@ -141,8 +188,9 @@ def _auto_dtype(
     if checkpoint.bundled:
         return torch.float32  # stored in half precision to keep the package small
     on_cpu = device_map is None and torch.device(device or "cpu").type == "cpu"
-    quantised = quantization_config or getattr(config, "quantization_config", None)
-    if not on_cpu or quantised:
+    stored_in = getattr(config, "quantization_config", None)
+    foreign = stored_in is not None and of_config(stored_in) is None
+    if not on_cpu or quantization_config or foreign:
         return "auto"
     numbers = sum(prod(header.shape) for header in read_headers(checkpoint.folder).values())
     stored = checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype")

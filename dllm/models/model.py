@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .family import Facts, Family
+from .quantisation import of_config, parameters
 from .saving import save
 
 _DELIMITERS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, ...]] = WeakKeyDictionary()
@@ -90,10 +91,12 @@ class DiffusionModel:
         save(self, folder, layout, max_shard_size)
 
     def __repr__(self) -> str:
-        count = self.hf.num_parameters()
+        count = parameters(self.hf)
         size = next(
             (f"{count / n:.1f}{unit}" for n, unit in ((1e9, "B"), (1e6, "M")) if count >= n),
             f"{count / 1e3:.0f}K",
         )
         dtype = str(self.dtype).removeprefix("torch.")
+        how = of_config(getattr(self.hf.config, "quantization_config", None))
+        dtype = dtype if how is None else f"int{how.bits} and {dtype}"
         return f"<{self.name}: {self.family.name}, {size} parameters, {dtype} on {self.device}>"

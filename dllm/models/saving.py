@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ConfigError, UnknownNameError
 from .family import Facts, Family
+from .quantisation import of_config
 
 IDS = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
 LAYOUTS = ("native", "official")
@@ -71,10 +72,11 @@ def save(
 
 def _weights(model: Model) -> dict[str, torch.Tensor]:
     hf: Any = model.hf
-    if getattr(hf, "hf_quantizer", None) is not None:
+    stored = getattr(hf.config, "quantization_config", None)
+    if getattr(hf, "hf_quantizer", None) is not None and of_config(stored) is None:
         raise ConfigError(
-            "a quantised model cannot be written back exactly; load it without "
-            "quantization_config and save that"
+            "a model that transformers quantised cannot be written back exactly; load it with "
+            "quantization= instead, or without, and save that"
         )
     weights: dict[str, torch.Tensor] = hf.state_dict()
     if any(value.is_meta for value in weights.values()):
@@ -113,7 +115,9 @@ def _official_config(model: Model) -> dict[str, Any]:
     ids = {name: getattr(model.facts, name) for name in IDS}
     changed = {name: value for name, value in ids.items() if value != _first(original.get(name))}
     spelling = next((name for name in DTYPE_NAMES if name in original), DTYPE_NAMES[0])
-    return original | current | changed | {spelling: _dtype(model)}
+    stored: Any = getattr(model.hf.config, "quantization_config", None)
+    rounded = {"quantization_config": stored.to_dict()} if of_config(stored) else {}
+    return original | current | changed | rounded | {spelling: _dtype(model)}
 
 
 def _first(value: Any) -> Any:

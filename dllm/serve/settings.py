@@ -27,7 +27,8 @@ class Settings:
     seconds that running requests get after SIGTERM. ``max_body``: bytes of a request;
     ``max_prompt_tokens``: of a prompt, None for what the context leaves. ``api_key``: what
     ``/v1`` asks for; None for nothing. ``metrics_names``: "dllm", or "vllm" for vLLM's names.
-    ``page``: whether there is a page at ``/``.
+    ``page``: whether there is a page at ``/``.  ``tool_parser``: how the model writes calls of
+    tools (`dllm.serve.tools`); None: as its chat template says.
     """
 
     name: str | None = None
@@ -49,6 +50,7 @@ class Settings:
     api_key: str | None = None
     metrics_names: str = "dllm"
     page: bool = True
+    tool_parser: str | None = None
     write_patience: float = WRITE_PATIENCE
 
     def session(self, cache: str) -> dict[str, Any]:

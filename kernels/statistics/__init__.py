@@ -25,12 +25,15 @@ from . import naive as _naive
 from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
+from .classes import TokenClasses
 from .heads import Head, Share, split_linear
 from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check, to_host
 
 __all__ = [
+    "COLDEST",
     "Head",
     "Share",
+    "TokenClasses",
     "TokenStatistics",
     "logits_statistics",
     "logprobs_of",
@@ -70,6 +73,7 @@ def token_statistics(
     top: int = 0,
     select: _torch.Tensor | None = None,
     needs: Iterable[str] | None = None,
+    classes: TokenClasses | None = None,
     vocab_size: int | None = None,
     backend: str = "auto",
 ) -> TokenStatistics:
@@ -97,7 +101,8 @@ def token_statistics(
     ``top``: how many of the most likely tokens to list; at most the vocabulary.  ``select`` (R,)
     int64: ids whose log-probability is wanted; an id beyond the vocabulary has -inf.  ``needs``:
     which of margin, gap, entropy, max_logprob to compute (default: all; other names are ignored);
-    token and logprob always are.  ``backend``: "triton" (a GPU; fused with the head, logits are
+    token and logprob always are.  ``classes``: also say what is known of each of these classes of
+    tokens; not with top_p and top_k.  ``backend``: "triton" (a GPU; fused with the head, logits are
     never in memory), "torch" (any device, a tile of logits at a time), "naive" (the float64
     oracle); "auto" takes "triton" on a GPU that has it, else "torch".
 
@@ -105,7 +110,7 @@ def token_statistics(
     that are missing or misshapen, and where the backend cannot run.
     """
     wanted = OPTIONAL if needs is None else frozenset(needs)
-    options = _options(temperature, top_p, top_k, tempered, top, wanted)
+    options = _options(temperature, top_p, top_k, tempered, top, wanted, classes)
     inputs = Inputs(banned, banned_rows, noise_keys, select, vocab_size)
     check(options, noise_keys, hidden.shape[0])
     module, share = _backend(backend, hidden.device), None if head is None else split_linear(head)
@@ -132,10 +137,11 @@ def _options(
     tempered: bool,
     top: int,
     needs: frozenset[str],
+    classes: TokenClasses | None,
 ) -> Options:
     """The same few options come back at every step."""
     temperature = 0.0 if 0 < temperature < COLDEST else temperature
-    return Options(temperature, top_p, top_k, tempered, top, needs)
+    return Options(temperature, top_p, top_k, tempered, top, needs, classes=classes)
 
 
 def _backend(name: str, device: _torch.device) -> ModuleType:

@@ -82,8 +82,36 @@ def _row(
     row |= {name: value for name, value in result.items() if name in options.needs}
     if options.top:
         row |= {"top_token": order[: options.top], "top_logprob": logp[order[: options.top]]}
+    if options.classes is not None:
+        noise_of = np.zeros(len(x))
+        if temperature > 0 and key is not None:
+            noise_of = noise.gumbel(*key, np.arange(len(x))).astype(np.float64)
+        row |= _classes(options, logp, warm, warm + noise_of)
     if select is not None:
         row["select_logprob"] = logp[select] if 0 <= select < len(x) else -np.inf
+    return row
+
+
+def _classes(
+    options: Options, logp: Float64Array, warm: Float64Array, ranked: Float64Array
+) -> dict[str, object]:
+    """Columns of the classes, one class after the other."""
+    assert options.classes is not None
+    of, count = options.classes.of[: len(logp)], options.classes.count
+    token, chosen = np.zeros(count, np.int64), np.full(count, -np.inf)
+    total, weight = chosen.copy(), chosen.copy()
+    for c in range(count):
+        ids = np.flatnonzero(of == c)
+        if ids.size:
+            token[c] = ids[np.argmax(ranked[ids])]
+            chosen[c] = logp[token[c]]
+            total[c] = np.logaddexp.reduce(logp[ids])
+            weight[c] = np.logaddexp.reduce(warm[ids])
+    row: dict[str, object] = {
+        "class_token": token, "class_token_logprob": chosen, "class_logprob": total,
+    }  # fmt: skip
+    if options.temperature > 0 and options.scale != options.temperature:
+        row["class_weight"] = weight
     return row
 
 

@@ -44,7 +44,7 @@ def token_statistics(
 
     if min(share.sizes) < max(1, options.top) or not len(hidden):
         return again(hidden, inputs)  # a share is shorter than the list: go by the logits
-    fused = backend is not plain and options.top <= backend.MOST_TOP
+    fused = backend is not plain and options.top <= backend.MOST_TOP and not options.classes
     split = backend.split_statistics if fused else split_statistics
     result, missed = split(hidden, share, options, partial(_gather, share), inputs)
     return mended(result, missed, hidden, inputs, again)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..noise import row_gumbel
+from .classes import reduce_classes
 from .filters import dropped
 from .result import Options, TokenStatistics
 
@@ -29,6 +30,10 @@ class Partial:
     ``moment`` = sum of (x - best) / T * exp((x - best) / T) run over all other tokens.
     ``warm`` is ``rest`` at the temperature of the call, where candidates are asked for.
     ``noisy`` is the largest perturbed logit, ``drawn`` its id, ``drawn_logit`` its clean logit.
+
+    Columns of classes are (R, C): ``class_best`` the largest logit of the class, or the largest
+    perturbed one, ``class_token`` its id, ``class_logit`` its clean logit; ``class_total`` the
+    logarithm of the sum of exp(x / T), ``class_warm`` that at the temperature of the call.
     """
 
     best: torch.Tensor
@@ -44,6 +49,11 @@ class Partial:
     top_value: torch.Tensor | None = None
     top_index: torch.Tensor | None = None
     warm: torch.Tensor | None = None
+    class_best: torch.Tensor | None = None
+    class_token: torch.Tensor | None = None
+    class_logit: torch.Tensor | None = None
+    class_total: torch.Tensor | None = None
+    class_warm: torch.Tensor | None = None
 
 
 FIELDS = fields(Partial)
@@ -72,8 +82,13 @@ def reduce(
             lost = None
     best, index = largest(x)
     part = Partial(best, index, best, clean_gap=clean_gap)
+    noisy = None
     if options.temperature > 0 and keys is not None:
-        _draw(part, x, low, options.temperature, keys, lost)
+        noisy = _draw(part, x, low, options.temperature, keys, lost)
+    if options.classes is not None:
+        columns = reduce_classes(x, low, options.classes, options.scale, options.temperature, noisy)
+        for name, column in columns.items():
+            setattr(part, name, column)
     if select is not None:
         part.selected = _pick(x, select - low)
     if options.top:
@@ -116,13 +131,15 @@ def _draw(
     temperature: float,
     keys: torch.Tensor,
     lost: torch.Tensor | None,
-) -> None:
+) -> torch.Tensor:
+    """Draw a token per row; the perturbed logits."""
     noisy = row_gumbel(keys, low, low + x.shape[1]).add_(x / temperature)
     if lost is not None:
         noisy.masked_fill_(lost, -torch.inf)
     part.noisy, drawn = largest(noisy)
     part.drawn_logit = x.gather(1, drawn)
     part.drawn = drawn + low
+    return noisy
 
 
 def _pick(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -193,6 +210,7 @@ def merge(a: Partial, b: Partial, options: Options) -> Partial:
         out.selected = torch.maximum(a.selected, b.selected)
     _merge_drawn(out, a, b)
     _merge_top(out, a, b, options.top)
+    _merge_classes(out, a, b)
     return out
 
 
@@ -218,6 +236,18 @@ def _merge_top(out: Partial, a: Partial, b: Partial, k: int) -> None:
     out.top_value, out.top_index = value[:, :k], index.gather(1, order)[:, :k]
 
 
+def _merge_classes(out: Partial, a: Partial, b: Partial) -> None:
+    if a.class_best is None or b.class_best is None:
+        return
+    ahead = a.class_best >= b.class_best
+    out.class_best = torch.maximum(a.class_best, b.class_best)
+    for name in ("class_token", "class_logit"):
+        setattr(out, name, torch.where(ahead, getattr(a, name), getattr(b, name)))
+    for name in ("class_total", "class_warm"):
+        if getattr(a, name) is not None:
+            setattr(out, name, torch.logaddexp(getattr(a, name), getattr(b, name)))
+
+
 def finish(part: Partial, options: Options) -> TokenStatistics:
     """Turn the sums of a whole vocabulary into statistics."""
     needs, scale = options.needs, options.scale
@@ -241,6 +271,10 @@ def finish(part: Partial, options: Options) -> TokenStatistics:
     if part.moment is not None:
         entropy = (normaliser - part.moment / (1 + part.rest)).clamp_(min=0.0)
     gap = part.clean_gap if part.clean_gap is not None else gap
+    total = chosen_logprob = None
+    if part.class_total is not None and part.class_logit is not None:
+        total = part.class_total - safe / scale - normaliser
+        chosen_logprob = logprob(part.class_logit)
     return TokenStatistics(
         token=token.squeeze(1),
         logprob=chosen.squeeze(1),
@@ -251,4 +285,8 @@ def finish(part: Partial, options: Options) -> TokenStatistics:
         top_token=part.top_index,
         top_logprob=None if part.top_value is None else logprob(part.top_value),
         select_logprob=None if part.selected is None else logprob(part.selected).squeeze(1),
+        class_token=part.class_token,
+        class_token_logprob=chosen_logprob,
+        class_logprob=total,
+        class_weight=part.class_warm,
     )

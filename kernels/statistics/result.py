@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ...errors import ConfigError
+from .classes import TokenClasses
 
 # either every field is a torch tensor on the device, or (after `numpy`) every field is NumPy
 Array: TypeAlias = Any
@@ -32,6 +33,11 @@ class TokenStatistics:
     ``top_token`` (R, k) int64 and ``top_logprob`` (R, k) float32, most likely first, ties to the
     lowest id; ``select_logprob`` (R,) float32 of the ids in ``select``.
 
+    With C ``classes``, all (R, C): ``class_token`` int64 the proposal among the tokens of a class,
+    ``class_token_logprob`` its log-probability, ``class_logprob`` that of the whole class, both
+    float32; ``class_weight`` float32, where proposals are drawn at a temperature that the
+    log-probabilities do not describe, the same at the temperature, up to a constant per row.
+
     Log-probabilities near zero keep their relative precision: -1e-9 is not rounded to 0.
     A row that allows nothing (all -inf) has token 0, all log-probabilities -inf, margin, gap and
     entropy 0.  With a single possible token, gap is +inf.
@@ -46,6 +52,10 @@ class TokenStatistics:
     top_token: Array | None = None
     top_logprob: Array | None = None
     select_logprob: Array | None = None
+    class_token: Array | None = None
+    class_token_logprob: Array | None = None
+    class_logprob: Array | None = None
+    class_weight: Array | None = None
 
     def numpy(self) -> TokenStatistics:
         """The same with NumPy arrays: views for CPU tensors, one copy for another device."""
@@ -119,6 +129,7 @@ class Options:
     top: int = 0
     needs: frozenset[str] = OPTIONAL
     warm: bool = False  # also sum at the temperature, for candidates
+    classes: TokenClasses | None = None
 
     @property
     def filters(self) -> bool:
@@ -163,6 +174,8 @@ def check(options: Options, noise_keys: torch.Tensor | None, rows: int) -> None:
             f"temperature={options.temperature}, top_k={options.top_k}, top={options.top}: "
             "expected finite numbers >= 0 (0 switches each of them off)"
         )
+    if options.classes is not None and options.filters:
+        raise ConfigError("top_p and top_k may leave nothing of a class of tokens: drop them")
     if options.temperature > 0 and (noise_keys is None or noise_keys.shape != (rows, 4)):
         given = "none" if noise_keys is None else tuple(noise_keys.shape)
         raise ConfigError(

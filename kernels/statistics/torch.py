@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil
+from typing import Any
 
 import torch
 
 from ..linear import ROWS, Packed, packed_of
 from ..linear import product as product_with
+from ..quantised import QuantisedLinear
 from .heads import Head, full_logits, plain_linear, vocabulary
 from .reduce import Partial, finish, merge, reduce, stack
 from .result import Inputs, Options, TokenStatistics
@@ -103,6 +105,10 @@ def token_statistics(
 ) -> TokenStatistics:
     """As `dllm.kernels.statistics.token_statistics`."""
     call, vocab_size = Call(options, inputs), inputs.vocab_size
+    if isinstance(head, QuantisedLinear) and (parts := head.parts()) is not None:
+        size = head.out_features if vocab_size is None else min(vocab_size, head.out_features)
+        tiles = _packed(hidden.to(head.scale.dtype), parts, head.bias)
+        return finish(call.run(tiles, len(hidden), size, options.filters, True, ROWS), options)
     linear = plain_linear(head)
     if linear is not None:
         weight, bias = linear
@@ -149,9 +155,7 @@ def _tiled(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return product
 
 
-def _packed(
-    hidden: torch.Tensor, parts: Sequence[torch.Tensor], bias: torch.Tensor | None
-) -> Product:
+def _packed(hidden: torch.Tensor, parts: Sequence[Any], bias: torch.Tensor | None) -> Product:
     """Products of parts of a weight that is packed: one of them, or all side by side."""
 
     def product(first: int, last: int, low: int, high: int) -> torch.Tensor:
@@ -160,7 +164,8 @@ def _packed(
             product_with(x, parts[at // ROWS], None if bias is None else bias[at : at + ROWS])
             for at in range(low, high, ROWS)
         ]
-        return each[0] if len(each) == 1 else torch.cat(each, -1)
+        joined = each[0] if len(each) == 1 else torch.cat(each, -1)
+        return joined[:, : high - low]
 
     return product
 

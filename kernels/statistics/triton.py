@@ -201,7 +201,7 @@ def token_statistics(
     """As `dllm.kernels.statistics.token_statistics`."""
     linear = plain_linear(head)
     rows = len(hidden)
-    if options.top > MOST_TOP or rows == 0:
+    if options.top > MOST_TOP or options.classes is not None or rows == 0:
         return plain.token_statistics(hidden, head, options, inputs)
     if linear is None:
         size = vocabulary(head, hidden)
@@ -246,7 +246,7 @@ def logits_statistics(
     """As `dllm.kernels.statistics.logits_statistics`."""
     logits = logits[:, : inputs.vocab_size]
     rows, size = logits.shape
-    if options.top > MOST_TOP or rows == 0:
+    if options.top > MOST_TOP or options.classes is not None or rows == 0:
         return plain.logits_statistics(logits, options, inputs)
     result, missed = Pass(logits, None, None, size, options, inputs).run()
     return mended(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.cli.generate import Answers
+from dllm.cli.generate_options import Answers
 from dllm.cli.inputs import read_prompts
 from dllm.cli.options import RENAMED
 

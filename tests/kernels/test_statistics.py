@@ -15,6 +15,7 @@ from torch import nn
 from dllm.errors import ConfigError, UnknownNameError
 from dllm.kernels import noise
 from dllm.kernels.statistics import (
+    TokenClasses,
     TokenStatistics,
     logits_statistics,
     token_statistics,
@@ -85,6 +86,11 @@ def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
     if banned is not None and draw(st.booleans()):
         pick = st.lists(st.booleans(), min_size=rows * len(banned), max_size=rows * len(banned))
         chosen["banned_rows"] = torch.tensor(draw(pick), dtype=torch.bool).view(rows, -1)
+    filtered = chosen["top_p"] < 1 or chosen["top_k"] > 0
+    if not (filtered and (temperature or chosen["tempered"])) and draw(st.booleans()):
+        count = draw(st.integers(1, 9))
+        of = np.random.default_rng(draw(st.integers(0, 99))).integers(-1, count, size)
+        chosen["classes"] = TokenClasses(of, count + 1)
     if draw(st.booleans()):
         ids = st.lists(st.integers(0, size - 1), min_size=rows, max_size=rows)
         chosen["select"] = torch.tensor(draw(ids))
@@ -196,10 +202,7 @@ def test_default_tiles_cut_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -
     expected = logits_statistics(
         hidden[some] @ weight.T, banned=[9000, 0], top=2, select=some * 8, backend="naive"
     )
-    for name in FIELDS:
-        torch.testing.assert_close(
-            getattr(got, name)[some], getattr(expected, name), rtol=2e-5, atol=2e-6
-        )
+    agree(rows_of(got, some), expected)
 
 
 @pytest.mark.parametrize("tempered", [False, True])
@@ -375,9 +378,9 @@ def test_only_what_is_needed() -> None:
     assert present == {"token", "logprob", "gap"}
     full = logits_statistics(logits)
     assert torch.equal(got.gap, full.gap) and torch.equal(got.logprob, full.logprob)
-    assert {f for f in FIELDS if getattr(full, f) is None} == {
-        "top_token", "top_logprob", "select_logprob"
-    }  # fmt: skip
+    absent = {f for f in FIELDS if getattr(full, f) is None}
+    classes = {f for f in FIELDS if f.startswith("class_")}
+    assert absent == {"top_token", "top_logprob", "select_logprob", *classes}
 
 
 def test_numpy() -> None:

@@ -107,3 +107,86 @@ def test_torchao_int8_decodes_and_keeps_its_head() -> None:
     assert done.returncode == 0, done.stderr
     first, second, refused = done.stdout.splitlines()
     assert first == second and first.endswith("The answer is 35.") and "quantised" in refused
+
+
+SETTINGS = ["int8", "int4", "int8(head=False)", "int4(group=32, embeddings=True)"]
+QUESTION = "What is 23 + 12?"
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+@pytest.mark.parametrize("layout", ["native", "official"])
+def test_a_rounded_model_is_saved_and_read_back_exactly(
+    how: str, layout: str, tmp_path: Path
+) -> None:
+    model = dllm.load("nano", quantization=how, dtype="bfloat16")
+    out = dllm.generate(model, QUESTION, cache="dual")
+    assert out.text.endswith("The answer is 35.")
+    model.save_pretrained(tmp_path, layout=layout)
+    bits = 8 if how.startswith("int8") else 4
+    held = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+    assert held < 2_400_000 * (bits / 8 + 0.25)  # scales, and what stays in 16 bits
+    again = dllm.load(tmp_path)
+    state, expected = again.hf.state_dict(), model.hf.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in state)
+    assert f"int{bits}" in repr(again) and "2.4M" in repr(again)
+    same = dllm.generate(again, QUESTION, cache="dual")
+    assert same.tokens == out.tokens and (same.logprobs == out.logprobs).all()
+
+
+@pytest.mark.parametrize("how", ["int8", "int4(group=32)"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_of_a_batch_is_the_row_alone(how: str, dtype: str) -> None:
+    """To the last bit of its log-probabilities."""
+    model = dllm.load("nano", quantization=how, dtype=dtype)
+    prompts = [QUESTION, "Reverse this list: Tom, Anna, Ben", "Sort this list: Zoe, Ben"]
+    for sampler, cache, steps in (("threshold", "dual", None), ("llada", "none", 8)):
+        for prompt, row in zip(
+            prompts,
+            dllm.generate(model, prompts, sampler=sampler, cache=cache, steps=steps),
+            strict=True,
+        ):
+            alone = dllm.generate(model, prompt, sampler=sampler, cache=cache, steps=steps)
+            assert row.tokens == alone.tokens and row.order == alone.order
+            assert (row.logprobs == alone.logprobs).all()
+
+
+def test_one_matrix_at_both_ends_becomes_two(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tied = Qwen2ForCausalLM(Qwen2Config(**SIZES | {"tie_word_embeddings": True})).eval()
+    given: dict[str, Any] = {"family": "a2d_qwen2", "mask_token_id": 95, "eos_token_id": 94}
+    model = dllm.load(tied, quantization="int8", **given)
+    ids = torch.arange(30)[None]
+    with torch.inference_mode():
+        expected = model.hf(ids).logits
+        model.save_pretrained(tmp_path)
+        again = dllm.load(tmp_path)
+        assert torch.equal(again.hf(ids).logits, expected)
+    assert type(again.backbone.embed_tokens) is torch.nn.Embedding  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"quantization": "int3"}, "int4"),
+        ({"quantization": "int4(group=48)"}, "32, 64, 128"),
+        ({"quantization": "int8+int4"}, "one of int8 and int4"),
+        (
+            {"quantization": "int8", "device_map": "auto"},
+            "leave quantization_config and device_map",
+        ),
+        ({"quantization": "int8", "device": "meta"}, "for a CPU"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(dllm.DllmError, match=says):
+        dllm.load("nano", **given)
+
+
+def test_nothing_is_rounded_twice(tmp_path: Path) -> None:
+    model = dllm.load("nano", quantization="int8")
+    with pytest.raises(dllm.ConfigError, match="loaded already"):
+        dllm.load(model, quantization="int4")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(dllm.ConfigError, match="stored quantised"):
+        dllm.load(tmp_path, quantization="int4")

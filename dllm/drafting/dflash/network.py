@@ -198,7 +198,7 @@ class BlockNetwork:
         if window is not None and (keys.shape[1] > window + 1 or variant.causal_windows):
             at = torch.arange(keys.shape[1], device=self.device)
             rows = at[text.length :, None]
-            start = at[text.length] if variant.anchored_windows else rows
+            start = rows[:1].expand_as(rows) if variant.anchored_windows else rows
             mask = start - at <= window
             if variant.causal_windows:
                 mask = mask & (at <= rows)

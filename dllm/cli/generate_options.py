@@ -1,0 +1,67 @@
+"""Options of ``dllm generate``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from .options import DECODING, DRAFTING, OUTPUT, Generation, Prompted, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Generation, Prompted):
+    """Options of ``dllm generate``."""
+
+    top_candidates: Annotated[
+        int | None,
+        option("--top-candidates", panel=OUTPUT, text="Candidates per position in the trace."),
+    ] = None
+    verifier: Annotated[
+        str | None,
+        option("--verifier", panel=DRAFTING, text="Autoregressive model whose text it will be."),
+    ] = None
+    drafter: Annotated[
+        list[str] | None,
+        option(
+            "--drafter",
+            panel=DRAFTING,
+            text="With --verifier: what proposes tokens, a model or e.g. prompt_lookup; "
+            "repeatable, the first that has something to say; default --model; 'none'.",
+        ),
+    ] = None
+    search: Annotated[
+        str | None, option("--search", panel=DRAFTING, text="How a draft is found, e.g. cps.")
+    ] = None
+    rule: Annotated[
+        str | None, option("--rule", panel=DRAFTING, text="How drafts are accepted, e.g. keyed.")
+    ] = None
+    controller: Annotated[
+        str | None,
+        option("--controller", panel=DRAFTING, text="Length of drafts, e.g. 'fixed(k=8)'."),
+    ] = None
+    raw: Annotated[
+        bool, option("--raw", panel=DECODING, text="Take the prompt as it is: no chat template.")
+    ] = False
+    json: Annotated[
+        bool, option("--json", panel=OUTPUT, text="Print one JSON object per prompt.")
+    ] = False
+    trace: Annotated[
+        Path | None, option("--trace", panel=OUTPUT, text="Write every step to this JSON file.")
+    ] = None
+    n: Annotated[
+        int, option("-n", panel=DECODING, text="Answers per prompt; alike at temperature 0.", min=1)
+    ] = 1
+    output: Annotated[
+        Path | None,
+        option("--output", "-o", panel=OUTPUT, text="Write JSON lines to this file."),
+    ] = None
+    resume: Annotated[
+        bool, option("--resume", panel=OUTPUT, text="Go on with --output: answer what it lacks.")
+    ] = False
+
+    @property
+    def drafters(self) -> list[str]:
+        """Names of drafters; none for plain decoding."""
+        named = self.drafter or [self.model]
+        return [] if named == ["none"] else named

@@ -1,0 +1,9 @@
+"""Answers with a form: regular languages over tokens, and how a step's proposals stay in them."""
+
+from __future__ import annotations
+
+from .building import format_of
+from .format import Format
+from .patterns import choice_pattern, regex_pattern
+
+__all__ = ["Format", "choice_pattern", "format_of", "regex_pattern"]

@@ -1,0 +1,161 @@
+"""An automaton over tokens: which texts a format allows, and how far from its end each state is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ..kernels.statistics.classes import TokenClasses
+from .compiling import Tables
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges sorted by one of their ends: ``source``, ``label`` (the class) and ``target`` (E,), the
+    ``first`` edge (k,) of each of the states (k,) ``at`` that has any."""
+
+    source: IntArray
+    label: IntArray
+    target: IntArray
+    first: IntArray
+    at: IntArray
+    run: IntArray  # (E,) which of ``at`` each edge belongs to
+
+    @classmethod
+    def of(cls, source: IntArray, label: IntArray, target: IntArray, by: IntArray) -> Edges:
+        order = np.argsort(by, kind="stable")
+        at, first, run = np.unique(by[order], return_index=True, return_inverse=True)
+        return cls(source[order], label[order], target[order], first, at, run)
+
+
+@dataclass(frozen=True, eq=False)
+class Automaton:
+    """States, and where a token of each class leads from them.
+
+    ``of`` (V,) is the class of each id, -1 where no state takes it; ``next`` (S, C) the state a
+    class leads to, -1 for none; ``accepting`` (S,) says where a text may end, ``closed`` (S,) where
+    it has ended: behind a stop id only stop ids and padding follow.  Several formats may share one
+    automaton: each begins at states of its own.
+    """
+
+    of: IntArray
+    next: IntArray
+    accepting: BoolArray
+    closed: BoolArray
+
+    @classmethod
+    def ending(cls, tables: Tables, stop_ids: Sequence[int], pad_id: int, size: int) -> Automaton:
+        """``tables`` over ``size`` ids, with a state behind the end that stop ids lead to, and that
+        they and ``pad_id`` do not leave."""
+        states, count = tables.next.shape
+        of = np.full(size, -1)
+        shared = min(size, len(tables.of))
+        of[:shared] = tables.of[:shared]
+        stops = [i for i in stop_ids if 0 <= i < size]
+        of[stops] = count
+        pads = [pad_id] if 0 <= pad_id < size and pad_id not in stops else []
+        of[pads] = count + 1
+        follow = np.full((states + 1, count + 2), -1)
+        follow[:states, :count] = tables.next
+        follow[:states, count] = np.where(tables.accepting, states, -1)
+        follow[states, count:] = states
+        ends = np.arange(states + 1) == states
+        return cls(of, follow, np.append(tables.accepting, False), ends)
+
+    @classmethod
+    def union(cls, automata: Sequence[Automaton]) -> tuple[Automaton, list[int]]:
+        """Several side by side, and where the states of each begin."""
+        if len(automata) == 1:
+            return automata[0], [0]
+        each = np.stack([a.of for a in automata])
+        columns, of = np.unique(each, axis=1, return_inverse=True)
+        dead = (columns < 0).all(0)
+        number = np.where(dead, -1, np.cumsum(~dead) - 1)
+        columns, starts, blocks = columns[:, ~dead], list[int](), list[IntArray]()
+        for a, column in zip(automata, columns, strict=True):
+            starts.append(sum(map(len, blocks)))
+            follow = np.where(column >= 0, a.next[:, column], -1)
+            blocks.append(np.where(follow >= 0, follow + starts[-1], -1))
+        return cls(
+            number[of], np.concatenate(blocks),
+            np.concatenate([a.accepting for a in automata]),
+            np.concatenate([a.closed for a in automata]),
+        ), starts  # fmt: skip
+
+    @cached_property
+    def classes(self) -> TokenClasses:
+        return TokenClasses(self.of, self.next.shape[1])
+
+    @cached_property
+    def uniform(self) -> npt.NDArray[np.float64]:
+        """(C,) log-probability of each class where nothing is known: its share of the ids."""
+        counts = np.bincount(self.of[self.of >= 0], minlength=self.next.shape[1])
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(counts / len(self.of)))
+
+    @cached_property
+    def out(self) -> Edges:
+        """Edges by their sources, in the order of classes."""
+        source, label = (self.next >= 0).nonzero()
+        return Edges.of(source, label, self.next[source, label], source)
+
+    @cached_property
+    def into(self) -> Edges:
+        """Edges by their targets."""
+        e = self.out
+        return Edges.of(e.source, e.label, e.target, e.target)
+
+    def class_of(self, tokens: IntArray) -> IntArray:
+        """The class of each token, -1 for none."""
+        known = (tokens >= 0) & (tokens < len(self.of))
+        return np.where(known, self.of[np.where(known, tokens, 0)], -1)
+
+    def run(self, state: int, tokens: IntArray) -> int:
+        """Where tokens lead, -1 for nowhere."""
+        for label in self.class_of(tokens).tolist():
+            state = int(self.next[state, label]) if state >= 0 and label >= 0 else -1
+        return state
+
+    def before(self, states: BoolArray, token: int | None = None) -> BoolArray:
+        """(S,) from where one token, any or this one, leads to one of ``states`` (S,)."""
+        result = np.zeros_like(states)
+        if token is None:
+            e = self.out
+            if len(e.at):
+                result[e.at] = np.logical_or.reduceat(states[e.target], e.first)
+            return result
+        label = int(self.class_of(np.asarray(token)))
+        if label >= 0:
+            follow = self.next[:, label]
+            result[follow >= 0] = states[follow[follow >= 0]]
+        return result
+
+    def leading(self, tokens: IntArray, masked: BoolArray, final: BoolArray) -> BoolArray:
+        """(S,) from where some completion of ``tokens``, any id standing where ``masked``, leads to
+        one of the ``final`` states (S,)."""
+        states = final
+        for token, free in zip(tokens[::-1].tolist(), masked[::-1].tolist(), strict=True):
+            earlier = self.before(states, None if free else token)
+            if free and np.array_equal(earlier, states):
+                continue
+            states = earlier
+        return states
+
+    @cached_property
+    def need(self) -> IntArray:
+        """(S,) fewest tokens from each state to the end of a text; it may end there with 0."""
+        result = np.where(self.accepting | self.closed, 0, len(self.accepting))
+        for count in range(1, len(result)):
+            near = result < count
+            more = self.before(near) & ~near
+            if not more.any():
+                break
+            result[more] = count
+        return result

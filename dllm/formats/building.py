@@ -1,0 +1,73 @@
+"""From an expression to the format of a model's texts; what was built is remembered."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .automaton import Automaton
+from .compiling import Tables
+from .format import Format
+from .vocabulary import Vocabulary, vocabulary_of
+from .worker import Worker
+
+REMEMBERED = 64  # expressions
+
+
+@dataclass(frozen=True)
+class Built:
+    """An automaton, and where its texts begin."""
+
+    automaton: Automaton
+    start: int
+    stripped_start: int
+
+
+class Builder:
+    """Builds automata, each once per vocabulary, in a worker that can be ended."""
+
+    def __init__(self) -> None:
+        self._worker = Worker()
+        self._built: OrderedDict[tuple[Any, ...], Built] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def build(
+        self, pattern: str, vocabulary: Vocabulary, stop_ids: Sequence[int], pad_id: int, size: int
+    ) -> Built:
+        """The automaton of ``pattern`` over ``size`` ids; raises `ConfigError` for an expression
+        that is not understood or too large."""
+        key = pattern, vocabulary.key, tuple(stop_ids), pad_id, size
+        with self._lock:
+            if key in self._built:
+                self._built.move_to_end(key)
+                return self._built[key]
+        tables: Tables = self._worker.compile(pattern, vocabulary)
+        built = Built(
+            Automaton.ending(tables, stop_ids, pad_id, size), tables.start, tables.stripped_start
+        )
+        with self._lock:
+            built = self._built.setdefault(key, built)
+            while len(self._built) > REMEMBERED:
+                self._built.popitem(last=False)
+        return built
+
+
+BUILDER = Builder()
+
+
+def format_of(model: Any, pattern: str, ends: bool = True) -> Format:
+    """The format whose texts match ``pattern``, of a `dllm.DiffusionModel`.  ``ends``: whether a
+    stop id may end the text before its canvas does."""
+    built, vocabulary = _built(model, pattern)
+    start = built.stripped_start if vocabulary.strips else built.start
+    return Format(built.automaton, start, ends=ends)
+
+
+def _built(model: Any, pattern: str) -> tuple[Built, Vocabulary]:
+    facts, vocabulary = model.facts, vocabulary_of(model.tokenizer, model.name)
+    pad = facts.pad_token_id if facts.pad_token_id is not None else facts.eos_token_id
+    stops, size = facts.stop_token_ids, facts.vocab_size
+    return BUILDER.build(pattern, vocabulary, stops, -1 if pad is None else pad, size), vocabulary

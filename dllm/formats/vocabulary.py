@@ -1,0 +1,103 @@
+"""What the tokens of a tokenizer stand for: bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..errors import ConfigError
+
+BLANK = "\u2581"  # what stands for a blank in vocabularies of SentencePiece
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """``pieces``: the bytes of every id, None for special tokens and ids without a token.
+
+    ``strips``: whether a text loses a blank at its start when it is decoded.  ``key`` is the same
+    for equal vocabularies.
+    """
+
+    pieces: tuple[bytes | None, ...]
+    strips: bool
+    key: str
+
+
+_KNOWN: WeakKeyDictionary[Any, tuple[int, Vocabulary]] = WeakKeyDictionary()
+
+
+def vocabulary_of(tokenizer: Any, name: str = "the model") -> Vocabulary:
+    """The vocabulary of a tokenizer of transformers.
+
+    Raises `ConfigError` where tokens are no pieces of bytes.
+    """
+    if tokenizer is None:
+        raise ConfigError(f"{name} came without a tokenizer: a format is about its tokens' text")
+    known = _KNOWN.get(tokenizer)
+    if known is None or known[0] != len(tokenizer):
+        known = _KNOWN[tokenizer] = len(tokenizer), _read(tokenizer, name)
+    return known[1]
+
+
+def _read(tokenizer: Any, name: str) -> Vocabulary:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoders = [] if backend is None else list(_decoders(json.loads(backend.to_str())["decoder"]))
+    kinds = {decoder["type"] for decoder in decoders}
+    blank = any(d["type"] == "Replace" and d["content"] == " " for d in decoders)
+    if not kinds & {"ByteLevel", "Metaspace"} and not blank:
+        raise ConfigError(
+            f"the tokens of {name} are no pieces of text (decoder {'+'.join(sorted(kinds)) or '-'})"
+            ": formats need a byte-level or a SentencePiece vocabulary"
+        )
+    as_bytes = _byte_level if "ByteLevel" in kinds else _sentence_piece
+    added = backend.get_added_tokens_decoder()
+    pieces: list[bytes | None] = [None] * len(tokenizer)
+    for token, i in tokenizer.get_vocab().items():
+        if i not in added:
+            pieces[i] = as_bytes(token)
+        elif not added[i].special:
+            pieces[i] = added[i].content.encode()
+    strips = any(
+        (d["type"] == "Strip" and d["start"] > 0)
+        or (d["type"] == "Metaspace" and d.get("prepend_scheme") != "never")
+        for d in decoders
+    )
+    digest = hashlib.sha256(repr((pieces, strips)).encode())
+    return Vocabulary(tuple(pieces), strips, digest.hexdigest())
+
+
+def _decoders(decoder: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+    if decoder is None:
+        return
+    if decoder["type"] == "Sequence":
+        for part in decoder["decoders"]:
+            yield from _decoders(part)
+    else:
+        yield decoder
+
+
+def _alphabet() -> dict[str, int]:
+    """The printable characters that stand for bytes in byte-level vocabularies: most for their own
+    code, the others, in their order, for the characters from 256 on."""
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+ALPHABET = _alphabet()
+
+
+def _byte_level(token: str) -> bytes | None:
+    if not all(character in ALPHABET for character in token):
+        return None
+    return bytes(ALPHABET[character] for character in token) or None
+
+
+def _sentence_piece(token: str) -> bytes | None:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace(BLANK, " ").encode() or None

@@ -1,0 +1,116 @@
+"""The process in which expressions are compiled: one that takes too long, or too much memory, can
+be ended without harm to the program that asked.
+
+One process serves a program.  It starts with the first expression, keeps the prefix trees of the
+vocabularies it was sent, and ends with the program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, short
+from . import compiling
+from .compiling import MEMORY, OK, Tables, receive, send
+from .vocabulary import Vocabulary
+
+SECONDS = 10.0  # for an expression
+START_SECONDS = 60.0  # for the process, and for each vocabulary
+
+
+class Worker:
+    """Compiles expressions in a process of its own, one at a time."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._known: set[str] = set()
+        self._owner = 0
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def compile(self, pattern: str, vocabulary: Vocabulary) -> Tables:
+        """The automaton of ``pattern`` over the tokens of ``vocabulary``.
+
+        Raises `ConfigError` where it is not understood or exceeds a limit.
+        """
+        request = {"pattern": pattern, "key": vocabulary.key}
+        with self._lock:
+            self._running()
+            if vocabulary.key not in self._known:
+                pieces = [piece and piece.hex() for piece in vocabulary.pieces]
+                if self._ask({"key": vocabulary.key, "pieces": pieces}, START_SECONDS) is None:
+                    raise ConfigError("the process that compiles expressions does not start")
+                self._known.add(vocabulary.key)
+            answer = self._ask(request, self.seconds)
+        if answer is None:
+            raise ConfigError(
+                f"the expression {short(pattern)} was given up: compiling took more than "
+                f"{self.seconds:g} s or {MEMORY >> 30} GB; write repetitions and alternatives "
+                "with fewer ways to match"
+            )
+        if answer[:1] != OK:
+            raise ConfigError(f"the expression {short(pattern)} {answer[1:].decode()}")
+        with np.load(io.BytesIO(answer[1:]), allow_pickle=False) as arrays:
+            values = {name: arrays[name] for name in arrays.files}
+        return Tables(**{n: x if x.ndim else int(x) for n, x in values.items()})
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _running(self) -> None:
+        """Make sure that there is a process."""
+        if (
+            self._process is not None
+            and self._process.poll() is None
+            and self._owner == os.getpid()
+        ):
+            return
+        if find_spec("outlines_core") is None:
+            raise ConfigError("formats need outlines-core: pip install 'dllm[structured]'")
+        self._end()
+        self._owner = os.getpid()
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", compiling.__file__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+    def _ask(self, request: dict[str, Any], seconds: float) -> bytes | None:
+        """What the process answers; None where it ended first, at the latest after ``seconds``."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        timer = threading.Timer(seconds, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            send(process.stdin, json.dumps(request).encode())
+            return receive(process.stdout)
+        except (OSError, EOFError):
+            self._end()
+            return None
+        finally:
+            timer.cancel()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        self._known.clear()
+        if process is None or self._owner != os.getpid():
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        process.wait()

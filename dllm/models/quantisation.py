@@ -1,0 +1,217 @@
+"""Weights of 8 or 4 bits: which layers of a network get them, and how a checkpoint says so.
+
+`quantise` rounds a network in place; a folder that was saved so names ``quant_method: dllm`` in its
+config.json, and transformers reads it back through `Quantiser`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from ..errors import CheckpointError, ConfigError
+from ..kernels.quantised import BLOCK, EVEN, GROUPS, QuantisedEmbedding, QuantisedLinear
+from ..registry import Registry
+from ..spec import parse
+
+METHOD = "dllm"  # quant_method in config.json
+LOG = logging.getLogger("dllm")
+KINDS: Registry[Any] = Registry("quantization")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a network is rounded: see `Int8` and `Int4`."""
+
+    @property
+    def bits(self) -> int:
+        return 8
+
+    def width(self, inputs: int, outputs: int) -> int:
+        """Bits of the weights of a layer: 8, 4, or 0 where it stays as it is."""
+        return 8 if inputs % EVEN == 0 else 0
+
+    def group_of(self, width: int) -> int:
+        """Inputs that share a scale; 0: all."""
+        return 0
+
+
+@KINDS.register("int8")
+@dataclass(frozen=True)
+class Int8(Rounding):
+    """Every linear layer in 8 bits, a scale per output.
+
+    ``head`` False leaves the last layer as it is; ``embeddings`` True rounds the first table, too.
+    """
+
+    head: bool = True
+    embeddings: bool = False
+
+
+@KINDS.register("int4")
+@dataclass(frozen=True)
+class Int4(Rounding):
+    """Linear layers in 4 bits, a scale and a zero per ``group`` (32, 64 or 128) of inputs.
+
+    The ``head``, if it is not left as it is, gets 8 bits, and so do ``embeddings``.
+    """
+
+    group: int = 64
+    head: bool = True
+    embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        if self.group not in GROUPS:
+            raise ConfigError(f"group is {', '.join(map(str, GROUPS))}, not {self.group}")
+
+    @property
+    def bits(self) -> int:
+        return 4
+
+    def width(self, inputs: int, outputs: int) -> int:
+        fits = inputs % self.group == 0 and outputs % BLOCK == 0
+        return 4 if fits else super().width(inputs, outputs)
+
+    def group_of(self, width: int) -> int:
+        return self.group if width == 4 else 0
+
+
+def read(given: Any) -> Any:
+    """`Int8` or `Int4` from "int8", "int4(group=32)", or one of them."""
+    if isinstance(given, Rounding):
+        return given
+    parts = parse(given, KINDS)
+    if len(parts) != 1:
+        raise ConfigError(f"quantization is one of int8 and int4, not {given!r}")
+    return parts[0]
+
+
+def layers_of(hf: Any, how: Any) -> Iterator[tuple[str, Any, int]]:
+    """Name, layer and bits of every linear layer (and embedding) that ``how`` rounds."""
+    head, first = hf.get_output_embeddings(), hf.get_input_embeddings()
+    for name, module in hf.named_modules():
+        if type(module) is nn.Linear and (module is not head or how.head):
+            outputs, inputs = module.weight.shape
+            wanted = Int8() if module is head else how
+            if width := wanted.width(inputs, outputs):
+                yield name, module, width
+        elif module is first and type(module) is nn.Embedding and how.embeddings:
+            yield name, module, 8
+
+
+def quantise(hf: PreTrainedModel, how: Any) -> None:
+    """Round the weights of ``hf`` in place, layer by layer, and note it in its config.
+
+    Raises `ConfigError` for a network off the CPU or one that has no layer to round.
+    """
+    check_device(hf.device)
+    chosen = list(layers_of(hf, how))
+    if not chosen:
+        raise ConfigError(f"{type(hf).__name__} has no linear layers that {how} could round")
+    untie(hf, how)
+    for name, layer, width in chosen:
+        if isinstance(layer, nn.Embedding):
+            rounded: nn.Module = QuantisedEmbedding.of(layer)
+        else:
+            rounded = QuantisedLinear.of(layer, width, how.group_of(width))
+        hf.set_submodule(name, rounded)
+    hf.requires_grad_(False)
+    hf.config.quantization_config = DllmQuantization(**settings(how))
+
+
+def untie(hf: Any, how: Any) -> None:
+    """One matrix for both ends is two when either is rounded."""
+    if how.head or how.embeddings:
+        hf.config.get_text_config().tie_word_embeddings = False
+        hf.config.tie_word_embeddings = False
+        hf.all_tied_weights_keys = {}
+
+
+def parameters(network: nn.Module) -> int:
+    """How many weights a network has, those that are rounded included."""
+    rounded = (QuantisedLinear, QuantisedEmbedding)
+    modules = [module for module in network.modules() if isinstance(module, rounded)]
+    plain = sum(parameter.numel() for parameter in network.parameters())
+    return plain + sum(module.size for module in modules)
+
+
+def check_device(device: Any) -> None:
+    """Raise `ConfigError` unless it is a CPU."""
+    if torch.device(device or "cpu").type != "cpu":
+        raise ConfigError(
+            "quantization= rounds weights for a CPU; on a GPU give quantization_config= of "
+            "transformers, such as BitsAndBytesConfig(load_in_8bit=True)"
+        )
+
+
+def settings(how: Any) -> dict[str, Any]:
+    """What config.json says of it."""
+    return {"bits": how.bits, **asdict(how)}
+
+
+def of_config(config: Mapping[str, Any] | None) -> Any:
+    """How a checkpoint was rounded, from its ``quantization_config``; None if not by this library.
+
+    Raises `CheckpointError` when the entry cannot be read.
+    """
+    entry = config.to_dict() if isinstance(config, DllmQuantization) else dict(config or {})
+    if entry.get("quant_method") != METHOD:
+        return None
+    kind = {8: Int8, 4: Int4}.get(entry.get("bits", 0))
+    if kind is None:
+        raise CheckpointError(f"quantization_config has bits={entry.get('bits')!r}: not 8 or 4")
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in entry.items() if name in names})
+
+
+@register_quantization_config(METHOD)
+class DllmQuantization(QuantizationConfigMixin):
+    """The ``quantization_config`` of a checkpoint that this library rounded."""
+
+    def __init__(self, **entries: Any) -> None:
+        entries.pop("quant_method", None)
+        self.quant_method: Any = METHOD
+        self.__dict__.update(entries)
+
+
+@register_quantizer(METHOD)
+class Quantiser(HfQuantizer):
+    """Puts rounded layers in place before transformers reads their numbers."""
+
+    def __init__(self, quantization_config: Any, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        self.how = of_config(quantization_config)
+
+    def _process_model_before_weight_loading(self, model: Any, **options: Any) -> Any:
+        for name, layer, width in list(layers_of(model, self.how)):
+            dtype = layer.weight.dtype
+            with torch.device("meta"):
+                if isinstance(layer, nn.Embedding):
+                    new: nn.Module = QuantisedEmbedding(*layer.weight.shape, dtype)
+                else:
+                    outputs, inputs = layer.weight.shape
+                    group = self.how.group_of(width)
+                    bias = layer.bias is not None
+                    new = QuantisedLinear(inputs, outputs, width, group, bias, dtype)
+            model.set_submodule(name, new)
+        return model
+
+    def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
+        model.requires_grad_(False)
+        return model
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False

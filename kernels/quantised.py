@@ -1,0 +1,322 @@
+"""Linear layers whose weights are whole numbers of 8 or 4 bits, on a CPU.
+
+    8 bits  w = q * scale                one scale per output row, q from -127 to 127
+    4 bits  w = (q - 8) * scale + zero   a scale and a zero per row and group of inputs, q 0 to 15
+
+Scales are rounded to bfloat16, so that a file, a cast and a kernel all mean the same weight.
+How a product is computed is decided at the first one, by trying:
+
+``int8``  oneDNN multiplies whole numbers where it does so exactly (processors with VNNI or AMX).
+          Each input row is rounded to 8 bits with a scale of its own.  Sums are whole numbers, so
+          a row does not depend on the others.  Elsewhere PyTorch's weight-only kernel, which
+          rounds no inputs.
+``int4``  PyTorch's weight-only kernel in bfloat16: a quarter of the memory; slower than bfloat16
+          weights for more than about eight rows, because every weight is restored per few rows.
+
+Off the CPU, and for gradients, the weight is restored and multiplied as ever: the slow twin.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from .linear import ROWS, available, product
+
+GROUPS = (32, 64, 128)  # inputs that share a scale, of 4-bit weights
+EVEN = 32  # inputs are a multiple of this: kernels read that many at once
+BLOCK = 16  # outputs of a 4-bit weight are a multiple of this
+_LOCK = threading.Lock()
+
+
+@cache
+def whole_products() -> bool:
+    """Whether oneDNN multiplies 8-bit numbers exactly here; without VNNI sums may overflow."""
+    if not available() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        return False
+    x = torch.full((4, 64), 255, dtype=torch.uint8)
+    weight = torch.full((32, 64), 127, dtype=torch.int8)
+    weight[::2] = -127
+    try:
+        layer = Int8(weight, torch.ones(32, 1))
+        result = layer.whole(x)
+    except RuntimeError:
+        return False
+    return torch.equal(result, (x.float() - 128) @ weight.float().T)
+
+
+def quantise(weight: torch.Tensor, bits: int, group: int = 0) -> dict[str, torch.Tensor]:
+    """``weight`` (n, d) as buffers of a `QuantisedLinear`: ``numbers``, ``scale`` and, for 4 bits,
+    ``zero``; to the nearest number, without calibration."""
+    w = weight.detach().float()
+    if bits == 8:
+        most = w.abs().amax(1, keepdim=True)
+        scale = _bfloat16(most / 127 * (1 + 2**-8)).clamp_min(1e-30)  # rounded up
+        numbers = (w / scale).round_().clamp_(-127, 127).to(torch.int8)
+        return {"numbers": numbers, "scale": scale}
+    w = w.view(len(w), -1, group)
+    low, high = w.amin(2), w.amax(2)
+    scale = _bfloat16((high - low) / 15).clamp_min(1e-30)
+    zero = _bfloat16(low + 8 * scale)
+    numbers = ((w - zero[..., None]) / scale[..., None]).round_().add_(8).clamp_(0, 15)
+    return {"numbers": halves(numbers.to(torch.uint8).flatten(1)), "scale": scale, "zero": zero}
+
+
+def _bfloat16(x: torch.Tensor) -> torch.Tensor:
+    return x.bfloat16().float()
+
+
+def halves(numbers: torch.Tensor) -> torch.Tensor:
+    """(n, d) numbers of 4 bits as (n, d / 2) bytes, the even ones in the lower half."""
+    return numbers[:, ::2] | numbers[:, 1::2] << 4
+
+
+def whole(numbers: torch.Tensor) -> torch.Tensor:
+    """The inverse of `halves`."""
+    return torch.stack((numbers & 15, numbers >> 4), 2).flatten(1)
+
+
+class Int8:
+    """A weight (n, d) of 8-bit numbers, laid out for the kernel that multiplies by it."""
+
+    rows_matter = True  # oneDNN prepares itself for each number of rows
+
+    def __init__(self, numbers: torch.Tensor, scale: torch.Tensor) -> None:
+        self.shape = numbers.shape
+        self.scale = scale.reshape(-1).float()
+        self.zeros = torch.zeros(len(numbers), dtype=torch.int32)
+        self.numbers: Any = torch.ops.onednn.qlinear_prepack(numbers.contiguous(), None)
+
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows ``x`` (m, d) of bytes, 128 for zero, times the weight: (m, n) float32."""
+        result: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+            x, 1.0, 128, self.numbers, self.scale, self.zeros, None, 1.0, 0, torch.float32,
+            "none", [], "",
+        )  # fmt: skip
+        return result
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` (m, d) float: (m, n) in its dtype."""
+        scale = x.abs().amax(1, keepdim=True).float().div_(127).clamp_min_(1e-30)
+        rounded = (x / scale).round_().add_(128).to(torch.uint8)
+        return self.whole(rounded).mul_(scale).to(x.dtype)
+
+    def unpacked(self) -> torch.Tensor:
+        """The numbers (n, d)."""
+        dense: torch.Tensor = self.numbers.to_dense()
+        return dense.T.contiguous()
+
+
+class WeightOnly:
+    """A weight (n, d) of 8-bit numbers for PyTorch's kernel that leaves inputs as they are."""
+
+    rows_matter = False
+
+    def __init__(self, numbers: torch.Tensor, scale: torch.Tensor) -> None:
+        self.shape, self.numbers, self.scale = numbers.shape, numbers, scale.reshape(-1)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` (m, d) float: (m, n) in its dtype."""
+        return torch.ops.aten._weight_int8pack_mm(x, self.numbers, self.scale.to(x.dtype))
+
+    def unpacked(self) -> torch.Tensor:
+        """The numbers (n, d)."""
+        return self.numbers
+
+
+class Int4:
+    """A weight (n, d) of 4-bit numbers, laid out for PyTorch's kernel."""
+
+    rows_matter = False
+
+    def __init__(self, numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> None:
+        self.shape = torch.Size((len(numbers), 2 * numbers.shape[1]))
+        self.group = self.shape[1] // scale.shape[1]
+        self.numbers = _pack4(whole(numbers).int())
+        self.scales = torch.stack((scale.T, zero.T), 2).bfloat16().contiguous()  # (groups, n, 2)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` (m, d) float: (m, n) in its dtype, by way of bfloat16 (30 times as fast)."""
+        result: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.bfloat16(), self.numbers, self.group, self.scales
+        )
+        return result.to(x.dtype)
+
+    def unpacked(self) -> torch.Tensor:
+        """The numbers (n, d / 2), in bytes.
+
+        The kernel's layout differs between processors.  It moves numbers and changes none, so
+        packing the digits of their places tells where each went.
+        """
+        places = torch.arange(self.shape.numel(), dtype=torch.int32).view(self.shape)
+        moved = torch.zeros(self.shape.numel(), dtype=torch.int64)
+        for shift in range(0, self.shape.numel().bit_length(), 4):
+            digit = whole(_pack4(places >> shift & 15)).flatten()
+            moved |= digit.long() << shift
+        result = torch.empty(self.shape.numel(), dtype=torch.uint8)
+        result[moved] = whole(self.numbers).flatten()
+        return halves(result.view(self.shape))
+
+
+def _pack4(numbers: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
+    return packed
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer (``inputs`` to ``outputs``) with weights of 8 or 4 ``bits``.
+
+    Buffers, until the first product lays them out for the processor, and in every ``state_dict``:
+    ``numbers`` (outputs, inputs) int8, or (outputs, inputs / 2) uint8 with two of 4 bits each;
+    ``scale`` (outputs, 1 or groups) and, for 4 bits, ``zero`` of the same shape.
+    """
+
+    numbers: torch.Tensor
+    scale: torch.Tensor
+    zero: torch.Tensor | None
+
+    def __init__(
+        self, inputs: int, outputs: int, bits: int, group: int = 0, bias: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.in_features, self.out_features, self.bits, self.group = inputs, outputs, bits, group
+        four = bits == 4
+        groups = inputs // group if four else 1
+        kind = torch.uint8 if four else torch.int8
+        self.register_buffer("numbers", torch.empty(outputs, inputs * bits // 8, dtype=kind))
+        self.register_buffer("scale", torch.empty(outputs, groups, dtype=dtype))
+        self.register_buffer("zero", torch.empty(outputs, groups, dtype=dtype) if four else None)
+        held = torch.empty(outputs, dtype=dtype) if bias else None
+        self.bias = None if held is None else nn.Parameter(held, requires_grad=False)
+        self._parts: list[Any] | None = None
+
+    @classmethod
+    def of(cls, layer: nn.Linear, bits: int, group: int = 0) -> QuantisedLinear:
+        """The layer with its weight rounded."""
+        outputs, inputs = layer.weight.shape
+        dtype, bias = layer.weight.dtype, layer.bias
+        with torch.device("meta"):
+            result = cls(inputs, outputs, bits, group, bias is not None, dtype)
+        parts = [quantise(part, bits, group) for part in _cuts(layer.weight)]
+        for name in parts[0]:
+            value = torch.cat([part[name] for part in parts])
+            setattr(result, name, value if name == "numbers" else value.to(dtype))
+        if bias is not None:
+            result.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+        return result
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """(outputs, inputs) in the dtype of the scales: restored at every access."""
+        plain = self.plain_numbers()
+        if self.zero is None:
+            return (plain * self.scale.float()).to(self.scale.dtype)
+        groups = whole(plain).view(len(plain), -1, self.group).float() - 8
+        restored = groups * self.scale.float()[..., None] + self.zero.float()[..., None]
+        return restored.flatten(1).to(self.scale.dtype)
+
+    @property
+    def size(self) -> int:
+        """How many weights it stands for."""
+        return self.in_features * self.out_features
+
+    def plain_numbers(self) -> torch.Tensor:
+        """The buffer ``numbers``, wherever they are by now."""
+        parts = self._parts
+        return self.numbers if parts is None else torch.cat([p.unpacked() for p in parts])
+
+    def parts(self) -> list[Any] | None:
+        """The weight in parts of `ROWS` outputs; None off the CPU."""
+        if self.scale.device.type != "cpu" or torch.compiler.is_compiling():
+            return None
+        if self._parts is None:
+            with _LOCK:
+                if self._parts is None:
+                    self._parts = self._laid_out()
+                    self.numbers = self.numbers.new_empty(0)
+        return self._parts
+
+    def _laid_out(self) -> list[Any]:
+        numbers, scales = torch.split(self.numbers, ROWS), torch.split(self.scale, ROWS)
+        if self.zero is not None:
+            return [
+                Int4(*each)
+                for each in zip(numbers, scales, torch.split(self.zero, ROWS), strict=True)
+            ]
+        kind: type[Any] = Int8 if whole_products() else WeightOnly
+        return [kind(*each) for each in zip(numbers, scales, strict=True)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` (..., inputs) to (..., outputs), in its dtype."""
+        parts = self.parts()
+        if parts is None or x.requires_grad:
+            return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
+        done = [product(x, part, None) for part in parts]
+        result = done[0] if len(done) == 1 else torch.cat(done, -1)
+        return result if self.bias is None else result + self.bias
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moved or cast: laid out anew where it comes to stand."""
+        if self._parts is not None:
+            self.numbers, self._parts = self.plain_numbers(), None
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        destination[prefix + "numbers"] = self.plain_numbers()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state["_buffers"] = {**self._buffers, "numbers": self.plain_numbers()}
+        return state | {"_parts": None}
+
+    def extra_repr(self) -> str:
+        group = f", groups of {self.group}" if self.group else ""
+        return f"{self.in_features}, {self.out_features}, {self.bits} bits{group}"
+
+
+def _cuts(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows at a time, so that copies in float32 stay small."""
+    return torch.split(weight, max(1, ROWS // 4))
+
+
+class QuantisedEmbedding(nn.Module):
+    """Rows of a `QuantisedLinear`'s weight of 8 bits, by their ids."""
+
+    numbers: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, count: int, size: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = count, size
+        self.register_buffer("numbers", torch.empty(count, size, dtype=torch.int8))
+        self.register_buffer("scale", torch.empty(count, 1, dtype=dtype))
+
+    @classmethod
+    def of(cls, layer: nn.Embedding) -> QuantisedEmbedding:
+        """The layer with its weight rounded."""
+        with torch.device("meta"):
+            result = cls(*layer.weight.shape)
+        parts = [quantise(part, 8) for part in _cuts(layer.weight)]
+        result.numbers = torch.cat([part["numbers"] for part in parts])
+        result.scale = torch.cat([part["scale"] for part in parts]).to(layer.weight.dtype)
+        return result
+
+    @property
+    def size(self) -> int:
+        """How many weights it stands for."""
+        return self.numbers.numel()
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """(count, size) in the dtype of the scales: restored at every access."""
+        return (self.numbers * self.scale.float()).to(self.scale.dtype)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """(...) to (..., size)."""
+        return (self.numbers[ids] * self.scale[ids].float()).to(self.scale.dtype)

@@ -1,0 +1,88 @@
+"""Answers with a form from the bundled model and from random weights."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import dllm
+
+QUESTION = "What is 23 + 12?"
+
+
+@pytest.fixture(scope="module")
+def nano() -> dllm.DiffusionModel:
+    return dllm.load("nano")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("regex", [r"[0-9]{2}", r"\d+ \+ \d+ = \d+", "[a-z ]{5,20}[.]", "é你+", ""])
+def test_an_answer_matches(nano: dllm.DiffusionModel, regex: str, temperature: float) -> None:
+    out = dllm.generate(nano, QUESTION, regex=regex, temperature=temperature)
+    assert re.fullmatch(regex, out.text), out.text
+    assert out.finish_reason == "stop"
+
+
+def test_a_choice(nano: dllm.DiffusionModel) -> None:
+    choices = ["Anna, Ben", "Ben, Anna, Tom", "Tom. (really)"]
+    assert (
+        dllm.generate(nano, "Reverse this list: Tom, Anna, Ben", choice=choices).text == choices[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"regex": "("}, "not well formed"),
+        ({"regex": r"(a)\1"}, "back references"),
+        ({"regex": "a(?=b)"}, "look-around"),
+        ({"regex": "a", "choice": ["b"]}, "keep regex or choice"),
+        ({"regex": "a", "temperature": 1.0, "top_p": 0.5}, "top_p does not go with regex"),
+        ({"regex": "a", "temperature": 1.0, "top_k": 5}, "top_k does not go with regex"),
+        ({"regex": "a", "min_new_tokens": 5}, "min_new_tokens does not go"),
+        ({"regex": "a", "stop_strings": ["b"]}, "stop_strings does not go"),
+        ({"regex": "a", "eos_policy": "suppress"}, "suppress"),
+        ({"regex": "a", "confidence": "none"}, "confidence"),
+        ({"confidence": "model"}, "with a form"),
+        ({"choice": "yes"}, "list of texts"),
+        ({"choice": []}, "list of texts"),
+        ({"regex": 5}, "expression"),
+        ({"regex": "[a-z]{80}", "max_new_tokens": 20}, "has at least"),
+        ({"regex": "abc", "constraints": {0: "x"}}, "no text of this regex fits"),
+        ({"regex": "a", "sampler": "credit"}, "proposes tokens of its own"),
+        ({"regex": "[^\x00-\U0010ffff]"}, "allows no text"),
+    ],
+)
+def test_one_sentence_before_any_forward(
+    nano: dllm.DiffusionModel, arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(dllm.DllmError, match=message) as caught:
+        dllm.generate(nano, QUESTION, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_text_that_is_given(nano: dllm.DiffusionModel) -> None:
+    out = dllm.generate(nano, QUESTION, regex="[0-9]+ is .* sum", constraints={1: " is"})
+    assert re.fullmatch("[0-9]+ is .* sum", out.text)
+
+
+def test_a_text_with_holes_as_a_whole(nano: dllm.DiffusionModel) -> None:
+    text = "23 + 12: 3 + 2 =[[1]], 2 + 1 =[[1]]:[[2]]."
+    out = dllm.infill(nano, text, prompt=QUESTION, regex=r"[0-9+=:,. ]+7\.")
+    assert re.fullmatch(r"23 \+ 12: 3 \+ 2 =.+, 2 \+ 1 =.+:.*7\.", out.text)
+    with pytest.raises(dllm.ConfigError, match="no text of this regex fits"):
+        dllm.infill(nano, text, prompt=QUESTION, regex="[0-9+=:,. ]+7")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_verifier_writes_what_it_writes_plainly(
+    nano: dllm.DiffusionModel, temperature: float
+) -> None:
+    regex = r"[0-9]+( \+ [0-9]+)* = [0-9]{2}[.]"
+    for seed in range(3):
+        how = {"regex": regex, "temperature": temperature, "seed": seed, "max_new_tokens": 24}
+        plain = dllm.speculate("nano-ar", None, QUESTION, **how)
+        drafted = dllm.speculate("nano-ar", nano, QUESTION, **how)
+        assert re.fullmatch(regex, plain.text)
+        assert drafted.tokens == plain.tokens and drafted.nfe <= plain.nfe
