@@ -249,7 +249,8 @@ class Session:
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value}")
         self._how = _prepared(
             self.model, cache=cache or "none", sampler=sampler, length=length,
-            cuda_graphs=cuda_graphs, compile=compile, drafter=drafter, rule=rule, controller=controller,
+            cuda_graphs=cuda_graphs, compile=compile, drafter=drafter, rule=rule,
+            controller=controller,
             vocabulary=vocabulary, exact=exact,
         )  # fmt: skip
         most = max_positions or max_rows * self.model.facts.context_length

@@ -146,8 +146,8 @@ def test_append_ends_where_the_text_does() -> None:
 
 
 CACHES = ["none", "dual(refresh_every=3)", "window_diffusion(active=4, window=8)"]
-OTHERS = ["prefix", "dkv", "d2", "elastic", "dllm_cache(prompt_every=4, response_every=2)", "sparse",
-          "delayed"]  # fmt: skip
+OTHERS = ["prefix", "dkv", "d2", "elastic", "sparse", "delayed",
+          "dllm_cache(prompt_every=4, response_every=2)"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
