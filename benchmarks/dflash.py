@@ -80,7 +80,7 @@ class Bench:
             return None
         kind = method.removeprefix("lookup + ").removesuffix(" rate")
         if kind not in self._drafters:
-            head = {"no head": "none", "chain": "auto", "tree": "tree"}[kind]
+            head = {"no head": "none", "chain": "chain", "tree": "tree"}[kind]
             self._drafters[kind] = BlockDrafter(self.drafter, head=head)
         part = self._drafters[kind]
         return ["prompt_lookup", part] if method.startswith("lookup") else part

@@ -14,19 +14,19 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from .cache.base import CacheLike
-from .config import GenerationConfig
 from .errors import CancelledError, ConfigError, QueueFullError
 from .events import Event, Reader, events
-from .kinds import kind_of
-from .models import load
-from .preparation import Order
+from .models import DiffusionModel, load
+from .preparation import Order, Preparation, RequestMaker
 from .result import Result
 from .samplers.compose import SamplerLike
 from .scheduler import Progress, Request, Scheduler
 
+DEFAULTS = {"cache": "none", "cuda_graphs": False, "compile": False, "vocabulary": "auto",
+            "exact": True}  # fmt: skip
 IDLE_SECONDS = 0.2  # between two looks at deadlines while nothing runs
 
 
@@ -116,22 +116,29 @@ class Handle:
     def __iter__(self) -> Iterator[Event]:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._events) or self._closed)
-                event = self._events.popleft() if self._events else None
-            if event is None:
-                self._raise()
+                self._changed.wait_for(self._any)
+            if (event := self._pop()) is None:
                 return
-            yield self._reader.read(event)
+            yield event
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
-            await self._news(lambda: bool(self._events) or self._closed)
-            with self._changed:
-                event = self._events.popleft() if self._events else None
-            if event is None:
-                self._raise()
+            await self._news(self._any)
+            if (event := self._pop()) is None:
                 return
-            yield self._reader.read(event)
+            yield event
+
+    def _any(self) -> bool:
+        return bool(self._events) or self._closed
+
+    def _pop(self) -> Event | None:
+        """The next event; None, or the request's error, when there are no more."""
+        with self._changed:
+            event = self._events.popleft() if self._events else None
+        if event is None:
+            self._raise()
+            return None
+        return self._reader.read(event)
 
     def __await__(self) -> Generator[Any, None, Result]:
         return self._answer().__await__()
@@ -190,20 +197,6 @@ class Handle:
             raise self._request.error
 
 
-class SessionOptions(TypedDict, total=False):
-    """What a `Session` takes for one kind of model."""
-
-    cache: CacheLike
-    sampler: SamplerLike
-    cuda_graphs: bool
-    compile: bool
-    drafter: Any
-    rule: Any
-    controller: Any
-    vocabulary: str
-    exact: bool
-
-
 class Session:
     """An engine with a thread of its own, to which requests are submitted.
 
@@ -212,7 +205,8 @@ class Session:
     ...     texts = [handle.result().text for handle in handles]
 
     ``model``: as for `dllm.generate`, or as the verifier of `dllm.speculate`.  ``cache``,
-    ``sampler``: of a diffusion model; ``sampler`` (default "threshold") is the default of `submit`.
+    ``sampler``, ``length``: of a diffusion model; ``sampler`` (default "threshold") and ``length``
+    (default "fixed") are the defaults of `submit`.
     ``drafter``, ``rule``, ``controller``, ``vocabulary``, ``exact``: of a verifier, see
     `dllm.speculate`; without a drafter it decodes plainly.  ``max_rows``: most requests that are
     decoded at a time.  ``max_waiting``: most that wait beside them (None: any number); one more
@@ -228,13 +222,22 @@ class Session:
         self,
         model: Any,
         *,
+        cache: CacheLike | None = None,
+        sampler: SamplerLike | None = None,
+        length: str | None = None,
+        cuda_graphs: bool = False,
+        compile: bool = False,
+        drafter: Any = None,
+        rule: Any = None,
+        controller: Any = None,
+        vocabulary: str = "auto",
+        exact: bool = True,
         max_rows: int = 16,
         max_waiting: int | None = None,
         max_positions: int | None = None,
         max_batch_tokens: int | None = None,
         full_step_tokens: int | None = None,
         observe: Callable[[StepReport], None] | None = None,
-        **how: Unpack[SessionOptions],
     ) -> None:
         self.model = load(model)
         self.max_waiting, self.observe = max_waiting, observe
@@ -244,11 +247,14 @@ class Session:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)
                                       or value < least):  # fmt: skip
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value}")
-        self._kind = kind_of(self.model, how)
-        engine = self._kind.engine(
-            most=max_positions or max_rows * self.model.facts.context_length, max_rows=max_rows,
-            max_batch_tokens=max_batch_tokens,
+        self._how = _prepared(
+            self.model, cache=cache or "none", sampler=sampler, length=length,
+            cuda_graphs=cuda_graphs, compile=compile, drafter=drafter, rule=rule,
+            controller=controller,
+            vocabulary=vocabulary, exact=exact,
         )  # fmt: skip
+        most = max_positions or max_rows * self.model.facts.context_length
+        engine = self._how.engine(most, max_rows, max_batch_tokens)
         self._scheduler = Scheduler(self.model, engine, full_step_tokens)
         self._handles: dict[Request, Handle] = {}
         self._inbox: deque[tuple[str, Handle]] = deque()  # what other threads want of the engine's
@@ -263,59 +269,33 @@ class Session:
     # -- requests -------------------------------------------------------------------------------
 
     def submit(
-        self,
-        prompt: Any,
-        *,
-        sampler: SamplerLike | None = None,
-        chat: bool | None = None,
-        trace: bool = False,
-        repetition: int = 0,
-        deadline: float | None = None,
-        max_events: int = 64,
-        config: GenerationConfig | None = None,
-        **arguments: Any,
-    ) -> Handle:
+        self, prompt: Any, *, deadline: float | None = None, max_events: int = 64,
+        **how: Any,
+    ) -> Handle:  # fmt: skip
         """Ask for an answer to one prompt; returns at once.
 
-        ``prompt``, ``sampler``, ``chat``, ``trace``, ``config``, ``arguments``: as for
-        `dllm.generate`; of a verifier ``arguments`` are those of `dllm.speculate` for a text, with
-        ``rule``, ``controller`` and a ``drafter`` of its own.  ``repetition``: how many times the
-        prompt was answered before, for new noise.  ``deadline``: seconds from now after which the
-        request fails with `DeadlineError`.  ``max_events``: see `Handle`.  Raises what is wrong
-        with the request, and `QueueFullError`.
+        ``prompt``, and in ``how`` ``sampler``, ``chat``, ``trace``, ``config`` and the fields of a
+        `GenerationConfig`: as for `dllm.generate`; for a verifier those of `dllm.speculate` that
+        belong to a text, with a ``drafter`` of its own.  ``repetition``: how many times the prompt
+        was answered before, for new noise.  ``deadline``: seconds from now after which the request
+        fails with `DeadlineError`.  ``max_events``: see `Handle`.  Raises what is wrong with the
+        request, and `QueueFullError`.
         """
-        order = Order(
-            prompt=prompt, sampler=sampler, chat=chat, trace=trace, repetition=repetition,
-            config=config, arguments=arguments,
-        )  # fmt: skip
-        return self._enqueue(order, deadline, max_events)
+        return self._enqueue(Order.of(prompt, None, how), deadline, max_events)
 
     def infill(
-        self,
-        text: Any,
-        *,
-        prompt: Any = None,
-        sampler: SamplerLike | None = None,
-        trace: bool = False,
-        repetition: int = 0,
-        deadline: float | None = None,
-        max_events: int = 64,
-        config: GenerationConfig | None = None,
-        **arguments: Any,
-    ) -> Handle:
+        self, text: Any, *, prompt: Any = None, deadline: float | None = None,
+        max_events: int = 64, **how: Any,
+    ) -> Handle:  # fmt: skip
         """Ask for the holes of a text to be filled, see `dllm.infill`; returns at once."""
-        order = Order(
-            prompt=prompt, text=text, sampler=sampler, trace=trace, repetition=repetition,
-            config=config, arguments=arguments,
-        )  # fmt: skip
-        return self._enqueue(order, deadline, max_events)
+        return self._enqueue(Order.of(prompt, text, how), deadline, max_events)
 
     def _request(self, order: Order) -> Request:
         """The request that ``order`` describes; raises what is wrong with it."""
         for name in ("max_rows", "max_batch_tokens", "cuda_graphs", "compile"):
             if name in order.arguments:
                 raise ConfigError(f"{name} belongs to the session, not to a request: pass it there")
-        return self._kind.request(order)
+        return self._how.request(order)
 
     def _enqueue(self, order: Order, deadline: float | None, max_events: int) -> Handle:
         if max_events < 1:
@@ -497,3 +477,18 @@ class Session:
                 handle._request.error = self._failure or CancelledError("the session was closed")
             handle._close()
         self._handles.clear()
+
+
+def _prepared(model: DiffusionModel, **how: Any) -> RequestMaker:
+    """What a session's requests have in common.  A model without a mask token verifies, and so does
+    one that can, where a drafter is named."""
+    kind: Any = Preparation
+    verifies = model.facts.mask_token_id is None or how["drafter"] is not None
+    if verifies:
+        from .drafting.preparation import SpeculativePreparation as kind
+    for name in how.keys() - set(kind.SESSION):
+        if how.pop(name) != DEFAULTS.get(name):
+            what = "autoregressive: it has no" if verifies else "no verifier: drop"
+            raise ConfigError(f"{model.name} is {what} {name}")
+    made: RequestMaker = kind.for_session(model, **how)
+    return made

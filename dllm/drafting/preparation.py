@@ -30,12 +30,20 @@ OTHERS = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rou
 
 @dataclass(frozen=True, eq=False)
 class SpeculativePreparation(RequestMaker):
-    """A drafter, a rule, a length controller and arguments that go together on a verifier."""
+    """A drafter, a rule, a length controller and arguments that go together on a verifier.
+
+    ``rule`` as the caller named it.  ``parts`` that requests named, by kind and name: there is one
+    of each, so that its texts draft together and share what is learnt.
+    """
 
     recipe: SpeculativeRecipe
+    rule: str | AcceptRule | None = field(default=None, kw_only=True)
     exact: bool = field(default=True, kw_only=True)
+    vocabulary: str = field(default="auto", kw_only=True)
+    parts: dict[tuple[str, str], Any] = field(default_factory=dict, kw_only=True)
 
     kind = SpeculativeResult
+    SESSION = ("drafter", "rule", "controller", "vocabulary", "exact")
 
     @classmethod
     def of(
@@ -51,7 +59,9 @@ class SpeculativePreparation(RequestMaker):
         logits_processor: Sequence[LogitsProcessor] = (),
         own_defaults: bool = True,
         exact: bool = True,
+        vocabulary: str = "auto",
     ) -> SpeculativePreparation:
+        """See `speculate`; ``drafter`` fits the model."""
         register_all()
         given = given_of(config, arguments)
         built = _config(model, given, use_defaults=config is None)
@@ -64,17 +74,28 @@ class SpeculativePreparation(RequestMaker):
             model.facts.stop_token_ids, repetition_penalty, tuple(logits_processor), own_defaults,
             stop_strings(model, built) if built.stop_strings else None, format_for(model, built),
         )  # fmt: skip
-        return cls(model, recipe, frozenset(given), exact=exact)
+        return cls(model, recipe, frozenset(given), rule=rule, exact=exact, vocabulary=vocabulary)
+
+    @classmethod
+    def for_session(
+        cls, model: DiffusionModel, drafter: Any = None, vocabulary: str = "auto", **how: Any
+    ) -> SpeculativePreparation:
+        """What the requests of a session have in common."""
+        verifier = load_verifier(model)
+        part = fit(make_drafter(drafter), verifier, vocabulary)
+        return cls.of(verifier, part, {}, vocabulary=vocabulary, **how)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         return self.recipe.stop_ids
 
-    def engine(self, sizes: Sequence[int]) -> SpeculativeEngine:
-        drafter = self.recipe.drafter
+    def engine(
+        self, most: int | None, max_rows: int, max_batch_tokens: int | None, whole: bool = False
+    ) -> SpeculativeEngine:
+        taps = () if self.recipe.drafter is None else self.recipe.drafter.taps
         return SpeculativeEngine(
-            self.model, taps=() if drafter is None else drafter.taps, exact=self.exact,
-            max_rows=self.config.max_rows,
+            self.model, taps=taps, exact=self.exact, most=most, max_rows=max_rows,
+            max_batch_tokens=max_batch_tokens,
         )  # fmt: skip
 
     def _request(self, index: int, make: Any, positions: int, size: int, traced: bool) -> Request:
@@ -82,60 +103,34 @@ class SpeculativePreparation(RequestMaker):
         request.at_once = self.recipe.outside
         return request
 
-
-class Speculation:
-    """How a session makes requests of a verifier.  ``drafter``, ``rule``, ``controller``: of
-    requests that name none; what a controller learns is shared by all that have the same."""
-
-    def __init__(
-        self, model: Any, drafter: Any = None, rule: str | AcceptRule | None = None,
-        controller: str | LengthController | None = None, vocabulary: str = "auto",
-        exact: bool = True,
-    ) -> None:  # fmt: skip
-        self.model, self.rule = load_verifier(model), rule
-        self.vocabulary, self.exact = vocabulary, exact
-        self._drafters: dict[str, Drafter | None] = {}
-        self._controllers: dict[str, LengthController] = {}
-        self.drafter = self._part(drafter)
-        self.controller = self._controller(controller or "rate")
-
-    def _controller(self, controller: str | LengthController) -> LengthController:
-        if not isinstance(controller, str):
-            return single(controller, CONTROLLERS, LengthController)
-        if controller not in self._controllers:
-            made = single(controller, CONTROLLERS, LengthController)
-            self._controllers[controller] = made
-        return self._controllers[controller]
-
-    def _part(self, drafter: Any) -> Drafter | None:
-        """A drafter as `speculate` takes it; one per name, so that its texts draft together."""
-        if not isinstance(drafter, str):
-            return fit(make_drafter(drafter), self.model, self.vocabulary)
-        if drafter not in self._drafters:
-            self._drafters[drafter] = fit(make_drafter(drafter), self.model, self.vocabulary)
-        return self._drafters[drafter]
-
-    def engine(self, **limits: Any) -> SpeculativeEngine:
-        """An engine with the drafter's taps."""
-        taps = () if self.drafter is None else self.drafter.taps
-        return SpeculativeEngine(self.model, taps=taps, exact=self.exact, **limits)
-
     def request(self, order: Order) -> Request:
-        """What ``order`` describes; raises what is wrong with it."""
         for name, given in (("sampler", order.sampler), ("trace", order.trace)):
             if given:
                 raise ConfigError(f"{self.model.name} is autoregressive: it has no {name}")
         if order.text is not None:
             raise ConfigError(f"{self.model.name} is autoregressive: it cannot fill holes")
         arguments = dict(order.arguments)
-        settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
-        drafter = self.drafter
+        own: dict[str, Any] = {"rule": self.rule, "controller": self.recipe.controller}
+        own |= {name: arguments.pop(name) for name in SETTINGS if name in arguments}
+        drafter = self.recipe.drafter
         if "drafter" in arguments:
-            drafter = self._part(arguments.pop("drafter"))
-        settings["rule"] = settings.get("rule") or self.rule
-        settings["controller"] = self._controller(settings.get("controller") or self.controller)
-        how = SpeculativePreparation.of(self.model, drafter, arguments, order.config, **settings)
-        return order.of(how)
+            drafter = self._part("drafter", arguments.pop("drafter"))
+        own["controller"] = self._part("controller", own["controller"])
+        how = SpeculativePreparation.of(self.model, drafter, arguments, order.config, **own)
+        (request,) = how.prompts([order.prompt], order.chat, [order.repetition])
+        return request
+
+    def _part(self, kind: str, given: Any) -> Any:
+        """A part as `speculate` takes it."""
+        if isinstance(given, str) and (kind, given) in self.parts:
+            return self.parts[kind, given]
+        if kind == "drafter":
+            made: Any = fit(make_drafter(given), self.model, self.vocabulary)
+        else:
+            made = single(given, CONTROLLERS, LengthController)
+        if isinstance(given, str):
+            self.parts[kind, given] = made
+        return made
 
 
 def _config(

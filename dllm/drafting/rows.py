@@ -185,16 +185,18 @@ class SpeculativeRow(Row):
     def plan(self, draft: Draft) -> None:
         """Have ``draft`` verified in the next round."""
         if len(draft):
-            self.recipe.rule.check(draft.distribution, not draft.is_chain)
+            self.recipe.rule.check(draft.distribution, not draft.proposed.is_chain)
             draft = draft.cut(len(self.canvas.tokens) - self.length - 1)
         self.draft = draft if len(draft) else EMPTY
 
     def settle(self, scored: Scored, forward: Forward) -> Step:
         """Commit of the draft what the rule accepts, and one token more."""
         began = time.perf_counter()
-        draft, prefix, fed, canvas = self.draft, self.prefix, self.cost, self.canvas
-        assert draft is not None
-        rows = Rows(scored.logits, draft, prefix, self.sampling, self.noise, len(self.rounds))
+        whole, prefix, fed, canvas = self.draft, self.prefix, self.cost, self.canvas
+        assert whole is not None
+        draft = whole.proposed
+        logits = scored.logits[: len(draft) + 1]
+        rows = Rows(logits, draft, prefix, self.sampling, self.noise, len(self.rounds))
         outcome = self.recipe.rule.judge(rows, draft)
         judged = time.perf_counter()
         emitted = self._cut([*draft.tokens[outcome.path].tolist(), outcome.extra])
@@ -206,9 +208,9 @@ class SpeculativeRow(Row):
         at = np.arange(len(prefix), len(prefix) + len(emitted))
         decision = Decision(at, NOTHING, tokens=canvas.tokens[at], logprobs=canvas.logprob[at])
         path, extra = self._accepted(draft, outcome, len(emitted))
-        self.verifier.commit(self.text, draft, path, emitted)
-        ids = np.concatenate([prefix[-1:], draft.tokens])
-        feedback = Feedback(draft, path, emitted, ids, scored.logits, scored.hidden)
+        self.verifier.commit(self.text, whole, path, emitted)
+        ids = np.concatenate([prefix[-1:], whole.tokens])
+        feedback = Feedback(whole, path, emitted, ids, scored.logits, scored.hidden)
         if self.drafting is not None:
             self.drafting.observe(feedback)
         stats = RoundStats(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import ConfigError
+from .adapters import attach
 from .adopt import adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint
 from .facts import SETTABLE, generation_defaults, read_facts
@@ -33,6 +35,7 @@ def load(
     device_map: Any = None, attn_implementation: str | None = None, quantization: Any = None,
     quantization_config: Any = None,
     revision: str | None = None, family: str | None = None, tokenizer: TokenizerSource = None,
+    adapter: str | os.PathLike[str] | None = None, merge_adapter: bool = False,
     threads: int | None = None, **options: Any,
 ) -> DiffusionModel:  # fmt: skip
     """Load a diffusion language model, or an autoregressive one to verify with.
@@ -58,6 +61,9 @@ def load(
         threads: of the processor, for all networks of the process, as ``torch.set_num_threads``
             does it.  By default a layer of the network's size is timed once on a CPU, with one
             thread and with more, unless PyTorch or ``OMP_NUM_THREADS`` was told a number.
+        adapter: folder or hub id of a low-rank adapter in peft's format, e.g. one that `dllm train`
+            made; it is put on the network, with ``merge_adapter`` into its weights.  One that acts
+            on masks only makes a diffusion model of an autoregressive one.
         **options: facts that the checkpoint does not state (``mask_token_id=...``, see `Facts`),
             and options of ``from_pretrained`` such as ``max_memory``.
 
@@ -70,6 +76,20 @@ def load(
     """
     if threads is not None:
         set_threads(threads)
+    if adapter is not None and quantization is not None:
+        raise ConfigError(
+            "an adapter is put on weights as they are: merge it, save the model, and load that "
+            "with quantization="
+        )
+    if adapter is not None:
+        base = load(
+            model, dtype=dtype, device=device, device_map=device_map, tokenizer=tokenizer,
+            attn_implementation=attn_implementation, quantization_config=quantization_config,
+            revision=revision, family=family, **options,
+        )  # fmt: skip
+        return with_adapter(base, adapter, merge_adapter)
+    if merge_adapter:
+        raise ConfigError("merge_adapter needs an adapter: pass adapter=FOLDER")
     if isinstance(model, DiffusionModel):
         given = {"device": device, "device_map": device_map, "revision": revision,
                  "attn_implementation": attn_implementation, "family": family, **options,
@@ -112,6 +132,21 @@ def load(
         )
         choose_threads(result.hf)
         return result
+
+
+def with_adapter(
+    base: DiffusionModel, adapter: str | os.PathLike[str], merge: bool = False
+) -> DiffusionModel:
+    """``base`` with an adapter on its network, which is changed in place; see `load`."""
+    facts = attach(base.hf, adapter, merge)
+    if not facts:
+        return base
+    if base.facts.mask_kind != "causal":
+        raise ConfigError(f"{base.name} is a diffusion model already: {adapter} is for another one")
+    given = {name: value for name, value in facts.items() if name in SETTABLE}
+    joined = adopt(base.hf, facts["family"], base.tokenizer, given, None)
+    defaults = {**joined.generation_defaults, **facts.get("generation", {})}
+    return replace(joined, name=base.name, generation_defaults=defaults)
 
 
 def resolve_device(device: str | torch.device | None) -> str | torch.device | None:

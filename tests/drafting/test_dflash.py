@@ -341,6 +341,13 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
         )  # fmt: skip
         assert few.tokens == plain.tokens
         assert max(stats.drafted for stats in few.rounds) == 2
+        # By default a controller that prices nodes gets a tree, and others a chain.
+        for head, nodes in (("auto", 2), ("chain", checkpoint.config.block_size - 1)):
+            chosen = dllm.speculate(
+                verifier, str(tmp_path), ids, max_new_tokens=12, controller=TwoNodes(), head=head,
+            )  # fmt: skip
+            assert chosen.tokens == plain.tokens
+            assert max(stats.drafted for stats in chosen.rounds) == nodes
     drafter = BlockDrafter(tmp_path)
     for temperature in (0.0, 0.8):
         how: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}

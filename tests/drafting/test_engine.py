@@ -94,10 +94,10 @@ def test_the_served_default_controller_sees_costs(verifier: dllm.DiffusionModel)
     """``rate`` is fed the drafter's time and the tokens beside, in the server too."""
     served = serve(verifier, drafters=("prompt_lookup",), name="ar", max_rows=4)
     session = served.service.sessions["none"]
-    kind: Any = session._kind
+    how: Any = session._how
     body = {"prompt": [5, 6, 7, 5, 6, 7, 5], "max_tokens": NEW, "n": 3}
     assert served.post("/v1/completions", body).status_code == 200
-    rate = kind.controller
+    rate = how.recipe.controller
     assert rate.draft_seconds.sums[0] > 0 and rate.draft_seconds.sums[2] > 0
     assert (
         rate.verify_seconds and max(max(curve._off) for curve in rate.verify_seconds.values()) > 2

@@ -39,7 +39,7 @@ from .heads import WalkHead, confidence_of, head_of
 from .network import BlockNetwork, TextKeys
 from .walks import Walk, candidates
 
-HEADS = ("auto", "none", "sample", "tree")
+HEADS = ("auto", "none", "chain", "sample", "tree")
 
 
 @DRAFTERS.register("dflash", paper="DFlash: Block Diffusion for Flash Speculative Decoding",
@@ -52,10 +52,11 @@ class BlockDrafter(Drafter):
     default "argmax" at temperature 0, "coupled" above; others are "cps", "sample" and
     "best_first_tree".  ``proxy``: the causal model that helps a search (default "ngram").
     ``head``: "auto" reads the draft off with the head of the checkpoint (DSpark's, Domino's, DFlash
-    2's selector), if it brings one and no search is asked for; "sample" draws it above temperature
-    0, for the rules that divide by the draft's probabilities (`ratio`, `block`); "tree" reads off a
-    tree of ``nodes`` tokens, for machines where 16 rows cost what one costs; "none" leaves the head
-    out.
+    2's selector), if it brings one and no search is asked for: as a tree of at most ``nodes``
+    tokens (15) where the length controller knows what a node costs (`rate`) and rule and verifier
+    take trees, else as a chain.  "tree" and "chain" say which; "sample" draws a chain above
+    temperature 0, for the rules that divide by the draft's probabilities (`ratio`, `block`); "none"
+    leaves the head out.
     """
 
     model: Any = ""
@@ -73,7 +74,7 @@ class BlockDrafter(Drafter):
         if self.head not in HEADS:
             raise ConfigError(f"head is one of {', '.join(HEADS)}, not {self.head!r}")
         unfit = self.search is not None or not self.model.walks or self.nodes < 1
-        if self.head in ("sample", "tree") and unfit:
+        if self.head in ("chain", "sample", "tree") and unfit:
             raise ConfigError(
                 f"head={self.head!r} takes a checkpoint with a Markov head, GRU or selector, no "
                 "search and at least one node; search='best_first_tree' makes trees of marginals, "
@@ -277,7 +278,8 @@ class BlockDrafting(Drafting):
         sure = None if self.bound.sure is None else self.bound.sure.over(hidden)
         walk = Walk(head.over(hidden, at), self.anchor, values.cpu().numpy(), named.cpu().numpy(),
                     temperature, noise, sure)  # fmt: skip
-        if self.part.head == "tree" and self.request.trees:
+        priced = self.part.head == "auto" and budget.nodes is not None
+        if (priced or self.part.head == "tree") and self.request.trees:
             depth = min(budget.length, budget.room)
             return walk.tree(depth, self.part.nodes, budget.tree_size)
         uniforms = None

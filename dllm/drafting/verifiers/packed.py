@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ...canvas import IntArray
+from ...canvas import BoolArray, IntArray
 from ...engine.kv import KVBuffer
 from ...engine.packing import Packing
 from ...engine.visibility import Visibility
@@ -89,7 +89,10 @@ class PackedVerifier(Verifier):
             shares.append(self.feed(packing, text, draft))
             text.forwards += 1
             text.computed += len(text.fresh) + len(draft)
-        logits, hidden = self._forward(packing)
+        probes = np.zeros(max(self.least, packing.size), np.bool_)
+        for i, fed in zip(order, shares, strict=True):
+            probes[fed.stop - work[i][1].probes : fed.stop] = True
+        logits, hidden = self._forward(packing, probes)
         scored: list[Scored] = [Scored(logits)] * len(work)
         at = 0
         for i, fed in zip(order, shares, strict=True):
@@ -113,7 +116,9 @@ class PackedVerifier(Verifier):
         packing.scored.append(np.arange(packing.size - nodes - 1, packing.size))
         return slice(at, packing.size)
 
-    def _forward(self, packing: Packing) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _forward(
+        self, packing: Packing, probes: BoolArray
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits of the scored rows, and what the tapped layers gave for all."""
         missing = self.least - packing.size
         if missing > 0:  # rows that only fill up see nothing, and nobody sees them
@@ -125,6 +130,7 @@ class PackedVerifier(Verifier):
             running(self.hf, self.attention),
             tapped(self.hf, self.taps) as outputs,
         ):
+            self._name_masks(probes)
             inputs = packed.inputs(self.buffer)
             logits: torch.Tensor = self.hf(
                 **inputs, grouped=True, logits_to_keep=packed.scored
@@ -149,10 +155,15 @@ class PackedVerifier(Verifier):
 def open_verifier(
     model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True
 ) -> Verifier:
-    """A packed verifier where the network's attention can be packed, else one row by row."""
+    """A packed verifier where the network's attention can be packed, else one row by row; with
+    recurrent layers one that can take their states back."""
+    from .recurrent import RecurrentVerifier, has_recurrent_layers
     from .rowwise import RowVerifier
 
-    return (PackedVerifier if packs(model) else RowVerifier)(model, taps, exact)
+    if packs(model):
+        return PackedVerifier(model, taps, exact)
+    kind = RecurrentVerifier if has_recurrent_layers(model) else RowVerifier
+    return kind(model, taps, exact)
 
 
 def packs(model: DiffusionModel) -> bool:

@@ -1,0 +1,168 @@
+"""The loop of every recipe: transformers' Trainer around an objective.
+
+An objective is a module whose forward takes a batch and returns ``{"loss": ...}``; a data set gives
+the batch of a step, as a function of its number, so that a run that was stopped goes on as if
+nothing had happened.  What a run is worth is said by a function of the objective: tokens per
+forward, accuracy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Metrics = dict[str, float]
+LOG = "log.jsonl"  # what a run said, an entry a line
+RECIPE = "recipe.json"  # what determines a run
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast.  ``schedule``: a name of transformers ("cosine", "linear", "constant",
+    or "constant_with_warmup" for a run that will be continued); ``evaluate_every`` (0: never)
+    and ``log_every`` count steps; a checkpoint is kept whenever the run is evaluated, or every
+    ``save_every`` steps; ``accumulate``: batches per step."""
+
+    steps: int = 2000
+    learning_rate: float = 1e-3
+    warmup: int = 50
+    schedule: str = "cosine"
+    evaluate_every: int = 200
+    log_every: int = 20
+    save_every: int = 0
+    accumulate: int = 1
+    clip: float = 1.0
+    weight_decay: float = 0.0
+    seed: int = 0
+
+
+class Loop(Trainer):
+    """Everything is transformers', except what an evaluation measures."""
+
+    def __init__(self, measure: Callable[[Any], Metrics] | None, **how: Any) -> None:
+        super().__init__(**how)
+        self.measure = measure
+
+    def evaluate(self, *_: Any, **__: Any) -> Metrics:
+        objective = self.accelerator.unwrap_model(self.model)
+        metrics: Metrics = {}
+        if self.measure is not None:
+            with torch.no_grad(), self.accelerator.autocast(), evaluating(objective):
+                metrics = {f"eval_{k}": v for k, v in self.measure(objective).items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        return metrics
+
+
+@contextmanager
+def evaluating(module: Any) -> Iterator[None]:
+    """A module in evaluation mode."""
+    before = module.training
+    module.train(False)
+    try:
+        yield
+    finally:
+        module.train(before)
+
+
+def loop(
+    objective: nn.Module, data: Dataset[Any], schedule: Schedule, folder: Path, *,
+    measure: Callable[[Any], Metrics] | None = None, bf16: bool = False, device: str = "cpu",
+    say: Callable[[str], None] | None = None, optimizers: Any = (None, None),
+    gradient_checkpointing: bool = False,
+) -> Loop:  # fmt: skip
+    """Everything set up; `resume` runs it.  ``say`` is handed a line per log entry."""
+    every = schedule.save_every or schedule.evaluate_every or schedule.steps
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=schedule.steps, per_device_train_batch_size=1,
+        gradient_accumulation_steps=schedule.accumulate,
+        learning_rate=schedule.learning_rate, lr_scheduler_type=schedule.schedule,
+        warmup_steps=schedule.warmup, weight_decay=schedule.weight_decay, adam_beta2=0.95,
+        max_grad_norm=schedule.clip, bf16=bf16, use_cpu=device == "cpu",
+        gradient_checkpointing=gradient_checkpointing,
+        train_sampling_strategy="sequential", save_strategy="steps", save_steps=every,
+        eval_strategy="steps" if measure is not None and schedule.evaluate_every else "no",
+        eval_steps=schedule.evaluate_every or None, save_total_limit=2,
+        logging_steps=schedule.log_every, remove_unused_columns=False, report_to=[],
+        seed=schedule.seed, dataloader_pin_memory=False, disable_tqdm=True,
+    )  # fmt: skip
+    run = Loop(
+        measure, model=objective, args=arguments, train_dataset=data, eval_dataset=data,
+        data_collator=lambda batches: batches[0], callbacks=[Progress(folder, say)],
+        optimizers=optimizers,
+    )  # fmt: skip
+    run.remove_callback(PrinterCallback)  # says what `Progress` says
+    return run
+
+
+def resume(run: Loop) -> None:
+    """Train from the last checkpoint of the folder, or from the start."""
+    folder = str(run.args.output_dir)
+    last = None
+    if Path(folder).is_dir():
+        last = get_last_checkpoint(folder)  # type: ignore[no-untyped-call]
+    run.train(resume_from_checkpoint=last)
+
+
+def same_recipe(folder: Path, recipe: Any, **free: Any) -> None:
+    """Write what determines a run into its folder, or raise `ConfigError` when another run is
+    there.  Only the fields in ``free`` may change between the parts of a run."""
+    file, settings = folder / RECIPE, json.loads(json.dumps(asdict(recipe)))
+    if file.exists():
+        begun = json.loads(file.read_text(encoding="utf-8"))
+        if begun | free != settings | free:
+            raise ConfigError(
+                f"{folder} holds a run of another recipe: choose another folder or repeat its "
+                f"options (only {', '.join(free) or 'nothing'} may change)"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+
+class Progress(TrainerCallback):
+    """Writes every log entry to a file of the run, and hands it on as a line."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None] | None) -> None:
+        self.folder, self.say = folder, say
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logs: Mapping[str, Any] = kwargs.get("logs") or {}
+        entry = {"step": state.global_step, **logs}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / LOG).open("a", encoding="utf-8") as log:
+            log.write(json.dumps(entry) + "\n")
+        shown = {k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_")}
+        if "loss" in logs:
+            shown = {"loss": logs["loss"]}
+        if self.say is not None and shown:
+            words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}"
+                              for name, value in shown.items())  # fmt: skip
+            self.say(f"step {state.global_step}/{state.max_steps}: {words}")
+
+
+def machine_has_bf16(device: str) -> bool:
+    """Whether bfloat16 products are faster here than float32: asked of the processor."""
+    if device != "cpu":
+        return bool(torch.cuda.is_bf16_supported())
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags

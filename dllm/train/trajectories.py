@@ -1,0 +1,155 @@
+"""How a model decoded its own answers, as training data.
+
+``*.jsonl``, one answer a line: {"ids": the whole text, "answer": where the answer starts, "order":
+the step that decided each token of the answer}; optionally "text", the answer in words, and
+"right", whether a bundled task accepts it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from ..api import generate
+from ..errors import ConfigError
+from ..eval.tasks import TASKS
+from ..models import DiffusionModel
+from .batches import arranged
+
+PIECE = 64  # prompts decoded together, and repeated when a stopped run goes on
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """``ids`` of prompt and answer, which starts at ``start``; ``order`` of the answer's tokens."""
+
+    ids: tuple[int, ...]
+    start: int
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, and the bundled task and number that say what a right answer is."""
+
+    prompt: Any
+    task: str | None = None
+    example: Any = None
+
+    def right(self, text: str) -> bool | None:
+        """Whether ``text`` answers it; None where nobody knows."""
+        return None if self.task is None else bool(TASKS[self.task].check(self.example, text))
+
+
+def task_questions(
+    count: int, seed: int, tasks: Sequence[str] = tuple(TASKS), split: str = "train"
+) -> list[Question]:
+    """Prompts of the generated tasks, all of them equally often."""
+    rng = random.Random(f"questions/{split}/{seed}")
+    drawn = [(name, TASKS[name].sample(rng, split)) for name in rng.choices(tasks, k=count)]
+    return [Question(example.prompt, name, example) for name, example in drawn]
+
+
+def write_trajectories(
+    model: DiffusionModel, questions: Sequence[Question], file: Path,
+    sampler: str = "threshold(0.9)", only_right: bool = True, **arguments: Any,
+) -> Iterator[int]:  # fmt: skip
+    """Decode ``questions`` with ``sampler`` and append what happened to ``file``; yields how many
+    are done.  A stopped run goes on with the piece of work that was not finished.
+
+    ``only_right``: leave out answers that a task rejects.  Positions that were never decided (an
+    end of text made them needless) count as decided one step after the last.
+    """
+    state = file.with_suffix(".done")
+    done = int(state.read_text()) if state.exists() else 0
+    while done < len(questions):
+        piece = questions[done : done + PIECE]
+        results = generate(
+            model, [q.prompt for q in piece], sampler=sampler, trace=True, **arguments
+        )
+        with file.open("a", encoding="utf-8") as out:
+            for question, result in zip(piece, results, strict=True):
+                right = question.right(result.text)
+                if right is not False or not only_right:
+                    out.write(json.dumps(_entry(result) | {"right": right}) + "\n")
+        done += len(piece)
+        state.write_text(str(done))
+        yield done
+
+
+def _entry(result: Any) -> dict[str, Any]:
+    ids, start = result.sequences.tolist(), result.prompt_length
+    last = len(result.trace.steps)
+    order = [last] * (len(ids) - start)
+    for number, step in enumerate(result.trace.steps):
+        for position, _, _ in step.commits:
+            order[position - start] = number
+    return {"ids": ids, "answer": start, "order": order, "text": result.text}
+
+
+def read_trajectories(path: Path) -> list[Trajectory]:
+    """The answers of a file.  Raises `ConfigError` for a line of another form."""
+    result = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            ids, order = tuple(entry["ids"]), tuple(entry["order"])
+            result.append(Trajectory(ids, int(entry["answer"]), order))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f'{path}, line {number}: expected {{"ids": [...], "answer": n, "order": [...]}}, '
+                f"not {line!r:.60}"
+            ) from error
+    if not result:
+        raise ConfigError(f"{path} holds no answers: were all of them wrong?")
+    return result
+
+
+class Batches(Dataset[dict[str, torch.Tensor]]):
+    """Batch ``i`` of a run, a function of seed and ``i``.  ``hints`` (ids before and behind an
+    answer) show the teacher each answer in front of its prompt."""
+
+    def __init__(
+        self, answers: Sequence[Trajectory], rows: int, steps: int, seed: int,
+        hints: tuple[Sequence[int], Sequence[int]] | None = None,
+    ) -> None:  # fmt: skip
+        if len(answers) < rows:
+            raise ConfigError(f"{len(answers)} answers are too few for batches of {rows}")
+        self.answers, self.rows, self.steps = answers, rows, steps
+        self.seed, self.hints = seed, hints
+        self.lengths = [len(answer.ids) for answer in answers]
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        chosen = [self.answers[i] for i in arranged(self.lengths, self.rows, self.seed, index)]
+        length = max(len(answer.ids) for answer in chosen)
+        ids = torch.zeros(len(chosen), length, dtype=torch.int64)
+        order, valid = torch.full_like(ids, -1), torch.zeros_like(ids, dtype=torch.bool)
+        for i, answer in enumerate(chosen):
+            ids[i, : len(answer.ids)] = torch.tensor(answer.ids)
+            order[i, answer.start : len(answer.ids)] = torch.tensor(answer.order)
+            valid[i, : len(answer.ids)] = True
+        batch = {
+            "ids": ids, "order": order, "valid": valid,
+            "progress": torch.tensor(index / max(1, self.steps)),
+            "seed": torch.tensor(random.Random(f"{self.seed}/{index}").getrandbits(31)),
+        }  # fmt: skip
+        if self.hints is not None:
+            batch["hint"] = _padded([[*self.hints[0], *answer.ids[answer.start :], *self.hints[1]]
+                                     for answer in chosen])  # fmt: skip
+        return batch
+
+
+def _padded(rows: list[list[int]]) -> torch.Tensor:
+    """(B, H) int64, padded with -1 on the left."""
+    longest = max(map(len, rows))
+    return torch.tensor([[-1] * (longest - len(row)) + row for row in rows])
