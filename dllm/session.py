@@ -205,7 +205,8 @@ class Session:
     ...     texts = [handle.result().text for handle in handles]
 
     ``model``: as for `dllm.generate`, or as the verifier of `dllm.speculate`.  ``cache``,
-    ``sampler``: of a diffusion model; ``sampler`` (default "threshold") is the default of `submit`.
+    ``sampler``, ``length``: of a diffusion model; ``sampler`` (default "threshold") and ``length``
+    (default "fixed") are the defaults of `submit`.
     ``drafter``, ``rule``, ``controller``, ``vocabulary``, ``exact``: of a verifier, see
     `dllm.speculate`; without a drafter it decodes plainly.  ``max_rows``: most requests that are
     decoded at a time.  ``max_waiting``: most that wait beside them (None: any number); one more
@@ -225,6 +226,7 @@ class Session:
         *,
         cache: CacheLike | None = None,
         sampler: SamplerLike | None = None,
+        length: str | None = None,
         cuda_graphs: bool = False,
         compile: bool = False,
         drafter: Any = None,
@@ -249,8 +251,9 @@ class Session:
                                       or value < least):  # fmt: skip
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value}")
         self._how = _prepared(
-            self.model, cache=cache or "none", sampler=sampler, cuda_graphs=cuda_graphs,
-            compile=compile, drafter=drafter, rule=rule, controller=controller,
+            self.model, cache=cache or "none", sampler=sampler, length=length,
+            cuda_graphs=cuda_graphs, compile=compile, drafter=drafter, rule=rule,
+            controller=controller,
             vocabulary=vocabulary, exact=exact,
         )  # fmt: skip
         most = max_positions or max_rows * self.model.facts.context_length

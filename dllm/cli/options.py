@@ -274,6 +274,11 @@ class Generation(Decoding):
     max_new_tokens: Annotated[
         int | None, option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.")
     ] = None
+    length: Annotated[
+        str | None,
+        option("--length", panel=DECODING, text="How the length is found: append, crop, rho, "
+               "daedal; --max-new-tokens is then the most. Default fixed."),
+    ] = None  # fmt: skip
     min_new_tokens: Annotated[
         int | None, option("--min-new-tokens", panel=DECODING, text="No end before, default 0.")
     ] = None

@@ -45,6 +45,15 @@ def serve(
         str,
         typer.Option("--sampler", "-s", help="Of requests that name none.", rich_help_panel=ENGINE),
     ] = "threshold",
+    length: Annotated[
+        str | None,
+        typer.Option(
+            help="How answers find their length, of requests that do not say; max_tokens is then "
+            "the most.",
+            rich_help_panel=ENGINE,
+            show_default="fixed",
+        ),
+    ] = None,
     cache: Annotated[
         list[str] | None,
         typer.Option(
@@ -127,7 +136,7 @@ def serve(
     except ImportError as error:
         raise missing(str(error.name), "serve") from error
     settings = Settings(
-        name=name, sampler=sampler, caches=tuple(cache or ("none",)),
+        name=name, sampler=sampler, length=length, caches=tuple(cache or ("none",)),
         drafters=tuple(drafter or ()), max_rows=max_rows,
         max_waiting=max_waiting, max_positions=max_positions, max_batch_tokens=max_batch_tokens,
         full_step_tokens=full_step_tokens, keep_prefixes=keep_prefixes,
