@@ -319,6 +319,7 @@ class Writing(Decoding):
     """Answers of a length that is asked for, and what OpenAI's and vLLM's clients send beside."""
 
     max_tokens: Count | None = None
+    length: Sampler | None = None
     min_tokens: Number = 0
     ignore_eos: bool = False
     stop: Stop = ()

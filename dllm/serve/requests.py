@@ -118,7 +118,9 @@ def read_text(data: Any) -> GenerateRequest:
     """``POST /v1/completions``."""
     body = TextBody.read(data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
-    for name in ("stop", "min_tokens", "ignore_eos", "constraints") if body.suffix else ():
+    for name in (
+        ("stop", "min_tokens", "ignore_eos", "constraints", "length") if body.suffix else ()
+    ):
         if getattr(body, name):
             raise Problem(
                 400, f"{name} does not go with suffix: the hole has max_tokens positions and "
@@ -194,6 +196,8 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
             raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
         if body.ignore_eos or body.min_tokens:
             result["min_new_tokens"] = length if body.ignore_eos else body.min_tokens
+        if body.length is not None:
+            result["length"] = body.length
         if body.stop:
             stop = body.stop
             result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)

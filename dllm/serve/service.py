@@ -106,7 +106,8 @@ class Service:
                 "ones: drop --drafter"
             )
         else:  # what every request would be refused for
-            how = Preparation.of(self.model, options["sampler"], cache, None, {})
+            length = {} if settings.length is None else {"length": settings.length}
+            how = Preparation.of(self.model, options["sampler"], cache, None, length)
             check_recipe(how.recipe, how.cache, self.model)
         if self.ranks is not None:
             from .ranks import Leader

@@ -197,8 +197,9 @@ class Stream:
             return [position - base, piece(token), *more, *([token] if ids else [])]
 
         frames: list[dict[str, Any]] = []
+        more = sum(edit.added - edit.removed for edit in happened.edits)
         if not shown.frames:
-            shown.length = len(canvas.tokens) - base
+            shown.length = len(canvas.tokens) - base - more
             opening: dict[str, Any] = {
                 "type": "canvas", "index": index, "length": shown.length,
                 "window": [at - base for at in happened.window],
@@ -221,6 +222,9 @@ class Stream:
             "remask": [at - base for at in happened.remasked],
             "forwards": canvas.nfe, "computed": canvas.computed,
         }  # fmt: skip
+        if happened.edits:
+            frame["edits"] = [[e.at - base, e.removed, e.added, e.token] for e in happened.edits]
+            shown.length += more
         if canvas.length - base < shown.length:
             frame["end"] = canvas.length - base
         if self.ask.drafts == "text":
