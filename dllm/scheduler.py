@@ -221,6 +221,7 @@ class Scheduler:
             "cache_bytes": self.engine.cache_bytes,
             "queue_seconds": request.queue_seconds or 0.0,
             "restarts": row.restarts,
+            "schema": config.json_schema,
         }
         return request.kind(**fields | self.engine.figures(row))
 
