@@ -15,7 +15,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -229,7 +229,8 @@ def _trimmed(
     rank[kept] = np.arange(len(kept))
     columns, classes = np.unique(rank[padded[kept]], axis=1, return_inverse=True)
     of = classes[of]
-    live = (columns >= 0).any(0)[of]
+    useful_class: BoolArray = (columns >= 0).any(0)
+    live = useful_class[of]
     order = of[live][np.sort(np.unique(of[live], return_index=True)[1])]
     number = np.full(columns.shape[1], -1)
     number[order] = np.arange(len(order))
@@ -290,7 +291,8 @@ def answer(pattern: str, pieces: Sequence[bytes | None], tree: list[Level]) -> b
         reason = lines[-1].removeprefix("error: ") if lines else "no reason given"
         return REFUSED + f"is not understood: {reason}".encode()
     out = io.BytesIO()
-    np.savez(out, **{f.name: np.asarray(getattr(tables, f.name)) for f in fields(tables)})
+    arrays: Any = {f.name: np.asarray(getattr(tables, f.name)) for f in fields(tables)}
+    np.savez(out, **arrays)
     return OK + out.getvalue()
 
 

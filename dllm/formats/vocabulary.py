@@ -44,7 +44,7 @@ def vocabulary_of(tokenizer: Any, name: str = "the model") -> Vocabulary:
 
 
 def _read(tokenizer: Any, name: str) -> Vocabulary:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     decoders = [] if backend is None else list(_decoders(json.loads(backend.to_str())["decoder"]))
     kinds = {decoder["type"] for decoder in decoders}
     blank = any(d["type"] == "Replace" and d["content"] == " " for d in decoders)

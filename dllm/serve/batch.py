@@ -221,8 +221,7 @@ async def answer(service: Service, line: Line) -> dict[str, Any]:
         finally:
             for handle in handles:
                 handle.cancel()
-        for one in answers:
-            service.answered(one, arrived)
+        service.answered(line.id, answers, arrived)
     except Exception as error:
         problem = service.failed(error)
         return _response(problem.status, problem.body())
