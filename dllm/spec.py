@@ -54,10 +54,11 @@ def info(cls: Any, role: str = "", offers: Iterable[Any] = ()) -> Info:
     """What a listing says of a registered class: of its docstring the first paragraph as one line,
     and the rest."""
     summary, _, about = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
-    needs = tuple(sorted(map(str, getattr(cls, "needs", ()))))
+    needs: Any = getattr(cls, "needs", ())
+    needs = cls().needs if isinstance(needs, property) else needs  # it depends on the arguments
     return Info(
-        cls.name, role, " ".join(summary.split()), about, cls.paper, cls.arxiv, needs,
-        tuple(sorted(map(str, offers))), arguments(cls),
+        cls.name, role, " ".join(summary.split()), about, cls.paper, cls.arxiv,
+        tuple(sorted(map(str, needs))), tuple(sorted(map(str, offers))), arguments(cls),
     )  # fmt: skip
 
 
