@@ -202,13 +202,12 @@ class SpeculativeRow(Row):
         judged = time.perf_counter()
         emitted = self._cut([*draft.tokens[outcome.path].tolist(), outcome.extra])
         logprobs = rows.logprobs([-1, *outcome.path][: len(emitted)], emitted)
-        canvas.nfe += 1
-        canvas.computed += fed
         decision = self._commit(emitted, logprobs)
         emitted = emitted[: len(decision.committed)]
         path, extra = self._accepted(draft, outcome, len(emitted))
         hidden = self.verifier.seen(self.text, scored.hidden)
         self.verifier.commit(self.text, whole, path, emitted, scored.hidden)
+        canvas.nfe, canvas.computed = self.text.forwards, self.text.computed
         ids = np.concatenate([prefix[-1:], whole.tokens])
         feedback = Feedback(whole, path, emitted, ids, scored.logits, hidden)
         if self.drafting is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 
 import dllm
 from dllm.drafting.bridges.device import write_with
+from dllm.drafting.length.fixed import Fixed
 from dllm.drafting.naming import make_drafter
 from dllm.drafting.vocabulary import fingerprint
 from dllm.serve.verify import VerifyRoutes
@@ -69,7 +71,7 @@ def test_completions_are_the_verifiers_own(
 
 
 def test_drafted_and_accepted_tokens_are_counted(
-    verifying: Served, verifier: dllm.DiffusionModel
+    verifying: Served, verifier: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an answer adds to the counters is what `dllm.speculate` says of the same text."""
     labels = {"model_name": verifying.service.name}
@@ -80,14 +82,20 @@ def test_drafted_and_accepted_tokens_are_counted(
         values = [registry.get_sample_value(f"dllm_{name}_total", labels) for name in names]
         return [float(value or 0) for value in values]
 
+    session = verifying.service.sessions["none"]
+    how: Any = session._how
+    fixed = replace(how, recipe=replace(how.recipe, controller=Fixed(3)))  # `rate` may rest
+    monkeypatch.setattr(session, "_how", fixed)
     prompt = [5, 6, 7, 5, 6, 7, 5]
     before = counted()
     verifying.post("/v1/completions", {"prompt": prompt, "max_tokens": NEW})
     drafts, drafted, accepted = (b - a for a, b in zip(before, counted(), strict=True))
-    assert 0 < drafts <= drafted <= 3 * NEW
-    assert 0 <= accepted <= min(drafted, NEW)
-    (row,) = dllm.speculate(verifier, "prompt_lookup", [prompt], max_new_tokens=NEW)
-    assert (drafted > 0) == (row.drafted > 0)
+    row = dllm.speculate(
+        verifier, "prompt_lookup", prompt, max_new_tokens=NEW, controller="fixed(k=3)"
+    )
+    drafted_rounds = sum(1 for round_ in row.rounds if round_.drafted)
+    assert (drafts, drafted, accepted) == (drafted_rounds, row.drafted, row.accepted)
+    assert drafts > 0
     assert "dllm_accepted_tokens_total" in verifying.get("/metrics").text
 
 

@@ -42,12 +42,15 @@ class Scored(NamedTuple):
 class Text:
     """One text being written: committed ids, prompt included.  It gets at most ``limit`` tokens
     long; ``cached`` of them have their keys and values kept, ``reused`` of these were those of
-    another text.  ``shown``: with taps, the outputs (n, taps * D) of the tapped layers at the cached tokens, in pieces, and how
+    another text.  ``forwards`` it took part in, and tokens ``computed`` for it.  ``shown``: with
+    taps, the outputs (n, taps * D) of the tapped layers at the cached tokens, in pieces, and how
     many tokens of them a drafter has not seen yet; ``weights`` it is written with."""
 
     tokens: list[int]
     limit: int
     cached: int = 0
+    forwards: int = 0
+    computed: int = 0
     reused: int = 0
     shown: list[torch.Tensor] = field(default_factory=list, repr=False)
     unseen: int = 0

@@ -109,6 +109,9 @@ class PackedVerifier(Verifier):
         for i, fed in zip(order, shares, strict=True):
             probes[fed.stop - work[i][1].probes : fed.stop] = True
         logits, hidden = self._forward(packing, probes)
+        for text, draft in work:  # not before: one that failed runs again
+            text.forwards += 1
+            text.computed += len(text.fresh) + len(draft)
         scored: list[Scored] = [Scored(logits)] * len(work)
         at = 0
         for i, fed in zip(order, shares, strict=True):

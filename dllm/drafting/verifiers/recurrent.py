@@ -148,6 +148,8 @@ class RecurrentVerifier(RowVerifier):
                     **more)  # fmt: skip
         for layer in text.cache.layers:
             layer.crop(0)
+        text.forwards += 1
+        text.computed += len(ids)
 
     def _release(self, text: Any) -> None:
         super()._release(text)

@@ -149,6 +149,8 @@ class RowVerifier(Verifier):
         ):
             self._name_masks(np.arange(len(ids)) >= len(ids) - draft.probes)
             logits: torch.Tensor = self.hf(**arguments).logits[0, -wanted:]
+        text.forwards += 1
+        text.computed += len(ids)
         return Scored(logits, joined(outputs, self.taps))
 
     def _keep(self, text: Any, draft: Draft, path: Sequence[int]) -> None:
