@@ -28,6 +28,7 @@ class Result:
     shared with other rows; what a reader does between two steps is not counted.
     ``queue_seconds``: time from its submission to its admission.  ``restarts``: how often the
     row gave its memory back and began anew, in forwards that are not counted here.
+    ``cached_tokens``: tokens of the prompt whose keys and values were kept from an earlier text.
     ``canvas``: positions that the answer had in the end; ``probes``: forwards, among ``nfe``, that
     only looked for its length.
     ``peak_memory`` (bytes; of the device, or of the process on CPU) and ``cache_bytes`` (what is
@@ -53,6 +54,7 @@ class Result:
     cache_bytes: int = 0
     queue_seconds: float = 0.0
     restarts: int = 0
+    cached_tokens: int = 0
     canvas: int = 0
     probes: int = 0
 

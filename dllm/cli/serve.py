@@ -91,6 +91,15 @@ def serve(
         int | None,
         typer.Option(help="Most positions of whole canvases in a step.", rich_help_panel=ENGINE),
     ] = None,
+    keep_prefixes: Annotated[
+        int | None,
+        typer.Option(
+            help="Of an autoregressive model: tokens of complete texts kept for those that begin "
+            "like them; 0: none.  Default: 16384.",
+            min=0,
+            rich_help_panel=ENGINE,
+        ),
+    ] = None,
     cuda_graphs: Annotated[
         bool, typer.Option("--cuda-graphs", help="Replay cached steps.", rich_help_panel=ENGINE)
     ] = False,
@@ -130,7 +139,8 @@ def serve(
         name=name, sampler=sampler, length=length, caches=tuple(cache or ("none",)),
         drafters=tuple(drafter or ()), max_rows=max_rows,
         max_waiting=max_waiting, max_positions=max_positions, max_batch_tokens=max_batch_tokens,
-        full_step_tokens=full_step_tokens, cuda_graphs=cuda_graphs, compile=compile,
+        full_step_tokens=full_step_tokens, keep_prefixes=keep_prefixes,
+        cuda_graphs=cuda_graphs, compile=compile,
         deadline=deadline, drain=drain, max_body=max_body, max_prompt_tokens=max_prompt_tokens,
         api_key=api_key, metrics_names=metrics_names, page=page,
     )  # fmt: skip

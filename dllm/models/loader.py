@@ -23,6 +23,7 @@ from .precision import auto_dtype
 from .quantisation import check_device, of_config, quantise, read
 from .quiet import quiet
 from .reading import family_of, native_config
+from .threads import choose_threads, set_threads
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 from .weights import load_weights, resolve_dtype
 
@@ -34,7 +35,8 @@ def load(
     device_map: Any = None, attn_implementation: str | None = None, quantization: Any = None,
     quantization_config: Any = None,
     revision: str | None = None, family: str | None = None, tokenizer: TokenizerSource = None,
-    adapter: str | os.PathLike[str] | None = None, merge_adapter: bool = False, **options: Any,
+    adapter: str | os.PathLike[str] | None = None, merge_adapter: bool = False,
+    threads: int | None = None, **options: Any,
 ) -> DiffusionModel:  # fmt: skip
     """Load a diffusion language model, or an autoregressive one to verify with.
 
@@ -56,6 +58,9 @@ def load(
             weights that were trained for diffusion.
         tokenizer: a tokenizer, or a folder or hub id that holds one, instead of the model's own;
             missing special tokens and the chat template are added to it.
+        threads: of the processor, for all networks of the process, as ``torch.set_num_threads``
+            does it.  By default a layer of the network's size is timed once on a CPU, with one
+            thread and with more, unless PyTorch or ``OMP_NUM_THREADS`` was told a number.
         adapter: folder or hub id of a low-rank adapter in peft's format, e.g. one that `dllm train`
             made; it is put on the network, with ``merge_adapter`` into its weights.  One that acts
             on masks only makes a diffusion model of an autoregressive one.
@@ -69,6 +74,13 @@ def load(
         ConfigError: arguments that are wrong or do not fit together.
         UnknownNameError: a misspelt family, option, attention implementation or bundled name.
     """
+    if threads is not None:
+        set_threads(threads)
+    if adapter is not None and quantization is not None:
+        raise ConfigError(
+            "an adapter is put on weights as they are: merge it, save the model, and load that "
+            "with quantization="
+        )
     if adapter is not None:
         base = load(
             model, dtype=dtype, device=device, device_map=device_map, tokenizer=tokenizer,
@@ -103,19 +115,23 @@ def load(
     options = {name: value for name, value in options.items() if name not in SETTABLE}
     with quiet():
         if not isinstance(model, PreTrainedModel):
-            return _from_files(
+            result = _from_files(
                 open_checkpoint(model, revision), family, tokenizer, given, attn_implementation,
                 how, dtype=wanted, device=device, device_map=device_map,
                 quantization_config=quantization_config, **options,
             )  # fmt: skip
+            choose_threads(result.hf)
+            return result
         if options or quantization_config is not None or device_map is not None or revision:
             raise ConfigError(
                 "the model is loaded already: quantization_config, device_map, revision and "
                 "options of from_pretrained have no effect on it; leave them out"
             )
-        return adopt(
+        result = adopt(
             model, family, tokenizer, given, attn_implementation, how, dtype=wanted, device=device
         )
+        choose_threads(result.hf)
+        return result
 
 
 def with_adapter(

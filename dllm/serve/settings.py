@@ -22,7 +22,8 @@ class Settings:
     of an autoregressive model, whose texts they help to write; the first that has a draft.
     ``max_rows``: requests that are written at a time; ``max_waiting``: those that may wait,
     more get 429; ``max_positions``: room for keys and values; ``max_batch_tokens``: most
-    positions of a forward; ``full_step_tokens``: most positions of whole canvases in a step.
+    positions of a forward; ``full_step_tokens``: most positions of whole canvases in a step;
+    ``keep_prefixes``: tokens of complete texts that are kept for those that begin like them.
     ``deadline``: seconds after which a request is given up, also in the queue. ``drain``:
     seconds that running requests get after SIGTERM. ``max_body``: bytes of a request;
     ``max_prompt_tokens``: of a prompt, None for what the context leaves. ``api_key``: what
@@ -41,6 +42,7 @@ class Settings:
     max_positions: int | None = None
     max_batch_tokens: int | None = None
     full_step_tokens: int | None = None
+    keep_prefixes: int | None = None
     cuda_graphs: bool = False
     compile: bool = False
     deadline: float = 600.0
@@ -56,7 +58,8 @@ class Settings:
     def session(self, cache: str) -> dict[str, Any]:
         """Arguments of the `dllm.Session` for ``cache``."""
         names = ("sampler", "length", "max_rows", "max_waiting", "max_positions",
-                 "max_batch_tokens", "full_step_tokens", "cuda_graphs", "compile")  # fmt: skip
+                 "max_batch_tokens", "full_step_tokens", "keep_prefixes", "cuda_graphs",
+                 "compile")  # fmt: skip
         return {"cache": cache} | {name: getattr(self, name) for name in names}
 
     def __post_init__(self) -> None:
