@@ -191,7 +191,8 @@ DRAFTING: dict[str, str] = {
     "threshold": "The token that crosses the bound is sent, bound and lengths are the official "
     "code's. The paper trains a head to predict acceptance; here it is calibrated confidence.",
     "block": "Tested to be lossless in distribution.",
-    "fly": "LOSSY. Constants of the paper.",
+    "fly": "LOSSY. Constants of the paper: five tokens that follow, entropy of the three most "
+    "probable tokens in nats; vLLM asks for six.",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
     "multi_round": "Tested to be lossless in distribution.",
     "pivot": "LOSSY. The paper's features are not published; these are the verifier's. Labels come "
