@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -32,7 +33,8 @@ class Result:
     ``canvas``: positions that the answer had in the end; ``probes``: forwards, among ``nfe``, that
     only looked for its length.
     ``peak_memory`` (bytes; of the device, or of the process on CPU) and ``cache_bytes`` (what is
-    held in keys, values and hidden states) are those of all rows together.
+    held in keys, values and hidden states) are those of all rows together.  ``schema``: the
+    pydantic class or JSON schema that the text follows.
     """
 
     text: str
@@ -57,6 +59,17 @@ class Result:
     cached_tokens: int = 0
     canvas: int = 0
     probes: int = 0
+    schema: Any = field(default=None, repr=False)
+
+    @property
+    def parsed(self) -> Any:
+        """What the text says, where it was asked for as JSON (``json_schema``): an object of the
+        pydantic class, else plain data; None for other texts."""
+        if self.schema is None:
+            return None
+        if isinstance(self.schema, type):
+            return self.schema.model_validate_json(self.text)  # type: ignore[attr-defined]
+        return json.loads(self.text)
 
     @property
     def decided(self) -> int:
@@ -91,6 +104,8 @@ class Result:
         }
         data["sequences"] = self.sequences.tolist()
         data["logprobs"] = [x if math.isfinite(x) else None for x in self.logprobs.tolist()]
+        if isinstance(self.schema, type):
+            data["schema"] = self.schema.model_json_schema()  # type: ignore[attr-defined]
         data["trace"] = None if self.trace is None else self.trace.to_dict()
         return data
 
