@@ -61,9 +61,9 @@ class Cascade(_Several):
     """A drafter of drafters: each level drafts for the next, the last for the verifier.
 
     ``cascade(a+b)``: b drafts; where the tokens of a cheap a agree with it from the start on, b
-    drafts once more behind them, now with these tokens as context instead of masks.  The draft is what
-    they agreed on and what b says then.  With more drafters the first two are a drafter for the
-    third, and so on.
+    drafts once more behind them, now with these tokens as context instead of masks.  The draft is
+    what they agreed on and what b says then.  With more drafters the first two are a drafter for
+    the third, and so on.
     """
 
     def open(self, request: Request) -> Drafting:
