@@ -19,7 +19,7 @@ from .. import __version__
 from ..drafting.verifiers.base import is_causal_model
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
-from ..prompts import encode, encode_continuation, encode_holes, tokenizer_of
+from ..prompts import encode, encode_continuation, encode_holes, hole_forms, tokenizer_of
 from ..session import Handle, Session
 from .body import shortened
 from .drafts import DraftRoutes
@@ -205,7 +205,7 @@ class Service:
             )
         if ask.text is not None:
             given, holes = encode_holes(model, ask.text)
-            text = np.where(holes, -1, given)
+            text = ask.text if any(hole_forms(ask.text)) else np.where(holes, -1, given)
         elif ask.suffix is not None:
             length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
             behind = encode_continuation(tokenizer_of(model), ask.suffix)
