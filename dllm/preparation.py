@@ -145,7 +145,8 @@ class RequestMaker:
                 "raise it"
             )
         raise ConfigError(
-            f"no text of this {name or 'form'} fits the {room} open positions and what stands around them"
+            f"no text of this {name or 'form'} fits the {room} open positions and what stands "
+            "around them"
         )
 
     def _check_used(self, canvas: int, traced: bool) -> None:
@@ -261,8 +262,8 @@ class Preparation(RequestMaker):
         self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False,
         repetition: int = 0, forms: Sequence[str | None] = (),
     ) -> Request:  # fmt: skip
-        """A request that fills the ``holes`` (L,) bool of ``ids`` (L,), behind a prompt.  ``forms``:
-        the expression of each hole's text, None for any."""
+        """A request that fills the ``holes`` (L,) bool of ``ids`` (L,), behind a prompt.
+        ``forms``: the expression of each hole's text, None for any."""
         before = np.zeros(0, np.int64) if prompt is None else encode(self.model, prompt)
         total, limit = len(before) + len(ids), self.model.facts.context_length
         if total > limit:

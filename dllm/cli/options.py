@@ -282,6 +282,12 @@ class Decoding(Loaded):
         option("--compile", panel=DECODING, text="Pass cached steps through torch.compile."),
     ] = None
 
+    confidence: Annotated[
+        str | None,
+        option("--confidence", panel=DECODING, text="'model': how sure a token of a form is "
+               "without the form."),
+    ] = None  # fmt: skip
+
     def __post_init__(self) -> None:
         """A preset is the sampler, the cache, and whatever else was not given."""
         if self.preset is not None and (self.sampler, self.cache) != (None, None):

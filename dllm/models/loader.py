@@ -6,20 +6,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 from .adapters import attach
 from .adopt import adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint
 from .facts import SETTABLE, generation_defaults, read_facts
 from .fields import own_section
+from .gguf import SUFFIX, read_gguf
 from .headers import read_headers
 from .model import DiffusionModel
-from .precision import auto_dtype
+from .precision import auto_dtype, native_bfloat16
 from .quantisation import check_device, of_config, quantise, read
 from .quiet import quiet
 from .reading import family_of, native_config
@@ -41,8 +43,9 @@ def load(
     """Load a diffusion language model, or an autoregressive one to verify with.
 
     Args:
-        model: a hub id, a folder, a bundled name ("nano", "nano-ar"), a loaded transformers
-            model (changed in place: attention, eval mode), or a `DiffusionModel` (returned as is).
+        model: a hub id, a folder, a bundled name ("nano", "nano-ar"), a GGUF file of a LLaDA or
+            Dream network, a loaded transformers model (changed in place: attention, eval mode), or
+            a `DiffusionModel` (returned as is).
         dtype: "float32", "bfloat16", "float16", or one of these torch dtypes.  "auto": on a GPU as
             stored; on a CPU bfloat16 where the processor has it natively, else float32; networks
             of less than 50M parameters as stored, bundled ones float32 (docs/models.md).
@@ -114,6 +117,10 @@ def load(
     given = {name: options.pop(name) for name in SETTABLE if options.get(name) is not None}
     options = {name: value for name, value in options.items() if name not in SETTABLE}
     with quiet():
+        if not isinstance(model, PreTrainedModel) and str(model).endswith(SUFFIX):
+            return _from_gguf(
+                Path(model), family, tokenizer, given, attn_implementation, how, wanted, device
+            )
         if not isinstance(model, PreTrainedModel):
             result = _from_files(
                 open_checkpoint(model, revision), family, tokenizer, given, attn_implementation,
@@ -194,6 +201,23 @@ def _from_files(
         generation_defaults(raw, checkpoint.generation, facts),
         raw if official else own_section(raw).get("official_config") or {},
     )  # fmt: skip
+
+
+def _from_gguf(
+    file: Path, named: str | None, tokenizer: TokenizerSource, given: Mapping[str, Any],
+    attn_implementation: str | None, how: Any, dtype: str | torch.dtype, device: Any,
+) -> DiffusionModel:  # fmt: skip
+    if how is not None:
+        raise ConfigError(f"{file.name} says itself how it is quantised: leave quantization out")
+    check_device(device)
+    if not file.is_file():
+        raise CheckpointError(f"there is no file {str(file)!r}")
+    if isinstance(dtype, str):
+        dtype = torch.bfloat16 if native_bfloat16() else torch.float32
+    network, family, stated = read_gguf(file, dtype)
+    result = adopt(network, named or family, tokenizer, {**stated, **given}, attn_implementation)
+    choose_threads(network)
+    return replace(result, name=file.stem)
 
 
 def _auto_dtype(
