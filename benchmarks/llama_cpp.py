@@ -34,8 +34,6 @@ TYPES = ("BF16", "Q8_0", "Q4_0")
 SHAPE = {"hidden": 2048, "wide": 5632, "layers": 16, "heads": 16, "vocabulary": 32768}
 PARTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 LINE = re.compile(r"total time: ([\d.]+)ms, time per step: ([\d.]+)ms")
-    r"total time: ([\d.]+)ms, time per step: ([\d.]+)ms, sampling time per step: ([\d.]+)"
-)
 
 
 def network(file: Path, kind: str, context: int) -> None:
