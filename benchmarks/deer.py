@@ -32,8 +32,8 @@ from dllm.drafting.result import conditional_acceptance
 from dllm.eval.tasks import TASKS
 from dllm.train.deer import Alignment, align, save_aligned, task_prompts, teacher_answers
 from dllm.train.dflash.objective import Objective
-from dllm.train.dflash.recipe import Recipe, finish, start
-from dllm.train.dflash.run import Schedule, resume
+from dllm.train.dflash.recipe import Recipe, Schedule, finish, start
+from dllm.train.loop import resume
 
 from report import RESULTS, write  # isort: skip
 

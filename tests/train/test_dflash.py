@@ -27,8 +27,8 @@ from dllm.train.dflash.heads import choice_loss
 from dllm.train.dflash.loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
 from dllm.train.dflash.model import BlockDrafter, default_taps, drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective
-from dllm.train.dflash.recipe import Recipe, dry_run, finish, keep_taps, mask_id, start
-from dllm.train.dflash.run import Schedule, resume
+from dllm.train.dflash.recipe import Recipe, Schedule, dry_run, finish, keep_taps, mask_id, start
+from dllm.train.loop import resume
 
 pytestmark = pytest.mark.filterwarnings("default")
 
