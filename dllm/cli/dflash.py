@@ -137,11 +137,13 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
 
 
 def _dry_run(verifier: str, recipe: Recipe) -> None:
-    from transformers import AutoConfig
-
+    from ..models.checkpoint import open_checkpoint
+    from ..models.reading import family_of, native_config
     from ..train.dflash.recipe import dry_run
 
-    for name, value in dry_run(AutoConfig.from_pretrained(verifier), recipe).items():
+    checkpoint = open_checkpoint(verifier)
+    config, _ = native_config(checkpoint, family_of(checkpoint))
+    for name, value in dry_run(config, recipe).items():
         note(f"{name} {value:.1f}")
 
 
