@@ -76,8 +76,8 @@ def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, 
     torch.manual_seed(0)
     pairs: list[Pair] = [([5, 6, 7], [20, 30, 40, 21, 31, 41, 22, 32])]
     recipe = Alignment(
-        stage1_steps=60,
-        stage2_steps=20,
+        stage1_steps=100,
+        stage2_steps=30,
         stage1_lr=5e-3,
         stage2_lr=2e-3,
         rows=8,
