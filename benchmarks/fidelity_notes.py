@@ -12,6 +12,14 @@ RECONSTRUCTED = "No official code was at hand"
 ROUTINES: dict[str, str] = {
     "llada21_edit": "Replayed on a canvas that ends with a block, as the official one does before "
     "its text is cut.",
+    "remdm_llada": "The official routine samples at temperature 1; recorded and replayed is its "
+    "argmax. With fewer steps than positions it re-masks arbitrary ones: not recorded.",
+    "dpad_llada": "With `dpad`; the recorded draws replace this library's noise. Behind an end "
+    "of text the official code fills to the end.",
+    "dpad_dream": "As for LLaDA, and `blocks(force_first=True)` where cached: the opening pass of "
+    "a block commits exactly its first position.",
+    "streaming_dllm_llada": "Behind an end of text the official code fills to the end.",
+    "streaming_dllm_dream": "As for LLaDA, and `blocks(force_first=True)`.",
     "t2m_remask_llada2": "As `llada21_edit`; with `block(official=True)`, because the released "
     "code keeps the keys and values of a block's last forward, without what that decided.",
     "window_diffusion_dream": OVERWRITES,
@@ -72,6 +80,24 @@ ROUTINES: dict[str, str] = {
 
 # (kind, registered name) -> where its default differs from the published code, or why no case.
 METHODS: dict[tuple[str, str], str] = {
+    ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
+    "in the official code where it exceeds it. The reviser also works with other selectors.",
+    (
+        "sampler",
+        "remdm",
+    ): "The loop is counted in steps of the schedule, so that it also works "
+    "with fewer steps than positions, where the official code starts at 7/8 of the block's length.",
+    (
+        "sampler",
+        "stability",
+    ): f"{RECONSTRUCTED}: the rule follows the paper; 0 where a position was "
+    "not predicted in the step before.",
+    (
+        "sampler",
+        "append",
+    ): "Blocks are appended as block diffusion does; on models without a causal "
+    "mask the lookahead is this library's.",
+    ("sampler", "crop"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "random"): "Recorded orders are replayed; the draws are this library's.",
     ("sampler", "factor"): "The official scan commits the last-ranked position when it alone fails "
     "its bound: a defect, `official=True` has it.",
@@ -145,6 +171,8 @@ METHODS: dict[tuple[str, str], str] = {
 # Registered drafting part -> where it deviates from its paper, and how it was checked.  No official
 # drafting code was recorded: exact rules are held to plain decoding, the others to their law.
 DRAFTING: dict[str, str] = {
+    "self": "TiDAR's schedule on networks whose decided tokens see no mask; texts are the "
+    "verifier's own (tested).",
     "aded": "The published rule; the constants are this library's, and only chains are taken.",
     "anpd": "How its order adapts is reconstructed.",
     "cacheback": "The paper's second, frozen table of a corpus is left out; the table sizes are "
@@ -171,7 +199,8 @@ DRAFTING: dict[str, str] = {
     "threshold": "The token that crosses the bound is sent, bound and lengths are the official "
     "code's. The paper trains a head to predict acceptance; here it is calibrated confidence.",
     "block": "Tested to be lossless in distribution.",
-    "fly": "LOSSY. Constants of the paper.",
+    "fly": "LOSSY. Constants of the paper: five tokens that follow, entropy of the three most "
+    "probable tokens in nats; vLLM asks for six.",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
     "multi_round": "Tested to be lossless in distribution.",
     "pivot": "LOSSY. The paper's features are not published; these are the verifier's. Labels come "

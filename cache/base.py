@@ -59,6 +59,16 @@ class Slots:
     def empty(cls, length: int, shift: int = 0, block_length: int = 0) -> Slots:
         return cls(np.full(length, -1), np.zeros(length, np.bool_), shift, block_length)
 
+    def fresh(self, length: int) -> Slots:
+        """The same for ``length`` slots of which nothing has been computed."""
+        return Slots.empty(length, self.shift, self.block_length)
+
+    def resize(self, length: int) -> None:
+        """Add slots at the end of which nothing has been computed, or drop some."""
+        missing = max(0, length - len(self.age))
+        self.age = np.pad(self.age[:length], (0, missing), constant_values=-1)
+        self.pending = np.pad(self.pending[:length], (0, missing))
+
     def state(self, kind: type[S]) -> S:
         """What the cache remembers of this row: an object of its own class ``kind``, made without
         arguments when it is first asked for."""
@@ -149,7 +159,8 @@ class Layer(Protocol):
 class Cache:
     """A caching method.  ``stores`` is False when nothing outlives the step; ``needs`` is what it
     needs of the sampler, ``offers`` what it offers to one.  ``follows``: branches have windows of
-    their own, and plans (see `branch`).  ``layerwise`` caches are also asked at
+    their own, and plans (see `branch`).  ``grows``: when a text becomes longer at its end, what is
+    stored of it stays good; other caches compute it anew.  ``layerwise`` caches are also asked at
     every layer and ``keeps`` says which hidden states are stored for them: the "input" of each
     layer, or the "change" it makes."""
 
@@ -160,6 +171,7 @@ class Cache:
     offers: ClassVar[frozenset[Capability]] = PARTIAL
     stores: ClassVar[bool] = True
     follows: ClassVar[bool] = False
+    grows: ClassVar[bool] = False
     trained: ClassVar[bool] = False  # meant for checkpoints that were trained with its attention
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None

@@ -35,6 +35,7 @@ class ExactBlockCache(Cache):
 
     needs = frozenset({BLOCK_CAUSAL})
     offers = REGION
+    grows = True
 
     official: bool = False
 

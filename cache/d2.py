@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..canvas import Canvas, FloatArray, IntArray
+from ..canvas import Canvas, FloatArray, IntArray, certainty_density
 from ..capabilities import WHOLE_REGION
 from ..errors import ConfigError
 from .base import PARTIAL, Layer, Plan, Slots, full_plan, register
@@ -92,7 +92,8 @@ class D2Cache(Refreshing):
         last = int(masks[self.k - 1]) if len(masks) >= self.k else canvas.end - 1
         end = max(least, origin + ((last - origin) // size + 1) * size)
         masks = masks[(masks >= low) & (masks < end)]
-        score = seen.confidence[masks] * density(canvas, self.sigma)[masks]
+        density = certainty_density(canvas, self.sigma)
+        score = seen.confidence[masks] * density[masks - canvas.start]
         ranked = np.lexsort((-score, masks >= high))
         return np.sort(masks[ranked[: self.k]])
 
@@ -133,19 +134,6 @@ def rollout(layers: dict[Any, Any], length: int) -> FloatArray:
         flow[computed] = passed
         flow += passed @ rows
     return flow
-
-
-def density(canvas: Canvas, sigma: float) -> FloatArray:
-    """(N,) share of a Gaussian around each position that lies on decided ones.  What lies left of
-    the canvas counts as decided, what lies right of it only if its last position is."""
-    reach = int(np.ceil(4 * sigma))
-    known = np.pad(
-        ~canvas.masked[: canvas.length].astype(np.bool_), reach,
-        constant_values=((True, not canvas.masked[canvas.length - 1]),),
-    )  # fmt: skip
-    weights = np.exp(-((np.arange(2 * reach + 1) - reach) ** 2) / (2 * sigma**2))
-    result: FloatArray = np.convolve(known, weights / weights.sum(), "valid").astype(np.float32)
-    return result
 
 
 def fill_gaps(positions: IntArray, width: int) -> IntArray:

@@ -27,6 +27,7 @@ class D2FCache(Cache):
     """
 
     offers = BLOCK
+    grows = True
     follows = True
     trained = True
 

@@ -31,6 +31,7 @@ class WeDLMCache(Cache):
 
     needs = frozenset({DECIDED_FIRST})
     offers = REGION | {REORDERING}
+    grows = True
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         live = slice(canvas.length)

@@ -7,7 +7,7 @@ It knows nothing about models, samplers or other rows; there is no batch dimensi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -31,12 +31,53 @@ def no_noise(stream: int, step: int, positions: IntArray) -> FloatArray:
     raise RuntimeError("this canvas was made without a noise source")
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of a row's length: the ``removed`` positions from ``at`` on give way to ``added``
+    ones, which are undecided unless ``token`` says what stands there.  All three kinds of edits are
+    this: at the end of the region without anything removed it appends, without anything added it
+    cuts, and elsewhere it inserts."""
+
+    at: int
+    removed: int
+    added: int
+    token: int | None = None
+
+    def moved(self, position: int) -> int | None:
+        """Where a position is afterwards, None where it was removed."""
+        if position < self.at:
+            return position
+        return position + self.added - self.removed if position >= self.at + self.removed else None
+
+    def spliced(self, array: Any, fill: Any) -> Any:
+        """``array`` (N,) with ``fill`` at the added positions."""
+        new = np.full((self.added, *array.shape[1:]), fill, array.dtype)
+        return np.concatenate([array[: self.at], new, array[self.at + self.removed :]])
+
+
+def moved(position: int, edits: Iterable[Edit]) -> int | None:
+    """Where a position is after several edits in turn, None where it was removed."""
+    at: int | None = position
+    for edit in edits:
+        at = None if at is None else edit.moved(at)
+    return at
+
+
 @dataclass(slots=True)
 class Blocks:
     """The blocks that a window with several of them has opened so far, as ascending ``edges``, one
     more than blocks; empty where a window is one block."""
 
     edges: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass(slots=True)
+class Suffix:
+    """The ``positions`` behind the window that the row's forwards see, where its cache leaves out
+    some; None: all.  ``window``: the block and the end of the window they were chosen for."""
+
+    positions: IntArray | None = None
+    window: tuple[int, int] = (-1, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +115,8 @@ class Canvas:
     origin: int | None = None  # where blocks are counted from; None: the region's start
     text_floor: int = 0  # the text does not end before this position: something is given there
     revising: bool = False  # whether decisions of the window may still change
+    cap: int = 0  # most positions of the region, where a rule finds its length
+    probes: int = 0  # forwards, among `nfe`, that only looked for the length
     region: tuple[int, int] = field(init=False)  # start and end before anything was cut off
     given: BoolArray = field(init=False)
     commit_step: IntArray = field(init=False)
@@ -173,6 +216,32 @@ class Canvas:
         low, high = self.window
         self.window = min(low, self.end), min(high, self.end)
 
+    def edit(self, edit: Edit) -> None:
+        """Change the length of the region.  Given text is never removed; what part of a sampler
+        remembers of positions moves along, where its state has a method ``moved(edit)``."""
+        at, past = edit.at, edit.at + edit.removed
+        if not self.start <= at <= past <= self.end or self.given[at:past].any():
+            raise ValueError(f"{edit} does not fit the region [{self.start}, {self.end})")
+        if at == self.end and self.text_floor > self.end:
+            raise ValueError("text follows the region: it cannot grow at its end")
+        written = edit.token is not None
+        fills = {
+            "tokens": self.mask_id if edit.token is None else edit.token, "masked": not written,
+            "given": False, "commit_step": self.step if written else -1, "logprob": 0,
+        }  # fmt: skip
+        for name, fill in fills.items():
+            setattr(self, name, edit.spliced(getattr(self, name)[: self.length], fill))
+        more = edit.added - edit.removed
+        self.end, self.length = self.end + more, self.length + more
+        self.region = self.region[0], self.end
+        if self.text_floor > at:
+            self.text_floor += more
+        low, high = self.window
+        self.window = min(low, self.end), min(high, self.end)
+        for state in self.states.values():
+            if hasattr(state, "moved"):
+                state.moved(edit)
+
     def finish(self, reason: str) -> None:
         self.finish_reason = reason
 
@@ -188,3 +257,21 @@ class Canvas:
             setattr(twin, name, getattr(self, name).copy())
         twin.states = copy.deepcopy(self.states)
         return twin
+
+
+def certainty_density(canvas: Canvas, sigma: float) -> FloatArray:
+    """(end - start,) how much of a Gaussian of width ``sigma`` positions around each position of
+    the region lies on decided ones (2509.23094).
+
+    As many positions as the region has count as decided on its left, and as many on its right if
+    its last position is decided; what lies beyond does not count as decided.
+    """
+    decided = ~canvas.masked[canvas.start : canvas.end]
+    size = len(decided)
+    reach = min(2 * size, int(np.ceil(9 * sigma)))  # beyond, float32 knows no difference
+    known = np.concatenate([np.ones(size), decided, np.full(size, float(decided[-1]))])
+    weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))
+    whole = np.exp(-(np.arange(-3 * size, 3 * size) ** 2) / (2 * sigma**2)).sum()
+    here = slice(size + reach, 2 * size + reach)
+    result: FloatArray = (np.convolve(known, weights)[here] / whole).astype(np.float32)
+    return result

@@ -69,6 +69,13 @@ SLIDING_BRANCHES = Capability(
 ATTENTION_MAPS = Capability(
     "the attention between all positions at every step", {"a cache": NO_CACHE}
 )
+FIXED_LENGTH = Capability(
+    "a text whose length does not change", {"a length rule": "use length='fixed'"}
+)
+ALL_LOGITS = Capability(
+    "predictions of the whole answer, decided positions included, at every step",
+    {"a cache": NO_CACHE},
+)
 SHADOW = Capability(
     "second predictions of the window's positions",
     {"a cache": NO_CACHE, "a model": "use a model that predicts in place, such as LLaDA,"},

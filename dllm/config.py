@@ -45,6 +45,7 @@ NOT_WITH_FORMATS = {
     "top_k": "what it leaves may hold no text of the form",
     "min_new_tokens": "the form says how long the answer is",
     "stop_strings": "they may cut it before its end",
+    "length": "the form is fitted to a canvas of one length",
 }
 SWITCHES = ("cuda_graphs", "compile", "suppress_mask")
 
@@ -93,6 +94,7 @@ class GenerationArguments(TypedDict, total=False):
     compile: bool
     suppress_mask: bool
     constraints: Mapping[int, int | str]
+    length: str | None
     regex: str | None
     choice: Iterable[str] | None
     json_schema: Any
@@ -104,7 +106,10 @@ class GenerationConfig:
     """How to decode.  Names follow transformers where it has one.
 
     ``max_new_tokens``: positions of the canvas after the prompt; None (default) takes what the
-    checkpoint recommends, else 128 or what is left of the context.  ``min_new_tokens``: stop ids
+    checkpoint recommends, else 128 or what is left of the context.  ``length``: how many of them
+    the answer gets is found while it is written, by a rule such as "append" or "daedal" (see
+    `dllm.samplers.base.Length`); ``max_new_tokens`` is then the most it may get, None what is left
+    of the context.  ``min_new_tokens``: stop ids
     are not proposed among the first that many positions.  ``steps`` and ``block_length`` go to the
     parts of the sampler that have such a field; None leaves their default.  ``temperature`` 0 is
     greedy, and so is anything below 1e-6; ``top_p``, ``top_k`` (0 = off) filter proposals.
@@ -144,6 +149,7 @@ class GenerationConfig:
     compile: bool = False
     suppress_mask: bool = True
     constraints: Mapping[int, int | str] = field(default_factory=dict)
+    length: str | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     json_schema: Any = None
@@ -173,6 +179,13 @@ class GenerationConfig:
             )
         if not isinstance(self.eos_policy, str | None):
             raise ConfigError(f"eos_policy is a name such as 'none', not {short(self.eos_policy)}")
+        if not isinstance(self.length, str | None):
+            raise ConfigError(
+                f"length is a rule such as 'append', or 'fixed', not {short(self.length)}: "
+                "how many tokens there may be is max_new_tokens"
+            )
+        if self.length == "fixed":
+            object.__setattr__(self, "length", None)
         object.__setattr__(self, "stop_strings", _texts("stop_strings", self.stop_strings))
         object.__setattr__(self, "constraints", _constraints(self.constraints))
         self._check_format()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from .canvas import Canvas, IntArray
+from .canvas import Canvas, Edit, IntArray, moved
 from .models import DiffusionModel
 from .result import Result
 from .samplers.eos import stops
@@ -26,8 +26,9 @@ class Event:
     still open; ``remasked`` positions were taken back.  ``window``: [low, high), where the step
     might commit.  ``text``: what has become final since the last event of the row: it is never
     taken back, and all pieces together are ``result.text``; ``tokens`` are the ids behind it.
-    ``accepted`` of the committed tokens a drafter had proposed.  ``canvas`` is the live row (read
-    only).  ``result`` is set on the row's last event.
+    ``accepted`` of the committed tokens a drafter had proposed.  ``edits``: changes of the row's
+    length that the step ended with, in turn; all positions are those after them.  ``canvas`` is the
+    live row (read only).  ``result`` is set on the row's last event.
     """
 
     row: int
@@ -41,6 +42,7 @@ class Event:
     window: tuple[int, int] = (0, 0)
     tokens: list[int] = field(default_factory=list, repr=False)
     accepted: int = 0
+    edits: tuple[Edit, ...] = ()
     tail: list[int] = field(default_factory=list, repr=False)  # ids behind ``draft``, -1: a mask
     decode: Callable[[Sequence[int]], str] | None = field(default=None, repr=False)
 
@@ -80,13 +82,15 @@ class Event:
 
     def merged(self, newer: Event) -> Event:
         """This event and the one after it as one: nothing that was committed is lost."""
-        committed = {i: t for i, t in self.committed.items() if i not in newer.remasked}
+        committed = _moved(self.committed, newer.edits) if newer.edits else self.committed
+        committed = {i: t for i, t in committed.items() if i not in newer.remasked}
         return replace(
             newer,
             committed=committed | newer.committed,
             remasked=[i for i in {*self.remasked, *newer.remasked} if i not in newer.committed],
             tokens=self.tokens + newer.tokens,
             accepted=self.accepted + newer.accepted,
+            edits=self.edits + newer.edits,
         )
 
 
@@ -129,11 +133,15 @@ def _event(request: Request, canvas: Canvas, step: Step | None) -> Event:
     committed: dict[int, int] = {}
     drafts: dict[int, int] = {}
     remasked: list[int] = []
+    edits: tuple[Edit, ...] = ()
     if step is not None:
         d = step.decision
-        drafts = {i: t for i, t in step.proposals.items() if canvas.masked[i]}
-        remasked = d.remasked.tolist()
+        remasked, edits, drafts = d.remasked.tolist(), d.edits, step.proposals
         committed = dict(zip(d.committed.tolist(), d.tokens.tolist(), strict=True))
+        if edits:  # positions as they are now
+            drafts, committed = _moved(drafts, edits), _moved(committed, edits)
+            remasked = list(_moved(dict.fromkeys(remasked, 0), edits))
+        drafts = {i: t for i, t in drafts.items() if canvas.masked[i]}
     first = canvas.prompt_length if request.frontier < 0 else request.frontier
     frontier = max(first, final_end(canvas, request.recipe.revises, request.stop_ids))
     request.frontier = frontier
@@ -157,7 +165,14 @@ def _event(request: Request, canvas: Canvas, step: Step | None) -> Event:
         tokens=canvas.tokens[first:frontier].tolist(),
         accepted=0 if step is None else step.accepted,
         tail=[] if request.result is not None else tail,
+        edits=edits,
     )
+
+
+def _moved(tokens: dict[int, int], edits: Sequence[Edit]) -> dict[int, int]:
+    """Tokens by the positions that they have after some edits."""
+    places = {i: moved(i, edits) for i in tokens}
+    return {at: tokens[i] for i, at in places.items() if at is not None}
 
 
 def final_end(canvas: Canvas, revises: bool, stop_ids: tuple[int, ...]) -> int:

@@ -16,10 +16,17 @@ from . import samplers
 from .cache import Cache
 from .cache.base import CacheLike
 from .canvas import BoolArray, Canvas, IntArray
-from .config import GenerationConfig
+from .config import FORMATS, GenerationConfig
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError, short
-from .formats import Format, choice_pattern, format_of, regex_pattern
+from .formats import (
+    Format,
+    choice_pattern,
+    format_of,
+    regex_pattern,
+    schema_of,
+    schema_pattern,
+)
 from .kernels.noise import uniform
 from .models import DiffusionModel
 from .prompts import encode, encode_continuation, encode_holes
@@ -86,27 +93,39 @@ class RequestMaker:
         if repetitions is None:
             repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]
         _check_repetitions(repetitions, len(prompts))
-        lengths = [
-            canvas_length(self.model, len(ids), self.config, "max_new_tokens" in self.given)
-            for ids in encoded
-        ]
-        self._check_used(max(lengths), traced)
+        caps = [self.cap(len(ids)) for ids in encoded]
+        self._check_used(max(caps), traced)
         requests: list[Request] = []
         given = [
             (offset, _constraint(self.model, wanted))
             for offset, wanted in self.config.constraints.items()
         ]
-        for ids, length, first in zip(encoded, lengths, repetitions, strict=True):
+        fixed = max([offset + len(tokens) for offset, tokens in given], default=0)
+        for ids, cap, first in zip(encoded, caps, repetitions, strict=True):
             for offset, tokens in given:
-                _check_constraint(offset, tokens, length)
+                _check_constraint(offset, tokens, cap)
+            length = max(self.first_length(len(ids), cap), fixed)
             if self.recipe.format is not None:
-                self._check_room(self._canvas(ids, length, 0, given))
+                self._check_room(self._canvas(ids, length, cap, 0, given))
             for i in range(n):
-                make = partial(self._canvas, ids, length, first + i, given)
+                make = partial(self._canvas, ids, length, cap, first + i, given)
                 requests.append(
                     self._request(len(requests), make, len(ids) + length, length, traced)
                 )
         return requests
+
+    @property
+    def grows(self) -> bool:
+        """Whether answers find their length."""
+        return False
+
+    def cap(self, prompt: int) -> int:
+        """Most positions of the answer to a prompt of so many tokens."""
+        return canvas_length(self.model, prompt, self.config, "max_new_tokens" in self.given)
+
+    def first_length(self, prompt: int, cap: int) -> int:
+        """Positions of the answer when its row begins."""
+        return cap
 
     def _request(
         self, index: int, make: Callable[[], Canvas], positions: int, size: int, traced: bool
@@ -139,7 +158,7 @@ class RequestMaker:
         """An engine that holds the ``max_rows`` largest requests, and all of them in its queue."""
         config, lanes = self.config, self.recipe.lanes * self.recipe.width
         sizes = sorted((request.positions for request in requests), reverse=True)
-        most = lanes * sum(sizes[: config.max_rows])
+        most = None if self.grows else lanes * sum(sizes[: config.max_rows])
         engine = self.engine(most, config.max_rows, config.max_batch_tokens, whole=True)
         engine.check(self.recipe)
         scheduler = Scheduler(self.model, engine)
@@ -149,10 +168,12 @@ class RequestMaker:
         return scheduler
 
     def _canvas(
-        self, ids: IntArray, length: int, repetition: int, given: list[tuple[int, IntArray]]
-    ) -> Canvas:
+        self, ids: IntArray, length: int, cap: int, repetition: int,
+        given: list[tuple[int, IntArray]],
+    ) -> Canvas:  # fmt: skip
         facts = _facts(self.model, self.config)
         canvas = Canvas.for_prompt(ids, length, row=repetition, **facts)
+        canvas.cap = cap
         for offset, tokens in given:
             canvas.give(canvas.start + offset, tokens)
         return canvas
@@ -166,11 +187,17 @@ class Preparation(RequestMaker):
     cache: Cache = field(kw_only=True)
     named: SamplerLike = field(kw_only=True)  # the sampler, as the caller named it
 
-    SESSION = ("cache", "sampler", "cuda_graphs", "compile")  # what a session takes for it
+    SESSION = (
+        "cache",
+        "sampler",
+        "length",
+        "cuda_graphs",
+        "compile",
+    )  # what a session takes for it
 
     @classmethod
     def for_session(
-        cls, model: DiffusionModel, cache: CacheLike, sampler: SamplerLike | None, **arguments: bool
+        cls, model: DiffusionModel, cache: CacheLike, sampler: SamplerLike | None, **arguments: Any
     ) -> Preparation:
         """What the requests of a session have in common."""
         return cls.of(model, sampler or "threshold", cache, None, arguments)
@@ -194,7 +221,9 @@ class Preparation(RequestMaker):
         given = given_of(config, arguments)
         defaults = dict(model.generation_defaults) if config is None else {}
         if holes:
-            fixed = set(given) & {"max_new_tokens", "min_new_tokens", "eos_policy", "constraints"}
+            fixed = set(given) & {
+                "max_new_tokens", "min_new_tokens", "eos_policy", "constraints", "length",
+            }  # fmt: skip
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
             defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
@@ -205,6 +234,27 @@ class Preparation(RequestMaker):
         recipe = Recipe(composed, built, ban_stops=holes, after_step=watch, format=form)
         chosen = caches.compose(cache, model.family.name)
         return cls(model, recipe, frozenset(given), cache=chosen, named=sampler)
+
+    @property
+    def grows(self) -> bool:
+        return self.sampler.length is not None
+
+    def cap(self, prompt: int) -> int:
+        cap = super().cap(prompt)
+        given = "max_new_tokens" in self.given or not self.grows
+        return cap if given else self.model.facts.context_length - prompt
+
+    def first_length(self, prompt: int, cap: int) -> int:
+        rule = self.sampler.length
+        if rule is None:
+            return cap
+        length = rule.open(prompt, 0 if self.model.facts.block_length else prompt, cap)
+        if length > cap:
+            raise ConfigError(
+                f"{rule.name} begins with {length} positions, and {cap} are the most there may be: "
+                f"raise max_new_tokens, or lower what {rule.name} begins with"
+            )
+        return max(length, self.config.min_new_tokens)
 
     def text(
         self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False,
@@ -237,9 +287,13 @@ class Preparation(RequestMaker):
         )  # fmt: skip
 
     def request(self, order: Order) -> Request:
+        arguments, default = order.arguments, self.config.length
+        open_ = order.text is None and order.config is None and not arguments.keys() & FORMATS
+        if default is not None and open_:
+            arguments = {"length": default, **arguments}
         how = Preparation.of(
             self.model, self.named if order.sampler is None else order.sampler, self.cache,
-            order.config, order.arguments, order.text is not None,
+            order.config, arguments, order.text is not None,
         )  # fmt: skip
         if order.text is not None:
             ids, holes = encode_holes(self.model, order.text)
@@ -289,6 +343,9 @@ def format_for(
         return format_of(model, regex_pattern(config.regex), ends=not holes)
     if config.choice is not None:
         return format_of(model, choice_pattern(config.choice), ends=not holes)
+    if config.json_schema is not None:
+        pattern = schema_pattern(schema_of(config.json_schema))
+        return format_of(model, pattern, ends=not holes)
     return None
 
 
@@ -301,9 +358,14 @@ def _compose(
     """The sampler for this model.  What the call gives must be of use to some part; what the
     checkpoint recommends need not."""
     options = {key: value for key, value in config.sampler_options.items() if key in given}
-    facts = {**config.sampler_options, "delimiters": model.delimiters}
+    facts = {
+        **config.sampler_options, "delimiters": model.delimiters,
+        "eos_token_id": model.facts.eos_token_id,
+        "block": model.facts.block_length or config.block_length,
+        "lookahead": int(model.facts.mask_kind == "bidirectional"),
+    }  # fmt: skip
     return samplers.compose(
-        sampler, options=options, stop_ids=model.facts.stop_token_ids,
+        sampler, length=config.length, options=options, stop_ids=model.facts.stop_token_ids,
         family=model.family.name, facts=facts,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,10 +19,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .canvas import BoolArray, IntArray
-from .errors import PromptError, UnknownNameError, check_unicode, short
+from .errors import PromptError, UnknownNameError, check_unicode, one_line, short
 from .models import DiffusionModel
 
 Message = Mapping[str, Any]
+TEMPLATE_ARGUMENTS = ("messages", "add_generation_prompt", "continue_final_message", "tokenize")
 KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
 HOLE = re.compile(r"\[\[(\d+)\]\]")
@@ -46,11 +48,15 @@ def is_batch(prompt: Any) -> bool:
     )
 
 
-def encode(model: DiffusionModel, prompt: Any, chat: bool | None = None) -> IntArray:
+def encode(
+    model: DiffusionModel, prompt: Any, chat: bool | None = None,
+    template: Mapping[str, Any] = MappingProxyType({}),
+) -> IntArray:  # fmt: skip
     """Token ids (P,) int64 of one prompt.
 
     ``chat``: wrap a string in the model's chat template as a user message; None (default) does
-    so when there is a template.
+    so when there is a template.  ``template``: variables that a chat template reads, such as
+    ``tools`` or Qwen's ``enable_thinking``.
     """
     prompt = checked(prompt)
     if isinstance(prompt, str):
@@ -61,7 +67,7 @@ def encode(model: DiffusionModel, prompt: Any, chat: bool | None = None) -> IntA
             encode_text(tokenizer, prompt, add_special_tokens=True), np.int64
         )  # fmt: skip
     if isinstance(prompt[0], Mapping):
-        return _template(tokenizer_of(model), prompt)
+        return _template(tokenizer_of(model), prompt, variables=template)
     return check_ids(model, prompt)
 
 
@@ -221,22 +227,36 @@ def chat_openings(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 
 
 def _template(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], continued: bool = False
-) -> IntArray:
-    """Ids of a conversation in the model's template."""
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], continued: bool = False,
+    variables: Mapping[str, Any] = MappingProxyType({}),
+) -> IntArray:  # fmt: skip
+    """Ids of a conversation in the model's template.  Special tokens are meant where the template
+    writes them: spelled in a content they are text, elsewhere in a message they are refused."""
     if not tokenizer.chat_template:
         raise PromptError("this model has no chat template: pass a string or token ids")
+    for name in variables:
+        if name in TEMPLATE_ARGUMENTS or not re.search(
+            rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)
+        ):
+            raise PromptError(f"the chat template of this model reads no {short(name)}: drop it")
     specials = [token for token in tokenizer.all_special_tokens if token]
     marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
     unsafe = any(token in str(m["content"]) for token in specials for m in messages)
+    rest = str([{**m, "content": ""} for m in messages] + list(variables.values()))
+    spelled = next((token for token in specials if token in rest), None)
+    if spelled is not None:
+        raise PromptError(f"{spelled} stands in a tool or a call of one: there it cannot be text")
     shown = [
         {**m, "content": mark} if unsafe else dict(m)
         for m, mark in zip(messages, marks, strict=True)
     ]
-    text = tokenizer.apply_chat_template(
-        shown, tokenize=False, add_generation_prompt=not continued,
-        continue_final_message=continued,
-    )  # fmt: skip
+    try:
+        text = tokenizer.apply_chat_template(
+            shown, tokenize=False, add_generation_prompt=not continued,
+            continue_final_message=continued, **variables,
+        )  # fmt: skip
+    except Exception as error:  # templates are programs, which refuse in ways of their own
+        raise PromptError(f"the chat template refuses the messages: {one_line(error)}") from error
     assert isinstance(text, str)
     ids: list[int] = []
     for mark, message in zip(marks, messages, strict=True) if unsafe else ():
@@ -244,13 +264,13 @@ def _template(
         if not result:
             before, text = "", before
             continue
-        ids += _encode_markup(tokenizer, before)
+        ids += encode_markup(tokenizer, before)
         ids += encode_text(tokenizer, str(message["content"]).strip())
-    ids += _encode_markup(tokenizer, text)
+    ids += encode_markup(tokenizer, text)
     return np.asarray(ids, np.int64)
 
 
-def _encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a rendered template, whose special tokens are meant."""
     return _ids_of(tokenizer, text, add_special_tokens=False, split_special_tokens=False)
 

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .canvas import Canvas
+from .canvas import Canvas, moved
 from .errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ class TraceStep:
     number of positions fed to the model per branch, ``compute`` and ``read`` the positions as
     [low, high) runs; ``drafts``: [position, proposed token] of what stayed undecided; ``bits``:
     information committed, the sum of -log2 p; ``explored``: branches fed beyond the one kept;
-    ``candidates``: [position, [[token, log-probability], ...]] when they were recorded.
+    ``candidates``: [position, [[token, log-probability], ...]] when they were recorded;
+    ``edits``: [at, removed, added, token] changes of the length that followed, in turn (see
+    `dllm.canvas.Edit`), in whose coordinates all other positions of the step are not yet;
+    ``probe``: whether the step only looked for the length.
     """
 
     step: int
@@ -44,6 +47,8 @@ class TraceStep:
     bits: float = 0.0
     explored: int = 0
     candidates: list[tuple[int, list[tuple[int, float]]]] = field(default_factory=list)
+    edits: list[tuple[int, int, int, int | None]] = field(default_factory=list)
+    probe: bool = False
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TraceStep:
@@ -51,8 +56,9 @@ class TraceStep:
         pairs = {name: _pairs(data[name]) for name in ("commits", "compute", "drafts")}
         read = None if data["read"] is None else _pairs(data["read"])
         candidates = [(i, _pairs(best)) for i, best in data["candidates"]]
-        window = tuple(data["window"])
-        return cls(**{**data, **pairs, "read": read, "candidates": candidates, "window": window})
+        window, edits = tuple(data["window"]), _pairs(data.get("edits", ()))
+        return cls(**{**data, **pairs, "read": read, "candidates": candidates, "window": window,
+                      "edits": edits})  # fmt: skip
 
 
 def _pairs(lists: Sequence[Sequence[Any]]) -> list[Any]:
@@ -90,7 +96,7 @@ class Trace:
         proposals = zip(p.positions.tolist(), p.token.tolist(), strict=True)
         commits = zip(d.committed.tolist(), d.tokens.tolist(), d.logprobs.tolist(), strict=True)
         entry = TraceStep(
-            step=canvas.step - 1,
+            step=max(0, canvas.step - 1),
             window=canvas.window,
             commits=sorted((i, t, round(q, 6)) for i, t, q in commits),
             remasked=d.remasked.tolist(),
@@ -99,10 +105,15 @@ class Trace:
             read=None if step.plan.read is None else runs(step.plan.read.tolist()),
             refresh=step.plan.refresh,
             forced=d.forced,
-            drafts=[(i, t) for i, t in proposals if i not in taken and canvas.masked[i]],
+            drafts=[
+                (i, t) for i, t in proposals
+                if i not in taken and (at := moved(i, d.edits)) is not None and canvas.masked[at]
+            ],
             bits=round(d.bits, 6),
             explored=d.explored,
-        )
+            edits=[(edit.at, edit.removed, edit.added, edit.token) for edit in d.edits],
+            probe=d.probe,
+        )  # fmt: skip
         if p.top_token is not None and p.top_logprob is not None:
             entry.candidates = [  # what was banned or filtered out is no candidate
                 (i, [(t, round(q, 4)) for t, q in zip(ts, qs, strict=True) if math.isfinite(q)])

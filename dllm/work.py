@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -86,6 +86,19 @@ class Step:
     def proposals(self) -> dict[int, int]:
         """Position -> token that was proposed there, committed or not."""
         return {}
+
+
+T = TypeVar("T")
+
+
+def unless_out_of_memory(take: Callable[[], T | None]) -> T | None:
+    """What ``take`` gets; None where memory does not suffice for it."""
+    try:
+        return take()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
 
 
 R = TypeVar("R", bound=Row)
@@ -173,6 +186,16 @@ class Work(Generic[R, S]):
 
     def _shrink(self) -> None:
         """A row has given its memory back."""
+
+    def keep_prefixes(self, tokens: int | None) -> None:
+        """Keep up to ``tokens`` tokens of texts that are complete, with their keys and values, for
+        texts that begin like them; 0: none, None: as the engine thinks best.  Raises `ConfigError`
+        where a prefix's depend on what follows it."""
+        if tokens:
+            raise ConfigError(
+                f"{self.model.name} computes the keys and values of a prompt anew for every text, "
+                "because they depend on what follows: leave keep_prefixes out"
+            )
 
     # -- rows join and leave --------------------------------------------------------------------
 

@@ -121,7 +121,10 @@ class WeightOnly:
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` (m, d) float: (m, n) in its dtype."""
-        return torch.ops.aten._weight_int8pack_mm(x, self.numbers, self.scale.to(x.dtype))
+        y: torch.Tensor = torch.ops.aten._weight_int8pack_mm(
+            x, self.numbers, self.scale.to(x.dtype)
+        )
+        return y
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d)."""
@@ -264,7 +267,7 @@ class QuantisedLinear(nn.Module):
         """Moved or cast: laid out anew where it comes to stand."""
         if self._parts is not None:
             self.numbers, self._parts = self.plain_numbers(), None
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import Capability
 from ..spec import FamilyDefaults
 
@@ -128,7 +128,9 @@ class Decision:
     ``logprobs``, those whose token a reviser replaced among them; ``remasked`` positions;
     ``padded``: positions that became padding behind an end of text and stay in the row;
     ``forced``: whether only the progress guarantee committed; ``trials``: the branches that the
-    next forward feeds; ``explored``: branches that were fed in this step beyond the one kept."""
+    next forward feeds; ``explored``: branches that were fed in this step beyond the one kept;
+    ``edits``: changes of the row's length, which follow all this, in turn; ``probe``: whether the
+    step only looked for the length, and was none of the schedule's."""
 
     committed: IntArray
     remasked: IntArray
@@ -138,6 +140,8 @@ class Decision:
     tokens: IntArray = field(default_factory=lambda: NOTHING)
     logprobs: FloatArray = field(default_factory=lambda: NO_SCORES)
     padded: IntArray = field(default_factory=lambda: NOTHING)
+    edits: tuple[Edit, ...] = ()
+    probe: bool = False
 
     def after(self, trial: Trial | None, explored: int) -> Decision:
         """The same with the trial that came before it."""
@@ -330,6 +334,37 @@ class Reviser(Part):
     def revise(self, view: View, committed: IntArray) -> Revision:
         """After the step's own commits, which the canvas holds already.  The predictions are from
         before them; ``view.all_predictions`` has those of decided positions that it `wants`."""
+        raise NotImplementedError
+
+
+class Length(Part):
+    """How long the answer is, where that is found while it is written.
+
+    The region begins with `open` positions and never gets more than ``canvas.cap``.  Before the
+    first step may come probes: forwards that decide nothing.  After a step `resize` names the edits
+    of the row; nobody else changes its length.  Positions left of an edit stay where they are.
+    """
+
+    role: ClassVar[str] = "length"
+    within: ClassVar[bool] = True  # whether blocks that are open change, which no schedule foresees
+    moves: ClassVar[bool] = False  # whether decided text may move to the right or to the left
+    ends: ClassVar[bool] = True  # whether it needs the end-of-text id
+
+    def open(self, start: int, origin: int, cap: int) -> int:
+        """Positions of the region to begin with, which starts at ``start``; blocks are counted
+        from ``origin`` on."""
+        raise NotImplementedError
+
+    def probes(self, canvas: Canvas) -> bool:
+        """Whether the next forward only looks for the length: it predicts what the rule `wants`."""
+        return False
+
+    def probe(self, canvas: Canvas, prediction: Prediction) -> tuple[Edit, ...]:
+        """What follows from a probe."""
+        raise NotImplementedError
+
+    def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:
+        """What follows from a step; ``view`` is from before its commits, but for the row."""
         raise NotImplementedError
 
 

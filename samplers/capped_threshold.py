@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import FIXED_WINDOW, PROBABILITY
+from ..capabilities import FIXED_LENGTH, FIXED_WINDOW, PROBABILITY
 from ..errors import ConfigError
 from .base import NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
@@ -33,7 +33,7 @@ class CappedThreshold(Selector):
     if there are any (default: one per position).
     """
 
-    needs = frozenset({PROBABILITY, FIXED_WINDOW})
+    needs = frozenset({PROBABILITY, FIXED_WINDOW, FIXED_LENGTH})
     scheduled = True
 
     tau: float = 0.9

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import Canvas, FloatArray
+from ..canvas import Canvas, FloatArray, certainty_density
 from ..capabilities import PROBABILITY, REPEATABLE, Capability
 from ..errors import ConfigError
 from .base import Part, Prediction, Scorer
@@ -24,9 +24,9 @@ from .llada import LLaDA
 class CertaintyPrior(Scorer):
     """Probability times the Gaussian density of decided positions around.
 
-    ``sigma`` (10) positions; what lies left of the region counts as decided, what lies right of it
-    as its last position.  A small sigma decodes nearly from left to right.  It stays below the
-    probability: a threshold compares what the density has left of it.
+    ``sigma`` (10) positions; as many positions as the region has count as decided on its left, and
+    as many on its right if its last position is decided.  A small sigma decodes nearly from left to
+    right.  It stays below the probability: a threshold compares what the density has left of it.
     """
 
     sigma: float = 10.0
@@ -43,10 +43,6 @@ class CertaintyPrior(Scorer):
         return (LLaDA(), Fixed())
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
-        reach = int(4 * self.sigma) + 1
-        kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / self.sigma) ** 2)
-        decided = ~canvas.masked[canvas.start : canvas.end]
-        padded = np.concatenate([np.ones(reach), decided, np.full(reach, float(decided[-1]))])
-        density = np.convolve(padded, kernel / kernel.sum(), "valid")
+        density = certainty_density(canvas, self.sigma)
         near = density[prediction.positions - canvas.start]
         return (np.exp(prediction.logprob) * near).astype(np.float32)

@@ -13,6 +13,7 @@ from ..spec import arguments, describe, fill_open, parse
 from .base import (
     EosRule,
     Explorer,
+    Length,
     Part,
     Reviser,
     Scorer,
@@ -26,12 +27,17 @@ from .sampler import Sampler
 SAMPLERS: Registry[Part] = Registry("sampler")
 register = SAMPLERS.register
 
-EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer")
+EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer", "length")
 ROLES = (*EXCLUSIVE, "selector", "stop", "transform")
 # What fills a role that nobody asks for; where scores are no probabilities, one token per step.
 DEFAULTS = ("threshold", "fixed", "blocks", "prob", "eos")
 # What kind of part the needs of others call it by, where that is not its role.
-SOURCES = {"eos": "an eos rule", "stop": "a selector", "transform": "a selector"}
+SOURCES = {
+    "eos": "an eos rule",
+    "length": "a length rule",
+    "stop": "a selector",
+    "transform": "a selector",
+}
 
 SamplerLike = str | Part | Sequence[Part] | Sampler
 
@@ -53,7 +59,8 @@ class Info:
 def info(cls: type[Part]) -> Info:
     """What a listing says about a registered class."""
     summary, about = describe(cls)
-    needs = tuple(sorted(map(str, cls.needs)))
+    wanted = cls.needs if isinstance(cls.needs, frozenset) else cls().needs
+    needs = tuple(sorted(map(str, wanted)))
     return Info(cls.name, cls.role, summary, about, cls.paper, cls.arxiv, needs, arguments(cls))
 
 
@@ -98,6 +105,7 @@ def _offering(need: Capability) -> list[str]:
 def compose(
     sampler: SamplerLike,
     *,
+    length: str | Part | None = None,
     options: Mapping[str, Any] | None = None,
     stop_ids: Sequence[int] = (),
     family: str = "llada",
@@ -105,9 +113,10 @@ def compose(
 ) -> Sampler:
     """Build a complete sampler.
 
-    ``sampler`` is a string, a part, parts, or a finished `Sampler`.  ``options`` (e.g. ``steps``,
-    ``block_length``) fill the fields of that name which the parts leave at ``None``; an option
-    that no part takes is an error, never ignored.  Fields still open then are filled from
+    ``sampler`` is a string, a part, parts, or a finished `Sampler`; ``length`` adds a part that
+    finds the length of the text, "fixed" none.  ``options`` (e.g. ``steps``, ``block_length``) fill
+    the fields of that name which the parts leave at ``None``; an option that no part takes is an
+    error, never ignored.  Fields still open then are filled from
     ``facts`` (what is known about the model, e.g. ``delimiters``; a value or a function that
     finds it) and from what the paper uses for
     the model's ``family``.
@@ -115,6 +124,8 @@ def compose(
     if isinstance(sampler, list | tuple) and not sampler:
         raise ConfigError("there is no sampler: name one, e.g. 'threshold'")
     parts, spec = _as_parts(sampler), _spec_of(sampler)
+    if length not in (None, "fixed"):
+        parts, spec = (*parts, *_length(length)), f"{spec}+{length}"
     roles = _complete(parts, family)
     roles = _fill_options(roles, options or {}, spec, given=parts)
     known = {
@@ -136,6 +147,7 @@ def compose(
         transforms=cast("tuple[Transform, ...]", tuple(roles["transform"])),
         reviser=cast("Reviser | None", next(iter(roles["reviser"]), None)),
         explorer=cast("Explorer | None", next(iter(roles["explorer"]), None)),
+        length=cast("Length | None", next(iter(roles["length"]), None)),
         stop_ids=tuple(stop_ids),
     )
 
@@ -187,11 +199,45 @@ def _join(roles: dict[str, list[Part]], parts: Iterable[Part]) -> list[Part]:
 
 def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> None:
     """Needs that parts of the same sampler have to meet."""
-    for role in ("scorer", "window", "selector", "reviser", "eos", "stop", "transform"):
+    for role in ("scorer", "window", "selector", "reviser", "eos", "stop", "transform", "length"):
         for part in roles[role]:
             source = SOURCES.get(role, f"a {role}")
             others = [other for other in parts if other is not part]
             check_needs(others, source, str(part), part.offers)
+    _check_length(roles)
+
+
+def _length(length: Any) -> tuple[Part, ...]:
+    """The part that ``length=`` names."""
+    known = sorted(name for name in SAMPLERS if SAMPLERS[name].role == "length")
+    if isinstance(length, str) and length.split("(")[0].strip() not in known:
+        raise UnknownNameError("length", length, ["fixed", *known])
+    parts = _as_parts(length)
+    if [part.role for part in parts] != ["length"]:
+        raise UnknownNameError("length", str(length), ["fixed", *known])
+    return parts
+
+
+def _check_length(roles: Mapping[str, list[Part]]) -> None:
+    """What changes the length of a text goes together with what does not plan for it."""
+    if not roles["length"]:
+        return
+    length = cast(Length, roles["length"][0])
+    if length.ends and getattr(length, "eos_token_id", None) is None:
+        raise ConfigError(
+            f"{length.name} looks for the end-of-text token and the model has none: pass "
+            "eos_token_id to dllm.load, or use length='fixed'"
+        )
+    refused = [*roles["explorer"], *(roles["reviser"] if length.moves else ())]
+    for part in roles["selector"]:
+        planned = getattr(part, "steps", None) is not None
+        if planned or (length.within and getattr(part, "scheduled", False)):
+            refused.append(part)
+    if refused:
+        raise ConfigError(
+            f"{refused[0].name} plans for a text whose length does not change, and {length.name} "
+            "changes it: use sampler='threshold', or length='fixed'"
+        )
 
 
 def _as_parts(sampler: SamplerLike) -> tuple[Part, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..canvas import Canvas, FloatArray, IntArray
+from ..canvas import Canvas, Edit, FloatArray, IntArray
 from ..capabilities import FRESH_LOGITS, GREEDY
 from ..errors import ConfigError
 from .base import NO_SCORES, NOTHING, Prediction, Transform
@@ -27,6 +27,10 @@ class Ledger:
     def clear(self, n: int) -> None:
         self.ids, self.credit = np.full((n, 1), -1), np.zeros((n, 1), np.float32)
         self.count = np.zeros(n, np.int64)
+
+    def moved(self, edit: Edit) -> None:
+        self.ids, self.count = edit.spliced(self.ids, -1), edit.spliced(self.count, 0)
+        self.credit = edit.spliced(self.credit, 0)
 
 
 @register(

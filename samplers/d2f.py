@@ -9,9 +9,10 @@ import numpy as np
 from ..canvas import BoolArray
 from .base import Part, Selector, View
 from .compose import register
-from .d3llm import StagedBlocks, Stages, decide_something
+from .d3llm import decide_something
 from .eos import Eos
 from .scorers import Probability
+from .staged_blocks import StagedBlocks, Stages
 from .threshold import check_probability
 
 

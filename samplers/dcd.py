@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import REPEATABLE, Capability
+from ..capabilities import FIXED_LENGTH, REPEATABLE, Capability
 from ..errors import ConfigError
 from .base import Part, View, Window
 from .compose import register
@@ -52,6 +52,7 @@ class DCD(Window):
     same code is ``threshold`` with ``eos_policy="block_contains"``.
     """
 
+    needs = frozenset({FIXED_LENGTH})
     s_init: int = 16
     s_max: int = 128
     block_length: int | None = None

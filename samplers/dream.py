@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..canvas import SCHEDULE, SELECTION, BoolArray, Canvas, FloatArray
-from ..capabilities import FIXED_WINDOW, FORESIGHT
+from ..capabilities import FIXED_LENGTH, FIXED_WINDOW, FORESIGHT
 from ..errors import ConfigError, UnknownNameError
 from .base import Part, Selector, View, top
 from .compose import register
@@ -59,7 +59,7 @@ class Dream(Selector):
     then needs no forward) and the last one takes the rest.
     """
 
-    needs = frozenset({FIXED_WINDOW})
+    needs = frozenset({FIXED_WINDOW, FIXED_LENGTH})
     offers = frozenset({FORESIGHT})  # what it looks at is the score
     scheduled = True
 

@@ -26,7 +26,7 @@ from functools import partial
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import KEEPS_TEXT, Capability
 from ..errors import UnknownNameError
 from .base import EosRule, View
@@ -40,6 +40,9 @@ class Prefix:
     """Up to where everything is decided and was searched for a stop id."""
 
     end: int = 0
+
+    def moved(self, edit: Edit) -> None:
+        self.end = min(self.end, edit.at)
 
 
 def is_stop(tokens: IntArray, stop_ids: StopIds) -> BoolArray:

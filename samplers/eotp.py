@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import FIXED_WINDOW
+from ..capabilities import FIXED_LENGTH, FIXED_WINDOW
 from .base import EosRule, Prediction
 from .compose import register
 from .eos import is_stop, prefix_complete
@@ -33,7 +33,7 @@ class EoTP(EosRule):
     far right.  What lies left of the end is decoded as usual; given text is not cut off.
     """
 
-    needs = frozenset({FIXED_WINDOW})  # a window that slides has an end of its own
+    needs = frozenset({FIXED_WINDOW, FIXED_LENGTH})  # a window that slides has an end of its own
 
     tau: float = 0.9
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import FRESH_LOGITS, PROBABILITY
+from ..capabilities import FIXED_LENGTH, FRESH_LOGITS, PROBABILITY
 from ..errors import ConfigError, UnknownNameError
 from ..spec import FamilyDefaults
 from .base import NO_SCORES, NOTHING, Part, Selector, View, even_quota, top
@@ -52,7 +52,7 @@ class KLASS(Selector):
     position that is followed.
     """
 
-    needs = frozenset({PROBABILITY, FRESH_LOGITS})
+    needs = frozenset({PROBABILITY, FRESH_LOGITS, FIXED_LENGTH})
     statistics = frozenset({"kl"})
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"tau": 0.6, "kappa": 0.015, "inclusive": False},

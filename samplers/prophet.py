@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import FINAL, OWN_PREDICTIONS, REGION_LOGITS
+from ..capabilities import FINAL, FIXED_LENGTH, OWN_PREDICTIONS, REGION_LOGITS
 from ..errors import ConfigError, UnknownNameError
 from .base import Part, Stop, View
 from .compose import register
@@ -40,7 +40,7 @@ class Prophet(Stop):
     LLaDA-8B's.
     """
 
-    needs = frozenset({REGION_LOGITS, FINAL, OWN_PREDICTIONS})
+    needs = frozenset({REGION_LOGITS, FINAL, OWN_PREDICTIONS, FIXED_LENGTH})
     statistics = frozenset({"gap"})
 
     answer: int = 5

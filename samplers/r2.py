@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
+from ..canvas import SELECTION, BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import CONSTRAINED, FRESH_LOGITS, PROBABILITY
 from ..errors import ConfigError, UnknownNameError
 from .base import NO_SCORES, NOTHING, Part, Selector, View
@@ -30,6 +30,10 @@ class Streak:
     def clear(self, n: int) -> None:
         self.token, self.count = np.zeros((2, n), np.int64)
         self.value = np.zeros(n, np.float32)
+
+    def moved(self, edit: Edit) -> None:
+        self.token, self.count = edit.spliced(self.token, 0), edit.spliced(self.count, 0)
+        self.value = edit.spliced(self.value, 0)
 
     def observe(
         self, at: IntArray, token: IntArray, p: FloatArray, how: str

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS, PROBABILITY
+from ..capabilities import (
+    COMMITTED_LOGITS,
+    FIXED_LENGTH,
+    FIXED_WINDOW,
+    KEEPS_TEXT,
+    OWN_PREDICTIONS,
+    PROBABILITY,
+)
 from ..errors import ConfigError
 from .base import NO_SCORES, Part, Reviser, Revision, Selector, View, top
 from .compose import register
@@ -65,7 +72,7 @@ class Saber(Reviser):
     (``cumulative_blocks``) nothing is taken back in the step that opens one.
     """
 
-    needs = frozenset({COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS})
+    needs = frozenset({COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS, FIXED_LENGTH})
 
     n: int = 2
     official: bool = False

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import Capability
 from ..errors import ConfigError
 from .base import (
@@ -18,6 +18,7 @@ from .base import (
     Decision,
     EosRule,
     Explorer,
+    Length,
     Part,
     Prediction,
     Reviser,
@@ -63,14 +64,15 @@ class Sampler:
     transforms: tuple[Transform, ...] = ()
     reviser: Reviser | None = None
     explorer: Explorer | None = None
+    length: Length | None = None
     stop_ids: tuple[int, ...] = ()
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        single = tuple(part for part in (self.reviser, self.explorer) if part is not None)
+        single = (self.reviser, self.explorer, self.length)
         return (
             self.window, *self.transforms, self.scorer, *self.selectors, self.eos, *self.stops,
-            *single,
+            *(part for part in single if part is not None),
         )  # fmt: skip
 
     @cached_property
@@ -92,6 +94,8 @@ class Sampler:
 
     def prepare(self, canvas: Canvas) -> bool:
         """Move the window; False when the schedule grants this step nothing."""
+        if self.probes(canvas):
+            return True
         block = canvas.block
         if not canvas.revising:
             self.window.advance(canvas)
@@ -102,10 +106,18 @@ class Sampler:
             return True
         return canvas.revising and not canvas.masks().size
 
+    def probes(self, canvas: Canvas) -> bool:
+        """Whether the next forward only looks for the length of the text."""
+        return self.length is not None and self.length.probes(canvas)
+
+    def _asked(self, parts: tuple[Part, ...], canvas: Canvas) -> tuple[Part, ...]:
+        """Those whose wishes count in the next step."""
+        return tuple(p for p in parts if p is self.length) if self.probes(canvas) else parts
+
     def targets(self, canvas: Canvas) -> IntArray:
         """Positions whose predictions this step needs, ascending."""
-        masks = canvas.masks()
-        wanted = [w for part in self._wanting if (w := part.wants(canvas)) is not None]
+        masks, parts = canvas.masks(), self._asked(self._wanting, canvas)
+        wanted = [w for part in parts if (w := part.wants(canvas)) is not None]
         return np.unique(np.concatenate([masks, *wanted])) if wanted else masks
 
     def shadow(self, canvas: Canvas) -> IntArray:
@@ -115,7 +127,8 @@ class Sampler:
 
     def asks(self, canvas: Canvas, positions: IntArray) -> dict[str, IntArray]:
         """Part name -> (n, m) ids whose log-probabilities it reads at ``positions``."""
-        result = {part.name: part.asks(canvas, positions) for part in self._asking}
+        parts = self._asked(self._asking, canvas)
+        result = {part.name: part.asks(canvas, positions) for part in parts}
         return {name: ids for name, ids in result.items() if ids is not None}
 
     def maps(self, layers: int) -> tuple[int, ...]:
@@ -156,6 +169,9 @@ class Sampler:
         self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None = None
     ) -> Decision:
         """Commit, revise and stop on one row, given predictions for `targets`."""
+        if self.length is not None and self.probes(canvas):
+            edits = self.length.probe(canvas, prediction)
+            return Decision(NOTHING, NOTHING, edits=edits, probe=True)
         self.window.settle(canvas, prediction)
         for transform in self.transforms:
             prediction = transform.apply(canvas, prediction)
@@ -184,7 +200,10 @@ class Sampler:
         self.eos.check(canvas, positions, self.stop_ids)
         padded = np.arange(canvas.end, min(end, canvas.length)) if canvas.end < end else NOTHING
         trials = self._trials(view, chosen)
-        return Decision(positions, remasked, forced, trials, 0, ids, logprobs, padded)
+        edits: tuple[Edit, ...] = ()
+        if self.length is not None and canvas.stop_position is None and not canvas.finished:
+            edits = self.length.resize(view, positions)
+        return Decision(positions, remasked, forced, trials, 0, ids, logprobs, padded, edits)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
         self.eos.foresee(canvas, prediction, self.stop_ids)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..capabilities import PROBABILITY, REPEATABLE
+from ..capabilities import FIXED_LENGTH, PROBABILITY, REPEATABLE
 from ..errors import ConfigError, UnknownNameError
 from ..spec import FamilyDefaults
 from .base import Part, Prediction, Selector, View, Window
@@ -89,6 +89,7 @@ class SlowFast(Window):
     does not.
     """
 
+    needs = frozenset({FIXED_LENGTH})
     statistics = frozenset({"max_logprob"})
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"tau_reach": 0.3, "spread": "std"},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..canvas import Blocks, Canvas
+from ..capabilities import FIXED_LENGTH
 from ..errors import ConfigError
 from .base import Window
 from .compose import register
@@ -34,6 +35,7 @@ class StagedBlocks(Window):
     blocks.
     """
 
+    needs = frozenset({FIXED_LENGTH})
     block_length: int | None = None
     block_add_threshold: float = 0.5
     decoded_token_threshold: float = 0.5

@@ -36,6 +36,9 @@ class StaticBlocks(Window):
         low, high = canvas.window
         size = self.block_length or 32
         origin = canvas.start if canvas.origin is None else canvas.origin
+        if low < high < canvas.end:  # a block that was short gets longer with its region
+            high = min(origin + -(-(high - origin) // size) * size, canvas.end)
+            canvas.window = low, high
         while not canvas.masked[low:high].any() and high < canvas.end:
             low, high = high, min(origin + ((high - origin) // size + 1) * size, canvas.end)
         if (low, high) != canvas.window:

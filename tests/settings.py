@@ -19,6 +19,8 @@ SMALL = {
     "dcd": "dcd(refresh_after=5)",
     "vicinity": "vicinity(before=2, after=2, warmup=1)",
     "sparse": "sparse",
+    "dpad": "dpad(window=6, sigma=2)",
+    "streaming": "streaming(window=3, base=dual)",
     "d2": "d2(k=4)",
     "elastic": "elastic(beta=4)",
     "delayed": "delayed(refresh_every=3)",
@@ -37,6 +39,8 @@ EXACT = (
     "dsb(before=1000, after=1000)", "dcd(refresh_every=1)",
     "vicinity(before=1000, after=1000)", "sparse(refresh_every=1)", "d2(k=1000, p=1.0)",
     "elastic(refresh_every=1)", "delayed(delay=1000)",
+    "dpad(base=none, scale=9, window=100000)", "dpad(dropout=uniform, number=999, refresh_every=1)",
+    "streaming(base=none, window=999)", "streaming(refresh_every=1, window=999)",
 )  # fmt: skip
 
 # How samplers are called where their bare name would do little on a short canvas of a random
@@ -72,8 +76,12 @@ BITES = {
     "prophet": "prophet(early=9, mid=7, late=6)+threshold(0.8)",
     "r2": "r2(spatial_threshold=0.8, temporal_threshold=0.7)+threshold(0.8)",
     "random": "random+fixed(2)",
+    "remdm": "remdm(n=2, start=0.5)+blocks(6)",
+    "remdm_quota": "remdm_quota(start=0.5)",
     "slowfast": "slowfast(explore=2)+threshold(0.8)",
+    "stability": "stability+threshold(0.6)",
     "staged_blocks": "staged_blocks(4)+threshold(0.8)",
+    "streaming": "streaming(0.9, 0.6)",
     "threshold": "threshold(0.8)",
     "wedlm": "wedlm(1.0)+dcd(4, 4)",
     "whole": "whole+threshold(0.8)",

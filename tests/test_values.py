@@ -50,6 +50,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("compile", None, "True or False"),
     ("suppress_mask", "no", "True or False"),
     ("eos_policy", 5, "a name"),
+    ("length", 64, "a rule such as 'append'"),
     ("stop_strings", None, "a text or a list of texts"),
     ("stop_strings", 5, "a text or a list of texts"),
     ("stop_strings", b"x", "a text or a list of texts"),
@@ -123,6 +124,7 @@ def test_every_number_of_a_config_has_its_range() -> None:
     plain = {field.name for field in fields(GenerationConfig)} - set(NUMBERS)
     assert plain == {
         "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
+        "length",
         "regex", "choice", "json_schema", "confidence",
     }  # fmt: skip
 

@@ -27,7 +27,7 @@ from .evaluate import evaluate
 from .generate import generate
 from .infill import infill
 from .listing import caches, samplers
-from .options import DEBUG, remember_debug
+from .options import DEBUG, remember_debug, threaded
 from .output import USAGE_ERROR, complain
 from .serve import serve
 from .trace import trace
@@ -131,9 +131,9 @@ def root(
 for command in (
     generate, chat, infill, serve, batch, samplers, caches, doctor, compare, bench, tune, trace,
 ):  # fmt: skip
-    app.command()(command)
-app.command("serve-drafter")(serve_drafter)
-app.command("eval")(evaluate)
+    app.command()(threaded(command))
+app.command("serve-drafter")(threaded(serve_drafter))
+app.command("eval")(threaded(evaluate))
 for train_command in (dflash, *COMMANDS):
-    train_app.command()(train_command)
+    train_app.command()(threaded(train_command))
 app.add_typer(train_app, name="train")

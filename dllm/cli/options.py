@@ -49,6 +49,44 @@ Debug = Annotated[
 ]
 
 
+def set_threads(value: int | None) -> int | None:
+    """Callback of ``--threads``."""
+    if value is not None:
+        from ..models.threads import set_threads as tell
+
+        tell(value)
+    return value
+
+
+Threads = Annotated[
+    int | None,
+    option("--threads", panel=MODEL, text="Of the processor; default: timed once, see docs.",
+           callback=set_threads, min=1),
+]  # fmt: skip
+
+
+def threaded(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: the command takes ``--threads``, unless it does already."""
+    signature = inspect.signature(command)
+    if "threads" in signature.parameters:
+        return command
+    extra = inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=None,
+                              annotation=Threads)  # fmt: skip
+
+    @functools.wraps(command)
+    def run(*args: Any, **values: Any) -> None:
+        values.pop("threads", None)  # its callback has seen it
+        command(*args, **values)
+
+    hints = get_type_hints(command, include_extras=True)
+    del run.__wrapped__  # its signature is not ours
+    own = [p.replace(annotation=hints.get(n, p.annotation))
+           for n, p in signature.parameters.items()]  # fmt: skip
+    run.__signature__ = signature.replace(parameters=[*own, extra])  # type: ignore[attr-defined]
+    run.__annotations__ = {**hints, "threads": Threads}
+    return run
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
     """Which model, and where."""
@@ -80,6 +118,11 @@ class Loaded:
         ),
     ] = None
 
+    adapter: Annotated[
+        str | None,
+        option("--adapter", panel=MODEL, text="Low-rank adapter, of the model (or --verifier)."),
+    ] = None
+
     def load(self) -> DiffusionModel:
         """The model on its device."""
         with waiting(f"loading {self.model}"):
@@ -87,7 +130,7 @@ class Loaded:
 
             return load(
                 self.model, dtype=self.dtype, device=self.where, tokenizer=self.tokenizer,
-                quantization=self.quantization,
+                quantization=self.quantization, adapter=self.adapter,
             )  # fmt: skip
 
     @property
@@ -274,6 +317,11 @@ class Generation(Decoding):
     max_new_tokens: Annotated[
         int | None, option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.")
     ] = None
+    length: Annotated[
+        str | None,
+        option("--length", panel=DECODING, text="How the length is found: append, crop, rho, "
+               "daedal; --max-new-tokens is then the most. Default fixed."),
+    ] = None  # fmt: skip
     min_new_tokens: Annotated[
         int | None, option("--min-new-tokens", panel=DECODING, text="No end before, default 0.")
     ] = None

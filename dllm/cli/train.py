@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .inputs import read_lines
-from .options import remember_debug
+from .options import remember_debug, threaded
 from .output import check_output, note
 
 train_app = typer.Typer(help="Train drafters and the bundled models.", no_args_is_help=True)
@@ -73,6 +73,7 @@ def nano(
 
 
 @train_app.command("filter")
+@threaded
 def learned_filter(
     output: Annotated[Path, typer.Option("--output", "-o", help="The .npz file to write.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Hub id, folder or name.")] = "nano",
@@ -107,6 +108,7 @@ def learned_filter(
 
 
 @train_app.command()
+@threaded
 def deer(
     verifier: Annotated[str, typer.Option(help="Hub id, folder or nano-ar.")] = "nano-ar",
     drafter: Annotated[str, typer.Option(help="Hub id, folder or nano.")] = "nano",

@@ -53,6 +53,16 @@ class Extents:
         self._free[at : at + 1] = [(wanted, last)] if last > wanted else []
         return True
 
+    def reallocate(self, base: int, n: int, size: int) -> int | None:
+        """`allocate` ``size`` slots for the owner of ``n`` from ``base`` on, in place of these and
+        perhaps over them; None without room, and then the owner keeps what it has."""
+        before = list(self._free)
+        self.free(base, n)
+        new = self.allocate(size)
+        if new is None:
+            self._free = before
+        return new
+
     def free(self, base: int, n: int) -> None:
         """Give ``n`` slots from ``base`` on back."""
         end = base + n

@@ -64,15 +64,18 @@ class KVBuffer(Cache):
         when there is no room now, and then nothing has changed."""
         if lanes == 1 and self.extents.extend(base, n, size):
             return base
-        new = self.allocate(lanes * size)
+        new = self.extents.reallocate(base, lanes * n, lanes * size)
         if new is None:
-            return None
+            new = self.allocate(lanes * size)
+            if new is None:
+                return None
+            self.free(base, lanes * n)
         tensors = [(self._keys, 2), (self._values, 2), (self._kept, 0)]
         for x, dim in ((x, dim) for held, dim in tensors for x in held if x is not None):
+            old = x.narrow(dim, base, lanes * n).clone()  # the ranges may overlap
             for lane in range(lanes):
-                old = x.narrow(dim, base + lane * n, n)
-                x.narrow(dim, new + lane * size, n).copy_(old)
-        self.free(base, lanes * n)
+                part = old.narrow(dim, lane * n, n)
+                x.narrow(dim, new + lane * size, n).copy_(part)
         return new
 
     @torch.inference_mode()

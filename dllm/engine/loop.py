@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ..cache import Cache, Slots
 from ..canvas import Canvas
 from ..errors import ConfigError
 from ..models import DiffusionModel
-from ..work import Work
+from ..work import Work, unless_out_of_memory
 from .forward import Forward
 from .recipe import Options, Recipe, check_recipe
 from .rows import Job, Row, Step
@@ -153,6 +154,51 @@ class Engine(Work[Row, Step]):
         row.base = self.forward.buffer.allocate(row.size)  # growing takes both sizes for a moment
         return row.base is not None
 
+    # -- rows whose texts become longer ---------------------------------------------------------
+
+    def _cramped(self, row: Row) -> bool:
+        """Whether its text has become longer than its slots, so that it waits for more of them."""
+        return self.cache.stores and row.canvas.length > row.capacity
+
+    def plan(self, rows: Sequence[Row] | None = None) -> list[Row]:
+        with self._lock:
+            self._make_room()
+            return super().plan(rows)
+
+    def _make_room(self) -> None:
+        """Give rows whose texts have become longer more slots, in the order of their admission.
+        Where nobody can go on, the youngest of them begins anew when another row has left."""
+        while cramped := [row for row in self.live if self._cramped(row)]:
+            cramped.sort(key=lambda row: row.number)
+            for row in cramped:
+                self._enlarge(row)
+            if any(not self._cramped(r) and not r.canvas.finished for r in self.live):
+                return
+            cramped = [row for row in cramped if self._cramped(row)]
+            if len(self.live) > 1 and cramped:
+                self._take_back(cramped[-1])
+            elif cramped:
+                self._fail(cramped[0], ConfigError(
+                    f"the text needs {cramped[0].lanes * cramped[0].canvas.length} positions of "
+                    f"keys and values, the pool holds {self._most}: pass a smaller "
+                    "max_new_tokens, or raise max_positions"
+                ))  # fmt: skip
+                return
+
+    def _enlarge(self, row: Row) -> None:
+        """Twice the slots, at most what the text may ever need, or those it needs now."""
+        buffer, canvas = self.forward.buffer, row.canvas
+        assert buffer is not None and row.base is not None
+        most = max(canvas.length, canvas.start + canvas.cap)
+        for size in (min(2 * row.capacity, most), canvas.length):
+            if size < canvas.length:
+                continue
+            owned = row.base, row.capacity, size, row.lanes
+            base = unless_out_of_memory(partial(buffer.enlarge, *owned))
+            if base is not None:
+                row.base, row.capacity = base, size
+                return
+
     def _leave(self, row: Row) -> None:
         if row.base is not None and self.forward.buffer is not None:
             self.forward.buffer.free(row.base, row.size)
@@ -191,6 +237,8 @@ class Engine(Work[Row, Step]):
 
     def _plan(self, rows: list[Row]) -> None:
         for row in rows:
+            if self._cramped(row):
+                continue
             try:
                 row.jobs = jobs_of(row, self.cache)
             except Exception as error:

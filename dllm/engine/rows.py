@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from ..cache import Plan, Slots
-from ..canvas import Canvas, IntArray
+from ..cache import Cache, Plan, Slots
+from ..canvas import Canvas, Edit, IntArray
 from ..samplers import NOTHING, Prediction, Trial
 from ..work import Row as AnyRow
 from ..work import Step as AnyStep
@@ -82,10 +82,23 @@ class Row(AnyRow):
             forks.append(fork)
         return forks
 
+    def edit(self, edits: Sequence[Edit], cache: Cache) -> None:
+        """Change the length of the text.  What is cut off at its end takes its slots along; after
+        any other edit the cache begins anew, unless it `Cache.grows` with the text."""
+        canvas, at_end = self.canvas, True
+        for edit in edits:
+            at_end &= edit.at + edit.removed == canvas.end
+            canvas.edit(edit)
+        if at_end and (cache.grows or not any(edit.added for edit in edits)):
+            self.slots.resize(canvas.length)
+        else:
+            self.slots, self.previous = self.slots.fresh(canvas.length), None
+
     def restart(self) -> None:
         """Forget everything since the admission."""
         self.canvas.become(self.fresh.fork())
-        self.slots = Slots.empty(self.capacity, self.slots.shift, self.slots.block_length)
+        self.capacity = len(self.canvas.tokens)
+        self.slots = self.slots.fresh(self.capacity)
         self.trials, self.previous, self.jobs = (), None, []
         self.restarts += 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -97,6 +99,10 @@ def settle(
         if positions.size:
             slots.changed(positions)
     row.trials, row.jobs = decision.trials, []
+    if decision.probe:  # no step of any schedule
+        canvas.probes += 1
+        canvas.step -= 1
+        canvas.block_step -= 1
     if gained is not None or len(jobs) > 1:
         decision = decision.after(gained, explored=len(jobs) - 1)
     cost = sum([job.cost for job in jobs])
@@ -106,7 +112,14 @@ def settle(
     canvas.block_step += 1
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
-    complete(canvas)
+    if decision.edits and not canvas.finished:
+        row.edit(decision.edits, cache)
+    elif decision.edits:
+        decision = replace(decision, edits=())
+    if decision.probe:
+        row.slots = row.slots.fresh(canvas.length)
+    else:
+        complete(canvas)
     return Step(
         row=row, canvas=canvas, decision=decision, positions=cost, plan=plan, prediction=prediction
     )

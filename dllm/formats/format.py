@@ -48,8 +48,8 @@ class Format:
         edges = np.flatnonzero(np.diff(np.concatenate([[True], canvas.given[low:], [True]])))
         runs = (edges + low).reshape(-1, 2).tolist()
         return [
-            Span(*run, start, final)
-            for run, start in zip(runs, self.holes, strict=True)
+            Span(first, last, start, final)
+            for (first, last), start in zip(runs, self.holes, strict=True)
             if start is not None
         ]
 

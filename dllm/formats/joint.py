@@ -86,7 +86,8 @@ def marginals(automaton: Automaton, chain: Chain, path: IntArray) -> Float64Arra
     best = through.max(1)
     total = best + np.log(np.exp(through - best[:, None]).sum(1))
     own = np.where(chain.decided < 0, chain.weight[np.arange(len(path)), path], 0.0)
-    return np.minimum(total + own - ahead[0, chain.start], 0.0)
+    result: Float64Array = np.minimum(total + own - ahead[0, chain.start], 0.0)
+    return result
 
 
 def backward(automaton: Automaton, chain: Chain, fold: Fold) -> Float64Array:

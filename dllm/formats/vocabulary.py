@@ -44,7 +44,7 @@ def vocabulary_of(tokenizer: Any, name: str = "the model") -> Vocabulary:
 
 
 def _read(tokenizer: Any, name: str) -> Vocabulary:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     decoders = [] if backend is None else list(_decoders(json.loads(backend.to_str())["decoder"]))
     kinds = {decoder["type"] for decoder in decoders}
     blank = any(d["type"] == "Replace" and d["content"] == " " for d in decoders)
@@ -52,6 +52,11 @@ def _read(tokenizer: Any, name: str) -> Vocabulary:
         raise ConfigError(
             f"the tokens of {name} are no pieces of text (decoder {'+'.join(sorted(kinds)) or '-'})"
             ": formats need a byte-level or a SentencePiece vocabulary"
+        )
+    if getattr(tokenizer, "clean_up_tokenization_spaces", False):
+        raise ConfigError(
+            f"the tokenizer of {name} takes blanks away when it decodes, so that a text may lose "
+            "its form: set its clean_up_tokenization_spaces to False"
         )
     as_bytes = _byte_level if "ByteLevel" in kinds else _sentence_piece
     added = backend.get_added_tokens_decoder()

@@ -62,8 +62,8 @@ class Worker:
         if answer[:1] != OK:
             raise ConfigError(f"the expression {short(pattern)} {answer[1:].decode()}")
         with np.load(io.BytesIO(answer[1:]), allow_pickle=False) as arrays:
-            values = {name: arrays[name] for name in arrays.files}
-        return Tables(**{n: x if x.ndim else int(x) for n, x in values.items()})
+            found: Any = {n: x if (x := arrays[n]).ndim else int(x) for n in arrays.files}
+        return Tables(**found)
 
     def close(self) -> None:
         """End the process."""

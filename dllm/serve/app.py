@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
@@ -15,10 +16,32 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from .. import __version__
+from . import openapi
+from .drafts import DraftServer
 from .http import Path, as_json, check_key, refusal
+from .openapi import document
 from .page import page
 from .problems import CLOSED, Problem
+from .routes import ModelRoutes, TextRoutes
+from .service import Service
 from .settings import Settings
+
+ACCESS = logging.getLogger("dllm.access")
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><path d="M0 0h3v3H0zM5 0h3v3H5z'
+    'M0 5h3v3H0z"/><path d="M5 5h3v3H5z" opacity=".35"/></svg>'
+)
+# What other servers have and this one has not.
+ELSEWHERE = {
+    "/v1/embeddings": "a diffusion model that writes has no embeddings: use a model made for them",
+    "/v1/rerank": "this server scores continuations, at /v1/score",
+    "/v1/images": "this server writes text",
+    "/v1/audio": "this server writes text",
+    "/v1/files": "there are no files here: `dllm batch` works through a file of requests",
+    "/v1/batches": "there are no batches here: `dllm batch` works through a file of requests",
+    "/v1/messages": "this is OpenAI's API: use /v1/chat/completions",
+    "/api/": "this is OpenAI's API and not Ollama's: use the base URL http://HOST:PORT/v1",
+}
 
 
 class Serving(Protocol):
@@ -26,9 +49,6 @@ class Serving(Protocol):
 
     settings: Settings
     draining: bool  # whether new requests are refused
-
-    def paths(self) -> list[Path]:
-        """What it answers."""
 
     def state(self) -> dict[str, Any]:
         """What goes on in it; ``status`` is "ready" while it takes requests."""
@@ -53,14 +73,31 @@ def create_app(serving: Serving) -> Starlette:
         finally:
             await asyncio.to_thread(serving.close)
 
-    paths = [*serving.paths(), *Operation(serving).paths()]
+    paths = paths_of(serving)
     app = Starlette(
-        routes=[Route(path, guarded(serving, work), methods=[verb]) for verb, path, work in paths],
+        routes=[Route(one.path, guarded(serving, one.answer), methods=[one.verb]) for one in paths],
         exception_handlers={HTTPException: _http_problem},
         lifespan=lifespan,
     )
     app.state.serving = serving
     return app
+
+
+def paths_of(serving: Serving) -> list[Path]:
+    """What is answered for ``serving``."""
+    paths: list[Path] = []
+    if isinstance(serving, DraftServer):
+        paths = serving.routes.paths()
+    elif isinstance(serving, Service):
+        paths = TextRoutes(serving).paths() + ModelRoutes(serving).paths()
+        if serving.drafting is not None:
+            paths += serving.drafting.paths()
+        if serving.verifying is not None:
+            paths += serving.verifying.paths()
+    operation = Operation(serving)
+    paths += operation.paths()
+    operation.document = document(paths, getattr(serving, "name", "dllm"))
+    return paths
 
 
 def guarded(
@@ -78,7 +115,10 @@ def guarded(
                 raise
             return Response(status_code=CLOSED)
         except Exception as error:
-            response = refusal(serving.failed(error))
+            problem = serving.failed(error)
+            response = refusal(problem)
+            ACCESS.info("%s %s %d: %s", request.method, request.scope["path"][:80], problem.status,
+                        problem.message[:200])  # fmt: skip
         request_id = request.headers.get("x-request-id")
         if request_id is not None:
             response.headers["x-request-id"] = request_id[:128]
@@ -88,19 +128,24 @@ def guarded(
 
 
 class Operation:
-    """Health, metrics, version, and the page."""
+    """Health, metrics, version, the documentation, and the page."""
 
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
+        self.document: dict[str, Any] = {}
 
     def paths(self) -> list[Path]:
-        paths: list[Path] = [
-            ("GET", "/health", self.health),
-            ("GET", "/ready", self.health),
-            ("GET", "/metrics", self.metrics),
-            ("GET", "/version", self.version),
+        paths = [
+            Path("GET", "/health", self.health),
+            Path("GET", "/ready", self.health),
+            Path("GET", "/ping", self.health),
+            Path("GET", "/metrics", self.metrics),
+            Path("GET", "/version", self.version),
+            Path("GET", "/openapi.json", self.openapi),
+            Path("GET", "/docs", self.docs),
+            Path("GET", "/favicon.ico", self.icon),
         ]
-        return [*paths, ("GET", "/", self.page)] if self.serving.settings.page else paths
+        return [*paths, Path("GET", "/", self.page)] if self.serving.settings.page else paths
 
     async def health(self, request: Request) -> Response:
         """200 while requests are taken, 503 once the server stops or is broken."""
@@ -108,19 +153,37 @@ class Operation:
         return as_json(state, 200 if state["status"] == "ready" else 503)
 
     async def metrics(self, request: Request) -> Response:
+        """Prometheus metrics."""
         return Response(self.serving.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    async def openapi(self, request: Request) -> Response:
+        """This document."""
+        return as_json(self.document)
+
+    async def docs(self, request: Request) -> Response:
+        """This document as a page."""
+        return HTMLResponse(openapi.page(self.document))
+
+    async def icon(self, request: Request) -> Response:
+        return Response(
+            ICON, media_type="image/svg+xml", headers={"Cache-Control": "max-age=86400"}
+        )
+
     async def version(self, request: Request) -> Response:
+        """The version of the library."""
         return as_json({"version": __version__})
 
     async def page(self, request: Request) -> Response:
+        """The page: write a prompt, watch the canvas."""
         return HTMLResponse(page(), headers={"Cache-Control": "no-cache"})
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:
     """No such path, or no such method."""
     assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.scope['path'][:80]}: {error.detail}"
+    path = request.scope["path"]
+    about = next((text for start, text in ELSEWHERE.items() if path.startswith(start)), None)
+    text = f"{request.method} {path[:80]}: {about or error.detail}"
     response = refusal(Problem(error.status_code, text))
     with suppress(TypeError):
         response.headers.update(error.headers or {})

@@ -7,6 +7,8 @@ refused as well: nothing is ignored silently.
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -14,16 +16,19 @@ from pydantic import Field, model_validator
 from .body import Body, Must, Only
 from .problems import Problem
 
+LONGEST_FORM = 65_536  # characters of a schema or an expression
 LONGEST_SPEC = 400  # characters of a sampler's name
 LONGEST_STOP = 1000  # characters
 MOST = 2**31 - 1
 MOST_CHOICES = 8
+MOST_CHOICES_OF_TEXT = 1024
 MOST_CONSTRAINTS = 1024
 MOST_HOLES = 1024
 MOST_STOPS = 16
 MOST_TEXTS = 64
 SYSTEM = {"developer": "system"}  # what OpenAI calls it now -> what chat templates know
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MOST_TOOLS = 128
 
 STRING, STRINGS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
 INTEGERS = {"type": "array", "items": {"type": "integer"}}
@@ -80,6 +85,36 @@ def _is_content(value: Any) -> bool:
     )  # fmt: skip
 
 
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict) and len(json.dumps(value)) <= LONGEST_FORM
+
+
+def _is_choice(value: Any) -> bool:
+    return _is_texts(value, MOST_CHOICES_OF_TEXT, LONGEST_STOP) and isinstance(value, list) and (
+        len(value) > 0 and "" not in value
+    )  # fmt: skip
+
+
+def _is_response_format(value: Any) -> bool:
+    if not isinstance(value, dict) or value.get("type") != "json_schema":
+        return value in ({"type": "text"}, {"type": "json_object"})
+    given = value.get("json_schema")
+    return isinstance(given, dict) and _is_schema(given.get("schema"))
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[\w-]{1,64}", value, re.ASCII) is not None
+
+
+def _is_tool_choice(value: Any) -> bool:
+    if isinstance(value, dict):
+        function = value.get("function")
+        return value.get("type") == "function" and isinstance(function, dict) and (
+            isinstance(function.get("name"), str)
+        )  # fmt: skip
+    return value in ("none", "auto", "required")
+
+
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Number = Annotated[int, Field(ge=0, le=MOST)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -127,15 +162,53 @@ Drafts = Annotated[
     Must("true, false or 'text'", lambda v: type(v) is bool or v == "text",
          {"enum": [True, False, "text"]}),
 ]  # fmt: skip
+Choice = Annotated[
+    list[str], Must(f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings", _is_choice, STRINGS)
+]
+Schema = Annotated[
+    dict[str, Any],
+    Must(f"a JSON schema of at most {LONGEST_FORM} characters", _is_schema, {"type": "object"}),
+]
+ResponseFormat = Annotated[
+    Any,
+    Must('{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
+         f'{{"name": ..., "schema": ...}}}} of at most {LONGEST_FORM} characters',
+         _is_response_format, {"type": "object"}),
+]  # fmt: skip
+ToolChoice = Annotated[
+    Any,
+    Must('"none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
+         _is_tool_choice, {"anyOf": [STRING, {"type": "object"}]}),
+]  # fmt: skip
 Role = Annotated[str, Must(f"one of {', '.join(ROLES)}", lambda v: v in ROLES, {"enum": [*ROLES]})]
 
 
+class CalledFunction(Body):
+    """Which tool was called; ``arguments`` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """A call that an answer made."""
+
+    id: str = ""
+    type: Annotated[str, Must("'function'", lambda v: v == "function")] = "function"
+    index: Number = 0
+    function: CalledFunction
+
+
 class Message(Body):
-    """What somebody says."""
+    """What somebody says.  ``tool_calls`` and ``reasoning_content`` are of answers,
+    ``tool_call_id`` of what a tool returned."""
 
     role: Role
-    content: Content
+    content: Content | None = None
     name: str = ""
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str = ""
+    reasoning_content: str = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -143,17 +216,56 @@ class Message(Body):
         """Clients that repeat an answer send its empty fields along."""
         if not isinstance(data, dict):
             return data
-        return {k: v for k, v in data.items() if k in cls.model_fields or v not in (None, [], "")}
+        kept = ("role", "content")
+        return {k: v for k, v in data.items() if k in kept or v not in (None, [], "")}
 
-    def shown(self) -> dict[str, Any]:
-        """The message as chat templates know it."""
+    def shown(self, where: str) -> dict[str, Any]:
+        """The message as chat templates know it, which want arguments as an object."""
         content = self.content
+        if content is None:
+            if not self.tool_calls:
+                raise Problem(400, f"{where}.content must be a string or text parts",
+                              f"{where}.content", "invalid_value")  # fmt: skip
+            content = ""
         if not isinstance(content, str):
             content = "".join(part["text"] for part in content)
-        return {"role": SYSTEM.get(self.role, self.role), "content": content}
+        result: dict[str, Any] = {"role": SYSTEM.get(self.role, self.role), "content": content}
+        for name in ("tool_call_id", "reasoning_content") + ("name",) * (self.role == "tool"):
+            if getattr(self, name):
+                result[name] = getattr(self, name)
+        if self.tool_calls:
+            result["tool_calls"] = [
+                {"type": "function", "function": {
+                    "name": call.function.name, "arguments": _parsed(call.function.arguments)
+                }} for call in self.tool_calls
+            ]  # fmt: skip
+        return result
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+class Function(Body):
+    """A tool; ``parameters`` is a JSON schema."""
+
+    name: Annotated[str, Must("a name of 1 to 64 letters, digits, _ and -", _is_name, STRING)]
+    description: str = ""
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """What an answer may call."""
+
+    type: Annotated[str, Must("'function'", lambda v: v == "function")] = "function"
+    function: Function
 
 
 class StreamOptions(Body):
@@ -187,18 +299,27 @@ class Decoding(Body):
 
 
 PENALTIES = "a canvas is not written from left to right, so that there is no past to penalise"
-FORMATS = "constrained output does not exist yet: ask for text and parse it"
-TOOLS = "tools do not exist here: describe them in the prompt"
+GUIDED = "use structured_outputs, with regex, choice or json"
+TOOLS = "describe them as tools"
 OTHER = "it has no meaning for a text model"
 FILTERS = "use top_p or top_k"
 COMPLETE = "the last message is complete: use /v1/completions"
 SPECIAL = "special tokens are not text"
 
 
+class StructuredOutputs(Body):
+    """The form of an answer, as vLLM calls it: one of these."""
+
+    regex: Annotated[str, Field(min_length=1, max_length=LONGEST_FORM)] | None = None
+    choice: Choice | None = None
+    schema_: Schema | None = Field(default=None, alias="json")
+
+
 class Writing(Decoding):
     """Answers of a length that is asked for, and what OpenAI's and vLLM's clients send beside."""
 
     max_tokens: Count | None = None
+    length: Sampler | None = None
     min_tokens: Number = 0
     ignore_eos: bool = False
     stop: Stop = ()
@@ -216,7 +337,6 @@ class Writing(Decoding):
     typical_p: Annotated[Any, Only(FILTERS, 1, 1.0)] = None
     best_of: Annotated[Any, Only("use n", 1)] = None
     use_beam_search: Annotated[Any, Only("there are no beams", False)] = None
-    echo: Annotated[Any, Only("the prompt is not repeated", False)] = None
     include_stop_str_in_output: Annotated[
         Any, Only("a stop string is never part of the text", False)
     ] = None
@@ -228,14 +348,12 @@ class Writing(Decoding):
     add_generation_prompt: Annotated[Any, Only(COMPLETE, True)] = None
     continue_final_message: Annotated[Any, Only(COMPLETE, False)] = None
     detokenize: Annotated[Any, Only("answers are text: return_token_ids adds the ids", True)] = None
-    response_format: Annotated[Any, Only(FORMATS, {"type": "text"})] = None
-    structured_outputs: Annotated[Any, Only(FORMATS, {})] = None
-    guided_json: Annotated[Any, Only(FORMATS)] = None
-    guided_regex: Annotated[Any, Only(FORMATS)] = None
-    guided_choice: Annotated[Any, Only(FORMATS)] = None
-    guided_grammar: Annotated[Any, Only(FORMATS)] = None
-    tools: Annotated[Any, Only(TOOLS, [])] = None
-    tool_choice: Annotated[Any, Only(TOOLS, "none", "auto")] = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[Any, Only(GUIDED)] = None
+    guided_regex: Annotated[Any, Only(GUIDED)] = None
+    guided_choice: Annotated[Any, Only(GUIDED)] = None
+    guided_grammar: Annotated[Any, Only(GUIDED)] = None
     functions: Annotated[Any, Only(TOOLS, [])] = None
     function_call: Annotated[Any, Only(TOOLS, "none", "auto")] = None
     web_search_options: Annotated[Any, Only(TOOLS)] = None
@@ -247,7 +365,6 @@ class Writing(Decoding):
     priority: Annotated[Any, Only("requests are served in the order they come", 0)] = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -265,6 +382,11 @@ class ChatBody(Writing):
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Alternatives | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: Annotated[Any, Only("an answer does not repeat the messages", False)] = None
 
 
 class TextBody(Writing):
@@ -273,6 +395,10 @@ class TextBody(Writing):
     prompt: Prompt
     suffix: str = ""
     logprobs: Alternatives | None = None
+    echo: bool = False
+    tools: Annotated[Any, Only("tools belong to /v1/chat/completions", [])] = None
+    tool_choice: Annotated[Any, Only("tools belong to /v1/chat/completions", "none", "auto")] = None
+    parallel_tool_calls: bool | None = None
 
 
 class InfillBody(Decoding):
@@ -298,6 +424,27 @@ class ScoreBody(Body):
     seed: Seed | None = None
 
 
+class TokenizeBody(Body):
+    """``POST /tokenize``: a text as it is, or messages in the model's template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: Annotated[Any, Only("a prompt is encoded as the model expects", True)] = (
+        None
+    )
+    add_generation_prompt: Annotated[Any, Only(COMPLETE, True)] = None
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(Body):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[Number]
+
+
 class DeviceBody(Body):
     """``POST /v1/verify/open``, without the prompt and the vocabulary."""
 
@@ -309,10 +456,15 @@ class DeviceBody(Body):
     top_k: Number | None = None
 
 
-def question(body: InfillBody | ScoreBody) -> Any:
+def conversation(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages as chat templates know them."""
+    return [message.shown(f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def question(body: InfillBody | ScoreBody | TokenizeBody) -> Any:
     """The prompt or the messages, whichever is there; None for neither."""
     if body.prompt is not None and body.messages is not None:
         raise Problem(400, "prompt and messages are given: keep one of them", "prompt")
     if body.messages is not None:
-        return [message.shown() for message in body.messages]
+        return conversation(body.messages)
     return body.prompt or None

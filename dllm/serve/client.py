@@ -1,22 +1,22 @@
 """Asking a server: what ``dllm generate --server`` and ``dllm chat --server`` are made of.
 
-Standard library only: a client needs neither torch nor the extra ``serve``.
+A client needs neither torch nor the extra ``serve``.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx
 
 from ..access import KEY, json_headers
 from ..errors import ConfigError, DllmError
 
-UNAUTHORIZED = 401
-PATIENCE = 3600.0  # seconds of silence; the server sends something every 15
+PATIENCE = 600.0  # seconds of silence; a stream brings something every 15
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Answer:
 
     text: str = ""
     finish_reason: str | None = None
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
     trace: dict[str, Any] | None = None
     frame: dict[str, Any] | None = None  # the canvas or the step of the last event, if it had one
@@ -54,8 +54,11 @@ class Client:
     key: str | None = None
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            url = httpx.URL(self.url)
+        except httpx.InvalidURL:
+            url = httpx.URL()
+        if url.scheme not in ("http", "https") or not url.host:
             raise ConfigError(f"a server is like 'http://127.0.0.1:8000', not {self.url!r}")
 
     def answer(self, path: str, body: Mapping[str, Any]) -> Iterator[Answer]:
@@ -76,62 +79,43 @@ class Client:
 
     def models(self) -> Sequence[dict[str, Any]]:
         """What the server has."""
-        connection, response = self._request("GET", "/v1/models", None)
-        with connection:
+        with self._asked("GET", "/v1/models", None) as response:
             data: list[dict[str, Any]] = json.loads(response.read())["data"]
             return data
 
     def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        connection, response = self._request("POST", path, body)
-        with connection:
-            for line in response:
-                data = line.removeprefix(b"data: ").strip()
-                if line.startswith(b"data: ") and data != b"[DONE]":
+        with self._asked("POST", path, body) as response:
+            for line in response.iter_lines():
+                data = line.removeprefix("data: ")
+                if data != line and data != "[DONE]":
                     yield json.loads(data)
 
-    def _request(
+    @contextmanager
+    def _asked(
         self, verb: str, path: str, body: Mapping[str, Any] | None
-    ) -> tuple[_Closing, http.client.HTTPResponse]:
-        parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else (
-            http.client.HTTPConnection
-        )  # fmt: skip
-        connection = _Closing(kind(parts.hostname or "", parts.port, timeout=PATIENCE))
-        base = parts.path.rstrip("/").removesuffix("/v1")
-        data = None if body is None else json.dumps(body).encode()
+    ) -> Iterator[httpx.Response]:
+        base = self.url.rstrip("/").removesuffix("/v1")
+        headers = json_headers(self.key)
         try:
-            connection.inner.request(verb, base + path, data, json_headers(self.key))
-            response = connection.inner.getresponse()
-            if response.status != 200:
-                raise DllmError(f"{self.url}: {_message(response)}")
-        except (OSError, http.client.HTTPException) as error:
-            connection.inner.close()
+            with httpx.stream(
+                verb, base + path, json=body, headers=headers, timeout=PATIENCE
+            ) as got:
+                if got.status_code != httpx.codes.OK:
+                    raise DllmError(f"{self.url}: {_message(got)}")
+                yield got
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise DllmError(f"{self.url} does not answer: {error}") from error
-        except DllmError:
-            connection.inner.close()
-            raise
-        return connection, response
 
 
-@dataclass
-class _Closing:
-    inner: http.client.HTTPConnection
-
-    def __enter__(self) -> http.client.HTTPConnection:
-        return self.inner
-
-    def __exit__(self, *_: object) -> None:
-        self.inner.close()
-
-
-def _message(response: http.client.HTTPResponse) -> str:
+def _message(response: httpx.Response) -> str:
     """What an error says."""
     content = response.read()
-    hint = f"; {KEY} holds the one to send" if response.status == UNAUTHORIZED else ""
+    unauthorized = response.status_code == httpx.codes.UNAUTHORIZED
+    hint = f"; {KEY} holds the one to send" if unauthorized else ""
     try:
         return str(json.loads(content)["error"]["message"]) + hint
     except (ValueError, KeyError, TypeError):
-        return f"status {response.status}: is this a server of dllm?"
+        return f"status {response.status_code}: is this a server of dllm?"
 
 
 def _add(answer: Answer, event: Mapping[str, Any]) -> None:

@@ -35,10 +35,12 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.since = time.monotonic()  # when it began to wait for a request
-        self._idle, self._timer = True, None
+        self._idle = True
+        self._timer: asyncio.TimerHandle | None = None
         self._wait()
         if len(self.connections) > (self.most or most_connections()):
-            oldest = min((c for c in self.connections if c.waiting), key=lambda c: c.since)
+            others: Any = self.connections  # of this class, all of them
+            oldest = min((c for c in others if c.waiting), key=lambda c: c.since)
             oldest.give_up(f"more than {self.most or most_connections()} connections")
 
     @property

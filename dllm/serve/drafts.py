@@ -53,7 +53,7 @@ class DraftRoutes:
             return None
 
     def paths(self) -> list[Path]:
-        return [("POST", PATH + "/{action}", self.answer)]
+        return [Path("POST", PATH + "/{action}", self.answer)]
 
     async def answer(self, request: Request) -> Response:
         arrived = time.monotonic()
@@ -106,9 +106,6 @@ class DraftServer:
     def __init__(self, drafts: Drafts, settings: Settings) -> None:
         self.settings, self.draining = settings, False
         self.routes = DraftRoutes(drafts)
-
-    def paths(self) -> list[Path]:
-        return self.routes.paths()
 
     def state(self) -> dict[str, Any]:
         status = "stopping" if self.draining else "ready"

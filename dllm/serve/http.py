@@ -7,12 +7,13 @@ import hmac
 import json
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ..errors import CancelledError
+from .body import Body
 from .problems import Problem
 from .replies import dumps
 
@@ -20,9 +21,17 @@ if TYPE_CHECKING:
     from starlette.types import Receive
 
 T = TypeVar("T")
-Path = tuple[str, str, Callable[[Request], Awaitable[Response]]]  # verb, path, what answers
+OPEN = ("/", "/health", "/ready", "/ping", "/version", "/metrics", "/favicon.ico")  # need no key
 BODY_PATIENCE = 30.0  # seconds in which a body must have arrived
-OPEN_PATHS = ("/", "/health", "/ready", "/version", "/metrics")  # these need no key
+
+
+class Path(NamedTuple):
+    """What is answered at ``path``; ``body`` is the model of what is sent, where there is one."""
+
+    verb: str
+    path: str
+    answer: Callable[[Request], Awaitable[Response]]
+    body: type[Body] | None = None
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
@@ -89,7 +98,7 @@ def _no_constant(name: str) -> Any:
 def check_key(request: Request, key: str | None) -> None:
     """`Problem` without the right key.  The path is that of the request line: ``request.url`` is
     made from the Host header as well, which the client writes."""
-    if key is None or request.scope["path"] in OPEN_PATHS:
+    if key is None or request.scope["path"] in OPEN:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), key.encode()):

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..result import Result
 from .requests import GenerateRequest
+from .tools import Said
 
 PREFIXES = {"chat": "chatcmpl", "text": "cmpl", "infill": "infill"}
 OBJECTS = {"chat": "chat.completion", "text": "text_completion", "infill": "infill"}
@@ -34,11 +35,12 @@ def event(value: Any) -> bytes:
 @dataclass(frozen=True)
 class Choice:
     """One finished answer.  ``text`` is what the client gets, of ``result``; ``holes`` are the
-    texts of the holes of an infill."""
+    texts of the holes of an infill, ``said`` the calls and thoughts in the text of a chat."""
 
     result: Result
     text: str
     holes: Sequence[str] = ()
+    said: Said | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Reply:
         for index, choice in enumerate(choices):
             entry: dict[str, Any] = {"index": index}
             if ask.kind == "chat":
-                entry["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+                entry["message"] = {"role": "assistant", "refusal": None} | message(choice)
             else:
                 entry["text"] = choice.text
             if ask.kind == "infill":
@@ -75,13 +77,12 @@ class Reply:
             "choices": listed, "usage": usage(ask, results), "dllm": figures(results)
         }  # fmt: skip
 
-    def chunk(self, index: int, text: str, first: bool) -> dict[str, Any]:
-        """More text of a choice; the first one names the role."""
+    def chunk(self, index: int, delta: Mapping[str, Any], first: bool) -> dict[str, Any]:
+        """More of a choice: ``delta`` of its message, or its ``text``; the first names the role."""
+        entry: dict[str, Any] = {"index": index, **delta}
         if self.ask.kind == "chat":
-            delta = {"role": "assistant", "content": text} if first else {"content": text}
-            entry: dict[str, Any] = {"index": index, "delta": delta}
-        else:
-            entry = {"index": index, "text": text}
+            role = {"role": "assistant"} if first else {}
+            entry = {"index": index, "delta": role | dict(delta)}
         return self._chunk([entry | {"logprobs": None, "finish_reason": None}])
 
     def last(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -117,8 +118,11 @@ class Reply:
         """What stands beside the text of a finished choice."""
         ask, result = self.ask, choice.result
         entry: dict[str, Any] = {"finish_reason": result.finish_reason, "logprobs": None}
-        if ask.kind == "infill" or ask.suffix is not None:
-            entry["finish_reason"] = "stop"  # every hole is full
+        if ask.kind == "infill" or ask.suffix is not None or ask.formed:
+            entry["finish_reason"] = "stop"  # every hole is full, a form complete
+        if choice.said is not None and choice.said.calls:
+            named = ask.tool_choice not in ("auto", "required")
+            entry["finish_reason"] = "stop" if named else "tool_calls"
         if ask.logprobs is not None:
             shape = chat_logprobs if ask.kind == "chat" else text_logprobs
             entry["logprobs"] = shape(result, self.piece, ask.logprobs)
@@ -130,11 +134,25 @@ class Reply:
         return entry
 
 
-def usage(ask: GenerateRequest, results: Sequence[Result]) -> dict[str, int]:
+def message(choice: Choice) -> dict[str, Any]:
+    """What a chat's answer says."""
+    said = choice.said
+    if said is None:
+        return {"content": choice.text}
+    result: dict[str, Any] = {"content": said.content or (None if said.calls else "")}
+    if said.reasoning:
+        result["reasoning_content"] = said.reasoning
+    if said.calls:
+        result["tool_calls"] = [call.body() for call in said.calls]
+    return result
+
+
+def usage(ask: GenerateRequest, results: Sequence[Result]) -> dict[str, Any]:
     """Tokens as OpenAI counts them: a prompt once, whatever the number of its answers."""
     prompt = sum(given_tokens(result) for result in results[:: ask.n])
     written = sum(written_tokens(result) for result in results)
-    return tokens_used(prompt, written)
+    cached = sum(result.cached_tokens for result in results[:: ask.n])
+    return tokens_used(prompt, written) | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def tokens_used(prompt: int, written: int) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..config import FORMATS
 from .bodies import (
     MOST_TEXTS,
     ChatBody,
@@ -16,10 +17,13 @@ from .bodies import (
     StreamOptions,
     TextBody,
     Writing,
+    conversation,
     question,
 )
+from .body import shortened
 from .problems import Problem
 
+MOST_CALLS = 16
 SAME_NAME = ("temperature", "top_p", "steps", "block_length", "cfg_scale", "eos_policy", "seed")
 
 
@@ -32,6 +36,9 @@ class GenerateRequest:
     ``logprobs``: None, or how many alternatives are wanted beside each token.
     ``usage_with_each``: whether every chunk counts the tokens so far, as vLLM's do.  ``drafts``:
     False, True, or "text" for rendered lines; ``diffusing``: every chunk is the whole present text.
+    ``template``: variables of the chat template.  ``tools`` as OpenAI describes them, of which
+    ``tool_choice`` ("auto", "required", or a name) says whether one is called, ``most_calls`` how
+    many.
     """
 
     kind: str
@@ -53,6 +60,21 @@ class GenerateRequest:
     token_ids: bool = False
     trace: bool = False
     deadline: float | None = None
+    echo: bool = False
+    template: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[dict[str, Any]] = ()
+    tool_choice: str = "none"
+    most_calls: int = 1
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer has to be a call."""
+        return bool(self.tools) and self.tool_choice != "auto"
+
+    @property
+    def formed(self) -> bool:
+        """Whether the answer has a form, for which an automaton may have to be built."""
+        return self.forced or any(name in self.arguments for name in FORMATS)
 
     @property
     def choices(self) -> int:
@@ -69,23 +91,48 @@ def read_chat(data: Any) -> GenerateRequest:
     if body.top_logprobs is not None and not body.logprobs:
         raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs", "invalid_value")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    said = [message.shown() for message in body.messages]
-    return _request("chat", body, [said], length or body.max_tokens, logprobs=logprobs)
+    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        raise Problem(400, "two tools have the same name", "tools", "invalid_value")
+    choice = body.tool_choice or ("auto" if tools else "none")
+    wanted = choice["function"]["name"] if isinstance(choice, dict) else choice
+    if wanted not in ("none", "auto", *(["required", *names] if names else [])):
+        text = f"tool_choice {shortened(wanted)} is none of the tools: {', '.join(names) or 'none'}"
+        raise Problem(400, text, "tool_choice", "invalid_value")
+    if choice not in ("none", "auto") and _form(body):
+        raise Problem(400, f"tool_choice {shortened(wanted)} makes the answer a call: it has no "
+                      "other form", "tool_choice", "invalid_value")  # fmt: skip
+    if body.diffusing and tools:
+        raise Problem(400, "diffusing replaces the text with every chunk, which calls of tools are "
+                      "not: drop one of them", "diffusing", "invalid_value")  # fmt: skip
+    return _request(
+        "chat", body, [conversation(body.messages)], length or body.max_tokens, logprobs=logprobs,
+        tools=[] if wanted == "none" else tools, tool_choice=wanted,
+        most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
+        template=body.chat_template_kwargs or {},
+    )  # fmt: skip
 
 
 def read_text(data: Any) -> GenerateRequest:
     """``POST /v1/completions``."""
     body = TextBody.read(data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
-    for name in ("stop", "min_tokens", "ignore_eos", "constraints") if body.suffix else ():
+    for name in (
+        ("stop", "min_tokens", "ignore_eos", "constraints", "length") if body.suffix else ()
+    ):
         if getattr(body, name):
             raise Problem(
                 400, f"{name} does not go with suffix: the hole has max_tokens positions and "
                 "all of them are written", name, "unsupported_value",
             )  # fmt: skip
+    if body.echo and (body.logprobs is not None or body.suffix or body.diffusing):
+        raise Problem(400, "echo repeats the prompt before the text: it does not go with logprobs "
+                      "(/v1/score has likelihoods), suffix and diffusing", "echo",
+                      "unsupported_value")  # fmt: skip
     return _request(
         "text", body, body.prompt if several else [body.prompt], body.max_tokens, chat=False,
-        suffix=body.suffix or None, logprobs=body.logprobs,
+        suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo,
     )  # fmt: skip
 
 
@@ -149,9 +196,28 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
             raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
         if body.ignore_eos or body.min_tokens:
             result["min_new_tokens"] = length if body.ignore_eos else body.min_tokens
+        if body.length is not None:
+            result["length"] = body.length
         if body.stop:
             stop = body.stop
             result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        result |= _form(body)
         if body.constraints:
             result["constraints"] = {int(k): v for k, v in body.constraints.items()}
     return result
+
+
+def _form(body: Writing) -> dict[str, Any]:
+    """The argument that gives the answer a form."""
+    wanted, given = body.response_format or {"type": "text"}, body.structured_outputs
+    forms: dict[str, Any] = {}
+    if wanted["type"] != "text":
+        schema = wanted.get("json_schema", {}).get("schema")
+        forms["json_schema"] = {"type": "object"} if schema is None else schema
+    if given is not None:
+        named = {"regex": given.regex, "choice": given.choice, "json_schema": given.schema_}
+        if forms or sum(value is not None for value in named.values()) > 1:
+            raise Problem(400, "an answer has one form: regex, choice, json or a response_format",
+                          "structured_outputs", "invalid_value")  # fmt: skip
+        forms = {name: value for name, value in named.items() if value is not None}
+    return forms

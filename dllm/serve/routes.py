@@ -1,4 +1,4 @@
-"""What a model that writes answers: completions, infills, likelihoods."""
+"""What a model answers: completions, infills, likelihoods, and what is known of it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..models.checkpoint import BUNDLED
+from ..prompts import check_ids
+from .bodies import (
+    ChatBody,
+    DetokenizeBody,
+    InfillBody,
+    ScoreBody,
+    TextBody,
+    TokenizeBody,
+    question,
+)
 from .http import Path, as_json, disconnected, read_json, unless_gone
 from .replies import Reply, event
 from .requests import GenerateRequest, read_chat, read_infill, read_score, read_text
 from .service import Service
+from .settings import SAMPLER
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -25,28 +36,29 @@ log = logging.getLogger("dllm.serve")
 
 
 class TextRoutes:
-    """The paths of a `Service`."""
+    """What the model of a `Service` writes and scores."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
     def paths(self) -> list[Path]:
         return [
-            ("POST", "/v1/chat/completions", self.chat),
-            ("POST", "/v1/completions", self.completions),
-            ("POST", "/v1/infill", self.infill),
-            ("POST", "/v1/score", self.score),
-            ("GET", "/v1/models", self.models),
-            ("GET", "/v1/models/{name:path}", self.model),
+            Path("POST", "/v1/chat/completions", self.chat, ChatBody),
+            Path("POST", "/v1/completions", self.completions, TextBody),
+            Path("POST", "/v1/infill", self.infill, InfillBody),
+            Path("POST", "/v1/score", self.score, ScoreBody),
         ]
 
     async def chat(self, request: Request) -> Response:
+        """Messages in, an answer out."""
         return await self._write(request, read_chat)
 
     async def completions(self, request: Request) -> Response:
+        """Text or ids to continue, one or several; with ``suffix`` the middle is written."""
         return await self._write(request, read_text)
 
     async def infill(self, request: Request) -> Response:
+        """A text with ``[[8]]`` for a hole of 8 tokens: any number of holes."""
         return await self._write(request, read_infill)
 
     async def _write(self, request: Request, read: Callable[[Any], GenerateRequest]) -> Response:
@@ -64,11 +76,11 @@ class TextRoutes:
         finally:
             for handle in handles:
                 handle.cancel()
-        for result in results:
-            service.answered(result, arrived)
+        service.answered(reply.id, results, arrived)
         return as_json(reply.body([service.choice(ask, result) for result in results]))
 
     async def score(self, request: Request) -> Response:
+        """How likely continuations are, with standard errors."""
         service = self.service
         body = await read_json(request, service.settings.max_body)
         prompt, texts, how = read_score(body)
@@ -84,12 +96,50 @@ class TextRoutes:
         ]  # fmt: skip
         return as_json({"object": "list", "model": service.name, "data": data})
 
+
+class ModelRoutes:
+    """What is known of the model, and its tokenizer."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def paths(self) -> list[Path]:
+        return [
+            Path("GET", "/v1/models", self.models),
+            Path("GET", "/v1/models/{name:path}", self.model),
+            Path("POST", "/tokenize", self.tokenize, TokenizeBody),
+            Path("POST", "/detokenize", self.detokenize, DetokenizeBody),
+        ]
+
     async def models(self, request: Request) -> Response:
+        """The model that is served."""
         return as_json({"object": "list", "data": [self._card()]})
 
     async def model(self, request: Request) -> Response:
+        """The same, by name."""
         self.service.check_model(request.path_params["name"])
         return as_json(self._card())
+
+    async def tokenize(self, request: Request) -> Response:
+        """The ids of a text or of messages, as a request with them would have."""
+        service = self.service
+        body = TokenizeBody.read(await read_json(request, service.settings.max_body))
+        service.check_model(body.model)
+        prompt, template = question(body) or "", body.chat_template_kwargs or {}
+        ids = await unless_gone(request, service.encoded(prompt, template))
+        answer = {"count": len(ids), "max_model_len": service.model.facts.context_length,
+                  "tokens": ids}  # fmt: skip
+        if body.return_token_strs:
+            answer["token_strs"] = [service.piece(token) for token in ids]
+        return as_json(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of ids."""
+        service = self.service
+        body = DetokenizeBody.read(await read_json(request, service.settings.max_body))
+        service.check_model(body.model)
+        check_ids(service.model, body.tokens)
+        return as_json({"prompt": service.decode(body.tokens, special=True)})
 
     def _card(self) -> dict[str, Any]:
         service = self.service
@@ -99,7 +149,7 @@ class TextRoutes:
             "dllm": {
                 "family": service.model.family.name,
                 "bundled": service.model.name in BUNDLED,
-                "sampler": service.settings.sampler,
+                "sampler": service.settings.sampler or SAMPLER,
                 "caches": list(service.sessions),
                 "defaults": {
                     k: v for k, v in service.model.generation_defaults.items()

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,20 +17,29 @@ import numpy as np
 
 from .. import __version__
 from ..drafting.verifiers.base import is_causal_model
+from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
-from ..prompts import encode, encode_continuation, encode_holes, tokenizer_of
+from ..preparation import Preparation
+from ..prompts import (
+    encode,
+    encode_continuation,
+    encode_holes,
+    encode_markup,
+    tokenizer_of,
+)
 from ..session import Handle, Session
 from .body import shortened
 from .drafts import DraftRoutes
 from .encoding import Encoder, with_own_tokenizer
-from .http import Path, outcome
+from .http import outcome
 from .metrics import Metrics
 from .problems import Problem, problem_of
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
-from .settings import Settings
+from .settings import SAMPLER, Settings
 from .texts import hole_sizes, hole_texts
+from .tools import THINK, Bare, Parser, Syntax, shows_tools, syntax_of, thinks
 from .verify import VerifyRoutes
 
 if TYPE_CHECKING:
@@ -38,8 +47,9 @@ if TYPE_CHECKING:
     from ..result import Result
     from .ranks import Channel
 
-log = logging.getLogger("dllm.serve")
+log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
+TAIL = 16  # tokens at the end of a prompt, where thoughts may be opened
 ANCHOR = "x"  # some text before a token whose text is wanted
 MOST_SCORES = 8  # requests for likelihoods that may wait
 
@@ -86,10 +96,19 @@ class Service:
         settings = self.settings
         options = settings.session(cache) | {"observe": self.metrics.step}
         if is_causal_model(self.model):
+            if settings.sampler is not None:
+                raise ConfigError(f"{self.model.name} is autoregressive: drop --sampler")
             options |= {"drafter": list(settings.drafters) or None}
-            del options["sampler"]  # a default of the settings
+            del options["sampler"]
         elif settings.drafters:
-            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
+            raise ConfigError(
+                f"{self.model.name} is a diffusion model, and drafters are for autoregressive "
+                "ones: drop --drafter"
+            )
+        else:  # what every request would be refused for
+            length = {} if settings.length is None else {"length": settings.length}
+            how = Preparation.of(self.model, options["sampler"], cache, None, length)
+            check_recipe(how.recipe, how.cache, self.model)
         if self.ranks is not None:
             from .ranks import Leader
 
@@ -121,14 +140,6 @@ class Service:
         """Whether an engine has ended: the process has to be started anew."""
         return any(session.failure is not None for session in self.sessions.values())
 
-    def paths(self) -> list[Path]:
-        from .routes import TextRoutes
-
-        paths = TextRoutes(self).paths()
-        if self.drafting is not None:
-            paths += self.drafting.paths()
-        return paths if self.verifying is None else paths + self.verifying.paths()
-
     def state(self) -> dict[str, Any]:
         status = "broken" if self.broken else "stopping" if self.draining else "ready"
         return {
@@ -143,7 +154,7 @@ class Service:
 
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
-        sampler, cache = ask.sampler or self.settings.sampler, self.cache_of(ask)
+        sampler, cache = ask.sampler or self.settings.sampler or SAMPLER, self.cache_of(ask)
         facts = (__version__, self.model.name, str(self.model.dtype), sampler, cache)
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
@@ -157,6 +168,12 @@ class Service:
             raise Problem(
                 400, f"{self.model.name} is autoregressive: it has no drafts of a canvas, and no "
                 "alternatives beside its tokens", code="unsupported_value",
+            )  # fmt: skip
+        if ask.tool_choice == "auto" and ask.tools and not shows_tools(self.template):
+            raise Problem(
+                400, f"the chat template of {self.model.name} shows no tools to the model: with "
+                "tool_choice 'required' or a named one it is made to call one", "tools",
+                "unsupported_value",
             )  # fmt: skip
         if self.cache_of(ask) not in self.sessions:
             raise Problem(
@@ -190,12 +207,19 @@ class Service:
             go_on()
             return self._submitted(ask, encoded, until)
 
-        return await self.encoder.run(submit, texts, until, cancel_all)
+        return await self.encoder.run(submit, texts, until, cancel_all, ask.formed)
 
     def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
         limit, text = self.settings.max_prompt_tokens, None
-        ids = None if prompt is None else encode(model, prompt, ask.chat)
+        template = dict(ask.template)
+        shown = ask.tools and shows_tools(self.template)
+        if shown:
+            template["tools"] = ask.tools
+        ids = None if prompt is None else encode(model, prompt, ask.chat, template)
+        if shown and ask.forced and self.syntax.opening:  # the call has begun
+            begun = encode_markup(tokenizer_of(model), f"{self.syntax.opening}\n")
+            ids = np.concatenate([ids, np.asarray(begun, np.int64)])
         if ids is not None and limit is not None and len(ids) > limit:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
@@ -217,6 +241,8 @@ class Service:
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
+        if ask.forced:
+            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
@@ -235,12 +261,19 @@ class Service:
             raise
         return handles
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids; special tokens are none."""
+    async def encoded(self, prompt: Any, template: Mapping[str, Any]) -> list[int]:
+        """The ids of a text as it is, or of messages."""
+        until = time.monotonic() + self.settings.deadline
+        return await self.encoder.run(
+            lambda model, _: encode(model, prompt, False, template).tolist(), [prompt], until
+        )
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """Text of token ids; special tokens are none unless ``special``."""
         tokenizer = self.model.tokenizer
         if tokenizer is None:
             return ""
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(tokenizer.decode(list(ids), skip_special_tokens=not special))
 
     def piece(self, token: int) -> str:
         """Text of a token in the middle of a text, so that pieces in a row are the text."""
@@ -265,14 +298,48 @@ class Service:
             assert ask.text is not None
             holes = hole_texts(result, self.decode, hole_sizes(ask.text))
             return Choice(result, result.text, holes)
-        return Choice(result, result.text)
+        prompt = result.sequences[: result.prompt_length].tolist()
+        parser = self.parser(ask, prompt)
+        if parser is not None:
+            parser.feed(result.text)
+            parser.end()
+        before = self.decode(prompt) if ask.echo else ""
+        return Choice(result, before + result.text, said=parser and parser.said)
 
-    def answered(self, result: Result, arrived: float) -> None:
-        """Count an answer to a request that came at ``arrived`` (of `time.monotonic`)."""
+    @property
+    def template(self) -> str:
+        """The model's chat template, "" without one."""
+        return str(getattr(self.model.tokenizer, "chat_template", None) or "")
+
+    @property
+    def syntax(self) -> Syntax:
+        """How the model writes calls of tools."""
+        return syntax_of(self.template, self.settings.tool_parser)
+
+    def parser(self, ask: GenerateRequest, prompt: Sequence[int]) -> Parser | None:
+        """Who reads calls and thoughts out of an answer behind ``prompt``; None: it has neither."""
+        names = [tool["function"]["name"] for tool in ask.tools]
+        if ask.forced:
+            return Bare(names, most=1)
+        thinking = thinks(self.template)
+        if ask.kind != "chat" or not (names or thinking):
+            return None
+        opened = thinking and self.decode(prompt[-TAIL:]).rstrip().endswith(THINK)
+        return self.syntax.parser(names, ask.most_calls, thinking, opened)
+
+    def answered(self, name: str, results: Sequence[Result], arrived: float) -> None:
+        """Count the answers to request ``name``, which came at ``arrived`` (of
+        `time.monotonic`)."""
         seconds = time.monotonic() - arrived
         self._seconds += 0.1 * (seconds - self._seconds)
-        self.metrics.answered(result, given_tokens(result), written_tokens(result))
-        self.metrics.observe("e2e_seconds", seconds)
+        for result in results:
+            self.metrics.answered(result, given_tokens(result), written_tokens(result))
+            self.metrics.observe("e2e_seconds", seconds)
+        access.info(
+            "%s 200: %d answers, %d tokens, %d forwards, %.3f s, queued %.3f s", name,
+            len(results), sum(map(written_tokens, results)), sum(r.nfe for r in results), seconds,
+            max(r.queue_seconds for r in results),
+        )  # fmt: skip
 
     def failed(self, error: BaseException) -> Problem:
         """Count a request that ended without an answer; what its client is told."""

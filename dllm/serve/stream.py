@@ -6,11 +6,12 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .replies import DONE, PING, Choice, Reply, event, tokens_used, written_tokens
 from .requests import GenerateRequest
+from .tools import Parser, Said
 
 if TYPE_CHECKING:
     from ..events import Event
@@ -27,11 +28,14 @@ class Shown:
     text: str = ""  # everything final, before a suffix is cut off
     sent: int = 0  # characters of it
     began: bool = False  # a chunk with text went out
+    steps: int = 0
     frames: int = 0
     seen: int = 0  # positions whose text is final
     tokens: int = 0  # of these, written and not given
     length: int = 0  # positions of the answer, as the client knows it
     choice: Choice | None = None
+    parser: Parser | None = None  # of calls and thoughts
+    said: Said = field(default_factory=Said)  # what of these was sent
 
 
 @dataclass
@@ -71,8 +75,10 @@ class Stream:
                     raise item
                 for chunk in self._chunks(index, item):
                     yield event(chunk)
+            choices = [shown.choice for shown in self.shown if shown.choice is not None]
+            results = [choice.result for choice in choices]
+            self.service.answered(self.reply.id, results, self.arrived)
             if self.ask.include_usage:
-                choices = [shown.choice for shown in self.shown if shown.choice is not None]
                 yield event(self.reply.totals(choices))
             yield DONE
         finally:
@@ -95,19 +101,24 @@ class Stream:
         if not self.drafted:
             self.drafted = True
             self.service.metrics.observe("first_draft_seconds", time.monotonic() - self.arrived)
+        if not shown.steps:
+            prompt = happened.canvas.tokens[: happened.canvas.prompt_length].tolist()
+            shown.parser = self.service.parser(ask, prompt)
+            shown.text = self.service.decode(prompt) if ask.echo else ""
+        shown.steps += 1
         shown.text += happened.text
         if happened.result is not None:
             shown.choice = self.service.choice(ask, happened.result)
-            self.service.answered(happened.result, self.arrived)
         chunks: list[dict[str, Any]] = []
         if ask.drafts:
             chunks += self._frames(index, happened)
         text = self._diffusing(shown, happened) if ask.diffusing else self._final(shown, happened)
-        if text is not None:
+        delta = self._delta(shown, happened, text)
+        if delta:
             if not self.written:
                 self.written = True
                 self.service.metrics.observe("first_text_seconds", time.monotonic() - self.arrived)
-            chunks.append(self.reply.chunk(index, text, not shown.began))
+            chunks.append(self.reply.chunk(index, delta, not shown.began))
             shown.began = True
         if shown.choice is not None:
             chunks.append(self.reply.last(index, shown.choice))
@@ -119,6 +130,32 @@ class Stream:
             )
             chunks = [chunk | {"usage": counted} for chunk in chunks]
         return chunks
+
+    def _delta(self, shown: Shown, happened: Event, text: str | None) -> dict[str, Any]:
+        """What the client gets of ``text``, of a chat calls and thoughts apart; {} for nothing."""
+        if self.ask.kind != "chat":
+            return {} if text is None else {"text": text}
+        if shown.parser is None:
+            return {} if text is None else {"content": text}
+        if text:
+            shown.parser.feed(text)
+        if shown.choice is not None:
+            shown.parser.end()
+            shown.choice = replace(shown.choice, said=shown.parser.said)
+        before, said = shown.said, shown.parser.said
+        shown.said = replace(said, calls=[*said.calls])
+        delta: dict[str, Any] = {}
+        if len(said.reasoning) > len(before.reasoning):
+            delta["reasoning_content"] = said.reasoning[len(before.reasoning) :]
+        if len(said.content) > len(before.content):
+            delta["content"] = said.content[len(before.content) :]
+        first = len(before.calls)
+        if said.calls[first:]:
+            calls = enumerate(said.calls[first:], first)
+            delta["tool_calls"] = [{"index": at, **call.body()} for at, call in calls]
+        if not delta and shown.choice is not None and not shown.began:
+            return {"content": ""}
+        return delta
 
     def _count(self, shown: Shown, happened: Event) -> None:
         """Bring the number of tokens up to date."""
@@ -160,8 +197,9 @@ class Stream:
             return [position - base, piece(token), *more, *([token] if ids else [])]
 
         frames: list[dict[str, Any]] = []
+        more = sum(edit.added - edit.removed for edit in happened.edits)
         if not shown.frames:
-            shown.length = len(canvas.tokens) - base
+            shown.length = len(canvas.tokens) - base - more
             opening: dict[str, Any] = {
                 "type": "canvas", "index": index, "length": shown.length,
                 "window": [at - base for at in happened.window],
@@ -184,6 +222,9 @@ class Stream:
             "remask": [at - base for at in happened.remasked],
             "forwards": canvas.nfe, "computed": canvas.computed,
         }  # fmt: skip
+        if happened.edits:
+            frame["edits"] = [[e.at - base, e.removed, e.added, e.token] for e in happened.edits]
+            shown.length += more
         if canvas.length - base < shown.length:
             frame["end"] = canvas.length - base
         if self.ask.drafts == "text":

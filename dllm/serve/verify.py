@@ -69,7 +69,7 @@ class VerifyRoutes:
         )  # fmt: skip
 
     def paths(self) -> list[Path]:
-        return [("POST", PATH + "/{action}", self.answer)]
+        return [Path("POST", PATH + "/{action}", self.answer)]
 
     async def answer(self, request: Request) -> Response:
         message = await read_json(request, LARGEST)

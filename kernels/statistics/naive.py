@@ -85,7 +85,9 @@ def _row(
     if options.classes is not None:
         noise_of = np.zeros(len(x))
         if temperature > 0 and key is not None:
-            noise_of = noise.gumbel(*key, np.arange(len(x))).astype(np.float64)
+            seed, stream, position, step = key
+            drawn = noise.gumbel(seed, stream, position, step, np.arange(len(x)))
+            noise_of = drawn.astype(np.float64)
         row |= _classes(options, logp, warm, warm + noise_of)
     if select is not None:
         row["select_logprob"] = logp[select] if 0 <= select < len(x) else -np.inf

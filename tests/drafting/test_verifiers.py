@@ -21,8 +21,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 6},  # no sdpa
     "lfm2": {**GROUPED, "layer_types": ["conv", "full_attention"]},
-    "jamba": {**GROUPED, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2,
-              "mamba_d_state": 4, "use_mamba_kernels": False},
     "mamba": {"hidden_size": 32, "state_size": 8, "num_hidden_layers": 2},
     "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32},
 }  # fmt: skip
@@ -53,13 +51,6 @@ def test_the_text_is_the_networks_own(kind: str) -> None:
         out = dllm.speculate(hf, drafter, PROMPT, controller=controller, max_new_tokens=10)
         assert out.tokens == expected
     assert greedy(hf) == expected, "the caller's model is left as it was"
-
-
-def test_recurrent_layers_write_plainly_and_refuse_drafts() -> None:
-    hf = network("jamba")
-    assert dllm.speculate(hf, None, PROMPT, max_new_tokens=10).tokens == greedy(hf)
-    with pytest.raises(dllm.ConfigError, match="recurrent layers, which cannot be rolled back"):
-        dllm.speculate(hf, "prompt_lookup", PROMPT, controller="whole", max_new_tokens=10)
 
 
 @pytest.mark.parametrize("kind", ["mamba", "rwkv"])

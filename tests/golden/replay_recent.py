@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from dllm.canvas import FloatArray, IntArray, UniformNoise
+
 from .call import Call
 
 
@@ -31,5 +35,63 @@ def t2m(case: dict[str, Any]) -> Call:
     return Call(_draft(case) + sampler, "block(official=True)", _canvas(case))
 
 
-BUILDERS = {"llada21_edit": edit, "t2m_remask": t2m}
-FILES = ("llada21_edit", "t2m_remask_llada2")
+def remdm(case: dict[str, Any]) -> Call:
+    arguments = {
+        "max_new_tokens": case["gen_length"], "block_length": case["block_length"],
+        "steps": case["num_steps"], "eos_policy": "block_contains", "suppress_mask": False,
+    }  # fmt: skip
+    return Call("remdm(n={remdm_number})".format(**case), "none", arguments)
+
+
+def _suffix(case: dict[str, Any], threshold: str, cache: str) -> Call:
+    """A method that leaves out most of what lies behind the block."""
+    arguments = {
+        "max_new_tokens": case["gen_length"], "block_length": case["block_length"],
+        "eos_policy": "block_contains", "suppress_mask": False,
+    }  # fmt: skip
+    sampler = threshold.format(**case)
+    if case["threshold"] is None:
+        sampler, arguments["steps"] = "llada", case["num_steps"]
+    if case["model"].startswith("dream"):
+        arguments["top_k"] = 50  # transformers' own default
+        if case["cache"] != "none":  # the cached code cannot predict a block's first position later
+            sampler += "+blocks(force_first=True)"
+    return Call(sampler, cache.format(**case), arguments)
+
+
+def dpad(case: dict[str, Any]) -> Call:
+    cache = (
+        "dpad(base={cache}, dropout={dropout}, sigma={sigma}, scale={scale}, window={window}, "
+        "number={preserved_tokens})"
+    )
+    return _suffix(case, "threshold(tau={threshold})", cache)
+
+
+def streaming(case: dict[str, Any]) -> Call:
+    threshold = "streaming(tau={threshold}, alpha={confidence_alpha})"
+    return _suffix(case, threshold, "streaming(base={cache}, window={window})")
+
+
+def drawn(case: dict[str, Any]) -> UniformNoise | None:
+    """The recorded draws of a case, by position, in place of this library's; None if it has
+    none."""
+    if case["algorithm"] != "dpad":
+        return None
+    start, size = len(case["prompt"]), case["block_length"]
+
+    def noise(stream: int, step: int, positions: IntArray) -> FloatArray:
+        block = (int(positions[0]) - start) // size - 1
+        numbers = np.array(case["draws"][block], np.float32)
+        return numbers[positions - (start + (block + 1) * size)]
+
+    return noise
+
+
+BUILDERS = {
+    "llada21_edit": edit, "t2m_remask": t2m, "remdm": remdm, "dpad": dpad,
+    "streaming_dllm": streaming,
+}  # fmt: skip
+FILES = (
+    "llada21_edit", "t2m_remask_llada2", "remdm_llada", "dpad_llada", "dpad_dream",
+    "streaming_dllm_llada", "streaming_dllm_dream",
+)  # fmt: skip

@@ -145,7 +145,7 @@ def test_a_text_is_mended_before_it_is_final() -> None:
     result = events[-1].result
     assert result is not None
     assert result.tokens == [5, 6] * 4
-    seen = [token for event in events for token in event.final]
+    seen = [token for event in events for token in event.tokens]
     assert seen == result.tokens  # nothing that was streamed changed afterwards
     assert result.nfe == 6  # per block: write, mend, find nothing more
 

@@ -70,12 +70,12 @@ def test_a_long_prompt_holds_up_nobody(
     reading, go_on, read = threading.Event(), threading.Event(), []
     encode = serving.encode
 
-    def slowly(model: Any, prompt: Any, chat: bool | None = None) -> Any:
+    def slowly(model: Any, prompt: Any, *how: Any) -> Any:
         if len(prompt) == most:
             read.append(prompt)
             reading.set()
             assert go_on.wait(PATIENCE)
-        return encode(model, prompt, chat)
+        return encode(model, prompt, *how)
 
     monkeypatch.setattr(serving, "encode", slowly)
     first = threading.Thread(target=lambda: served.post(TEXT, long))

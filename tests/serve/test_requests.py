@@ -81,8 +81,8 @@ def test_neutral_values_change_nothing(given: Any) -> None:
     ("name", "value"),
     [
         ("frequency_penalty", 0.5), ("presence_penalty", -1), ("repetition_penalty", 1.1),
-        ("logit_bias", {"5": 1}), ("tools", [{"type": "function"}]), ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"}),
+        ("logit_bias", {"5": 1}), ("functions", [{"name": "f"}]),
+        ("guided_regex", "a"),
         ("guided_json", {"type": "object"}), ("best_of", 2), ("echo", True), ("min_p", 0.1),
         ("audio", {"voice": "x"}), ("prediction", {"content": "x"}), ("store", True),
         ("stop_token_ids", [3]), ("modalities", ["audio"]),
@@ -104,7 +104,8 @@ def test_other_values_are_refused_with_a_reason(name: str, value: Any) -> None:
         ("stream", 1), ("sampler", ""), ("sampler", "learn2pd(filter='/etc/x')"),
         ("sampler", "x" * 401), ("steps", 0), ("logprobs", 2), ("top_logprobs", 21),
         ("messages", []), ("messages", "hi"), ("stream_options", []), ("constraints", {"a": "x"}),
-        ("deadline", 0), ("model", 3), ("cfg_scale", -1), ("user", 3),
+        ("tools", 3), ("tool_choice", "never"), ("tool_choice", {"type": "function"}),
+        ("chat_template_kwargs", []), ("deadline", 0), ("model", 3), ("cfg_scale", -1), ("user", 3),
     ],
 )  # fmt: skip
 def test_values_that_will_not_do_name_their_field(name: str, value: Any) -> None:
@@ -151,13 +152,14 @@ def test_messages_are_strings_or_text_parts() -> None:
     ("message", "param"),
     [
         ("hi", "messages[0]"),
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "critic", "content": "x"}, "messages[0].role"),
         ({"content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content"),
         ({"role": "user", "content": ["x"]}, "messages[0].content"),
-        ({"role": "assistant", "content": "", "tool_calls": [1]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "", "tool_calls": [1]}, "messages[0].tool_calls[0]"),
+        ({"role": "user", "content": "x", "image": 1}, "messages[0].image"),
     ],
 )
 def test_other_messages_are_refused(message: Any, param: str) -> None:
@@ -193,6 +195,65 @@ def test_fields_that_need_one_another() -> None:
     differ = {"max_tokens": 4, "max_completion_tokens": 5}
     assert "differ" in refused(read_chat, {"messages": HELLO, **differ}).message
     assert refused(read_text, {"prompt": ["a"] * 40, "n": 2}).param == "n"
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def test_forms_of_answers() -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "A", "schema": SCHEMA}}
+    for given, expected in (
+        ({"response_format": wanted}, {"json_schema": SCHEMA}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
+        ({"structured_outputs": {"regex": "a+", "choice": None}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+    ):  # fmt: skip
+        assert chat(**given).arguments == text(**given).arguments == expected
+        assert chat(**given).formed and not chat().formed
+    for wrong, param in (
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": wanted}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "a"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": "a" * 10**5}}, "structured_outputs.regex"),
+        ({"tools": [ADD], "tool_choice": "required", "response_format": wanted}, "tool_choice"),
+    ):  # fmt: skip
+        assert refused(read_chat, {"messages": HELLO, **wrong}).param == param
+
+
+def test_tools() -> None:
+    assert chat(tools=[ADD]).tools == [ADD] and chat(tools=[ADD]).tool_choice == "auto"
+    assert chat(tools=[ADD], tool_choice="none").tools == []
+    named = {"type": "function", "function": {"name": "add"}}
+    assert chat(tools=[ADD], tool_choice=named, parallel_tool_calls=False).tool_choice == "add"
+    for wrong in ({"tools": [ADD, ADD]}, {"tools": [{**ADD, "type": "x"}]},
+                  {"tools": [{"type": "function", "function": {"name": "a b"}}]}):  # fmt: skip
+        assert str(refused(read_chat, {"messages": HELLO, **wrong}).param).startswith("tools")
+    other = {"type": "function", "function": {"name": "b"}}
+    for wrong in ({"tool_choice": "required"}, {"tool_choice": named},
+                  {"tools": [ADD], "tool_choice": other}):  # fmt: skip
+        assert refused(read_chat, {"messages": HELLO, **wrong}).param == "tool_choice"
+    assert refused(read_text, {"prompt": "a", "tools": [ADD]}).param == "tools"
+
+
+def test_a_conversation_with_tools() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    said = read_chat({"messages": [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "tool_call_id": "c1", "content": "2"},
+    ]}).prompts[0]  # fmt: skip
+    assert said[1] == {
+        "role": "assistant", "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+    }  # fmt: skip
+    assert said[2] == {"role": "tool", "tool_call_id": "c1", "content": "2"}
 
 
 def test_scores() -> None:

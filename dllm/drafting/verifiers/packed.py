@@ -22,6 +22,7 @@ from ...canvas import BoolArray, IntArray
 from ...engine.kv import KVBuffer
 from ...engine.packing import Packing
 from ...engine.visibility import Visibility
+from ...memory import is_out_of_memory
 from ...models import DiffusionModel
 from ...models.attention import PREFIX
 from ..base import Draft, chain
@@ -65,18 +66,35 @@ class PackedVerifier(Verifier):
         self._common = 0  # slots of the last text
         self.unread = self._allocate(self.least)  # slots for rows that only fill a forward up
 
-    def open(self, prompt: IntArray, limit: int) -> PackedText:
+    def _new(self, prompt: IntArray, limit: int) -> PackedText:
         size = -(-(limit + SPARE) // GRAIN) * GRAIN
         if size <= self._common <= 2 * size:  # ranges of one size are attended together
             size = self._common
         self._common = size
         return PackedText(prompt.tolist(), limit, base=self._allocate(size), size=size)
 
-    def close(self, text: Any) -> None:
+    def _release(self, text: Any) -> None:
         self.buffer.free(text.base, text.size)
 
+    def close(self, text: Any) -> None:
+        super().close(text)
+        spare = text.size - max(1, text.cached)
+        if any(one.text is text for one in self.prefixes.kept) and spare > 0:
+            self.buffer.free(text.base + text.size - spare, spare)
+            text.size -= spare
+
+    def _copy(self, kept: Any, text: Any, n: int) -> None:
+        at = torch.arange(n, device=self.model.device)
+        self.buffer.move(kept.base + at, text.base + at)
+
     def _allocate(self, size: int) -> int:
-        base = self.buffer.allocate(size)
+        try:
+            base = self.buffer.allocate(size)
+        except (RuntimeError, MemoryError) as error:
+            if not self.prefixes.kept or not is_out_of_memory(error):
+                raise
+            self.prefixes.shrink(0)
+            base = self.buffer.allocate(size)
         assert base is not None, "the pool grows"
         return base
 
@@ -155,10 +173,15 @@ class PackedVerifier(Verifier):
 def open_verifier(
     model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True
 ) -> Verifier:
-    """A packed verifier where the network's attention can be packed, else one row by row."""
+    """A packed verifier where the network's attention can be packed, else one row by row; with
+    recurrent layers one that can take their states back."""
+    from .recurrent import RecurrentVerifier, has_recurrent_layers
     from .rowwise import RowVerifier
 
-    return (PackedVerifier if packs(model) else RowVerifier)(model, taps, exact)
+    if packs(model):
+        return PackedVerifier(model, taps, exact)
+    kind = RecurrentVerifier if has_recurrent_layers(model) else RowVerifier
+    return kind(model, taps, exact)
 
 
 def packs(model: DiffusionModel) -> bool:

@@ -1,11 +1,12 @@
 """One forward per text: for networks whose attention cannot be packed.
 
-Those with sliding windows, convolutions, recurrences or attention written by hand run as
-transformers made them, with a cache of transformers per text.
+Those with sliding windows or attention written by hand run as transformers made them, with a cache
+of transformers per text.  Recurrences and convolutions: `recurrent`.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Cache, DynamicCache
+from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from ...canvas import IntArray
@@ -113,31 +114,18 @@ class RowVerifier(Verifier):
         self._few_logits = "logits_to_keep" in accepted
         config = self.hf.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
-        self._attends = kinds <= ATTENTION_LAYERS  # else layers keep states of their own
         # networks that dispatch their attention can be told to use the exact one
         backend = getattr(self.hf, "_supports_attention_backend", False)
         self._attention = "eager" if self.exact and backend else None
         used = self._attention or self.hf.config._attn_implementation
         self.implementation = used.removeprefix("dllm_")
-        self.trees = self._attends and self.implementation in MASKABLE
+        self.trees = kinds <= ATTENTION_LAYERS and self.implementation in MASKABLE
 
-    def open(self, prompt: IntArray, limit: int) -> CachedText:
+    def _new(self, prompt: IntArray, limit: int) -> CachedText:
         return CachedText(prompt.tolist(), limit, cache=self._new_cache())
 
     def _new_cache(self) -> Cache:
-        if self._attends:
-            return VerifierCache()
-        cache = DynamicCache(config=self.hf.config.get_text_config())
-        cache.activate_past_recording()  # type: ignore[no-untyped-call]
-        return cache
-
-    def _check_rollback(self, cache: Any) -> None:
-        """Can a draft be taken back?  Layers know once they have run."""
-        if not isinstance(cache, VerifierCache) and not cache.is_croppable:
-            raise ConfigError(
-                f"{self.model.name} has recurrent layers, which cannot be rolled back: it cannot "
-                "verify drafts; use an attention-only model, or drafter=None"
-            )
+        return VerifierCache()
 
     def score(self, work: Work) -> list[Scored]:
         return [self._score(text, draft) for text, draft in work]
@@ -163,8 +151,6 @@ class RowVerifier(Verifier):
             logits: torch.Tensor = self.hf(**arguments).logits[0, -wanted:]
         text.forwards += 1
         text.computed += len(ids)
-        if len(draft):
-            self._check_rollback(text.cache)
         return Scored(logits, joined(outputs, self.taps))
 
     def _keep(self, text: Any, draft: Draft, path: Sequence[int]) -> None:
@@ -173,8 +159,14 @@ class RowVerifier(Verifier):
         else:
             text.cache.crop(len(path) - len(draft))
 
-    def close(self, text: Any) -> None:
+    def _release(self, text: Any) -> None:
         text.cache = None
+
+    @torch.inference_mode()
+    def _copy(self, kept: Any, text: Any, n: int) -> None:
+        text.cache = copy.deepcopy(kept.cache)
+        if n < kept.cached:
+            text.cache.crop(n - kept.cached)
 
     def _tensor(self, array: IntArray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device)

@@ -74,7 +74,8 @@ function step(t, frame) {
   return {
     step: frame.step, window: frame.window.map(at), remasked: frame.remask.map(at), computed,
     commits: frame.commit.map(([i, , p, id]) => [at(i), id, Math.log(Math.max(p, 1e-9))]),
-    drafts: frame.draft.map(([i, , id]) => [at(i), id]),
+    drafts: frame.draft.map(([i, , id]) => [at(i), id]), live: true,
+    edits: (frame.edits ?? []).map(([i, ...rest]) => [at(i), ...rest]),
     compute: [], read: [], refresh: false, forced: false, candidates: [],
   };
 }

@@ -19,6 +19,7 @@ from ...drafting.dflash.network import Convolution
 from ...errors import ConfigError
 
 ATTENTION = "dllm_blocks_of_drafts"
+NO_ROTATION_KNOWN = {"rope_type": "default", "rope_theta": 10000.0}  # of verifiers without one
 
 
 def blocks_attention(
@@ -82,7 +83,7 @@ def drafter_config(
         num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
-        rope_parameters=dict(text.rope_parameters),
+        rope_parameters=dict(getattr(text, "rope_parameters", None) or NO_ROTATION_KNOWN),
         max_position_embeddings=text.max_position_embeddings,
         sliding_window=sliding_window or 2048, layer_types=[kind] * layers, hidden_act="silu",
         bos_token_id=None, eos_token_id=None, pad_token_id=None, block_size=block_size,

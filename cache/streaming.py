@@ -1,0 +1,38 @@
+"""Streaming-dLLM: of what lies behind the block only the next positions and the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import Canvas, IntArray
+from ..errors import ConfigError
+from .base import register
+from .suffix import SuffixCache
+
+
+@register(
+    "streaming",
+    paper="Streaming-dLLM: Accelerating Diffusion LLMs via Suffix Pruning and Dynamic Decoding",
+    arxiv="2601.17917",
+)
+@dataclass(frozen=True)
+class StreamingCache(SuffixCache):
+    """Keep the ``window`` (96) masks behind the block and the last one; drop the others.
+
+    The last one says how long the text is.
+
+    ``base`` (default "prefix", as published): "none", "prefix" or "dual".  The threshold of the
+    method is the sampler ``streaming``.
+    """
+
+    window: int = 96
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 0:
+            raise ConfigError(f"window must not be negative, not {self.window}")
+
+    def kept(self, canvas: Canvas, behind: IntArray) -> IntArray:
+        return np.union1d(behind[: self.window], behind[-1:])

@@ -1,0 +1,83 @@
+"""An answer that gets another block when it has filled the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..canvas import Canvas, Edit, IntArray
+from ..errors import ConfigError
+from .base import Length, View
+from .compose import register
+from .eos import stops
+
+
+def ended(view: View, frontier: int) -> bool:
+    """Whether what is decided left of ``frontier`` ends the text."""
+    return stops(view.canvas, view.canvas.start, frontier, view.stop_ids).size > 0
+
+
+def undecided(canvas: Canvas) -> int:
+    """The first undecided position, or the end of the region."""
+    open_ = canvas.masked[canvas.start : canvas.end]
+    return canvas.start + int(open_.argmax()) if open_.any() else canvas.end
+
+
+def after_a_miss(view: View, block: int) -> tuple[Edit, ...]:
+    """Another block, where all is decided, nothing ends the text and there may be more."""
+    canvas = view.canvas
+    room = canvas.start + canvas.cap - canvas.end
+    if room < 1 or undecided(canvas) < canvas.end or ended(view, canvas.end):
+        return ()
+    return (Edit(canvas.end, 0, min(block, room)),)
+
+
+def check_counts(part: object, *names: str) -> None:
+    """Raise unless the named fields are None or whole numbers from 1 on."""
+    for name in names:
+        value = getattr(part, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, not {value}")
+
+
+@register(
+    "append",
+    paper="Block Diffusion: Interpolating Between Autoregressive and Diffusion Language Models",
+    arxiv="2503.09573",
+)
+@dataclass(frozen=True)
+class Append(Length):
+    """Append a ``block`` (the model's, else ``block_length``, else 32) when the last one opens.
+
+    ``lookahead`` blocks of masks (1; 0 for models whose text does not see what is right of its
+    block) stand behind the block that is being decided, because a model without a causal mask
+    writes towards the end that it sees.  Nothing is appended behind an end of text.  On
+    block-causal models, decoded in their own blocks, the answer is that of a canvas of the largest
+    size, to the last bit; on others it is an approximation.
+    """
+
+    within = False
+    ends = False
+
+    block: int | None = None
+    lookahead: int | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self, "block")
+        if self.lookahead is not None and self.lookahead < 0:
+            raise ConfigError(f"lookahead must not be negative, not {self.lookahead}")
+
+    def _end(self, position: int, start: int, origin: int, cap: int) -> int:
+        """Where the region ends while ``position`` is the first undecided one."""
+        block, ahead = self.block or 32, 1 if self.lookahead is None else self.lookahead
+        return min(start + cap, origin + ((position - origin) // block + 1 + ahead) * block)
+
+    def open(self, start: int, origin: int, cap: int) -> int:
+        return self._end(start, start, origin, cap) - start
+
+    def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:
+        canvas, first = view.canvas, undecided(view.canvas)
+        origin = canvas.start if canvas.origin is None else canvas.origin
+        end = self._end(first, canvas.start, origin, canvas.cap)
+        if end <= canvas.end or ended(view, first):
+            return ()
+        return (Edit(canvas.end, 0, end - canvas.end),)

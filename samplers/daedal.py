@@ -1,0 +1,107 @@
+"""DAEDAL: a first length from the model's confidence in an end, then insertions where it is
+unsure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..canvas import Canvas, Edit, IntArray
+from ..capabilities import ALL_LOGITS
+from ..errors import ConfigError
+from .append import after_a_miss, check_counts
+from .base import Length, Part, Prediction, View
+from .compose import register
+from .rho import end_confidence
+from .threshold import Threshold
+
+
+@dataclass
+class First:
+    """Forwards that looked for the first length, and whether it is found."""
+
+    forwards: int = 0
+    found: bool = False
+
+
+@register(
+    "daedal", paper="Beyond Fixed: Training-Free Variable-Length Denoising for Diffusion Large "
+    "Language Models", arxiv="2508.00819",
+)  # fmt: skip
+@dataclass(frozen=True)
+class Daedal(Length):
+    """Lengthen the empty canvas until an end is expected, then insert masks where it is unsure.
+
+    First the region, which has ``initial`` (64) positions, gets ``expand`` masks per forward, and
+    ``growth`` times as many each time (1 as published), until the confidence in an end of the text,
+    over the last ``tokens`` positions that propose one, reaches ``enough``; then half as many
+    decided ends follow.  While the text is written, the least confident undecided position of the
+    block, if below ``low``, becomes ``expand`` masks after each step in which that confidence is
+    below ``insert_until``; not with ``insert=False``.  An insertion never pushes anything out, and
+    an answer without an end gets another ``block`` (32); not so with ``official``.
+    """
+
+    needs = frozenset({ALL_LOGITS})
+    statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
+
+    initial: int | None = None
+    expand: int = 8
+    enough: float = 0.5
+    insert_until: float = 0.9
+    low: float = 0.1
+    tokens: int = 32
+    insert: bool = True
+    growth: float = 1.0
+    block: int | None = None
+    official: bool = False
+    eos_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self, "initial", "expand", "tokens", "block", "growth")
+        for name in ("enough", "insert_until", "low"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must lie in [0, 1], not {getattr(self, name)}")
+
+    @property
+    def moves(self) -> bool:  # type: ignore[override]
+        return self.insert
+
+    def companions(self) -> tuple[Part, ...]:
+        return (Threshold(0.9),)
+
+    def open(self, start: int, origin: int, cap: int) -> int:
+        return self.initial or min(cap, 64)
+
+    def probes(self, canvas: Canvas) -> bool:
+        return not canvas.state(First).found
+
+    def wants(self, canvas: Canvas) -> IntArray | None:
+        return np.arange(canvas.start, canvas.end)
+
+    def probe(self, canvas: Canvas, prediction: Prediction) -> tuple[Edit, ...]:
+        first, room = canvas.state(First), canvas.cap - (canvas.end - canvas.start)
+        sure = end_confidence(prediction, self.eos_token_id, self.tokens)
+        if sure < self.enough and room > 0:
+            added = int(self.expand * self.growth**first.forwards)
+            first.forwards += 1
+            return (Edit(canvas.end, 0, min(added, room)),)
+        first.found = True
+        tail = min(self.tokens // 2, room)
+        return (Edit(canvas.end, 0, tail, self.eos_token_id),) if tail else ()
+
+    def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:
+        canvas, p = view.canvas, view.prediction
+        room = canvas.cap - (canvas.end - canvas.start)
+        unsure = ~np.isin(p.positions, committed) & (np.exp(p.logprob) < self.low)
+        sure = end_confidence(view.all_predictions, self.eos_token_id, self.tokens)
+        if self.insert and unsure.any() and sure < self.insert_until and room > 0:
+            at = int(p.positions[unsure][p.logprob[unsure].argmin()])
+            if not self.official:
+                return (Edit(at, 1, min(self.expand, room + 1)),)
+            over = max(0, self.expand - 1 - room)
+            edits = (Edit(at, 1, self.expand),)
+            last = canvas.end + self.expand - 1 - over
+            return (*edits, Edit(last, over, 0)) if over else edits
+        return () if self.official else after_a_miss(view, self.block or 32)

@@ -1,0 +1,76 @@
+"""ReMDM: towards the end of a block, write its least sure tokens again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..canvas import BoolArray, Canvas, IntArray
+from ..capabilities import FIXED_WINDOW, KEEPS_TEXT
+from ..errors import ConfigError
+from .base import Part, Reviser, Revision, View, top
+from .compose import register
+from .llada import LLaDA, Quota
+
+REMDM = "Remasking Discrete Diffusion Models with Inference-Time Scaling"
+
+
+def _loop(canvas: Canvas, start: float, step: int) -> tuple[bool, int]:
+    """Whether the block's step ``step`` lies in the loop, and the schedule's step it stands for."""
+    steps = len(canvas.state(Quota).table)
+    first = int(steps * start)
+    return first <= step < first + steps, step if step < first else step - steps
+
+
+@register("remdm_quota", paper=REMDM, arxiv="2503.00307")
+@dataclass(frozen=True)
+class ReMDMQuota(LLaDA):
+    """LLaDA's quota before and behind the loop of `ReMDM`, the ``n`` best positions in it."""
+
+    offers = frozenset()
+    n: int = 1
+    start: float = 0.875
+
+    def quota(self, canvas: Canvas) -> int:
+        inside, step = _loop(canvas, self.start, canvas.block_step)
+        table = canvas.state(Quota).table
+        if inside:
+            return self.n
+        return int(table[step]) if step < len(table) else len(canvas.masks())
+
+    def select(self, view: View) -> BoolArray:
+        return top(view.score, self.quota(view.canvas))
+
+
+@register("remdm", paper=REMDM, arxiv="2503.00307")
+@dataclass(frozen=True)
+class ReMDM(Reviser):
+    """Pause a block's schedule at ``start`` (7/8) and loop: take back the ``n`` (1) tokens that
+    were least sure when they were committed, commit the ``n`` best positions again.
+
+    The loop has as many steps as the block's schedule (``steps``, default one per position), so
+    that every block takes twice its steps; then the schedule goes on.  What was committed counts
+    with the probability it had then.  The method ends a text behind a block that holds its end:
+    ``eos_policy="block_contains"``.
+    """
+
+    needs = frozenset({FIXED_WINDOW, KEEPS_TEXT})
+
+    n: int = 1
+    start: float = 0.875
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ConfigError(f"n must be at least 1, not {self.n}")
+        if not 0 <= self.start <= 1:
+            raise ConfigError(f"start must lie in [0, 1], not {self.start}")
+
+    def companions(self) -> tuple[Part, ...]:
+        return (ReMDMQuota(n=self.n, start=self.start),)
+
+    def revise(self, view: View, committed: IntArray) -> Revision:
+        canvas, (low, high) = view.canvas, view.canvas.window
+        inside, _ = _loop(canvas, self.start, canvas.block_step + 1)
+        if not inside:
+            return Revision()
+        at = (~canvas.masked[low:high] & ~canvas.given[low:high]).nonzero()[0] + low
+        return Revision(at[top(-canvas.logprob[at], min(self.n, len(at)))])

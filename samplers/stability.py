@@ -1,0 +1,63 @@
+"""Stability-Weighted Decoding: what still moves waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import Canvas, FloatArray
+from ..capabilities import ENTROPY, FRESH_LOGITS, PROBABILITY, Capability
+from ..errors import ConfigError, UnknownNameError
+from .base import Prediction, Scorer
+from .compose import register
+from .scorers import Margin, NegEntropy, Probability
+
+BASES: Mapping[str, Scorer] = {
+    "prob": Probability(), "neg_entropy": NegEntropy(), "margin": Margin(),
+}  # fmt: skip
+
+
+@register(
+    "stability",
+    paper="Stability-Weighted Decoding for Diffusion Language Models",
+    arxiv="2604.17068",
+)
+@dataclass(frozen=True)
+class Stability(Scorer):
+    """A score minus ``weight`` (1) times how far the position's distribution has moved.
+
+    The distance is KL(now || step before) in nats, 0 where a position was not predicted in the
+    step before; the score is ``of``: "prob" (default), "neg_entropy" or "margin".  Changes the
+    order of commits, and what a threshold lets through, of any selector.  Costs memory: one
+    float32 distribution over the vocabulary per undecided position of the window.
+    """
+
+    needs = frozenset({FRESH_LOGITS})
+
+    weight: float = 1.0
+    of: str = "prob"
+
+    def __post_init__(self) -> None:
+        if not self.weight >= 0:
+            raise ConfigError(f"weight must not be negative, not {self.weight}")
+        if self.of not in BASES:
+            raise UnknownNameError("of", self.of, BASES)
+
+    @property
+    def statistics(self) -> frozenset[str]:  # type: ignore[override]
+        return BASES[self.of].statistics | {"kl"}
+
+    @property
+    def offers(self) -> frozenset[Capability]:  # type: ignore[override]
+        return BASES[self.of].offers & {PROBABILITY, ENTROPY}  # depends on steps before
+
+    @property
+    def tau_low(self) -> float:  # type: ignore[override]
+        return BASES[self.of].tau_low
+
+    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
+        score, moved = BASES[self.of].score(canvas, prediction), prediction.kl
+        assert moved is not None, "asked for by name"
+        return np.where(np.isfinite(moved), score - self.weight * moved, score).astype(np.float32)

@@ -1,0 +1,219 @@
+"""What clients of OpenAI's and vLLM's servers expect beside answers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import dllm
+from dllm.prompts import encode
+from dllm.serve.service import Service
+
+from .conftest import Served, Start, idle, serve, until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO: Any = [{"role": "user", "content": "hi"}]
+ADD: Any = {
+    "type": "function",
+    "function": {"name": "add", "description": "a sum", "parameters": {"type": "object"}},
+}
+# A template as Qwen's: it shows tools and what they returned, and has a switch for thoughts.
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }}: {{ t.function.description }}{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    "{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def talking(tiny: dllm.DiffusionModel) -> Iterator[Served]:
+    """A model with that template, whose answers are what a test says: `saying`."""
+    tokenizer = copy.deepcopy(tiny.tokenizer)
+    assert tokenizer is not None
+    tokenizer.chat_template = TEMPLATE
+    served = serve(replace(tiny, tokenizer=tokenizer), name="tiny")
+    yield served
+    until(lambda: idle(served))
+    served.stop()
+
+
+def saying(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Every answer is ``text``, some characters with each step: the tiny model knows no words."""
+    choice = Service.choice
+
+    def read(self: Any, event: Any) -> Any:
+        before, self.told = getattr(self, "told", 0), min(len(text), 5 + 3 * event.step)
+        return replace(event, text=text[before : self.told])
+
+    monkeypatch.setattr("dllm.events.Reader.read", read)
+    monkeypatch.setattr(
+        Service, "choice", lambda self, ask, result: choice(self, ask, replace(result, text=text))
+    )
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "x"}}\n</tool_call>'
+
+
+def test_a_call_of_a_tool(talking: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole and streamed, read by the openai package; the content is what is no call."""
+    saying(monkeypatch, "Let me add.\n" + CALL)
+    how: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 16, "tools": [ADD],
+                "extra_body": {"block_length": 8}}  # fmt: skip
+    answer = talking.client().chat.completions.create(**how).choices[0]
+    assert answer.message.content == "Let me add." and answer.finish_reason == "tool_calls"
+    (call,) = answer.message.tool_calls or []
+    assert call.type == "function" and call.function.name == "add"
+    assert json.loads(call.function.arguments) == {"a": 1, "b": "x"}
+    content, calls, reasons = "", [], []
+    for chunk in talking.client().chat.completions.create(stream=True, **how):
+        delta = chunk.choices[0].delta
+        content += delta.content or ""
+        calls += delta.tool_calls or []
+        reasons.append(chunk.choices[0].finish_reason)
+    assert content == "Let me add." and reasons[-1] == "tool_calls"
+    (streamed,) = calls
+    assert streamed.index == 0 and streamed.id and streamed.function is not None
+    assert streamed.function.name == "add"
+    assert json.loads(streamed.function.arguments or "") == {"a": 1, "b": "x"}
+    final = None
+    with talking.client().chat.completions.stream(**how) as events:
+        for _ in events:
+            pass
+        final = events.current_completion_snapshot
+    assert final.choices[0].message.tool_calls
+
+
+def test_thoughts_have_a_field_of_their_own(
+    talking: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saying(monkeypatch, "<think>\n1 and 1\n</think>\n\nIt is 2.")
+    body = {"messages": HELLO, "max_tokens": 16, "block_length": 8}
+    message = talking.post(CHAT, body).json()["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("It is 2.", "1 and 1")
+    deltas = [
+        json.loads(line[6:])["choices"][0]["delta"]
+        for line in talking.post(CHAT, {**body, "stream": True}).text.splitlines()
+        if line.startswith("data: {")
+    ]
+    assert "".join(d.get("reasoning_content", "") for d in deltas) == "1 and 1"
+    assert "".join(d.get("content") or "" for d in deltas) == "It is 2."
+
+
+def test_tools_and_their_results_reach_the_template(talking: Served) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c", "content": "2"}]  # fmt: skip
+    body = {"messages": messages, "tools": [ADD], "max_tokens": 4, "return_token_ids": True,
+            "block_length": 4, "chat_template_kwargs": {"enable_thinking": False}}  # fmt: skip
+    ids = talking.post(CHAT, body).json()["choices"][0]["prompt_token_ids"]
+    text = talking.service.decode(ids)
+    assert '"arguments": {"a": 1}' in text and text.endswith("<think></think>")
+    assert text.startswith("add: a sum")
+
+
+def test_what_a_template_does_not_read_is_refused(talking: Served, served: Served) -> None:
+    for kwargs in ({"enable_thought": True}, {"messages": []}, {"tokenize": True}):
+        answer = talking.post(CHAT, {"messages": HELLO, "chat_template_kwargs": kwargs})
+        assert answer.status_code == 400 and "reads no" in answer.text
+    answer = served.post(CHAT, {"messages": HELLO, "tools": [ADD]})
+    assert answer.status_code == 400 and "shows no tools" in answer.text
+    special = talking.service.model.tokenizer.all_special_tokens[0]  # type: ignore[union-attr]
+    bad = {"type": "function", "function": {"name": "f", "description": f"a {special} b"}}
+    answer = talking.post(CHAT, {"messages": HELLO, "tools": [bad]})
+    assert answer.status_code == 400 and "cannot be text" in answer.text
+
+
+def test_tokens_of_a_text(served: Served, tiny: dllm.DiffusionModel) -> None:
+    text = served.post("/tokenize", {"prompt": "one two", "return_token_strs": True}).json()
+    assert text["tokens"] == encode(tiny, "one two", False).tolist()
+    assert text["count"] == len(text["tokens"]) == len(text["token_strs"])
+    assert text["max_model_len"] == tiny.facts.context_length
+    said = served.post("/tokenize", {"messages": HELLO}).json()
+    assert said["tokens"] == encode(tiny, HELLO).tolist()
+    back = served.post("/detokenize", {"tokens": text["tokens"]}).json()
+    assert back == {"prompt": "one two"}
+    for wrong in ([10**6], [-1], ["a"]):
+        assert served.post("/detokenize", {"tokens": wrong}).status_code == 400
+    assert served.post("/tokenize", {"prompt": "a", "messages": HELLO}).status_code == 400
+
+
+def test_echo_repeats_the_prompt(served: Served) -> None:
+    body = {"prompt": "one two", "max_tokens": 8, "block_length": 8}
+    plain = served.post(TEXT, body).json()["choices"][0]["text"]
+    assert served.post(TEXT, {**body, "echo": True}).json()["choices"][0]["text"] == (
+        "one two" + plain
+    )
+    streamed = served.post(TEXT, {**body, "echo": True, "stream": True}).text
+    pieces = [json.loads(line[6:])["choices"][0]["text"] for line in streamed.splitlines()
+              if line.startswith("data: {")]  # fmt: skip
+    assert "".join(pieces) == "one two" + plain
+    assert served.post(TEXT, {**body, "echo": True, "logprobs": 1}).status_code == 400
+
+
+def test_the_document_describes_what_is_answered(served: Served) -> None:
+    document = served.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    paths = document["paths"]
+    assert {CHAT, TEXT, "/v1/infill", "/tokenize", "/health", "/v1/models/{name}"} <= paths.keys()
+    ref = paths[CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    chat = document["components"]["schemas"][ref.rpartition("/")[2]]
+    assert chat["required"] == ["messages"]
+    assert chat["properties"]["n"] | {"minimum": 1, "maximum": 8} == chat["properties"]["n"]
+
+    def refs(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from ([value["$ref"]] if "$ref" in value else [])
+            value = list(value.values())
+        for item in value if isinstance(value, list) else ():
+            yield from refs(item)
+
+    for ref in refs(document):
+        assert ref.rpartition("/")[2] in document["components"]["schemas"], ref
+    page = served.get("/docs").text
+    assert "max_completion_tokens" in page and "a whole number from 1 to 8" in page
+    assert "src=" not in page and "http://" not in page  # nothing is loaded from elsewhere
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [("/v1/embeddings", "no embeddings"), ("/api/generate", "Ollama"),
+     ("/v1/batches", "dllm batch"), ("/v1/messages", "/v1/chat/completions"),
+     ("/nothing", "Not Found")],
+)  # fmt: skip
+def test_what_is_not_here(served: Served, path: str, word: str) -> None:
+    answer = served.post(path, {})
+    assert answer.status_code == 404 and word in answer.json()["error"]["message"]
+
+
+def test_small_things(start: Start, tiny: dllm.DiffusionModel) -> None:
+    served = start(tiny, api_key="sesame")
+    assert served.get("/ping").status_code == 200
+    assert served.get("/favicon.ico").headers["content-type"].startswith("image/svg")
+    for path in ("/docs", "/openapi.json"):
+        assert served.get(path).status_code == 401
+        key = {"Authorization": "Bearer sesame"}
+        assert served.get(path, headers=key).status_code == 200
+
+
+def test_a_line_of_the_log_per_request(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dllm.access")
+    body = {"messages": HELLO, "max_tokens": 8, "block_length": 8, "n": 2}
+    names = [served.post(CHAT, body).json()["id"]]
+    streamed = served.post(CHAT, {**body, "stream": True}).text
+    names.append(json.loads(streamed.partition("data: ")[2].partition("\n")[0])["id"])
+    served.post(CHAT, {"messages": HELLO, "n": 99})
+    lines = [record.getMessage() for record in caplog.records if record.name == "dllm.access"]
+    assert len(lines) == 3
+    for name, line in zip(names, lines, strict=False):
+        assert line.startswith(f"{name} 200: 2 answers, ") and "forwards" in line
+        assert "queued" in line
+    assert lines[2].startswith(f"POST {CHAT} 400: n must be")

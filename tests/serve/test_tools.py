@@ -1,0 +1,103 @@
+"""Calls of tools and thoughts: what is read out of a text, whole or in pieces."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from dllm.serve.tools import SYNTAXES, Parser, calls_in, shows_tools, syntax_of, thinks
+
+NAMES = ("add", "now")
+
+
+def call(name: str, **arguments: Any) -> str:
+    return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"
+
+
+def read(parser: Parser, text: str, seed: int | None = None) -> tuple[str, str, list[Any]]:
+    """What a parser says of ``text``, fed in random pieces; nothing it says is taken back."""
+    rng, at, before = random.Random(seed), 0, ("", "", 0)
+    while at < len(text):
+        step = len(text) if seed is None else rng.randint(1, 7)
+        parser.feed(text[at : at + step])
+        at += step
+        said = parser.said
+        assert said.content.startswith(before[0]) and said.reasoning.startswith(before[1])
+        assert len(said.calls) >= before[2]
+        before = said.content, said.reasoning, len(said.calls)
+    parser.end()
+    said = parser.said
+    assert said.content.startswith(before[0]) and said.reasoning.startswith(before[1])
+    return said.content, said.reasoning, [(c.name, json.loads(c.arguments)) for c in said.calls]
+
+
+HERMES = [
+    ("Hello.", "Hello.", "", []),
+    (call("add", a=1, b=2), "", "", [("add", {"a": 1, "b": 2})]),
+    ("Let me see.\n" + call("add", a=1) + "\n" + call("now"), "Let me see.", "",
+     [("add", {"a": 1}), ("now", {})]),
+    ("<think>\n1 + 1?\n</think>\n\nIt is 2.", "It is 2.", "1 + 1?", []),
+    ("<think>a</think>" + call("now"), "", "a", [("now", {})]),
+    (call("other", a=1), call("other", a=1), "", []),
+    ("<tool_call>{broken</tool_call> end", "<tool_call>{broken</tool_call> end", "", []),
+    ('<tool_call>{"name": "now", "arguments": {}}', "", "", [("now", {})]),
+    ("<tool_call>never closed", "<tool_call>never closed", "", []),
+    ("a < b and <tool", "a < b and <tool", "", []),
+    ("two  blanks  \n at the end \n", "two  blanks  \n at the end \n", "", []),
+    ("</think> alone", "</think> alone", "", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize(("text", "content", "reasoning", "calls"), HERMES)
+def test_tags(text: str, content: str, reasoning: str, calls: Any, seed: int | None) -> None:
+    parser = SYNTAXES["hermes"].parser(NAMES, 8, thinks=True)
+    assert read(parser, text, seed) == (content, reasoning, calls)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_thoughts_that_the_prompt_has_opened(seed: int | None) -> None:
+    parser = SYNTAXES["hermes"].parser((), 8, thinks=True, thinking=True)
+    assert read(parser, "so it is\n</think>\nYes. <tool_call>", seed) == (
+        "Yes. <tool_call>", "so it is", []
+    )  # fmt: skip
+    unfinished = SYNTAXES["hermes"].parser((), 8, thinks=True, thinking=True)
+    assert read(unfinished, "so it", seed) == ("", "so it", [])
+
+
+LLAMA = [
+    ("Hello.", "Hello.", []),
+    ('{"name": "add", "parameters": {"a": 1}}', "", [("add", {"a": 1})]),
+    ('{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}', "",
+     [("add", {"a": 1}), ("now", {})]),
+    ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
+    ('{"a": 1} is JSON', '{"a": 1} is JSON', []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize(("text", "content", "calls"), LLAMA)
+def test_json_without_tags(text: str, content: str, calls: Any, seed: int | None) -> None:
+    assert read(SYNTAXES["llama"].parser(NAMES, 8), text, seed) == (content, "", calls)
+
+
+def test_one_call_where_there_may_be_one() -> None:
+    parser = SYNTAXES["hermes"].parser(NAMES, 1)
+    assert read(parser, call("now") + call("add", a=1))[2] == [("now", {})]
+
+
+def test_arguments_that_are_a_string_stay_one() -> None:
+    (one,) = calls_in('{"name": "add", "arguments": "{\\"a\\": 1}"}', NAMES)
+    assert one.arguments == '{"a": 1}' and one.body()["function"]["name"] == "add"
+    assert calls_in("[" * 100_000, NAMES) == [] and calls_in("", NAMES) == []
+
+
+def test_templates_tell_the_syntax() -> None:
+    qwen = "{% if tools %}<tools>{{ tools }}</tools> use <tool_call> {% endif %}</think>"
+    llama = "{% if tools %}Environment: ipython{% endif %}"
+    assert syntax_of(qwen) is SYNTAXES["hermes"] and syntax_of(llama) is SYNTAXES["llama"]
+    assert syntax_of(llama, "hermes") is SYNTAXES["hermes"]
+    assert shows_tools(qwen) and not shows_tools("{{ messages }}") and thinks(qwen)
