@@ -92,6 +92,12 @@ METHODS: dict[tuple[str, str], str] = {
         "stability",
     ): f"{RECONSTRUCTED}: the rule follows the paper; 0 where a position was "
     "not predicted in the step before.",
+    (
+        "sampler",
+        "append",
+    ): "Blocks are appended as block diffusion does; on models without a causal "
+    "mask the lookahead is this library's.",
+    ("sampler", "crop"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "random"): "Recorded orders are replayed; the draws are this library's.",
     ("sampler", "factor"): "The official scan commits the last-ranked position when it alone fails "
     "its bound: a defect, `official=True` has it.",
@@ -165,6 +171,8 @@ METHODS: dict[tuple[str, str], str] = {
 # Registered drafting part -> where it deviates from its paper, and how it was checked.  No official
 # drafting code was recorded: exact rules are held to plain decoding, the others to their law.
 DRAFTING: dict[str, str] = {
+    "self": "TiDAR's schedule on networks whose decided tokens see no mask; texts are the "
+    "verifier's own (tested).",
     "aded": "The published rule; the constants are this library's, and only chains are taken.",
     "anpd": "How its order adapts is reconstructed.",
     "cacheback": "The paper's second, frozen table of a corpus is left out; the table sizes are "
@@ -191,7 +199,8 @@ DRAFTING: dict[str, str] = {
     "threshold": "The token that crosses the bound is sent, bound and lengths are the official "
     "code's. The paper trains a head to predict acceptance; here it is calibrated confidence.",
     "block": "Tested to be lossless in distribution.",
-    "fly": "LOSSY. Constants of the paper.",
+    "fly": "LOSSY. Constants of the paper: five tokens that follow, entropy of the three most "
+    "probable tokens in nats; vLLM asks for six.",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
     "multi_round": "Tested to be lossless in distribution.",
     "pivot": "LOSSY. The paper's features are not published; these are the verifier's. Labels come "
