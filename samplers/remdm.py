@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import FIXED_WINDOW, KEEPS_TEXT
+from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
 from ..errors import ConfigError
 from .base import Part, Reviser, Revision, View, top
 from .compose import register
@@ -55,6 +55,7 @@ class ReMDM(Reviser):
     """
 
     needs = frozenset({FIXED_WINDOW, KEEPS_TEXT})
+    offers = frozenset({CONSTRAINED})
 
     n: int = 1
     start: float = 0.875
