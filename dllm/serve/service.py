@@ -305,7 +305,7 @@ class Service:
             parser.feed(result.text)
             parser.end()
         before = self.decode(prompt) if ask.echo else ""
-        return Choice(result, before + result.text, said=parser and parser.said)
+        return Choice(result, before + result.text, said=None if parser is None else parser.said)
 
     @property
     def template(self) -> str:
