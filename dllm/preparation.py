@@ -15,14 +15,15 @@ from . import cache as caches
 from . import samplers
 from .cache import Cache
 from .cache.base import CacheLike
-from .canvas import BoolArray, Canvas, IntArray
+from .canvas import Canvas, IntArray
 from .config import FORMATS, GenerationConfig
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError, short
 from .formats import Format, choice_pattern, format_of, regex_pattern
+from .holes import measured
 from .kernels.noise import uniform
 from .models import DiffusionModel
-from .prompts import encode, encode_continuation, encode_holes
+from .prompts import encode, encode_continuation
 from .result import Result
 from .samplers import Sampler
 from .samplers.compose import SamplerLike
@@ -179,6 +180,7 @@ class Preparation(RequestMaker):
     recipe: Recipe
     cache: Cache = field(kw_only=True)
     named: SamplerLike = field(kw_only=True)  # the sampler, as the caller named it
+    holes: str = field(default="sure", kw_only=True)  # how long holes are that do not say
 
     SESSION = (
         "cache",
@@ -214,19 +216,19 @@ class Preparation(RequestMaker):
         given = given_of(config, arguments)
         defaults = dict(model.generation_defaults) if config is None else {}
         if holes:
-            fixed = set(given) & {
-                "max_new_tokens", "min_new_tokens", "eos_policy", "constraints", "length",
-            }  # fmt: skip
+            fixed = set(given) & {"max_new_tokens", "min_new_tokens", "eos_policy", "constraints"}
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
             defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
+        rule = given.pop("length", None) if holes else None
         built = GenerationConfig.build(defaults, given)
         composed = _compose(model, sampler, built, given)
         watch = stop_strings(model, built) if built.stop_strings else None
         form = format_for(model, built, holes)
         recipe = Recipe(composed, built, ban_stops=holes, after_step=watch, format=form)
         chosen = caches.compose(cache, model.family.name)
-        return cls(model, recipe, frozenset(given), cache=chosen, named=sampler)
+        return cls(model, recipe, frozenset(given), cache=chosen, named=sampler,
+                   holes=rule or "sure")  # fmt: skip
 
     @property
     def grows(self) -> bool:
@@ -250,11 +252,13 @@ class Preparation(RequestMaker):
         return max(length, self.config.min_new_tokens)
 
     def text(
-        self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False,
-        repetition: int = 0,
-    ) -> Request:  # fmt: skip
-        """A request that fills the ``holes`` (L,) bool of ``ids`` (L,), behind a prompt."""
+        self, text: Any, prompt: Any = None, traced: bool = False, repetition: int = 0
+    ) -> Request:
+        """A request that fills the holes of a text, behind a prompt.  Those whose length it does
+        not say are measured here, in forwards of their own."""
         before = np.zeros(0, np.int64) if prompt is None else encode(self.model, prompt)
+        found = measured(self.model, text, before, self.holes)
+        ids, holes = found.ids, found.holes
         total, limit = len(before) + len(ids), self.model.facts.context_length
         if total > limit:
             raise PromptError(
@@ -263,10 +267,15 @@ class Preparation(RequestMaker):
         self._check_used(len(ids), traced)
         tokens = np.concatenate([before, ids])
         masked = np.concatenate([np.zeros(len(before), np.bool_), holes])
-        make = partial(
-            Canvas.for_infill, tokens, masked, len(before), row=repetition,
-            **_facts(self.model, self.config),
-        )  # fmt: skip
+
+        def make() -> Canvas:
+            canvas = Canvas.for_infill(
+                tokens, masked, len(before), row=repetition, **_facts(self.model, self.config)
+            )
+            canvas.probes = canvas.nfe = found.probes
+            canvas.computed = found.computed
+            return canvas
+
         self._check_room(make())
         return self._request(0, make, total, int(holes.sum()), traced)
 
@@ -289,8 +298,7 @@ class Preparation(RequestMaker):
             order.config, arguments, order.text is not None,
         )  # fmt: skip
         if order.text is not None:
-            ids, holes = encode_holes(self.model, order.text)
-            return how.text(ids, holes, order.prompt, order.trace, order.repetition)
+            return how.text(order.text, order.prompt, order.trace, order.repetition)
         (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
         return request
 
