@@ -77,7 +77,7 @@ class Measured:
     computed: int = 0
 
 
-def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "lr") -> Measured:
+def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "sure") -> Measured:
     """The text with every hole as long as it says, or as it seems to be by ``rule``.  ``before``
     (P,): the prompt.  Raises `PromptError` for holes that are none."""
     if rule not in RULES:
@@ -101,7 +101,9 @@ def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "lr
     probe = _Probe(model, before, given, rule)
     for i, (low, high) in enumerate(ranges):
         high = min(high, room - sum(lengths[:i]) - sum(low for low, _ in ranges[i + 1 :]))
-        lengths = [*lengths[:i], low, *(min(n, room) for n in lengths[i + 1 :])]
+        if low == high:
+            lengths[i] = low
+            continue
         powers = [1 << k for k in range(high.bit_length())]
         every = range(low, high + 1)
         candidates = sorted({low, high, *(every if len(every) <= ALL else powers)} & {*every})
