@@ -10,6 +10,11 @@ RECONSTRUCTED = "No official code was at hand"
 
 # Recorded file -> what of it deviates.
 ROUTINES: dict[str, str] = {
+    "daedal_llada": "With `official=True`: an insertion beyond the largest canvas drops its end, "
+    "decided or not, and an answer without an end of text stays as long as it is. Rows of a batch "
+    "do not see the padding of shorter prompts.",
+    "rho_eos_llada": "With `official=True`: a cut may drop decided text. The signal is that of the "
+    "released code; `signal=density` is the paper's.",
     "llada21_edit": "Replayed on a canvas that ends with a block, as the official one does before "
     "its text is cut.",
     "remdm_llada": "The official routine samples at temperature 1; recorded and replayed is its "

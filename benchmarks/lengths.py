@@ -95,16 +95,13 @@ def main() -> None:
             return sum(row["right"] for row in rows), -mean(row["computed"] for row in rows)
 
         best += fixed[max(FIXED, key=quality)][here]
-    cases: dict[str, Any] = {
-        f"fixed {size}": summary(rows, cap=fixed[CAP], best=best) for size, rows in fixed.items()
-    }
-    cases["best fixed of each task"] = summary(best, cap=fixed[CAP])
-    for rule in RULES:
-        rows = answers(examples, max_new_tokens=CAP, length=rule)
-        cases[rule] = summary(rows, cap=fixed[CAP], best=best)
-    for name, case in cases.items():
-        print(f"{name:36}", {k: [round(x, 3) for x in v] if isinstance(v, list) else round(v, 3)
-                             for k, v in case.items()}, flush=True)  # fmt: skip
+    cases: dict[str, Any] = {}
+    named: dict[str, list[dict[str, Any]] | None] = {f"fixed {n}": r for n, r in fixed.items()}
+    for name, known in (named | {"best fixed of each task": best} | dict.fromkeys(RULES)).items():
+        rows = answers(examples, max_new_tokens=CAP, length=name) if known is None else known
+        cases[name] = summary(rows, cap=fixed[CAP], best=best)
+        print(name, {k: [round(x, 3) for x in v] if isinstance(v, list) else round(v, 3)
+                     for k, v in cases[name].items()}, flush=True)  # fmt: skip
     prompts = [example.prompt for example in examples]
     pools = {str(rule): pool(rule, prompts) for rule in (None, "append(block=16)", "crop(tau=0.1)")}
     for rule, found in pools.items():
