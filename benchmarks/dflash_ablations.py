@@ -62,12 +62,18 @@ def with_seed(recipe: Recipe) -> Recipe:
     return replace(recipe, schedule=replace(recipe.schedule, seed=1))
 
 
+def both(recipe: Recipe) -> Recipe:
+    return with_objective(markov=0, selector=256)(replace(recipe, conv=True))
+
+
 # name -> what is asked, the change, and the share of the answers that is trained on
 VARIANTS: dict[str, tuple[str, Change, float]] = {
     "base": ("", lambda recipe: recipe, 1.0),
     "another seed": ("noise", with_seed, 1.0),
     "no head": ("head", with_objective(markov=0), 1.0),
     "selector": ("head", with_objective(markov=0, selector=256), 1.0),
+    "convolution": ("DFlash 2", with_recipe(conv=True), 1.0),
+    "convolution, selector": ("DFlash 2", both, 1.0),
     "init random": ("start", with_recipe(init="random"), 1.0),
     "block 4": ("block", with_recipe(block_size=4), 1.0),
     "block 8": ("block", with_recipe(block_size=8), 1.0),

@@ -19,8 +19,9 @@ from .suffix import SuffixCache
 )
 @dataclass(frozen=True)
 class StreamingCache(SuffixCache):
-    """Keep the ``window`` (96) masks behind the block and the very last one, which says how long
-    the text is; the others do not exist.
+    """Keep the ``window`` (96) masks behind the block and the last one; drop the others.
+
+    The last one says how long the text is.
 
     ``base`` (default "prefix", as published): "none", "prefix" or "dual".  The threshold of the
     method is the sampler ``streaming``.

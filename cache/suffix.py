@@ -17,7 +17,7 @@ BASES = ("none", "prefix", "dual")
 @dataclass(frozen=True)
 class SuffixCache(Refreshing):
     """Feed and read only some of the undecided positions behind the window, chosen when a block
-    opens; given text there stays.
+    opens or its end moves; given text there stays.
 
     ``base``: what else a step computes.  "none": all that it reads; "prefix": the window and what
     is kept behind it; "dual": the window.  The last two compute all that they read when a block
@@ -40,15 +40,17 @@ class SuffixCache(Refreshing):
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         suffix, (low, high) = canvas.state(Suffix), canvas.window
-        if suffix.block != canvas.block:
-            suffix.block = canvas.block
+        due = self.due(canvas, slots)
+        if suffix.window != (canvas.block, high):
+            suffix.window, due = (canvas.block, high), True
             behind = canvas.masked[high : canvas.length].nonzero()[0] + high
             given = (~canvas.masked[high : canvas.length]).nonzero()[0] + high
             suffix.positions = np.union1d(self.kept(canvas, behind), given)
+        assert suffix.positions is not None
         ahead = suffix.positions
         ahead = ahead[(ahead >= high) & (ahead < canvas.length)]
         read = np.concatenate([np.arange(high), ahead])
-        if self.due(canvas, slots) or self.base == "none":
+        if due or self.base == "none":
             return Plan(read, read)
         if self.base == "dual":
             return Plan(np.arange(low, high), read)

@@ -73,11 +73,11 @@ class Blocks:
 
 @dataclass(slots=True)
 class Suffix:
-    """The ``positions`` behind the window of ``block`` that the row's forwards see, where its cache
-    leaves out some; None: all."""
+    """The ``positions`` behind the window that the row's forwards see, where its cache leaves out
+    some; None: all.  ``window``: the block and the end of the window they were chosen for."""
 
     positions: IntArray | None = None
-    block: int = -1
+    window: tuple[int, int] = (-1, 0)
 
 
 @dataclass(slots=True, eq=False)

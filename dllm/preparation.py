@@ -19,7 +19,14 @@ from .canvas import Canvas, IntArray
 from .config import FORMATS, GenerationConfig
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError, short
-from .formats import Format, choice_pattern, format_of, regex_pattern
+from .formats import (
+    Format,
+    choice_pattern,
+    format_of,
+    regex_pattern,
+    schema_of,
+    schema_pattern,
+)
 from .holes import measured
 from .kernels.noise import uniform
 from .models import DiffusionModel
@@ -344,6 +351,9 @@ def format_for(
         return format_of(model, regex_pattern(config.regex), ends=not holes)
     if config.choice is not None:
         return format_of(model, choice_pattern(config.choice), ends=not holes)
+    if config.json_schema is not None:
+        pattern = schema_pattern(schema_of(config.json_schema))
+        return format_of(model, pattern, ends=not holes)
     return None
 
 

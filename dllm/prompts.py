@@ -264,13 +264,13 @@ def _template(
         if not result:
             before, text = "", before
             continue
-        ids += _encode_markup(tokenizer, before)
+        ids += encode_markup(tokenizer, before)
         ids += encode_text(tokenizer, str(message["content"]).strip())
-    ids += _encode_markup(tokenizer, text)
+    ids += encode_markup(tokenizer, text)
     return np.asarray(ids, np.int64)
 
 
-def _encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a rendered template, whose special tokens are meant."""
     return _ids_of(tokenizer, text, add_special_tokens=False, split_special_tokens=False)
 

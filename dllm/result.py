@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -28,10 +29,12 @@ class Result:
     shared with other rows; what a reader does between two steps is not counted.
     ``queue_seconds``: time from its submission to its admission.  ``restarts``: how often the
     row gave its memory back and began anew, in forwards that are not counted here.
+    ``cached_tokens``: tokens of the prompt whose keys and values were kept from an earlier text.
     ``canvas``: positions that the answer had in the end; ``probes``: forwards, among ``nfe``, that
     only looked for its length.
     ``peak_memory`` (bytes; of the device, or of the process on CPU) and ``cache_bytes`` (what is
-    held in keys, values and hidden states) are those of all rows together.
+    held in keys, values and hidden states) are those of all rows together.  ``schema``: the
+    pydantic class or JSON schema that the text follows.
     """
 
     text: str
@@ -53,8 +56,20 @@ class Result:
     cache_bytes: int = 0
     queue_seconds: float = 0.0
     restarts: int = 0
+    cached_tokens: int = 0
     canvas: int = 0
     probes: int = 0
+    schema: Any = field(default=None, repr=False)
+
+    @property
+    def parsed(self) -> Any:
+        """What the text says, where it was asked for as JSON (``json_schema``): an object of the
+        pydantic class, else plain data; None for other texts."""
+        if self.schema is None:
+            return None
+        if isinstance(self.schema, type):
+            return self.schema.model_validate_json(self.text)  # type: ignore[attr-defined]
+        return json.loads(self.text)
 
     @property
     def decided(self) -> int:
@@ -89,6 +104,8 @@ class Result:
         }
         data["sequences"] = self.sequences.tolist()
         data["logprobs"] = [x if math.isfinite(x) else None for x in self.logprobs.tolist()]
+        if isinstance(self.schema, type):
+            data["schema"] = self.schema.model_json_schema()  # type: ignore[attr-defined]
         data["trace"] = None if self.trace is None else self.trace.to_dict()
         return data
 

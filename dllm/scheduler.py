@@ -221,6 +221,7 @@ class Scheduler:
             "cache_bytes": self.engine.cache_bytes,
             "queue_seconds": request.queue_seconds or 0.0,
             "restarts": row.restarts,
+            "schema": config.json_schema,
             "canvas": canvas.region[1] - canvas.region[0],
             "probes": canvas.probes,
         }

@@ -214,7 +214,9 @@ class Session:
     (default: ``max_rows`` times the context of the model); memory is taken as it is needed.
     ``max_batch_tokens``: most token positions of one forward.  ``full_step_tokens``: most token
     positions per forward of steps that compute a whole text, so that these do not hold up the
-    others (None: no bound).  ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
+    others (None: no bound).  ``keep_prefixes``: most tokens of complete texts whose keys and values
+    are kept for texts that begin like them (0: none; default: 16,384 for verifiers); the one whose
+    last use is longest ago goes first.  ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
     ``observe`` is called with a `StepReport` after every step, in the engine's thread.
     """
 
@@ -237,13 +239,14 @@ class Session:
         max_positions: int | None = None,
         max_batch_tokens: int | None = None,
         full_step_tokens: int | None = None,
+        keep_prefixes: int | None = None,
         observe: Callable[[StepReport], None] | None = None,
     ) -> None:
         self.model = load(model)
         self.max_waiting, self.observe = max_waiting, observe
         for name in ("max_rows", "max_waiting", "max_positions", "max_batch_tokens",
-                     "full_step_tokens"):  # fmt: skip
-            value, least = locals()[name], 0 if name == "max_waiting" else 1
+                     "full_step_tokens", "keep_prefixes"):  # fmt: skip
+            value, least = locals()[name], 0 if name in ("max_waiting", "keep_prefixes") else 1
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)
                                       or value < least):  # fmt: skip
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value}")
@@ -255,6 +258,7 @@ class Session:
         )  # fmt: skip
         most = max_positions or max_rows * self.model.facts.context_length
         engine = self._how.engine(most, max_rows, max_batch_tokens)
+        engine.keep_prefixes(keep_prefixes)
         self._scheduler = Scheduler(self.model, engine, full_step_tokens)
         self._handles: dict[Request, Handle] = {}
         self._inbox: deque[tuple[str, Handle]] = deque()  # what other threads want of the engine's

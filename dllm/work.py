@@ -187,6 +187,16 @@ class Work(Generic[R, S]):
     def _shrink(self) -> None:
         """A row has given its memory back."""
 
+    def keep_prefixes(self, tokens: int | None) -> None:
+        """Keep up to ``tokens`` tokens of texts that are complete, with their keys and values, for
+        texts that begin like them; 0: none, None: as the engine thinks best.  Raises `ConfigError`
+        where a prefix's depend on what follows it."""
+        if tokens:
+            raise ConfigError(
+                f"{self.model.name} computes the keys and values of a prompt anew for every text, "
+                "because they depend on what follows: leave keep_prefixes out"
+            )
+
     # -- rows join and leave --------------------------------------------------------------------
 
     @property

@@ -36,8 +36,10 @@ class Edits:
 )
 @dataclass(frozen=True)
 class Edit(Reviser):
-    """Look again at what earlier forwards decided in the block, also ``post_steps`` (16) more times
-    when the block is decided; stop looking when nothing changes.
+    """Replace or take back decided tokens of the block that the model would choose otherwise now.
+
+    It looks at what earlier forwards decided, in every step and ``post_steps`` (16) more times when
+    the block is decided, until nothing changes.
 
     ``mode`` "t2t" (token to token, LLaDA2.1): a token is replaced by the model's present choice
     where that is another one with probability above ``tau`` (0.5 as in the card's quality mode;

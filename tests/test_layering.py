@@ -34,7 +34,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "models": (
         {"errors", "registry", "spec", "kernels"},
         {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"}
-        | {"einops", "peft"},  # peft where an adapter is met, and only there
+        | {"einops", "peft", "gguf"},  # the last two where an adapter or such a file is met
     ),
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),

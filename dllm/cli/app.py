@@ -26,7 +26,7 @@ from .evaluate import evaluate
 from .generate import generate
 from .infill import infill
 from .listing import caches, samplers
-from .options import DEBUG, remember_debug
+from .options import DEBUG, remember_debug, threaded
 from .output import USAGE_ERROR, complain
 from .serve import serve
 from .trace import trace
@@ -130,8 +130,8 @@ def root(
 for command in (
     generate, chat, infill, serve, batch, samplers, caches, doctor, compare, bench, tune, trace,
 ):  # fmt: skip
-    app.command()(command)
-app.command("serve-drafter")(serve_drafter)
-app.command("eval")(evaluate)
-train_app.command()(dflash)
+    app.command()(threaded(command))
+app.command("serve-drafter")(threaded(serve_drafter))
+app.command("eval")(threaded(evaluate))
+train_app.command()(threaded(dflash))
 app.add_typer(train_app, name="train")

@@ -49,6 +49,44 @@ Debug = Annotated[
 ]
 
 
+def set_threads(value: int | None) -> int | None:
+    """Callback of ``--threads``."""
+    if value is not None:
+        from ..models.threads import set_threads as tell
+
+        tell(value)
+    return value
+
+
+Threads = Annotated[
+    int | None,
+    option("--threads", panel=MODEL, text="Of the processor; default: timed once, see docs.",
+           callback=set_threads, min=1),
+]  # fmt: skip
+
+
+def threaded(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: the command takes ``--threads``, unless it does already."""
+    signature = inspect.signature(command)
+    if "threads" in signature.parameters:
+        return command
+    extra = inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=None,
+                              annotation=Threads)  # fmt: skip
+
+    @functools.wraps(command)
+    def run(*args: Any, **values: Any) -> None:
+        values.pop("threads", None)  # its callback has seen it
+        command(*args, **values)
+
+    hints = get_type_hints(command, include_extras=True)
+    del run.__wrapped__  # its signature is not ours
+    own = [p.replace(annotation=hints.get(n, p.annotation))
+           for n, p in signature.parameters.items()]  # fmt: skip
+    run.__signature__ = signature.replace(parameters=[*own, extra])  # type: ignore[attr-defined]
+    run.__annotations__ = {**hints, "threads": Threads}
+    return run
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
     """Which model, and where."""

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..errors import ConfigError
 from .inputs import read_lines
-from .options import remember_debug
+from .options import remember_debug, threaded
 from .output import check_output, interactive, note, stderr
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def nano(
 
 
 @train_app.command("filter")
+@threaded
 def learned_filter(
     output: Annotated[Path, typer.Option("--output", "-o", help="The .npz file to write.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Hub id, folder or name.")] = "nano",
@@ -122,6 +123,7 @@ def follow(entries: Iterable[dict[str, float]], steps: int) -> None:
 
 
 @train_app.command()
+@threaded
 def deer(
     verifier: Annotated[str, typer.Option(help="Hub id, folder or nano-ar.")] = "nano-ar",
     drafter: Annotated[str, typer.Option(help="Hub id, folder or nano.")] = "nano",

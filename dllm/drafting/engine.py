@@ -20,6 +20,7 @@ from .base import EMPTY, Budget, Draft, Drafter
 from .rows import Forward, SpeculativeRecipe, SpeculativeRow
 from .verifiers.packed import open_verifier
 
+KEPT = 16_384  # tokens of complete texts whose keys and values a session keeps
 MOST_TOKENS = 4096  # of a forward: prompts of long texts that join together are read in several
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
         recipe, canvas = row.recipe, row.canvas
         return {
             "sampler": recipe.rule.name, "cache": self.cache_name, "rule": recipe.rule.name,
+            "cached_tokens": row.text.reused,
             "drafter": "none" if recipe.drafter is None else repr(recipe.drafter),
             "lossy": recipe.rule.lossy, "rounds": row.rounds,
             "sequences": canvas.tokens[: canvas.length].copy(),
@@ -89,15 +91,27 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
             row = SpeculativeRow(canvas, recipe, canvas.fork(), held=held)
             return row if self._join(row) else None
 
+    def keep_prefixes(self, tokens: int | None) -> None:
+        with self._lock:
+            self.verifier.prefixes.budget = KEPT if tokens is None else tokens
+            self.verifier.prefixes.shrink(self.verifier.prefixes.budget)
+
     def _allot(self, row: SpeculativeRow) -> bool:
-        if self._most is not None and self.takes_room(row) and self.used + row.size > self._most:
-            return False
+        if self._most is not None and self.takes_room(row):
+            if self.used + row.size > self._most:
+                return False
+            self.verifier.prefixes.shrink(self._most - self.used - row.size)
         row.open(self.verifier)
         return True
+
+    def _shrink(self) -> None:
+        self.verifier.prefixes.shrink(0)
 
     def _leave(self, row: SpeculativeRow) -> None:
         try:
             row.close()
+            if row.canvas.finished and row.rounds:
+                row.recipe.controller.finished()
         except Exception as error:  # the drafter's: only its own text fails
             row.error = row.error or error
 

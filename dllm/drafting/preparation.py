@@ -16,6 +16,8 @@ from .accept.rows import LogitsProcessor
 from .base import RULES, AcceptRule, Drafter, single
 from .engine import SpeculativeEngine
 from .length.control import CONTROLLERS, LengthController
+from .length.memory import Memory
+from .length.rate import Rate
 from .naming import fit, load_verifier, make_drafter
 from .result import SpeculativeResult
 from .rows import SpeculativeRecipe
@@ -69,8 +71,11 @@ class SpeculativePreparation(RequestMaker):
         judge = single(rule or ("keyed" if built.temperature else "greedy"), RULES, AcceptRule)
         if judge.name == "greedy" and built.temperature:
             raise ConfigError("rule 'greedy' is for temperature 0: use 'keyed' or 'match'")
+        lengths = single(controller or "rate", CONTROLLERS, LengthController)
+        if isinstance(lengths, Rate) and lengths is not controller:
+            lengths.remember(Memory.of(model, drafter, built.temperature > 0))
         recipe = SpeculativeRecipe(
-            built, drafter, judge, single(controller or "rate", CONTROLLERS, LengthController),
+            built, drafter, judge, lengths,
             model.facts.stop_token_ids, repetition_penalty, tuple(logits_processor), own_defaults,
             stop_strings(model, built) if built.stop_strings else None, format_for(model, built),
         )  # fmt: skip

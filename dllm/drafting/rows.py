@@ -208,9 +208,10 @@ class SpeculativeRow(Row):
         at = np.arange(len(prefix), len(prefix) + len(emitted))
         decision = Decision(at, NOTHING, tokens=canvas.tokens[at], logprobs=canvas.logprob[at])
         path, extra = self._accepted(draft, outcome, len(emitted))
-        self.verifier.commit(self.text, whole, path, emitted)
+        hidden = self.verifier.seen(self.text, scored.hidden)
+        self.verifier.commit(self.text, whole, path, emitted, scored.hidden)
         ids = np.concatenate([prefix[-1:], whole.tokens])
-        feedback = Feedback(whole, path, emitted, ids, scored.logits, scored.hidden)
+        feedback = Feedback(whole, path, emitted, ids, scored.logits, hidden)
         if self.drafting is not None:
             self.drafting.observe(feedback)
         stats = RoundStats(

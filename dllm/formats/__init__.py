@@ -5,5 +5,13 @@ from __future__ import annotations
 from .building import format_of
 from .format import Format
 from .patterns import choice_pattern, regex_pattern
+from .schema import schema_of, schema_pattern
 
-__all__ = ["Format", "choice_pattern", "format_of", "regex_pattern"]
+__all__ = [
+    "Format",
+    "choice_pattern",
+    "format_of",
+    "regex_pattern",
+    "schema_of",
+    "schema_pattern",
+]

@@ -27,6 +27,7 @@ HashArray = npt.NDArray[np.uint64]
 MOST_STATES = 4096
 MOST_EDGES = 50_000
 MEMORY = 4 << 30  # bytes of address space
+FIRST, LAST = "\U0010fffe", "\U0010ffff"  # no characters of any text: expressions lack them
 OK, REFUSED = b"+", b"-"  # how an answer begins
 ROOM = 1 << 22  # states of tokens that are followed at once
 
@@ -71,35 +72,37 @@ def prefix_tree(pieces: Sequence[bytes | None]) -> list[Level]:
 def byte_automaton(pattern: str) -> tuple[IntArray, BoolArray, int]:
     """(S + 1, 256) next states, the last state being dead; (S,) which accept; the first state.
 
-    The library forgets, in states where a text may end, how it may go on to states where it may
-    not.  So the expression is given a last character that ends every text, and only it: U+10FFFF,
-    which is no character of any text and cannot be written then.
+    The library also prepares to find the expression within a text, which may take far more states,
+    and forgets how a text that may end goes on to one that may not.  So the expression stands
+    between two characters that it does not contain: it begins in one place only, and ends behind
+    the last.
 
     Raises `ValueError` for an expression that is not understood.
     """
     from outlines_core import Index, Vocabulary
 
     end = 256
+    whole = f"{FIRST}(?:{pattern}){LAST}"
     try:
-        whole = f"(?:{pattern})\\x{{10FFFF}}"
         index = Index(whole, Vocabulary(end, {bytes([i]): [i] for i in range(256)}))
     except ValueError as error:
         if "no transitions" in str(error):
             raise Unfit("allows no text") from None
         raise
-    transitions = index.get_transitions()
-    start, final = index.get_initial_state(), index.get_final_states()
-    number = {state: i for i, state in enumerate(dict.fromkeys([start, *transitions, *final]))}
-    table = np.full((len(number) + 1, 256), len(number))
+    transitions, final = index.get_transitions(), index.get_final_states()
+    number = {state: i for i, state in enumerate(dict.fromkeys([*transitions, *final]))}
+    dead = len(number)
+    table = np.full((dead + 1, 256), dead)
     for state, edges in transitions.items():
-        mine = table[number[state]]
-        for byte, target in edges.items():
-            if byte != end:
-                mine[byte] = number[target]
-    last, state = np.append(np.isin(list(number), list(final)), False), np.arange(len(table))
-    for byte in "\U0010ffff".encode():
+        edges.pop(end, None)
+        table[number[state], list(edges)] = [number[target] for target in edges.values()]
+    last, state = np.append(np.isin(list(number), list(final)), False), np.arange(dead + 1)
+    for byte in LAST.encode():
         state = table[state, byte]
-    return np.where(last[table], len(number), table), last[state[:-1]], number[start]
+    start = number[index.get_initial_state()]
+    for byte in FIRST.encode():
+        start = int(table[start, byte])
+    return np.where(last[table], dead, table), last[state[:-1]], start
 
 
 def with_blank(table: IntArray, accepting: BoolArray, start: int) -> tuple[IntArray, BoolArray]:

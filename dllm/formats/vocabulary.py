@@ -53,6 +53,11 @@ def _read(tokenizer: Any, name: str) -> Vocabulary:
             f"the tokens of {name} are no pieces of text (decoder {'+'.join(sorted(kinds)) or '-'})"
             ": formats need a byte-level or a SentencePiece vocabulary"
         )
+    if getattr(tokenizer, "clean_up_tokenization_spaces", False):
+        raise ConfigError(
+            f"the tokenizer of {name} takes blanks away when it decodes, so that a text may lose "
+            "its form: set its clean_up_tokenization_spaces to False"
+        )
     as_bytes = _byte_level if "ByteLevel" in kinds else _sentence_piece
     added = backend.get_added_tokens_decoder()
     pieces: list[bytes | None] = [None] * len(tokenizer)

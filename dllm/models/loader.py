@@ -6,23 +6,26 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 from .adapters import attach
 from .adopt import adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint
 from .facts import SETTABLE, generation_defaults, read_facts
 from .fields import own_section
+from .gguf import SUFFIX, read_gguf
 from .headers import read_headers
 from .model import DiffusionModel
-from .precision import auto_dtype
+from .precision import auto_dtype, native_bfloat16
 from .quantisation import check_device, of_config, quantise, read
 from .quiet import quiet
 from .reading import family_of, native_config
+from .threads import choose_threads, set_threads
 from .tokenizer import TokenizerSource, complete_tokenizer, resolve_tokenizer
 from .weights import load_weights, resolve_dtype
 
@@ -34,13 +37,15 @@ def load(
     device_map: Any = None, attn_implementation: str | None = None, quantization: Any = None,
     quantization_config: Any = None,
     revision: str | None = None, family: str | None = None, tokenizer: TokenizerSource = None,
-    adapter: str | os.PathLike[str] | None = None, merge_adapter: bool = False, **options: Any,
+    adapter: str | os.PathLike[str] | None = None, merge_adapter: bool = False,
+    threads: int | None = None, **options: Any,
 ) -> DiffusionModel:  # fmt: skip
     """Load a diffusion language model, or an autoregressive one to verify with.
 
     Args:
-        model: a hub id, a folder, a bundled name ("nano", "nano-ar"), a loaded transformers
-            model (changed in place: attention, eval mode), or a `DiffusionModel` (returned as is).
+        model: a hub id, a folder, a bundled name ("nano", "nano-ar"), a GGUF file of a LLaDA or
+            Dream network, a loaded transformers model (changed in place: attention, eval mode), or
+            a `DiffusionModel` (returned as is).
         dtype: "float32", "bfloat16", "float16", or one of these torch dtypes.  "auto": on a GPU as
             stored; on a CPU bfloat16 where the processor has it natively, else float32; networks
             of less than 50M parameters as stored, bundled ones float32 (docs/models.md).
@@ -56,6 +61,9 @@ def load(
             weights that were trained for diffusion.
         tokenizer: a tokenizer, or a folder or hub id that holds one, instead of the model's own;
             missing special tokens and the chat template are added to it.
+        threads: of the processor, for all networks of the process, as ``torch.set_num_threads``
+            does it.  By default a layer of the network's size is timed once on a CPU, with one
+            thread and with more, unless PyTorch or ``OMP_NUM_THREADS`` was told a number.
         adapter: folder or hub id of a low-rank adapter in peft's format, e.g. one that `dllm train`
             made; it is put on the network, with ``merge_adapter`` into its weights.  One that acts
             on masks only makes a diffusion model of an autoregressive one.
@@ -69,6 +77,13 @@ def load(
         ConfigError: arguments that are wrong or do not fit together.
         UnknownNameError: a misspelt family, option, attention implementation or bundled name.
     """
+    if threads is not None:
+        set_threads(threads)
+    if adapter is not None and quantization is not None:
+        raise ConfigError(
+            "an adapter is put on weights as they are: merge it, save the model, and load that "
+            "with quantization="
+        )
     if adapter is not None:
         base = load(
             model, dtype=dtype, device=device, device_map=device_map, tokenizer=tokenizer,
@@ -102,20 +117,28 @@ def load(
     given = {name: options.pop(name) for name in SETTABLE if options.get(name) is not None}
     options = {name: value for name, value in options.items() if name not in SETTABLE}
     with quiet():
+        if not isinstance(model, PreTrainedModel) and str(model).endswith(SUFFIX):
+            return _from_gguf(
+                Path(model), family, tokenizer, given, attn_implementation, how, wanted, device
+            )
         if not isinstance(model, PreTrainedModel):
-            return _from_files(
+            result = _from_files(
                 open_checkpoint(model, revision), family, tokenizer, given, attn_implementation,
                 how, dtype=wanted, device=device, device_map=device_map,
                 quantization_config=quantization_config, **options,
             )  # fmt: skip
+            choose_threads(result.hf)
+            return result
         if options or quantization_config is not None or device_map is not None or revision:
             raise ConfigError(
                 "the model is loaded already: quantization_config, device_map, revision and "
                 "options of from_pretrained have no effect on it; leave them out"
             )
-        return adopt(
+        result = adopt(
             model, family, tokenizer, given, attn_implementation, how, dtype=wanted, device=device
         )
+        choose_threads(result.hf)
+        return result
 
 
 def with_adapter(
@@ -178,6 +201,23 @@ def _from_files(
         generation_defaults(raw, checkpoint.generation, facts),
         raw if official else own_section(raw).get("official_config") or {},
     )  # fmt: skip
+
+
+def _from_gguf(
+    file: Path, named: str | None, tokenizer: TokenizerSource, given: Mapping[str, Any],
+    attn_implementation: str | None, how: Any, dtype: str | torch.dtype, device: Any,
+) -> DiffusionModel:  # fmt: skip
+    if how is not None:
+        raise ConfigError(f"{file.name} says itself how it is quantised: leave quantization out")
+    check_device(device)
+    if not file.is_file():
+        raise CheckpointError(f"there is no file {str(file)!r}")
+    if isinstance(dtype, str):
+        dtype = torch.bfloat16 if native_bfloat16() else torch.float32
+    network, family, stated = read_gguf(file, dtype)
+    result = adopt(network, named or family, tokenizer, {**stated, **given}, attn_implementation)
+    choose_threads(network)
+    return replace(result, name=file.stem)
 
 
 def _auto_dtype(

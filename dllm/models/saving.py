@@ -79,6 +79,8 @@ def _weights(model: Model) -> dict[str, torch.Tensor]:
             "quantization= instead, or without, and save that"
         )
     weights: dict[str, torch.Tensor] = hf.state_dict()
+    if of_config(stored) is None and any(key.endswith(".numbers") for key in weights):
+        raise ConfigError("this model was read from a GGUF file, which is its only form: keep it")
     if any(value.is_meta for value in weights.values()):
         raise ConfigError("part of the model is offloaded; load it without offloading and save it")
     if hf.config.tie_word_embeddings:

@@ -29,7 +29,7 @@ class Answer:
 
     text: str = ""
     finish_reason: str | None = None
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
     trace: dict[str, Any] | None = None
     frame: dict[str, Any] | None = None  # the canvas or the step of the last event, if it had one

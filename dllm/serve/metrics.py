@@ -27,6 +27,7 @@ VLLM = {
     "cache_positions_used_ratio": "kv_cache_usage_perc",
     "requests": "request_success",
     "prompt_tokens": "prompt_tokens",
+    "cached_prompt_tokens": "prefix_cache_hits",
     "generation_tokens": "generation_tokens",
     "forwards": "diffusion_num_denoising_steps",
     "computed_positions": "diffusion_num_canvas_positions",
@@ -62,6 +63,7 @@ class Metrics:
         )  # fmt: skip
         counters = {
             "prompt_tokens": "Tokens of prompts.",
+            "cached_prompt_tokens": "Tokens of prompts whose keys and values had been kept.",
             "generation_tokens": "Tokens of answers.",
             "forwards": "Forwards, of all rows together.",
             "computed_positions": "Token positions fed to the model.",
@@ -117,6 +119,7 @@ class Metrics:
         """An answer of ``written`` tokens is complete."""
         self.finished(result.finish_reason)
         self._counters["prompt_tokens"].inc(prompt)
+        self._counters["cached_prompt_tokens"].inc(result.cached_tokens)
         self._counters["generation_tokens"].inc(written)
         self.observe("queue_seconds", result.queue_seconds)
         self.observe("request_forwards", result.nfe)

@@ -147,11 +147,12 @@ def message(choice: Choice) -> dict[str, Any]:
     return result
 
 
-def usage(ask: GenerateRequest, results: Sequence[Result]) -> dict[str, int]:
+def usage(ask: GenerateRequest, results: Sequence[Result]) -> dict[str, Any]:
     """Tokens as OpenAI counts them: a prompt once, whatever the number of its answers."""
     prompt = sum(given_tokens(result) for result in results[:: ask.n])
     written = sum(written_tokens(result) for result in results)
-    return tokens_used(prompt, written)
+    cached = sum(result.cached_tokens for result in results[:: ask.n])
+    return tokens_used(prompt, written) | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def tokens_used(prompt: int, written: int) -> dict[str, int]:

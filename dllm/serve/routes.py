@@ -26,6 +26,7 @@ from .http import Path, as_json, disconnected, read_json, unless_gone
 from .replies import Reply, event
 from .requests import GenerateRequest, read_chat, read_infill, read_score, read_text
 from .service import Service
+from .settings import SAMPLER
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class ModelRoutes:
             "dllm": {
                 "family": service.model.family.name,
                 "bundled": service.model.name in BUNDLED,
-                "sampler": service.settings.sampler,
+                "sampler": service.settings.sampler or SAMPLER,
                 "caches": list(service.sessions),
                 "defaults": {
                     k: v for k, v in service.model.generation_defaults.items()

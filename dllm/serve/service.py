@@ -17,9 +17,17 @@ import numpy as np
 
 from .. import __version__
 from ..drafting.verifiers.base import is_causal_model
+from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
-from ..prompts import encode, encode_continuation, encode_holes, tokenizer_of
+from ..preparation import Preparation
+from ..prompts import (
+    encode,
+    encode_continuation,
+    encode_holes,
+    encode_markup,
+    tokenizer_of,
+)
 from ..session import Handle, Session
 from .body import shortened
 from .drafts import DraftRoutes
@@ -29,9 +37,9 @@ from .metrics import Metrics
 from .problems import Problem, problem_of
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
-from .settings import Settings
+from .settings import SAMPLER, Settings
 from .texts import hole_sizes, hole_texts
-from .tools import THINK, Parser, shows_tools, syntax_of, thinks
+from .tools import THINK, Bare, Parser, Syntax, shows_tools, syntax_of, thinks
 from .verify import VerifyRoutes
 
 if TYPE_CHECKING:
@@ -88,10 +96,19 @@ class Service:
         settings = self.settings
         options = settings.session(cache) | {"observe": self.metrics.step}
         if is_causal_model(self.model):
+            if settings.sampler is not None:
+                raise ConfigError(f"{self.model.name} is autoregressive: drop --sampler")
             options |= {"drafter": list(settings.drafters) or None}
-            del options["sampler"]  # a default of the settings
+            del options["sampler"]
         elif settings.drafters:
-            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
+            raise ConfigError(
+                f"{self.model.name} is a diffusion model, and drafters are for autoregressive "
+                "ones: drop --drafter"
+            )
+        else:  # what every request would be refused for
+            length = {} if settings.length is None else {"length": settings.length}
+            how = Preparation.of(self.model, options["sampler"], cache, None, length)
+            check_recipe(how.recipe, how.cache, self.model)
         if self.ranks is not None:
             from .ranks import Leader
 
@@ -137,7 +154,7 @@ class Service:
 
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
-        sampler, cache = ask.sampler or self.settings.sampler, self.cache_of(ask)
+        sampler, cache = ask.sampler or self.settings.sampler or SAMPLER, self.cache_of(ask)
         facts = (__version__, self.model.name, str(self.model.dtype), sampler, cache)
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
@@ -190,15 +207,19 @@ class Service:
             go_on()
             return self._submitted(ask, encoded, until)
 
-        return await self.encoder.run(submit, texts, until, cancel_all)
+        return await self.encoder.run(submit, texts, until, cancel_all, ask.formed)
 
     def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
         limit, text = self.settings.max_prompt_tokens, None
         template = dict(ask.template)
-        if ask.tools and shows_tools(self.template):
+        shown = ask.tools and shows_tools(self.template)
+        if shown:
             template["tools"] = ask.tools
         ids = None if prompt is None else encode(model, prompt, ask.chat, template)
+        if shown and ask.forced and self.syntax.opening:  # the call has begun
+            begun = encode_markup(tokenizer_of(model), f"{self.syntax.opening}\n")
+            ids = np.concatenate([ids, np.asarray(begun, np.int64)])
         if ids is not None and limit is not None and len(ids) > limit:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
@@ -220,6 +241,8 @@ class Service:
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
+        if ask.forced:
+            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
@@ -288,15 +311,21 @@ class Service:
         """The model's chat template, "" without one."""
         return str(getattr(self.model.tokenizer, "chat_template", None) or "")
 
+    @property
+    def syntax(self) -> Syntax:
+        """How the model writes calls of tools."""
+        return syntax_of(self.template, self.settings.tool_parser)
+
     def parser(self, ask: GenerateRequest, prompt: Sequence[int]) -> Parser | None:
         """Who reads calls and thoughts out of an answer behind ``prompt``; None: it has neither."""
         names = [tool["function"]["name"] for tool in ask.tools]
+        if ask.forced:
+            return Bare(names, most=1)
         thinking = thinks(self.template)
         if ask.kind != "chat" or not (names or thinking):
             return None
         opened = thinking and self.decode(prompt[-TAIL:]).rstrip().endswith(THINK)
-        syntax = syntax_of(self.template, self.settings.tool_parser)
-        return syntax.parser(names, ask.most_calls, thinking, opened)
+        return self.syntax.parser(names, ask.most_calls, thinking, opened)
 
     def answered(self, name: str, results: Sequence[Result], arrived: float) -> None:
         """Count the answers to request ``name``, which came at ``arrived`` (of

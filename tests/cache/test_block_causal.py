@@ -188,7 +188,7 @@ def test_shadows_see_no_later_block() -> None:
     packed = pack([job], 0, False, torch.device("cpu"), Visibility(GRID))
     (mask,) = [segment.mask for segment in packed.segments if segment.mask is not None]
     at = np.concatenate([np.arange(12), shadow])
-    seen = [at[np.isfinite(keys)].tolist() for keys in mask.numpy()]
+    seen = [at[np.isfinite(keys)].tolist() for keys in mask[0].numpy()]
     assert seen == [[0, 1, 2, 3, 4, 6, 7, 5], [*range(9), 10, 11, 5, 9]]
 
 

@@ -54,10 +54,10 @@ def test_one_is_explained(cli: Run, command: str, package: Any) -> None:
 def test_what_a_sampler_says_of_itself(cli: Run) -> None:
     (threshold,) = strict(cli("samplers", "threshold", "--json").stdout)
     assert (threshold["role"], threshold["arxiv"]) == ("selector", "2505.22618")
-    assert threshold["defaults"] == {"tau": 0.9}
+    assert threshold["defaults"] == {"tau": 0.9, "n": 1}
     assert threshold["needs"] == ["probability scores"]
     shown = cli("samplers", "threshold").stdout
-    assert "defaults  tau=0.9" in shown and "needs     probability scores" in shown
+    assert "defaults  tau=0.9, n=1" in shown and "needs     probability scores" in shown
     assert "steps (open)" in cli("samplers", "llada").stdout
 
 

@@ -99,9 +99,7 @@ def test_the_served_default_controller_sees_costs(verifier: dllm.DiffusionModel)
     assert served.post("/v1/completions", body).status_code == 200
     rate = how.recipe.controller
     assert rate.draft_seconds.sums[0] > 0 and rate.draft_seconds.sums[2] > 0
-    assert (
-        rate.verify_seconds and max(max(curve._off) for curve in rate.verify_seconds.values()) > 2
-    )
+    assert rate.verify_seconds and max(max(curve.off) for curve in rate.verify_seconds.values()) > 2
     served.stop()
 
 
@@ -312,7 +310,7 @@ def test_joins_cancels_and_threads_change_nothing(
         for job in set(jobs)
     }
     wrong: list[Any] = []
-    with dllm.Session(model, max_rows=3) as session:
+    with dllm.Session(model, max_rows=3, keep_prefixes=0) as session:
 
         def work(mine: list[tuple[int, int, int]], cancels: Any) -> None:
             for job, cancelled in zip(mine, cancels, strict=True):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, Field
 
 import dllm
 
@@ -51,7 +54,7 @@ def test_a_choice(nano: dllm.DiffusionModel) -> None:
         ({"regex": "[a-z]{80}", "max_new_tokens": 20}, "has at least"),
         ({"regex": "abc", "constraints": {0: "x"}}, "no text of this regex fits"),
         ({"regex": "a", "sampler": "credit"}, "proposes tokens of its own"),
-        ({"regex": "[^\x00-\U0010ffff]"}, "allows no text"),
+        ({"regex": "[^\x00-\U0010fffd]"}, "allows no text"),
     ],
 )
 def test_one_sentence_before_any_forward(
@@ -86,3 +89,22 @@ def test_a_verifier_writes_what_it_writes_plainly(
         drafted = dllm.speculate("nano-ar", nano, QUESTION, **how)
         assert re.fullmatch(regex, plain.text)
         assert drafted.tokens == plain.tokens and drafted.nfe <= plain.nfe
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=10)
+    age: int = Field(ge=0, le=120)
+
+
+def test_json_comes_back_as_an_object(nano: dllm.DiffusionModel, tmp_path: Path) -> None:
+    out = dllm.generate(nano, QUESTION, json_schema=Person, max_new_tokens=48)
+    assert isinstance(out.parsed, Person) and out.parsed.model_dump() == json.loads(out.text)
+    again = dllm.Result.from_dict(json.loads(json.dumps(out.to_dict())))
+    assert again.parsed == out.parsed.model_dump()
+    file = tmp_path / "person.json"
+    file.write_text(json.dumps(Person.model_json_schema()), encoding="utf-8")
+    plain = dllm.generate(nano, QUESTION, json_schema=file, max_new_tokens=48)
+    assert plain.text == out.text and plain.parsed == json.loads(out.text)
+    assert dllm.generate(nano, QUESTION, regex="[0-9]+").parsed is None
+    drafted = dllm.speculate("nano-ar", nano, QUESTION, json_schema=Person, max_new_tokens=48)
+    assert isinstance(drafted.parsed, Person)

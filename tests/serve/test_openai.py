@@ -106,16 +106,6 @@ def test_diffusing_replaces_the_text(served: Served, tiny: dllm.DiffusionModel) 
     assert len(texts) > 1 and set(texts) <= set(shown)
 
 
-def test_parse_says_what_to_do(served: Served) -> None:
-    pydantic = pytest.importorskip("pydantic")
-
-    class Answer(pydantic.BaseModel):  # type: ignore[misc,name-defined]
-        names: list[str]
-
-    with pytest.raises(openai.BadRequestError, match="constrained output"):
-        served.client().chat.completions.parse(messages=HELLO, response_format=Answer, **HOW)
-
-
 def test_completions(served: Served, tiny: dllm.DiffusionModel) -> None:
     answer = served.client().completions.create(prompt=["one two", "three"], n=2, **HOW)
     plain = dllm.generate(
@@ -236,6 +226,7 @@ def test_a_completions_payload_of_vllms_bench(served: Served) -> None:
     assert chunks[-1]["usage"] == {
         "prompt_tokens": chunks[-1]["usage"]["prompt_tokens"], "completion_tokens": 16,
         "total_tokens": chunks[-1]["usage"]["prompt_tokens"] + 16,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
     assert all("choices" in chunk for chunk in chunks)
 
@@ -248,10 +239,12 @@ def test_usage_with_every_chunk(served: Served) -> None:
     *chunks, last = sse(served.post("/v1/chat/completions", body).text)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[0] < counts[-1] == 48
+    assert last["usage"].pop("prompt_tokens_details") == {"cached_tokens": 0}
     assert chunks[-1]["usage"] == last["usage"]
     assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
     hole = {"prompt": "Tom has", "suffix": " apples.", "max_tokens": 6, "stream": True}
     *chunks, last = sse(served.post("/v1/completions", hole | {"stream_options": options}).text)
+    last["usage"].pop("prompt_tokens_details")
     assert chunks[-1]["usage"] == last["usage"] and last["usage"]["completion_tokens"] == 6
     assert all(chunk["usage"]["completion_tokens"] <= 6 for chunk in chunks)
     without = sse(served.post("/v1/completions", hole).text)
@@ -279,3 +272,20 @@ def sse(text: str) -> list[Any]:
     lines = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_second_turn_says_what_it_did_not_compute_again(start: Start) -> None:
+    prompt = "Tom has 12 apples and Anna has 30 apples. How many apples do they have together?"
+    answers = {}
+    for keep in (0, None):
+        verifier = start(dllm.load("nano-ar"), keep_prefixes=keep)
+        body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 12}
+        first = verifier.post("/v1/chat/completions", body).json()
+        second = verifier.post("/v1/chat/completions", body).json()
+        cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert cached == (0 if keep == 0 else second["usage"]["prompt_tokens"] - 1)
+        assert "dllm_cached_prompt_tokens_total{" in verifier.get("/metrics").text
+        assert second["dllm"]["computed"] == first["dllm"]["computed"] - cached
+        answers[keep] = [a["choices"][0]["message"]["content"] for a in (first, second)]
+    assert answers[0] == answers[None] and len(set(answers[0])) == 1

@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,9 +14,11 @@ from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import Array, Budget, Feedback, RoundStats
 from .control import CONTROLLERS, LengthController, at_least
+from .memory import Memory
 
 DEPTHS = (0, 1, 2, 4, 8, 16)  # lower ends of the depth buckets
 CONFIDENCES = 10  # buckets of equal width
+REMEMBERED = 200.0  # observations that a cell of the acceptance table starts with at most
 CONTEXT = 512  # tokens per context bucket of the time model
 
 
@@ -119,22 +122,32 @@ class CostCurve(LineFit):
     def __init__(self, fading: float = 0.95, trust: float = 3.0, hope: float = 0.15) -> None:
         super().__init__(fading)
         self.trust, self.hope = trust, hope
-        self._off: dict[int, tuple[float, float]] = {}  # tokens -> (measurements, mean of y / line)
+        self.off: dict[int, tuple[float, float]] = {}  # tokens -> (measurements, mean of y / line)
 
     def add(self, x: float, y: float) -> None:
         super().add(x, y)
         line = float(super().__call__(np.array([x]))[0])
-        n, mean = self._off.get(int(x), (0.0, 1.0))
+        n, mean = self.off.get(int(x), (0.0, 1.0))
         n = self.fading * n + 1
         off = min(y / max(line, 1e-12), 4.0)  # one stalled measurement must not decide anything
-        self._off[int(x)] = (n, mean + (off - mean) / n)
+        self.off[int(x)] = (n, mean + (off - mean) / n)
 
     def __call__(self, x: Array) -> Array:
         line = super().__call__(x)
         for i, tokens in enumerate(x.astype(np.int64).tolist()):
-            n, mean = self._off.get(tokens, (0.0, 1.0))
+            n, mean = self.off.get(tokens, (0.0, 1.0))
             line[i] *= (1 + (mean - 1) * n / (n + self.trust)) * (1 - self.hope / (1 + n))
         return line
+
+
+def _curve(curve: Any, sums: Any, off: dict[Any, Any]) -> Any:
+    """``curve`` with what it held when it was written."""
+    curve.sums = np.array(sums, np.float64)
+    if curve.sums.shape != (5,):
+        raise ValueError("five sums make a line")
+    if off:
+        curve.off = {int(at): (float(n), float(mean)) for at, (n, mean) in off.items()}
+    return curve
 
 
 @dataclass
@@ -212,12 +225,58 @@ class Rate(_Calibrated):
 
     optimism: float = 0.2
     longest_rest: int = 64
+    memory: ClassVar[Memory | None] = None
 
     def __post_init__(self) -> None:
         self.verify_seconds: dict[int, CostCurve] = {}
         self.draft_seconds = LineFit()
         self.worth = SharedSaving()
         super().__post_init__()
+
+    def remember(self, memory: Memory | None) -> None:
+        """Begin with what ``memory`` holds of earlier calls, and add to it."""
+        self.memory = memory  # type: ignore[misc]  # of this one
+        known = None if memory is None else memory.read()
+        if known is None:
+            return
+        before = copy.deepcopy(self.__dict__)
+        try:
+            self._take(known)
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+            self.__dict__ = before  # of another hand: learn anew
+
+    def _take(self, known: dict[str, Any]) -> None:
+        tables = [np.array(known[name], np.float64) for name in ("accepted", "judged")]
+        curves = {int(at): _curve(CostCurve(), *line) for at, line in known["verify"].items()}
+        draft = _curve(self.draft_seconds, known["draft"], {})
+        numbers = [*(c.sums for c in curves.values()), draft.sums, *tables]
+        rest, drafts, mean, variance = (float(known["worth"][i]) for i in range(4))
+        shapes = [table.shape == self.acceptance.judged.shape for table in tables]
+        whole = all(np.isfinite(part).all() and (part >= 0).all() for part in numbers)
+        if not (all(shapes) and whole and np.isfinite([rest, drafts, mean, variance]).all()):
+            raise ValueError("no numbers of ours")
+        # what is new is to count: no cell weighs more than so many observations
+        share = np.minimum(1.0, REMEMBERED / np.maximum(tables[1], 1.0))
+        self.acceptance.accepted[:], self.acceptance.judged[:] = (
+            tables[0] * share,
+            tables[1] * share,
+        )
+        self.verify_seconds.update(curves)
+        self.worth.rest, self.worth.drafts = max(1, int(rest)), int(drafts)
+        self.worth.saving.mean, self.worth.saving.variance = mean, max(0.0, variance)
+
+    def finished(self) -> None:
+        if self.memory is None or self.worth.saving.mean is None:
+            return
+        saving = self.worth.saving
+        self.memory.write({
+            "accepted": self.acceptance.accepted.round(2).tolist(),
+            "judged": self.acceptance.judged.round(2).tolist(),
+            "verify": {str(at): [curve.sums.tolist(), curve.off]
+                       for at, curve in self.verify_seconds.items()},
+            "draft": self.draft_seconds.sums.tolist(),
+            "worth": [self.worth.rest, self.worth.drafts, saving.mean, saving.variance],
+        })  # fmt: skip
 
     def _reset(self) -> None:
         super()._reset()

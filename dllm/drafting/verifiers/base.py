@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -23,6 +23,7 @@ from ...canvas import BoolArray, IntArray
 from ...errors import ConfigError
 from ...models import DiffusionModel
 from ..base import Draft
+from .prefixes import Prefixes, weights_of
 
 _LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
@@ -40,14 +41,20 @@ class Scored(NamedTuple):
 @dataclass(eq=False)
 class Text:
     """One text being written: committed ids, prompt included.  It gets at most ``limit`` tokens
-    long; ``cached`` of them have their keys and values kept.  ``forwards`` it took part in, and
-    tokens ``computed`` for it."""
+    long; ``cached`` of them have their keys and values kept, ``reused`` of these were those of
+    another text.  ``forwards`` it took part in, and tokens ``computed`` for it.  ``shown``: with
+    taps, the outputs (n, taps * D) of the tapped layers at the cached tokens, in pieces, and how
+    many tokens of them a drafter has not seen yet; ``weights`` it is written with."""
 
     tokens: list[int]
     limit: int
     cached: int = 0
     forwards: int = 0
     computed: int = 0
+    reused: int = 0
+    shown: list[torch.Tensor] = field(default_factory=list, repr=False)
+    unseen: int = 0
+    weights: object = None
 
     @property
     def prefix(self) -> IntArray:
@@ -71,26 +78,63 @@ class Verifier:
     """
 
     trees = True  # whether it can score a tree
+    whole_prefixes = False  # whether only whole kept texts can be gone on from
 
     def __init__(
         self, model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True
     ) -> None:
         self.model, self.hf, self.taps = model, model.hf, taps
         self.exact = exact and model.dtype != torch.float32 and model.device.type == "cpu"
+        self.prefixes: Prefixes[Any] = Prefixes(self._release)
 
     def open(self, prompt: IntArray, limit: int) -> Text:
-        """A new text of at most ``limit`` tokens, prompt (P,) included."""
+        """A new text of at most ``limit`` tokens, prompt (P,) included.  What it has in common with
+        a kept text (see `Prefixes`) is cached from the start."""
+        text = self._new(prompt, limit)
+        if not self.prefixes.budget:
+            return text
+        try:
+            text.weights = weights_of(self.hf)
+            found = self.prefixes.find(prompt, text.weights, whole=self.whole_prefixes)
+            if found is not None:
+                other, n = found
+                self._copy(other, text, n)
+                text.cached = text.reused = n
+                if self.taps:
+                    text.shown, text.unseen = [torch.cat(other.shown)[:n]], n
+        except BaseException:
+            self._release(text)
+            raise
+        return text
+
+    def _new(self, prompt: IntArray, limit: int) -> Any:
+        """A text of which nothing is cached."""
+        raise NotImplementedError
+
+    def _copy(self, kept: Any, text: Any, n: int) -> None:
+        """Give ``text`` the keys and values of the first ``n`` tokens of a kept one."""
+        raise NotImplementedError
+
+    def _release(self, text: Any) -> None:
+        """Give back what a text holds."""
         raise NotImplementedError
 
     def score(self, work: Work) -> list[Scored]:
         """Rows for each text and its draft."""
         raise NotImplementedError
 
-    def commit(self, text: Text, draft: Draft, path: Sequence[int], emitted: Sequence[int]) -> None:
-        """Append ``emitted``; keep the entries of ``path`` before the last of them, drop others."""
+    def commit(
+        self, text: Text, draft: Draft, path: Sequence[int], emitted: Sequence[int],
+        hidden: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Append ``emitted``; keep the entries of ``path`` before the last of them, drop others.
+        ``hidden`` is what `score` gave, for texts that may be kept."""
         base = len(text.tokens)
         path = path[: len(emitted) - 1]
         self._keep(text, draft, path)
+        if text.weights is not None and hidden is not None:
+            fed = len(hidden) - len(draft)
+            text.shown.append(hidden[[*range(fed), *(fed + node for node in path)]])
         text.cached = base + len(path)
         text.tokens += emitted
         assert text.cached < len(text.tokens), "the last committed token is never in the cache"
@@ -100,7 +144,18 @@ class Verifier:
         raise NotImplementedError
 
     def close(self, text: Text) -> None:
-        """The text is complete: give its memory back."""
+        """The text is complete: keep it for those that begin like it, or give its memory back."""
+        tokens = text.prefix[: text.cached]
+        whole = text.weights is not None and text.weights == weights_of(self.hf)
+        if not (whole and self.prefixes.keep(text, tokens, text.weights)):
+            self._release(text)
+
+    def seen(self, text: Text, hidden: torch.Tensor | None) -> torch.Tensor | None:
+        """``hidden`` of a text's forward, behind that of cached tokens a drafter has not seen."""
+        if hidden is None or not text.unseen:
+            return hidden
+        text.unseen = 0
+        return torch.cat([*text.shown, hidden])
 
     def _name_masks(self, probes: BoolArray) -> None:
         """Of a network with an adapter that acts on masks: only ``probes`` of the next forward's

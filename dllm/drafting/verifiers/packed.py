@@ -22,6 +22,7 @@ from ...canvas import BoolArray, IntArray
 from ...engine.kv import KVBuffer
 from ...engine.packing import Packing
 from ...engine.visibility import Visibility
+from ...memory import is_out_of_memory
 from ...models import DiffusionModel
 from ...models.attention import PREFIX
 from ..base import Draft, chain
@@ -65,18 +66,35 @@ class PackedVerifier(Verifier):
         self._common = 0  # slots of the last text
         self.unread = self._allocate(self.least)  # slots for rows that only fill a forward up
 
-    def open(self, prompt: IntArray, limit: int) -> PackedText:
+    def _new(self, prompt: IntArray, limit: int) -> PackedText:
         size = -(-(limit + SPARE) // GRAIN) * GRAIN
         if size <= self._common <= 2 * size:  # ranges of one size are attended together
             size = self._common
         self._common = size
         return PackedText(prompt.tolist(), limit, base=self._allocate(size), size=size)
 
-    def close(self, text: Any) -> None:
+    def _release(self, text: Any) -> None:
         self.buffer.free(text.base, text.size)
 
+    def close(self, text: Any) -> None:
+        super().close(text)
+        spare = text.size - max(1, text.cached)
+        if any(one.text is text for one in self.prefixes.kept) and spare > 0:
+            self.buffer.free(text.base + text.size - spare, spare)
+            text.size -= spare
+
+    def _copy(self, kept: Any, text: Any, n: int) -> None:
+        at = torch.arange(n, device=self.model.device)
+        self.buffer.move(kept.base + at, text.base + at)
+
     def _allocate(self, size: int) -> int:
-        base = self.buffer.allocate(size)
+        try:
+            base = self.buffer.allocate(size)
+        except (RuntimeError, MemoryError) as error:
+            if not self.prefixes.kept or not is_out_of_memory(error):
+                raise
+            self.prefixes.shrink(0)
+            base = self.buffer.allocate(size)
         assert base is not None, "the pool grows"
         return base
 

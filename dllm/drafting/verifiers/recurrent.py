@@ -29,6 +29,7 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
+from ...canvas import IntArray
 from ...errors import ConfigError
 from ...models import DiffusionModel
 from ..base import Draft
@@ -55,6 +56,9 @@ class RecurrentText(CachedText):
 class RecurrentVerifier(RowVerifier):
     """Scores chains text by text; every text has states of its own."""
 
+    trees = False
+    whole_prefixes = True  # the states are those behind the last token
+
     def __init__(
         self, model: DiffusionModel, taps: tuple[int, ...] = (), exact: bool = True,
         rollback: str | None = None,
@@ -71,7 +75,7 @@ class RecurrentVerifier(RowVerifier):
         cache.activate_past_recording()  # type: ignore[no-untyped-call]
         return cache
 
-    def open(self, prompt: Any, limit: int) -> RecurrentText:
+    def _new(self, prompt: IntArray, limit: int) -> RecurrentText:
         return RecurrentText(prompt.tolist(), limit, cache=self._new_cache())
 
     def _score(self, text: Any, draft: Draft) -> Scored:
@@ -147,8 +151,8 @@ class RecurrentVerifier(RowVerifier):
         text.forwards += 1
         text.computed += len(ids)
 
-    def close(self, text: Any) -> None:
-        super().close(text)
+    def _release(self, text: Any) -> None:
+        super()._release(text)
         text.kept, text.convolved = [], []
 
 

@@ -6,6 +6,7 @@ of transformers per text.  Recurrences and convolutions: `recurrent`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -120,7 +121,7 @@ class RowVerifier(Verifier):
         self.implementation = used.removeprefix("dllm_")
         self.trees = kinds <= ATTENTION_LAYERS and self.implementation in MASKABLE
 
-    def open(self, prompt: IntArray, limit: int) -> CachedText:
+    def _new(self, prompt: IntArray, limit: int) -> CachedText:
         return CachedText(prompt.tolist(), limit, cache=self._new_cache())
 
     def _new_cache(self) -> Cache:
@@ -158,8 +159,14 @@ class RowVerifier(Verifier):
         else:
             text.cache.crop(len(path) - len(draft))
 
-    def close(self, text: Any) -> None:
+    def _release(self, text: Any) -> None:
         text.cache = None
+
+    @torch.inference_mode()
+    def _copy(self, kept: Any, text: Any, n: int) -> None:
+        text.cache = copy.deepcopy(kept.cache)
+        if n < kept.cached:
+            text.cache.crop(n - kept.cached)
 
     def _tensor(self, array: IntArray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device)

@@ -1,0 +1,111 @@
+"""Texts that are kept when they are complete, for others that begin like them.
+
+The second turn of a chat, a shared system prompt, a long file asked about twice: the keys and
+values of the tokens that a new prompt has in common with a kept text are copied, not computed.
+Exact match only; of a causal network they are the ones that would be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from ...canvas import IntArray
+
+LEAST = 16  # tokens in common below which copying is not worth its while
+T = TypeVar("T")
+
+
+@dataclass
+class _Kept(Generic[T]):
+    text: T
+    tokens: IntArray  # those whose keys and values are held
+    weights: object
+
+
+@dataclass
+class Prefixes(Generic[T]):
+    """Complete texts of at most ``budget`` tokens together (0: keep none); the one whose last use
+    is longest ago goes first.  ``release`` gives back what a text holds.  ``hits`` texts began with
+    ``reused`` tokens of others."""
+
+    release: Callable[[T], None]
+    budget: int = 0
+    kept: list[_Kept[T]] = field(default_factory=list)
+    hits: int = 0
+    reused: int = 0
+
+    @property
+    def held(self) -> int:
+        """Tokens that are kept."""
+        return sum(len(one.tokens) for one in self.kept)
+
+    def find(
+        self, prompt: IntArray, weights: object, *, whole: bool = False
+    ) -> tuple[T, int] | None:
+        """The kept text with most tokens in common with ``prompt`` (P,), and how many, at most
+        P - 1; with ``whole`` only texts that the prompt begins with."""
+        best, most = None, LEAST - 1
+        for one in self.kept:
+            n = min(len(one.tokens), len(prompt) - 1)
+            if one.weights != weights or n <= most:
+                continue
+            different = np.flatnonzero(one.tokens[:n] != prompt[:n])
+            n = int(different[0]) if different.size else n
+            if n > most and not (whole and n < len(one.tokens)):
+                best, most = one, n
+        if best is None:
+            return None
+        self.kept.remove(best)  # is now the last one used
+        self.kept.append(best)
+        self.hits += 1
+        self.reused += most
+        return best.text, most
+
+    def keep(self, text: T, tokens: IntArray, weights: object) -> bool:
+        """Keep a complete text; False when it is not, and still the caller's.  Texts that it begins
+        with go."""
+        if not LEAST <= len(tokens) <= self.budget:
+            return False
+        for one in list(self.kept):
+            same = one.weights == weights and len(one.tokens) <= len(tokens)
+            if same and np.array_equal(one.tokens, tokens[: len(one.tokens)]):
+                self._drop(one)
+        self.shrink(self.budget - len(tokens))
+        self.kept.append(_Kept(text, tokens, weights))
+        return True
+
+    def shrink(self, tokens: int) -> None:
+        """Let texts go until at most ``tokens`` are held."""
+        while self.kept and self.held > max(0, tokens):
+            self._drop(self.kept[0])
+
+    def _drop(self, one: _Kept[T]) -> None:
+        self.kept.remove(one)
+        self.release(one.text)
+
+
+def weights_of(hf: Any) -> object:
+    """What tells the weights of a network apart from those it has at another time: which adapters
+    are active, and how often its parameters were changed in place."""
+    changes, adapters = [], []
+    for module in hf.modules():
+        active = getattr(module, "active_adapters", None)
+        if active is not None and not callable(active):
+            scaling = getattr(module, "scaling", {})
+            adapters.append(
+                (
+                    tuple(active),
+                    getattr(module, "disable_adapters", False),
+                    bool(getattr(module, "merged", False)),
+                    tuple(scaling.items()) if isinstance(scaling, dict) else (),
+                )
+            )
+    for parameter in hf.parameters():
+        changes.append(
+            (parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version)
+        )
+    return tuple(adapters), hash(tuple(changes))

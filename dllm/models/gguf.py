@@ -1,0 +1,204 @@
+"""Checkpoints of llama.cpp: a GGUF file of a LLaDA or Dream network, without widening its numbers
+where this library has a kernel for them.
+
+    Q4_0, Q4_K            4 bits in groups of 32, as they are (scales rounded to bfloat16)
+    Q8_0, Q5_*, Q6_K ...  8 bits with one scale per row, rounded again
+    F32, F16, BF16        the dtype of the model; so are embeddings, norms and biases of any type
+
+The file brings no tokenizer that transformers reads: pass the original's as ``tokenizer=``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..errors import CheckpointError, ConfigError, one_line
+from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, halves, quantise
+from .family import get_family
+from .headers import blueprint
+
+GROUP = 32  # numbers that share a scale in Q4_0 and Q4_K
+SUFFIX = ".gguf"
+FAMILIES = {"llada": "llada", "dream": "dream"}  # general.architecture -> family
+PERMUTED = ("llada",)  # rows of queries and keys lie as llama.cpp's rotation wants them
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+INNER = {
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+LOG = logging.getLogger("dllm")
+
+
+def read_gguf(file: Path, dtype: torch.dtype) -> tuple[Any, str, dict[str, Any]]:
+    """The network in ``file``, the name of its family, and the facts that the file states.
+
+    Raises `CheckpointError` for other architectures and files that cannot be read, and
+    `ConfigError` when the package gguf is missing.
+    """
+    try:
+        import gguf
+    except ImportError as error:
+        raise ConfigError(f"{file.name} needs the package gguf: pip install gguf") from error
+    try:
+        reader = gguf.GGUFReader(file)
+    except Exception as error:  # whatever numpy makes of bytes that are no such file
+        raise CheckpointError(f"{file} is no complete GGUF file ({one_line(error)})") from error
+    fields = {name: field.contents() for name, field in reader.fields.items()
+              if not name.startswith("tokenizer.ggml.") or name.endswith("_id")}  # fmt: skip
+    kind = fields.get("general.architecture")
+    if kind not in FAMILIES:
+        raise CheckpointError(
+            f"{file.name} holds a network of architecture {kind!r}; GGUF files are read of "
+            f"{', '.join(FAMILIES)}"
+        )
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    try:
+        config = _config(kind, fields, tensors)
+    except KeyError as error:
+        raise CheckpointError(f"{file.name} lacks {one_line(error)}: download it again") from error
+    network = blueprint(get_family(FAMILIES[kind]), config, file.name)
+    _fill(network, kind, tensors, dtype, file.name)
+    names = ("mask_token_id", "eos_token_id", "bos_token_id", "padding_token_id")
+    ids = {name.replace("padding", "pad"): fields.get(f"tokenizer.ggml.{name}") for name in names}
+    return network, FAMILIES[kind], {name: int(v) for name, v in ids.items() if v is not None}
+
+
+def _config(kind: str, fields: dict[str, Any], tensors: dict[str, Any]) -> Any:
+    def stated(name: str) -> Any:
+        return fields[f"{kind}.{name}"]
+
+    network: Any = get_family(FAMILIES[kind]).model_class
+    heads = int(stated("attention.head_count"))
+    return network.config_class(
+        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        hidden_size=int(stated("embedding_length")),
+        intermediate_size=int(stated("feed_forward_length")),
+        num_hidden_layers=int(stated("block_count")),
+        num_attention_heads=heads,
+        num_key_value_heads=int(fields.get(f"{kind}.attention.head_count_kv", heads)),
+        max_position_embeddings=int(stated("context_length")),
+        rms_norm_eps=float(stated("attention.layer_norm_rms_epsilon")),
+        rope_parameters={
+            "rope_type": "default", "rope_theta": float(fields.get(f"{kind}.rope.freq_base", 1e4)),
+        },
+        tie_word_embeddings="output.weight" not in tensors,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+
+
+def _fill(network: Any, kind: str, tensors: dict[str, Any], dtype: torch.dtype, name: str) -> None:
+    """Give the layers of ``network`` their numbers; every tensor has to find its place."""
+    wanted = {key for key, value in network.state_dict().items()}
+    if network.config.tie_word_embeddings:
+        wanted.discard("lm_head.weight")
+    done: Counter[str] = Counter()
+    for tensor in tensors.values():
+        if tensor.name == "rope_freqs.weight":
+            continue
+        key = _native(tensor.name)
+        if key not in wanted:
+            raise CheckpointError(f"{tensor.name} in {name} has no place in a {kind} network")
+        wanted.discard(key)
+        inner, _, attribute = key.rpartition(".")
+        order = None
+        if kind in PERMUTED and inner.endswith(("q_proj", "k_proj")):
+            order = _order(network.config, inner.endswith("q_proj"))
+        layer = network.get_submodule(inner)
+        stored = tensor.tensor_type.name
+        if attribute == "weight" and isinstance(layer, nn.Linear) and stored not in PLAIN:
+            rounded, how = _rounded(tensor, stored, layer, dtype, order)
+            if rounded is not None:
+                network.set_submodule(inner, rounded)
+                done[f"{stored} as {how}"] += 1
+                continue
+        value = torch.from_numpy(np.array(_numbers(tensor))).to(dtype)
+        value = value if order is None else value[order]
+        setattr(layer, attribute, nn.Parameter(value, requires_grad=False))
+        if stored not in PLAIN:
+            done[f"{stored} widened to {str(dtype)[6:]}"] += 1
+    if wanted:
+        raise CheckpointError(f"{name} lacks {', '.join(sorted(wanted)[:3])}: download it again")
+    network.tie_weights()
+    rotary = network.model.rotary_emb
+    network.model.rotary_emb = type(rotary)(config=network.config)
+    LOG.info("%s: %s", name, ", ".join(f"{n} tensors {how}" for how, n in done.items()))
+
+
+PLAIN = ("F32", "F16", "BF16")
+
+
+def _native(name: str) -> str:
+    """The name of a tensor in the class of transformers; empty if there is none."""
+    if name.startswith("blk."):
+        _, layer, part, kind = name.split(".", 3)
+        return f"model.layers.{layer}.{INNER[part]}.{kind}" if part in INNER else ""
+    part, _, kind = name.partition(".")
+    return f"{OUTER[part]}.{kind}" if part in OUTER else ""
+
+
+def _order(config: Any, queries: bool) -> torch.Tensor:
+    """Rows of queries or keys in the order of transformers: halves, not pairs."""
+    heads = config.num_attention_heads if queries else config.num_key_value_heads
+    size = config.hidden_size // config.num_attention_heads
+    return torch.arange(heads * size).view(heads, size // 2, 2).transpose(1, 2).flatten()
+
+
+def _numbers(tensor: Any) -> np.ndarray[Any, Any]:
+    """Its numbers in float32, in the shape of the network."""
+    import gguf
+
+    result: np.ndarray[Any, Any] = gguf.dequantize(tensor.data, tensor.tensor_type)
+    return result.astype(np.float32, copy=False)
+
+
+def _rounded(
+    tensor: Any, stored: str, layer: nn.Linear, dtype: torch.dtype, order: torch.Tensor | None
+) -> tuple[QuantisedLinear | None, str]:
+    """The layer with the numbers of the file, and how they are held."""
+    outputs, inputs = layer.weight.shape
+    if stored in ("Q4_0", "Q4_K") and outputs % BLOCK == 0 and inputs % GROUP == 0:
+        bits, parts = 4, (_q4_0 if stored == "Q4_0" else _q4_k)(tensor.data, outputs)
+    elif inputs % EVEN == 0:
+        bits, parts = 8, quantise(torch.from_numpy(_numbers(tensor)), 8)
+    else:
+        return None, ""
+    with torch.device("meta"):
+        group = GROUP if bits == 4 else 0
+        result = QuantisedLinear(inputs, outputs, bits, group, layer.bias is not None, dtype)
+    for name, value in parts.items():
+        value = value if order is None else value[order]
+        setattr(result, name, value if name == "numbers" else value.to(dtype))
+    result.bias = layer.bias
+    return result, f"int{bits}"
+
+
+def _q4_0(data: np.ndarray[Any, Any], outputs: int) -> dict[str, torch.Tensor]:
+    """Blocks of 32: a scale in float16 and 16 bytes, the first half of the numbers below."""
+    blocks = torch.from_numpy(np.array(data)).view(outputs, -1, 18)
+    scale = blocks[..., :2].contiguous().view(torch.float16)[..., 0].float()
+    numbers = torch.cat((blocks[..., 2:] & 15, blocks[..., 2:] >> 4), 2)
+    return {"numbers": halves(numbers.flatten(1)), "scale": scale, "zero": torch.zeros_like(scale)}
+
+
+def _q4_k(data: np.ndarray[Any, Any], outputs: int) -> dict[str, torch.Tensor]:
+    """Blocks of 256: two scales in float16 and, for eight groups of 32, a factor of 6 bits for each
+    of them; w = d * factor * q - dmin * other."""
+    blocks = torch.from_numpy(np.array(data)).view(outputs, -1, 144)
+    both = blocks[..., :4].contiguous().view(torch.float16).float()
+    packed, held = blocks[..., 4:16], blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
+    low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    factor = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), -1).float()
+    other = torch.cat((middle & 63, (high >> 4) | (middle >> 6 << 4)), -1).float()
+    scale = (both[..., :1] * factor).flatten(1).bfloat16().float()
+    least = (both[..., 1:] * other).flatten(1)
+    numbers = torch.stack((held & 15, held >> 4), 3).flatten(1)
+    return {"numbers": halves(numbers), "scale": scale, "zero": 8 * scale - least}

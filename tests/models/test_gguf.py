@@ -1,0 +1,133 @@
+"""GGUF files of LLaDA and Dream networks, against the numbers that the package gguf reads."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+import dllm
+from dllm.kernels.quantised import QuantisedLinear
+from dllm.models import gguf as own
+
+gguf = pytest.importorskip("gguf")
+SIZES: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+NAMES = {native: name for name, native in {**own.OUTER, **own.INNER}.items()}
+
+
+def random_blocks(kind: Any, shape: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """Bytes of a matrix in blocks that the package reads but does not write."""
+    size, width = gguf.GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(shape[0])
+    blocks = generator.integers(0, 256, (shape[0], shape[1] // size, width), dtype=np.uint8)
+    at = slice(0, 4) if kind.name == "Q4_K" else slice(width - 2, width)  # the scales
+    scales = generator.uniform(0.5, 1.0, (*blocks.shape[:2], (at.stop - at.start) // 2)) * 1e-3
+    blocks[..., at] = scales.astype(np.float16).view(np.uint8)
+    return blocks.reshape(shape[0], -1)
+
+
+def write(file: Path, kind: str, types: dict[str, str]) -> dict[str, np.ndarray[Any, Any]]:
+    """A random network whose linear layers have the ``types`` by the end of their names ("": the
+    rest); its numbers as gguf reads them, by native name."""
+    torch.manual_seed(0)
+    config, network = {
+        "llada": (LlamaConfig, LlamaForCausalLM), "dream": (Qwen2Config, Qwen2ForCausalLM),
+    }[kind]  # fmt: skip
+    hf = network(config(**SIZES)).eval()
+    writer = gguf.GGUFWriter(file, kind)
+    writer.add_block_count(2)
+    writer.add_context_length(256)
+    writer.add_embedding_length(256)
+    writer.add_feed_forward_length(512)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_freq_base(5e5)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_mask_token_id(95)
+    writer.add_eos_token_id(94)
+    held = {}
+    for key, weight in hf.state_dict().items():
+        inner, _, attribute = key.rpartition(".")
+        layer = "" if "layers" not in key else f"blk.{key.split('.')[2]}."
+        name = NAMES[inner.split(".", 3)[3] if layer else inner]
+        numbers = weight.float().numpy()
+        wanted = (
+            next(types[end] for end in types if key.endswith(end)) if weight.ndim > 1 else "F32"
+        )
+        quantisation = gguf.GGMLQuantizationType[wanted]
+        if wanted in ("Q4_K", "Q6_K"):
+            data = random_blocks(quantisation, numbers.shape)
+        else:
+            data = gguf.quants.quantize(numbers, quantisation)
+        writer.add_tensor(f"{layer}{name}.{attribute}", data, raw_dtype=quantisation)
+        numbers = gguf.dequantize(data, quantisation).reshape(numbers.shape)
+        if kind == "llada" and ("q_proj" in key or "k_proj" in key):  # as llama.cpp rotates
+            heads = 4 if "q_proj" in key else 2
+            numbers = np.concatenate([
+                np.concatenate((head[::2], head[1::2])) for head in np.split(numbers, heads)
+            ])  # fmt: skip
+        held[key] = numbers
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file,
+                 writer.write_tensors_to_file, writer.close):  # fmt: skip
+        step()
+    return held
+
+
+@pytest.mark.parametrize("kind", ["llada", "dream"])
+@pytest.mark.parametrize(
+    "types", [{"": "Q8_0"}, {"": "Q4_0"}, {"lm_head.weight": "Q6_K", "": "Q4_K"}, {"": "F16"}]
+)
+def test_every_number_of_the_file(
+    kind: str, types: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = write(tmp_path / "small.gguf", kind, types)
+    with caplog.at_level(logging.INFO, "dllm"):
+        model = dllm.load(tmp_path / "small.gguf", dtype="float32")
+    assert model.family.name == kind and model.facts.mask_token_id == 95
+    layers = dict(model.hf.named_modules())
+    for key, numbers in held.items():
+        inner, _, attribute = key.rpartition(".")
+        got = getattr(layers[inner], attribute).float().numpy()
+        most = np.abs(numbers).max()
+        # 4 bits: scales in bfloat16; 8 bits: half a step of a row of its own
+        np.testing.assert_allclose(got, numbers, rtol=0, atol=most * 0.01, err_msg=key)
+    four = types[""] in ("Q4_0", "Q4_K")
+    projection = layers["model.layers.1.mlp.up_proj"]
+    if types[""] == "F16":
+        assert type(projection) is torch.nn.Linear
+    else:
+        assert isinstance(projection, QuantisedLinear) and projection.bits == (4 if four else 8)
+        says = f"{types['']} as int{4 if four else 8}"
+        assert any(says in line for line in caplog.messages), caplog.messages
+        assert any("widened to float32" in line for line in caplog.messages)  # the embeddings
+        with pytest.raises(dllm.ConfigError, match="only form"):
+            model.save_pretrained(tmp_path)
+    out = dllm.generate(model, [1, 2, 3], max_new_tokens=8, block_length=8, cache="dual")
+    assert len(out.tokens) <= 8 and 95 not in out.tokens
+
+
+def test_what_is_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(dllm.CheckpointError, match="no file"):
+        dllm.load(tmp_path / "missing.gguf")
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(dllm.CheckpointError):
+        dllm.load(tmp_path / "broken.gguf")
+    write(tmp_path / "good.gguf", "llada", {"": "Q8_0"})
+    with pytest.raises(dllm.ConfigError, match="leave quantization out"):
+        dllm.load(tmp_path / "good.gguf", quantization="int8")
+    data = (tmp_path / "good.gguf").read_bytes()
+    (tmp_path / "other.gguf").write_bytes(data.replace(b"llada", b"gemma"))
+    with pytest.raises(dllm.CheckpointError, match="gemma"):
+        dllm.load(tmp_path / "other.gguf")
+    (tmp_path / "short.gguf").write_bytes(data[: len(data) // 2])
+    with pytest.raises(dllm.CheckpointError):
+        dllm.load(tmp_path / "short.gguf")
