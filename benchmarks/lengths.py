@@ -14,6 +14,8 @@ time in a pool of one size, where answers reserve the cap or hold what they have
 from __future__ import annotations
 
 import argparse
+import random
+import re
 import time
 from pathlib import Path
 from statistics import mean
@@ -22,6 +24,8 @@ from typing import Any
 import dllm
 from dllm.eval.metrics import paired
 from dllm.eval.tasks import TASKS
+from dllm.holes import measured
+from dllm.prompts import encode, encode_continuation, encode_text
 
 from report import RESULTS, write  # isort: skip
 
@@ -34,6 +38,7 @@ RULES = (
     "daedal(initial=16, insert=False)",
 )  # fmt: skip
 POOL = 1200  # positions
+HOLES = ("sum", "story2", "reverse", "copy", "sort")  # tasks
 
 
 def answers(examples: list[Any], **how: Any) -> list[dict[str, Any]]:
@@ -79,6 +84,32 @@ def pool(length: str | None, prompts: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def holes(count: int = 12) -> dict[str, Any]:
+    """How often a hole ``[[1..24]]`` of some words of a known answer is found exactly."""
+    model, draw, wanted = dllm.load("nano"), random.Random(0), list[tuple[Any, str, int]]()
+    for example in (e for name in HOLES for e in TASKS[name].examples(count)):
+        answer = example.answer
+        words = [match.start() for match in re.finditer(r"(?<=[ ,])", answer)]
+        if len(words) < 4:
+            continue
+        first = draw.randrange(0, len(words) - 2)
+        last = min(len(words) - 1, first + draw.randrange(1, 6))
+        left, right = answer[: words[first]], answer[words[last] :]
+        tokenizer = model.tokenizer
+        around = len(encode_text(tokenizer, left)) + len(encode_continuation(tokenizer, right))
+        size = len(encode_text(tokenizer, answer)) - around
+        if size > 0:
+            wanted.append((encode(model, example.prompt), f"{left}[[1..24]]{right}", size))
+    found = {
+        rule: [int(measured(model, text, ids, rule).holes.sum()) - n for ids, text, n in wanted]
+        for rule in ("sure", "lr", "cal")
+    }
+    return {"holes": len(wanted)} | {
+        rule: {"exact": errors.count(0), "off_by_one": sum(abs(e) == 1 for e in errors)}
+        for rule, errors in found.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=int, default=32, help="of each task")
@@ -106,11 +137,13 @@ def main() -> None:
     pools = {str(rule): pool(rule, prompts) for rule in (None, "append(block=16)", "crop(tau=0.1)")}
     for rule, found in pools.items():
         print(rule, found, flush=True)
+    measured_holes = holes()
+    print("holes", measured_holes, flush=True)
     tokens = sorted(row["tokens"] for row in fixed[CAP])
     write(options.output, {
         "model": "nano", "cap": CAP, "examples": len(examples), "tasks": list(TASKS),
         "tokens": [tokens[0], tokens[len(tokens) // 2], tokens[-1]], "pool": POOL,
-        "cases": cases, "pools": pools,
+        "cases": cases, "pools": pools, "holes": measured_holes,
     })  # fmt: skip
 
 
