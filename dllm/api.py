@@ -157,6 +157,7 @@ def infill(
     ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.  A
     hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is measured first, by
     a rule that ``length`` names: "sure" (default), "lr" or "cal", see `dllm.holes`.
+    ``[[8:[a-z]+]]`` is a hole with a form: its 8 tokens spell a text that matches ``[a-z]+``.
     With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
     Stop ids are never proposed, so that a sampler's end-of-text rule has nothing to do; the text
     around the holes stays as it is.  The result's ``text`` is the whole text, ``tokens`` all of its

@@ -30,7 +30,7 @@ from .engine.recipe import Options
 from .engine.rows import Job, Row
 from .errors import PromptError, UnknownNameError
 from .models import DiffusionModel
-from .prompts import encode_continuation, encode_holes, encode_text, tokenizer_of
+from .prompts import encode_continuation, encode_holes, encode_text, hole_forms, tokenizer_of
 
 OPEN = re.compile(r"\[\[(\*|\d{1,9}\.\.\d{1,9}|\d{1,9})\]\]")
 MOST = 64  # positions of a ``[[*]]``
@@ -85,6 +85,8 @@ def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "su
     pieces = OPEN.split(text) if isinstance(text, str) else []
     if all(piece.isdigit() for piece in pieces[1::2]):
         return Measured(*encode_holes(model, text))
+    if any(hole_forms(text)):
+        raise PromptError("a text with [[*]] has no holes with a form: write how long each one is")
     ranges = [_range(piece) for piece in pieces[1::2]]
     tokenizer = tokenizer_of(model)
     given = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from .formats import (
     Format,
     choice_pattern,
     format_of,
+    holes_format,
     regex_pattern,
     schema_of,
     schema_pattern,
@@ -30,7 +31,7 @@ from .formats import (
 from .holes import measured
 from .kernels.noise import uniform
 from .models import DiffusionModel
-from .prompts import encode, encode_continuation
+from .prompts import encode, encode_continuation, hole_forms
 from .result import Result
 from .samplers import Sampler
 from .samplers.compose import SamplerLike
@@ -145,7 +146,8 @@ class RequestMaker:
                 "raise it"
             )
         raise ConfigError(
-            f"no text of this {name} fits the {room} open positions and what stands around them"
+            f"no text of this {name or 'form'} fits the {room} open positions and what stands "
+            "around them"
         )
 
     def _check_used(self, canvas: int, traced: bool) -> None:
@@ -283,8 +285,22 @@ class Preparation(RequestMaker):
             canvas.computed = found.computed
             return canvas
 
-        self._check_room(make())
-        return self._request(0, make, total, int(holes.sum()), traced)
+        forms = hole_forms(text)
+        how = self if not any(forms) else self._with_holes(forms, holes)
+        how._check_room(make())
+        return how._request(0, make, total, int(holes.sum()), traced)
+
+    def _with_holes(self, forms: Sequence[str | None], holes: BoolArray) -> Preparation:
+        """The same for a text whose holes have forms of their own."""
+        if self.config.formatted:
+            raise ConfigError(
+                f"holes have a form, and so has the text: drop {self.config.formatted}"
+            )
+        if np.count_nonzero(np.diff(holes, prepend=False) & holes) != len(forms):
+            raise ConfigError("holes with a form need text between them: make them one hole")
+        patterns = [None if form is None else regex_pattern(form) for form in forms]
+        recipe = replace(self.recipe, format=holes_format(self.model, patterns, bool(holes[0])))
+        return replace(self, recipe=recipe)
 
     def engine(
         self, most: int | None, max_rows: int, max_batch_tokens: int | None, whole: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -191,7 +191,8 @@ def serve(
     from ..serve.service import Service
 
     with waiting(f"loading {model}"):
-        loaded = load(model, **loading)
+        arguments: dict[str, Any] = loading
+        loaded = load(model, **arguments)
     _here(Service(loaded, settings), host, port, debug)
 
 

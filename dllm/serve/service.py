@@ -26,6 +26,7 @@ from ..prompts import (
     encode_continuation,
     encode_holes,
     encode_markup,
+    hole_forms,
     tokenizer_of,
 )
 from ..session import Handle, Session
@@ -226,7 +227,7 @@ class Service:
             )
         if ask.text is not None:
             given, holes = encode_holes(model, ask.text)
-            text = np.where(holes, -1, given)
+            text = ask.text if any(hole_forms(ask.text)) else np.where(holes, -1, given)
         elif ask.suffix is not None:
             length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
             behind = encode_continuation(tokenizer_of(model), ask.suffix)
@@ -304,7 +305,7 @@ class Service:
             parser.feed(result.text)
             parser.end()
         before = self.decode(prompt) if ask.echo else ""
-        return Choice(result, before + result.text, said=parser and parser.said)
+        return Choice(result, before + result.text, said=None if parser is None else parser.said)
 
     @property
     def template(self) -> str:

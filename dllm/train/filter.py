@@ -40,7 +40,7 @@ class Recorder(Selector):
 
     def select(self, view: View) -> BoolArray:
         low, high = view.canvas.window
-        whole = view.everything
+        whole = view.all_predictions
         here = (whole.positions >= low) & (whole.positions < high)
         assert whole.max_logprob is not None
         confidence, token = np.exp(whole.max_logprob[here]), whole.token[here]

@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 import dllm
 from tests.cli.conftest import Run
 
-from .conftest import Served
+from .conftest import Served, Start
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "one"}]
@@ -64,3 +66,58 @@ def test_a_file_of_requests(cli: Run, tiny_folder: Path, tmp_path: Path) -> None
     for line in out.read_text().splitlines():
         body = json.loads(line)["response"]["body"]
         assert body["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def test_parse_of_the_openai_package(served: Served) -> None:
+    """A pydantic class in, an object of it out."""
+    answer = served.client().chat.completions.parse(
+        model="tiny", messages=HELLO, max_tokens=48, response_format=Person,
+        extra_body={"block_length": 16},
+    )  # fmt: skip
+    assert isinstance(answer.choices[0].message.parsed, Person)
+    plain = content(served, max_tokens=48, block_length=16,
+                    structured_outputs={"json": Person.model_json_schema()})  # fmt: skip
+    assert Person.model_validate_json(plain)
+
+
+CALCULATOR: Any = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "parameters": {
+            "type": "object", "required": ["a", "b"], "additionalProperties": False,
+            "properties": {name: {"type": "integer", "minimum": 0, "maximum": 99} for name in "ab"},
+        },
+    },
+}  # fmt: skip
+
+
+def test_an_agent_loop(start: Start) -> None:
+    """`nano` is made to call a calculator; what that returns goes back, and it answers."""
+    served = start(dllm.load("nano"), name="nano")
+    messages: list[Any] = [{"role": "user", "content": "What is 23 + 12?"}]
+    ask = served.client().chat.completions.create
+    named: Any = {"type": "function", "function": {"name": "calculator"}}
+    for choice in ("required", named):
+        answer = ask(model="nano", messages=messages, tools=[CALCULATOR], tool_choice=choice,
+                     max_tokens=64).choices[0]  # fmt: skip
+        (call,) = answer.message.tool_calls or []
+        assert call.type == "function" and call.function.name == "calculator"
+        assert answer.message.content is None
+        assert answer.finish_reason == ("tool_calls" if choice == "required" else "stop")
+        numbers = json.loads(call.function.arguments)
+        assert set(numbers) == {"a", "b"} and all(0 <= n <= 99 for n in numbers.values())
+    chunks = list(ask(model="nano", messages=messages, tools=[CALCULATOR], max_tokens=64,
+                      tool_choice="required", stream=True))  # fmt: skip
+    deltas = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]
+    assert [d.function.arguments for d in deltas if d.function] == [call.function.arguments]
+    result = str(numbers["a"] + numbers["b"])
+    messages += [answer.message.model_dump(exclude_none=True),
+                 {"role": "tool", "tool_call_id": call.id, "content": result}]  # fmt: skip
+    final = ask(model="nano", messages=messages, max_tokens=16).choices[0]
+    assert final.message.content is not None and not final.message.tool_calls
