@@ -88,10 +88,6 @@ ROUTINES: dict[str, str] = {
 
 # (kind, registered name) -> where its default differs from the published code, or why no case.
 METHODS: dict[tuple[str, str], str] = {
-    ("sampler", "append"): f"{RECONSTRUCTED}: for full attention the blockwise growth of dLLM-Var "
-    "and iLLaDA without their training; on block-causal models it changes nothing.",
-    ("sampler", "crop"): f"{RECONSTRUCTED}, and the paper's threshold is not known: `tau=0.1` was "
-    "chosen on the bundled model.",
     ("sampler", "daedal"): "An insertion is as long as there is room for, an answer without an end "
     "of text gets another block, and the text ends where its end is decided; the first length may "
     "grow geometrically (`growth`).",

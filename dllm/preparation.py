@@ -15,7 +15,7 @@ from . import cache as caches
 from . import samplers
 from .cache import Cache
 from .cache.base import CacheLike
-from .canvas import Canvas, IntArray
+from .canvas import BoolArray, Canvas, IntArray
 from .config import FORMATS, GenerationConfig
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError, short
