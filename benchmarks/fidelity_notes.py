@@ -22,9 +22,13 @@ ROUTINES: dict[str, str] = {
     "streaming_dllm_dream": "As for LLaDA, and `blocks(force_first=True)`.",
     "t2m_remask_llada2": "As `llada21_edit`; with `block(official=True)`, because the released "
     "code keeps the keys and values of a block's last forward, without what that decided.",
-    "window_diffusion_dream": OVERWRITES,
+    "window_diffusion_dream": "With `whole(force_first=...)`: a refresh commits exactly the first "
+    "mask. " + OVERWRITES,
     "klass_llada": "With `official=True`. A block whose steps run out while masks are left is left "
     "for good by the official loop; here it is decoded to its end.",
+    "klass_dream": "The official loop ends after its steps, also with masks left; here they are "
+    "decoded, and what is compared ends there. Where nothing is ready the official code ranks by "
+    "probabilities that transformers' own `top_k=50` has filtered, here by unfiltered ones.",
     "freedave_llada": "Not replayed: eager acceptance over several blocks. There the official code "
     "goes on drafting from predictions made before its last commits and keeps the first draft "
     "unchecked, so that the text is no longer that of the base. A draft is committed one "
@@ -40,22 +44,21 @@ ROUTINES: dict[str, str] = {
     "predicted from its own row, because the slice is shifted and not the canvas. Not recorded: "
     "where two blocks wait together, the official cache holds the first of them twice.",
     "saber_llada": "With `official=True` and `cumulative_blocks`.",
-    "slowfast_llada": "The official code cuts the canvas behind a cycle from its second forward "
-    "on; so does the cache that the replay uses. In the library the cache decides what is fed.",
+    "slowfast_llada": "With cache `slowfast`, which leaves out what lies behind a cycle as the "
+    "official code does.",
     "slowfast_dream": "As for LLaDA.",
     "localleap_llada": "A third-party copy of the authors' code.",
     "localleap_dream": "A third-party copy of the authors' code.",
     "learn2pd_llada": "With random filters of the stated size: the authors' filter is not public.",
-    "dawn_llada": "Once every candidate is taken or struck out, the official loop goes on and "
-    "writes over the first token of the canvas. A part that does the same replays it; the library "
-    "leaves given text alone.",
+    "dawn_llada": "With `dawn(official=True)`: once every candidate is taken or struck out, the "
+    "released loop goes on and writes over the first token of the canvas.",
     "dawn_dream": "As for LLaDA.",
     "dcd_llada": "With `dcd(official=True)` where cached: what the window has left and the padding "
     "behind an end of text stay as they were until the next refresh.",
     "dcd_dream": "As for LLaDA.",
     "dsb_llada": "Beside its cache the official code also commits in the suffix that is only to be "
     "computed: its mask is cut by a position in the canvas, in an array that begins with the "
-    "slice. A part that does the same replays it.",
+    "slice. A part of the replay does the same, not one of the library, in all of these cases.",
     "dsb_dream": "Beside its cache the official code commits exactly the first mask in every full "
     "pass, and predicts the first position of a fed slice from its own row. Parts that do the same "
     "replay it.",
@@ -92,6 +95,12 @@ METHODS: dict[tuple[str, str], str] = {
         "stability",
     ): f"{RECONSTRUCTED}: the rule follows the paper; 0 where a position was "
     "not predicted in the step before.",
+    (
+        "sampler",
+        "append",
+    ): "Blocks are appended as block diffusion does; on models without a causal "
+    "mask the lookahead is this library's.",
+    ("sampler", "crop"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "random"): "Recorded orders are replayed; the draws are this library's.",
     ("sampler", "factor"): "The official scan commits the last-ranked position when it alone fails "
     "its bound: a defect, `official=True` has it.",
@@ -151,7 +160,7 @@ METHODS: dict[tuple[str, str], str] = {
     "their length, as meant.",
     ("sampler", "wedlm"): "The official window looks past `max_new_tokens`; here the canvas ends "
     "there. Above temperature 0 the official code filters before it divides by the temperature.",
-    ("sampler", "dawn"): "Given text is never overwritten.",
+    ("sampler", "dawn"): "Given text is never overwritten, unless with `official=True`.",
     ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
     "again and predicts its first position; `official=True` has the released code's shift.",
     ("cache", "d2f"): "Keeps no logits: where they are shifted, one row more is computed.",
@@ -165,6 +174,8 @@ METHODS: dict[tuple[str, str], str] = {
 # Registered drafting part -> where it deviates from its paper, and how it was checked.  No official
 # drafting code was recorded: exact rules are held to plain decoding, the others to their law.
 DRAFTING: dict[str, str] = {
+    "self": "TiDAR's schedule on networks whose decided tokens see no mask; texts are the "
+    "verifier's own (tested).",
     "aded": "The published rule; the constants are this library's, and only chains are taken.",
     "anpd": "How its order adapts is reconstructed.",
     "cacheback": "The paper's second, frozen table of a corpus is left out; the table sizes are "
@@ -191,7 +202,8 @@ DRAFTING: dict[str, str] = {
     "threshold": "The token that crosses the bound is sent, bound and lengths are the official "
     "code's. The paper trains a head to predict acceptance; here it is calibrated confidence.",
     "block": "Tested to be lossless in distribution.",
-    "fly": "LOSSY. Constants of the paper.",
+    "fly": "LOSSY. Constants of the paper: five tokens that follow, entropy of the three most "
+    "probable tokens in nats; vLLM asks for six.",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
     "multi_round": "Tested to be lossless in distribution.",
     "pivot": "LOSSY. The paper's features are not published; these are the verifier's. Labels come "

@@ -85,5 +85,5 @@ FORESIGHT = Capability(
     {"a sampler": "use sampler='llada(remasking=random)'"},
 )
 CONSTRAINED = Capability(
-    "proposals that nobody rewrites", {"a sampler": "use a sampler without it, or no format"}
+    "tokens that nobody rewrites", {"a sampler": "use a sampler without it, or no format"}
 )

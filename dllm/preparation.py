@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,13 +23,14 @@ from .formats import (
     Format,
     choice_pattern,
     format_of,
+    holes_format,
     regex_pattern,
     schema_of,
     schema_pattern,
 )
 from .kernels.noise import uniform
 from .models import DiffusionModel
-from .prompts import encode, encode_continuation, encode_holes
+from .prompts import encode, encode_continuation, encode_holes, hole_forms
 from .result import Result
 from .samplers import Sampler
 from .samplers.compose import SamplerLike
@@ -144,7 +145,8 @@ class RequestMaker:
                 "raise it"
             )
         raise ConfigError(
-            f"no text of this {name} fits the {room} open positions and what stands around them"
+            f"no text of this {name or 'form'} fits the {room} open positions and what stands "
+            "around them"
         )
 
     def _check_used(self, canvas: int, traced: bool) -> None:
@@ -258,9 +260,10 @@ class Preparation(RequestMaker):
 
     def text(
         self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False,
-        repetition: int = 0,
+        repetition: int = 0, forms: Sequence[str | None] = (),
     ) -> Request:  # fmt: skip
-        """A request that fills the ``holes`` (L,) bool of ``ids`` (L,), behind a prompt."""
+        """A request that fills the ``holes`` (L,) bool of ``ids`` (L,), behind a prompt.
+        ``forms``: the expression of each hole's text, None for any."""
         before = np.zeros(0, np.int64) if prompt is None else encode(self.model, prompt)
         total, limit = len(before) + len(ids), self.model.facts.context_length
         if total > limit:
@@ -274,8 +277,21 @@ class Preparation(RequestMaker):
             Canvas.for_infill, tokens, masked, len(before), row=repetition,
             **_facts(self.model, self.config),
         )  # fmt: skip
-        self._check_room(make())
-        return self._request(0, make, total, int(holes.sum()), traced)
+        how = self if not any(forms) else self._with_holes(forms, holes)
+        how._check_room(make())
+        return how._request(0, make, total, int(holes.sum()), traced)
+
+    def _with_holes(self, forms: Sequence[str | None], holes: BoolArray) -> Preparation:
+        """The same for a text whose holes have forms of their own."""
+        if self.config.formatted:
+            raise ConfigError(
+                f"holes have a form, and so has the text: drop {self.config.formatted}"
+            )
+        if np.count_nonzero(np.diff(holes, prepend=False) & holes) != len(forms):
+            raise ConfigError("holes with a form need text between them: make them one hole")
+        patterns = [None if form is None else regex_pattern(form) for form in forms]
+        recipe = replace(self.recipe, format=holes_format(self.model, patterns, bool(holes[0])))
+        return replace(self, recipe=recipe)
 
     def engine(
         self, most: int | None, max_rows: int, max_batch_tokens: int | None, whole: bool = False
@@ -297,7 +313,8 @@ class Preparation(RequestMaker):
         )  # fmt: skip
         if order.text is not None:
             ids, holes = encode_holes(self.model, order.text)
-            return how.text(ids, holes, order.prompt, order.trace, order.repetition)
+            forms = hole_forms(order.text)
+            return how.text(ids, holes, order.prompt, order.trace, order.repetition, forms)
         (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
         return request
 

@@ -26,7 +26,7 @@ Message = Mapping[str, Any]
 TEMPLATE_ARGUMENTS = ("messages", "add_generation_prompt", "continue_final_message", "tokenize")
 KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
-HOLE = re.compile(r"\[\[(\d+)\]\]")
+HOLE = re.compile(r"\[\[(\d+)(?::(.+?))?\]\](?!\])")
 LOCKS: WeakKeyDictionary[PreTrainedTokenizerBase, threading.Lock] = WeakKeyDictionary()
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 OnePrompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
@@ -166,6 +166,13 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray]
     return np.maximum(array, 0), array == -1
 
 
+def hole_forms(text: Any) -> list[str | None]:
+    """The form of each hole of a text that has positions: ``[[8:[a-z]+]]`` is one of 8 tokens whose
+    text matches ``[a-z]+``; None for a hole without."""
+    found = HOLE.findall(text) if isinstance(text, str) else []
+    return [form or None for size, form in found if int(size[:9])]
+
+
 def _pieces(model: DiffusionModel, text: str) -> list[int]:
     """Ids of a text, -1 for each position of a hole."""
     if model.tokenizer is None:
@@ -173,7 +180,9 @@ def _pieces(model: DiffusionModel, text: str) -> list[int]:
     limit = model.facts.context_length
     ids: list[int] = []
     for i, piece in enumerate(HOLE.split(text)):
-        if i % 2:
+        if i % 3 == 2:  # the form of the hole
+            continue
+        if i % 3:
             if len(piece) > 9 or int(piece) > limit:
                 raise PromptError(
                     f"a hole of {piece[:20]} tokens exceeds the context of {limit}: make it smaller"
@@ -264,13 +273,13 @@ def _template(
         if not result:
             before, text = "", before
             continue
-        ids += _encode_markup(tokenizer, before)
+        ids += encode_markup(tokenizer, before)
         ids += encode_text(tokenizer, str(message["content"]).strip())
-    ids += _encode_markup(tokenizer, text)
+    ids += encode_markup(tokenizer, text)
     return np.asarray(ids, np.int64)
 
 
-def _encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def encode_markup(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Ids of a rendered template, whose special tokens are meant."""
     return _ids_of(tokenizer, text, add_special_tokens=False, split_special_tokens=False)
 

@@ -323,7 +323,10 @@ class EosRule(Part):
 
 
 class Reviser(Part):
-    """What to take back, or to write differently."""
+    """What to take back, or to write differently.
+
+    One that only takes back offers `CONSTRAINED`: what is written then stays in a format.
+    """
 
     role: ClassVar[str] = "reviser"
 

@@ -33,8 +33,9 @@ class DAWN(Selector):
     leans on one already taken nor is leaned on by it.  Thresholds left open are those of the
     released runs by family, for Dream of the instruct model.
 
-    The released code also overwrites the first token of the canvas in most steps, by an index that
-    runs out of candidates; here given text stays.
+    ``official`` reproduces the released code, which also writes over the first token of the canvas,
+    given or not, in every step in which a candidate was struck out: its loop goes on for as many
+    rounds as there were candidates, and an index that finds none left is 0.
     """
 
     needs = frozenset({PROBABILITY, COMMITTED_LOGITS, ATTENTION_MAPS, OWN_PREDICTIONS})
@@ -50,6 +51,7 @@ class DAWN(Selector):
     tau_induce: float | None = None
     tau_low: float | None = None
     layers: int = 4
+    official: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tau", "tau_sink", "tau_edge", "tau_induce", "tau_low"):
@@ -75,7 +77,10 @@ class DAWN(Selector):
         rest = ((score >= self.tau_low) & ~sure & ~induced & ~near).nonzero()[0]
         leans = edge[np.ix_(at[rest], at[rest])]
         chosen = sure | induced
-        chosen[rest[independent(leans | leans.T, score[rest])]] = True
+        taken = independent(leans | leans.T, score[rest])
+        chosen[rest[taken]] = True
+        if self.official and len(taken) < len(rest):
+            view.canvas.tokens[0] = view.all_predictions.at(np.zeros(1, np.int64)).token[0]
         return chosen
 
     def edges(self, view: View) -> BoolArray:

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS, WINDOW_LOGITS
+from ..capabilities import (
+    CONSTRAINED,
+    FIXED_WINDOW,
+    KEEPS_TEXT,
+    OWN_PREDICTIONS,
+    WINDOW_LOGITS,
+    Capability,
+)
 from ..errors import ConfigError, UnknownNameError
 from .base import NO_SCORES, NOTHING, Part, Prediction, Reviser, Revision, View, top
 from .compose import register
@@ -78,6 +85,10 @@ class Edit(Reviser):
             raise ConfigError(f"per_position must be at least 1, not {self.per_position}")
         if self.share is not None and not 0 < self.share <= 1:
             raise ConfigError(f"share must lie in (0, 1], not {self.share}")
+
+    @property
+    def offers(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset() if self.mode == "t2t" else frozenset({CONSTRAINED})
 
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(tau=0.7),)

@@ -42,7 +42,9 @@ class LoPA(Explorer):
     ``branch_topp`` share of its undecided window positions that are least sure (1.0 = all):
     "neg_entropy" as published, or "prob" or "margin".  ``k`` 2, ``alpha`` 0; ``base``: the sampler
     being explored (threshold 0.9), published with ``d2f``.  The official ``branching_factor`` does
-    not count the row as it stands: it is k - 1.  A forward of k branches counts once in NFE and k
+    not count the row as it stands: it is k - 1.  Without ``base_competes`` (the official code
+    without branch verification) the row as it stands is not fed, and all ``k`` branches are trials.
+    A forward of k branches counts once in NFE and k
     times in computed positions.
     """
 
@@ -53,6 +55,7 @@ class LoPA(Explorer):
     alpha: float = 0.0
     branch_topp: float = 1.0
     confidence: str = "neg_entropy"
+    base_competes: bool = True
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -77,12 +80,13 @@ class LoPA(Explorer):
 
     def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
         order = np.argsort(-view.score, kind="stable")
-        order = order[~chosen[order]][: self.k - 1]
+        order = order[~chosen[order]][: self.k - self.base_competes]
         if not order.size:
             return []
-        view.canvas.state(BranchScores).scores = (1.0, *view.score[order].tolist())
-        index = np.arange(len(chosen))
-        return [np.zeros(len(chosen), np.bool_), *(index == i for i in order)]
+        index, base = np.arange(len(chosen)), int(self.base_competes)
+        scores = [1.0] * base + view.score[order].tolist()
+        view.canvas.state(BranchScores).scores = tuple(scores)
+        return [np.zeros(len(chosen), np.bool_)] * base + [index == i for i in order]
 
     def choose(
         self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
@@ -93,7 +97,7 @@ class LoPA(Explorer):
             self.alpha * c + (1 - self.alpha) * f for c, f in zip(committed, future, strict=True)
         ]
         # Ties go to a trial before the row as it stands, then to the first.
-        return max(range(len(branches)), key=lambda i: (scores[i], i > 0, -i))
+        return max(range(len(branches)), key=lambda i: (scores[i], i >= self.base_competes, -i))
 
     def _future(self, canvas: Canvas, prediction: Prediction) -> float:
         if not len(prediction.positions):

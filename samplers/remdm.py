@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import FIXED_WINDOW, KEEPS_TEXT
+from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
 from ..errors import ConfigError
 from .base import Part, Reviser, Revision, View, top
 from .compose import register
@@ -44,16 +44,18 @@ class ReMDMQuota(LLaDA):
 @register("remdm", paper=REMDM, arxiv="2503.00307")
 @dataclass(frozen=True)
 class ReMDM(Reviser):
-    """Pause a block's schedule at ``start`` (7/8) and loop: take back the ``n`` (1) tokens that
-    were least sure when they were committed, commit the ``n`` best positions again.
+    """Loop late in a block: take back the least sure tokens, commit the best positions again.
 
-    The loop has as many steps as the block's schedule (``steps``, default one per position), so
-    that every block takes twice its steps; then the schedule goes on.  What was committed counts
-    with the probability it had then.  The method ends a text behind a block that holds its end:
+    At ``start`` (7/8) the block's schedule pauses; each step of the loop takes back the ``n`` (1)
+    tokens that were least sure when they were committed, and commits ``n`` positions.  The loop has
+    as many steps as the block's schedule (``steps``, default one per position), so that every block
+    takes twice its steps; then the schedule goes on.  What was committed counts with the
+    probability it had then.  The method ends a text behind a block that holds its end:
     ``eos_policy="block_contains"``.
     """
 
     needs = frozenset({FIXED_WINDOW, KEEPS_TEXT})
+    offers = frozenset({CONSTRAINED})
 
     n: int = 1
     start: float = 0.875

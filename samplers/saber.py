@@ -9,6 +9,7 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import (
     COMMITTED_LOGITS,
+    CONSTRAINED,
     FIXED_LENGTH,
     FIXED_WINDOW,
     KEEPS_TEXT,
@@ -73,6 +74,7 @@ class Saber(Reviser):
     """
 
     needs = frozenset({COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS, FIXED_LENGTH})
+    offers = frozenset({CONSTRAINED})
 
     n: int = 2
     official: bool = False

@@ -68,12 +68,29 @@ class CumulativeBlocks(StaticBlocks):
 @register("whole", paper="Dream 7B", arxiv="2508.15487")
 @dataclass(frozen=True)
 class WholeRegion(Window):
-    """Every undecided position of the region, from the first step on."""
+    """Every undecided position of the region, from the first step on.
+
+    ``force_first`` n > 0 commits exactly the first undecided position in every n-th step, beginning
+    with the first: only for parity with Window-Diffusion's Dream code, whose refreshes do.
+    """
 
     needs = frozenset({WHOLE_REGION})
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
+
+    force_first: int = 0
+
+    def __post_init__(self) -> None:
+        if self.force_first < 0:
+            raise ConfigError(f"force_first must not be negative, not {self.force_first}")
 
     def advance(self, canvas: Canvas) -> None:
         if canvas.window != (canvas.start, canvas.end):
             canvas.window = (canvas.start, canvas.end)
             canvas.block = 0
+
+    def decides(self, canvas: Canvas) -> bool:
+        return self.force_first > 0 and canvas.step % self.force_first == 0
+
+    def select(self, view: View) -> BoolArray:
+        first: BoolArray = np.arange(len(view.positions)) == 0
+        return first

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
+from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
 from .base import Part, Reviser, Revision, Selector, View, top
 from .compose import register
 from .threshold import check_probability
@@ -56,6 +56,7 @@ class Wino(Reviser):
     """
 
     needs = frozenset({SHADOW, FIXED_WINDOW, KEEPS_TEXT})
+    offers = frozenset({CONSTRAINED})
 
     tau2: float = 0.9
 

@@ -11,8 +11,8 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import ConfigError
-from .options import DECODING, MODEL, Generation, option, takes
-from .output import interactive, note, stderr
+from .options import DECODING, MODEL, SAMPLER, Generation, option, takes
+from .output import Ticker, interactive, note, stderr
 from .remote import fields
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..serve.batch import Line, Results
     from ..serve.settings import Settings
 
+FAILED = 1  # exit status: some requests have an error for a result
 SERVED = ("max_batch_tokens", "cuda_graphs", "compile")  # of the engine, not of a request
 
 
@@ -43,8 +44,8 @@ class Batched(Generation):
 
         arguments = self.arguments()
         return Settings(
-            sampler=self.sampler or "threshold", caches=(self.cache or "none",),
-            max_rows=self.max_rows,
+            sampler=None if self.sampler == SAMPLER else self.sampler,
+            caches=(self.cache or "none",), max_rows=self.max_rows,
             max_waiting=4 * self.max_rows, deadline=float(10**7), page=False,
             **{name: arguments[name] for name in SERVED if name in arguments},
         )  # fmt: skip
@@ -65,7 +66,7 @@ def batch(
     """Answer a file of requests.  Run it again to go on after an interruption.
 
     The results are in OpenAI's format, in the order in which they were ready; a request that fails
-    has its error there.
+    has its error there, and the exit status is then 1.
     """
     from ..serve.batch import Lines, Results, open_requests
 
@@ -76,19 +77,22 @@ def batch(
     if target.resolve() == requests.resolve():
         raise ConfigError("the results would overwrite the requests: name another file with -o")
     lines = Lines(requests, fields(options), not options.raw)
-    with Results(target) as results:
+    about = {"model": options.model, **options.parts(), "dtype": options.dtype}
+    with Results(target, about) as results:
         count, open_lines = open_requests(lines, results)
         if results.done:
             note(f"{len(results.done)} results are there already, {count} requests are open")
         failures = _run(options, open_lines, count, results) if count else 0
     note(f"{count} answered, {failures} of them with an error: {target}")
+    if failures:
+        raise typer.Exit(FAILED)
 
 
 def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
     """Answer ``lines``; how many of them failed."""
     from ..serve.batch import answer_all, failed
 
-    answered = failures = 0
+    answered, failures, lines_now = 0, 0, Ticker()
     columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total}",
                TextColumn("{task.fields[failed]}"), TimeRemainingColumn())  # fmt: skip
     with Progress(*columns, console=stderr(), disable=not interactive()) as bar:
@@ -99,7 +103,9 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
             answered += 1
             results.add(line, entry)
             failures += failed(entry)
-            bar.update(task, advance=1, failed=f"{failures} failed" if failures else "")
+            failed_too = f"{failures} failed" if failures else ""
+            bar.update(task, advance=1, failed=failed_too)
+            lines_now.tell(f"{answered} of {count} answered" + (", " + failed_too) * bool(failures))
 
         if options.ray:
             _with_ray(options, lines, done)

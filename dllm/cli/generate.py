@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -91,7 +92,13 @@ def answer(
     """Write every answer as soon as it is there; ``lines``: of the input, with blank ones."""
     printer, journal, asked = Printer(questions, lines), None, questions
     if options.output is not None:
-        about = {"model": model.name, **options.parts(), "seed": options.seed or 0}
+        about = {
+            "model": model.name,
+            **options.parts(),
+            "seed": options.seed or 0,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "arguments": settled(options),
+        }
         journal = Journal.open(options.output, options.resume, questions, about)
         asked = [question for question in questions if question.key not in journal.done]
     done = 0
@@ -116,6 +123,17 @@ def answer(
         note(f"{done} answered, {len(journal.done)} were there: {options.output}")
 
 
+def settled(options: Answers) -> dict[str, Any]:
+    """What was given of the arguments that change an answer, as JSON has it."""
+    given = dict(options.arguments())
+    given |= {name: True for name in ("raw", "ids") if getattr(options, name)}
+    engine = ("max_rows", "max_batch_tokens", "cuda_graphs", "compile", "seed", "top_candidates")
+    result: dict[str, Any] = json.loads(
+        json.dumps({k: v for k, v in given.items() if k not in engine}, default=str)
+    )
+    return result
+
+
 def write(
     question: Question, result: Result, model: DiffusionModel, options: Answers, printer: Printer,
     journal: Journal | None,
@@ -127,7 +145,7 @@ def write(
             if footer:
                 note(footer)
         return
-    line = as_json(result, model, asdict(question))
+    line = as_json(result, model, asdict(question) | {"arguments": settled(options)})
     if journal is not None:
         journal.add(line)
     else:

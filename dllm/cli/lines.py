@@ -16,10 +16,11 @@ from typing import IO, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, short
 from .output import check_output, interactive, stderr
 
-SAME = ("model", "sampler", "cache", "seed")  # what all answers of a file have in common
+# What all answers of a file have in common.
+SAME = ("model", "sampler", "cache", "seed", "dtype", "arguments")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Journal:
 
         Raises `ConfigError` where they do not, or answer other prompts.
         """
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} keeps no answers: name a file with --output")
         check_output(path, "answers ")
         journal = cls(path, about)
         if path.exists() and path.stat().st_size:
@@ -98,8 +101,8 @@ class Journal:
             try:
                 entry = json.loads(line)
                 key = entry["index"], entry.get("sample", 0)
-                prompt, about = entry["prompt"], {name: entry[name] for name in SAME}
-            except (ValueError, TypeError, KeyError, RecursionError):
+                prompt, about = entry["prompt"], {name: entry.get(name) for name in SAME}
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise ConfigError(f"line {number} of {self.path} is no answer: repair it") from None
             if prompts.get(key) != prompt:
                 raise ConfigError(
@@ -108,8 +111,8 @@ class Journal:
             for name, value in self.about.items():
                 if about[name] != value:
                     raise ConfigError(
-                        f"line {number} of {self.path} was made with {name} {about[name]!r}, not "
-                        f"{value!r}: name another file"
+                        f"line {number} of {self.path} was made with {name} {short(about[name])}, "
+                        f"not {short(value)}: name another file, or give the same settings"
                     )
             self.done.add(key)
 

@@ -118,6 +118,11 @@ class Loaded:
         ),
     ] = None
 
+    adapter: Annotated[
+        str | None,
+        option("--adapter", panel=MODEL, text="Low-rank adapter, of the model (or --verifier)."),
+    ] = None
+
     def load(self) -> DiffusionModel:
         """The model on its device."""
         with waiting(f"loading {self.model}"):
@@ -125,7 +130,7 @@ class Loaded:
 
             return load(
                 self.model, dtype=self.dtype, device=self.where, tokenizer=self.tokenizer,
-                quantization=self.quantization,
+                quantization=self.quantization, adapter=self.adapter,
             )  # fmt: skip
 
     @property
@@ -254,6 +259,18 @@ class Decoding(Loaded):
     seed: Annotated[
         int | None, option("--seed", panel=DECODING, text="Of all noise, default 0.")
     ] = None
+    regex: Annotated[
+        str | None,
+        option("--regex", panel=DECODING, text="Expression that the whole answer matches."),
+    ] = None
+    choice: Annotated[
+        list[str] | None,
+        option("--choice", panel=DECODING, text="Text that the answer may be; repeatable."),
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        option("--json-schema", panel=DECODING, text="File with the JSON schema of the answer."),
+    ] = None
     max_rows: Annotated[
         int | None, option("--max-rows", panel=DECODING, text="Most prompts decoded at a time.")
     ] = None
@@ -269,6 +286,12 @@ class Decoding(Loaded):
         bool | None,
         option("--compile", panel=DECODING, text="Pass cached steps through torch.compile."),
     ] = None
+
+    confidence: Annotated[
+        str | None,
+        option("--confidence", panel=DECODING, text="'model': how sure a token of a form is "
+               "without the form."),
+    ] = None  # fmt: skip
 
     def __post_init__(self) -> None:
         """A preset is the sampler, the cache, and whatever else was not given."""
@@ -297,6 +320,7 @@ class Decoding(Loaded):
         """What was given of the fields of `GenerationConfig`."""
         known = {field.name for field in fields(GenerationConfig)}
         given = {RENAMED.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
+        given["choice"] = self.choice or None  # no option given is an empty list
         return {name: value for name, value in given.items() if name in known and value is not None}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -53,6 +54,19 @@ def waiting(text: str) -> Iterator[None]:
 def note(text: str) -> None:
     """A dim line on stderr."""
     stderr().print(text, style="dim", markup=False)
+
+
+class Ticker:
+    """Lines of progress where stderr is no terminal, at most one every ``every`` seconds."""
+
+    def __init__(self, every: float = 10.0) -> None:
+        self.every, self.again = every, time.monotonic() + every
+
+    def tell(self, text: str) -> None:
+        """Say ``text``, if it is time to."""
+        if not interactive() and time.monotonic() >= self.again:
+            self.again = time.monotonic() + self.every
+            note(text)
 
 
 def complain(error: Exception | str) -> None:

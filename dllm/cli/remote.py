@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..formats import schema_of
 from .frames import BLOCK, COMMITTED, DRAFT, FRESH, MASK, Frame, Span
 from .options import CACHE, SAMPLER, Generation
 from .output import note
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NAMES = {"max_new_tokens": "max_tokens", "stop_strings": "stop", "min_new_tokens": "min_tokens"}
+FORMS = {"regex": "regex", "choice": "choice", "json_schema": "json"}
 LOADED = ("dtype", "device")
 ENGINE = ("max_rows", "max_batch_tokens", "cuda_graphs", "compile")  # not of a request
 
@@ -41,6 +43,11 @@ def fields(options: Generation) -> dict[str, Any]:
         given["stop"] = list(given["stop"])
     if "constraints" in given:
         given["constraints"] = {str(k): v for k, v in given["constraints"].items()}
+    form = {sent: given.pop(name) for name, sent in FORMS.items() if name in given}
+    if form:
+        if "json" in form:
+            form["json"] = schema_of(form["json"])
+        given["structured_outputs"] = form
     candidates = given.pop("top_candidates", None)
     if candidates:
         given["top_logprobs"], given["logprobs"] = candidates, True

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..access import KEY
-from ..errors import ConfigError, missing
+from ..errors import ConfigError, UnknownNameError, missing
 from .options import remember_debug
 from .output import note, waiting
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..serve.service import Service
     from ..serve.settings import Settings
 
+LEVELS = ("debug", "info", "warning", "error")
 NETWORK, ENGINE, LIMITS, CLUSTER = "Network", "Engine", "Limits", "More than one machine"
 
 
@@ -38,13 +39,33 @@ def serve(
         typer.Option(help="What clients call the model.", rich_help_panel=NETWORK),
     ] = None,
     page: Annotated[bool, typer.Option(help="The page at '/'.", rich_help_panel=NETWORK)] = True,
+    tool_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How the model writes calls of tools: hermes or llama.",
+            show_default="as its chat template says",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    log_level: Annotated[
+        str,
+        typer.Option(
+            help="debug, info (a line per request), warning or error.", rich_help_panel=NETWORK
+        ),
+    ] = "info",
     metrics_names: Annotated[
         str, typer.Option(help="Names at /metrics: dllm or vllm.", rich_help_panel=NETWORK)
     ] = "dllm",
     sampler: Annotated[
-        str,
-        typer.Option("--sampler", "-s", help="Of requests that name none.", rich_help_panel=ENGINE),
-    ] = "threshold",
+        str | None,
+        typer.Option(
+            "--sampler",
+            "-s",
+            help="Of requests that name none.",
+            rich_help_panel=ENGINE,
+            show_default="threshold",
+        ),
+    ] = None,
     length: Annotated[
         str | None,
         typer.Option(
@@ -77,6 +98,9 @@ def serve(
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=ENGINE)
     ] = "auto",
+    adapter: Annotated[
+        str | None, typer.Option(help="Low-rank adapter of the model.", rich_help_panel=ENGINE)
+    ] = None,
     max_rows: Annotated[
         int, typer.Option(help="Requests written at a time.", min=1, rich_help_panel=ENGINE)
     ] = 16,
@@ -142,14 +166,21 @@ def serve(
         full_step_tokens=full_step_tokens, keep_prefixes=keep_prefixes,
         cuda_graphs=cuda_graphs, compile=compile,
         deadline=deadline, drain=drain, max_body=max_body, max_prompt_tokens=max_prompt_tokens,
-        api_key=api_key, metrics_names=metrics_names, page=page,
+        api_key=api_key, metrics_names=metrics_names, page=page, tool_parser=tool_parser,
     )  # fmt: skip
+    level = "debug" if debug else log_level.lower()
+    if level not in LEVELS:
+        raise UnknownNameError("log level", log_level, LEVELS)
     logging.basicConfig(
-        level=logging.INFO if debug else logging.WARNING, stream=sys.stderr,
+        level=logging.WARNING, stream=sys.stderr,
         format="%(asctime)s %(name)s %(levelname)s %(message)s",
     )  # fmt: skip
+    logging.getLogger("dllm").setLevel(level.upper())
+    check_parts(settings)
     warn_open(host, api_key)
     loading = {"dtype": dtype, "device": device}
+    if adapter is not None:
+        loading["adapter"] = adapter
     split = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ  # by torchrun
     if replicas and split:
         raise ConfigError("--replicas starts processes of its own: drop it under torchrun")
@@ -165,8 +196,27 @@ def serve(
     from ..serve.service import Service
 
     with waiting(f"loading {model}"):
-        loaded = load(model, **loading)
+        arguments: dict[str, Any] = loading
+        loaded = load(model, **arguments)
     _here(Service(loaded, settings), host, port, debug)
+
+
+def check_parts(settings: Settings) -> None:
+    """Find typos in names of parts before anything is loaded."""
+    from ..cache import compose as compose_cache
+    from ..drafting.base import DRAFTERS, Drafter, single
+    from ..drafting.naming import is_drafter_spec
+    from ..samplers import compose
+    from ..serve.tools import syntax_of
+
+    for cache in settings.caches:
+        compose_cache(cache)
+    if settings.sampler is not None:
+        compose(settings.sampler)
+    syntax_of("", settings.tool_parser)
+    for name in settings.drafters:
+        if is_drafter_spec(name):
+            single(name, DRAFTERS, Drafter)
 
 
 def warn_open(host: str, api_key: str | None) -> None:

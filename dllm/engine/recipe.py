@@ -26,7 +26,7 @@ from ..formats.format import Format
 from ..kernels.statistics import TokenClasses
 from ..models import DiffusionModel, Facts
 from ..samplers import Sampler
-from ..samplers.base import Selector, Transform
+from ..samplers.base import Reviser, Selector, Transform
 from ..samplers.compose import check_needs
 
 
@@ -140,11 +140,18 @@ def check_pair(sampler: Sampler, cache: Cache) -> None:
 
 
 def check_format(sampler: Sampler) -> None:
-    """Refuse parts that put proposals of their own in place of a joint completion, unless they say
-    that they respect one."""
+    """Refuse parts that put tokens of their own in place of a joint completion, unless they say
+    that they respect one, and canvases whose length is not known before."""
+    if sampler.length is not None:
+        raise ConfigError(
+            f"{sampler.length.name} changes the length of the answer, which a format has to know: "
+            "pass max_new_tokens instead, or no format"
+        )
     for part in sampler.parts:
-        rewrites = isinstance(part, Transform) or (
-            isinstance(part, Selector) and type(part).proposals is not Selector.proposals
+        rewrites = (
+            isinstance(part, Transform)
+            or (isinstance(part, Selector) and type(part).proposals is not Selector.proposals)
+            or isinstance(part, Reviser)
         )
         if rewrites and CONSTRAINED not in part.offers:
             raise ConfigError(

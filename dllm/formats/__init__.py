@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .building import format_of
+from .building import format_of, holes_format
 from .format import Format
 from .patterns import choice_pattern, regex_pattern
 from .schema import schema_of, schema_pattern
@@ -11,6 +11,7 @@ __all__ = [
     "Format",
     "choice_pattern",
     "format_of",
+    "holes_format",
     "regex_pattern",
     "schema_of",
     "schema_pattern",

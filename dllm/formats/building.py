@@ -66,6 +66,23 @@ def format_of(model: Any, pattern: str, ends: bool = True) -> Format:
     return Format(built.automaton, start, ends=ends)
 
 
+def holes_format(model: Any, patterns: Sequence[str | None], opens: bool) -> Format:
+    """The format of a text whose holes match the ``patterns``, None for any text.  ``opens``:
+    whether the text begins with its first hole."""
+    found = {p: _built(model, p) for p in patterns if p is not None}
+    automaton, offsets = Automaton.union([built.automaton for built, _ in found.values()])
+    at = dict(zip(found, offsets, strict=True))
+    starts: list[int | None] = []
+    for i, pattern in enumerate(patterns):
+        if pattern is None:
+            starts.append(None)
+            continue
+        built, vocabulary = found[pattern]
+        stripped = i == 0 and opens and vocabulary.strips
+        starts.append(at[pattern] + (built.stripped_start if stripped else built.start))
+    return Format(automaton, holes=tuple(starts), ends=False)
+
+
 def _built(model: Any, pattern: str) -> tuple[Built, Vocabulary]:
     facts, vocabulary = model.facts, vocabulary_of(model.tokenizer, model.name)
     pad = facts.pad_token_id if facts.pad_token_id is not None else facts.eos_token_id

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import IO, Any
 
-from ..errors import ConfigError, PromptError
+from ..errors import ConfigError, PromptError, short
 from .body import is_unicode
 from .problems import Problem
 from .replies import Reply
@@ -105,12 +105,15 @@ def digest_of(url: str, body: Any) -> str:
 
 
 class Results:
-    """The file of results, which no other process writes to meanwhile."""
+    """The file of results, which no other process writes to meanwhile.  ``settings`` stand beside
+    each result: what an answer depends on besides its request."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.file, self.settings = file, dict(settings)
         self.done: dict[str, str] = {}  # id -> digest
         self._synced = time.monotonic()
+        if file.exists() and not file.is_file():
+            raise ConfigError(f"{file} keeps no results: name a file with -o")
         try:
             self._stream: IO[bytes] = file.open("a+b")
         except OSError as error:
@@ -140,10 +143,12 @@ class Results:
             try:
                 entry = json.loads(content)
                 self.done[entry["custom_id"]] = entry["request_digest"]
-            except (ValueError, KeyError, TypeError):
+                settings = {name: entry["settings"].get(name) for name in self.settings}
+            except (ValueError, KeyError, TypeError, AttributeError):
                 raise ConfigError(
                     f"{self.file} holds something else than results: name another file"
                 ) from None
+            check_same(self.file, settings, self.settings)
             good += len(content)
         self._stream.truncate(good)
 
@@ -158,7 +163,8 @@ class Results:
 
     def add(self, line: Line, entry: Mapping[str, Any]) -> None:
         """Write a result."""
-        record = {"custom_id": line.id, "request_digest": line.digest, **entry}
+        record = {"custom_id": line.id, "request_digest": line.digest, "settings": self.settings}
+        record |= entry
         self._stream.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         self._stream.flush()
         self.done[line.id] = line.digest
@@ -179,6 +185,16 @@ class Results:
     ) -> None:  # fmt: skip
         self.sync()
         self._stream.close()
+
+
+def check_same(file: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where the answers in ``file`` were made with other settings."""
+    for name, value in wanted.items():
+        if there.get(name) != value:
+            raise ConfigError(
+                f"{file} was made with {name} {short(there.get(name))}, not {short(value)}: name "
+                "another file, or give the same settings"
+            )
 
 
 def open_requests(lines: Iterable[Line], results: Results) -> tuple[int, Iterator[Line]]:

@@ -16,10 +16,12 @@ from pydantic import Field, model_validator
 from .body import Body, Must, Only
 from .problems import Problem
 
+LONGEST_FORM = 65_536  # characters of a schema or an expression
 LONGEST_SPEC = 400  # characters of a sampler's name
 LONGEST_STOP = 1000  # characters
 MOST = 2**31 - 1
 MOST_CHOICES = 8
+MOST_CHOICES_OF_TEXT = 1024
 MOST_CONSTRAINTS = 1024
 MOST_HOLES = 1024
 MOST_STOPS = 16
@@ -83,6 +85,23 @@ def _is_content(value: Any) -> bool:
     )  # fmt: skip
 
 
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict) and len(json.dumps(value)) <= LONGEST_FORM
+
+
+def _is_choice(value: Any) -> bool:
+    return _is_texts(value, MOST_CHOICES_OF_TEXT, LONGEST_STOP) and isinstance(value, list) and (
+        len(value) > 0 and "" not in value
+    )  # fmt: skip
+
+
+def _is_response_format(value: Any) -> bool:
+    if not isinstance(value, dict) or value.get("type") != "json_schema":
+        return value in ({"type": "text"}, {"type": "json_object"})
+    given = value.get("json_schema")
+    return isinstance(given, dict) and _is_schema(given.get("schema"))
+
+
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[\w-]{1,64}", value, re.ASCII) is not None
 
@@ -142,6 +161,19 @@ Drafts = Annotated[
     Any,
     Must("true, false or 'text'", lambda v: type(v) is bool or v == "text",
          {"enum": [True, False, "text"]}),
+]  # fmt: skip
+Choice = Annotated[
+    list[str], Must(f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings", _is_choice, STRINGS)
+]
+Schema = Annotated[
+    dict[str, Any],
+    Must(f"a JSON schema of at most {LONGEST_FORM} characters", _is_schema, {"type": "object"}),
+]
+ResponseFormat = Annotated[
+    Any,
+    Must('{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
+         f'{{"name": ..., "schema": ...}}}} of at most {LONGEST_FORM} characters',
+         _is_response_format, {"type": "object"}),
 ]  # fmt: skip
 ToolChoice = Annotated[
     Any,
@@ -267,12 +299,20 @@ class Decoding(Body):
 
 
 PENALTIES = "a canvas is not written from left to right, so that there is no past to penalise"
-FORMATS = "constrained output does not exist yet: ask for text and parse it"
+GUIDED = "use structured_outputs, with regex, choice or json"
 TOOLS = "describe them as tools"
 OTHER = "it has no meaning for a text model"
 FILTERS = "use top_p or top_k"
 COMPLETE = "the last message is complete: use /v1/completions"
 SPECIAL = "special tokens are not text"
+
+
+class StructuredOutputs(Body):
+    """The form of an answer, as vLLM calls it: one of these."""
+
+    regex: Annotated[str, Field(min_length=1, max_length=LONGEST_FORM)] | None = None
+    choice: Choice | None = None
+    schema_: Schema | None = Field(default=None, alias="json")
 
 
 class Writing(Decoding):
@@ -308,12 +348,12 @@ class Writing(Decoding):
     add_generation_prompt: Annotated[Any, Only(COMPLETE, True)] = None
     continue_final_message: Annotated[Any, Only(COMPLETE, False)] = None
     detokenize: Annotated[Any, Only("answers are text: return_token_ids adds the ids", True)] = None
-    response_format: Annotated[Any, Only(FORMATS, {"type": "text"})] = None
-    structured_outputs: Annotated[Any, Only(FORMATS, {})] = None
-    guided_json: Annotated[Any, Only(FORMATS)] = None
-    guided_regex: Annotated[Any, Only(FORMATS)] = None
-    guided_choice: Annotated[Any, Only(FORMATS)] = None
-    guided_grammar: Annotated[Any, Only(FORMATS)] = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[Any, Only(GUIDED)] = None
+    guided_regex: Annotated[Any, Only(GUIDED)] = None
+    guided_choice: Annotated[Any, Only(GUIDED)] = None
+    guided_grammar: Annotated[Any, Only(GUIDED)] = None
     functions: Annotated[Any, Only(TOOLS, [])] = None
     function_call: Annotated[Any, Only(TOOLS, "none", "auto")] = None
     web_search_options: Annotated[Any, Only(TOOLS)] = None
@@ -384,6 +424,18 @@ class ScoreBody(Body):
     seed: Seed | None = None
 
 
+class StepBody(Body):
+    """``POST /v1/step``: ``text`` with ``[[8]]`` for 8 undecided positions, or ids with -1."""
+
+    model: str | None = None
+    text: Holed | None = None
+    tokens: list[int] | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    top: Annotated[int, Field(ge=1, le=100)] = 5
+    cfg_scale: Scale = 0.0
+
+
 class TokenizeBody(Body):
     """``POST /tokenize``: a text as it is, or messages in the model's template."""
 
@@ -421,7 +473,7 @@ def conversation(messages: list[Message]) -> list[dict[str, Any]]:
     return [message.shown(f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def question(body: InfillBody | ScoreBody | TokenizeBody) -> Any:
+def question(body: InfillBody | ScoreBody | StepBody | TokenizeBody) -> Any:
     """The prompt or the messages, whichever is there; None for neither."""
     if body.prompt is not None and body.messages is not None:
         raise Problem(400, "prompt and messages are given: keep one of them", "prompt")

@@ -66,7 +66,8 @@ class Body(BaseModel):
     def _without_null(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {k: v for k, v in data.items() if v is not None or k not in cls.model_fields}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {k: v for k, v in data.items() if v is not None or k not in known}
 
     @classmethod
     def read(cls, data: Any) -> Self:

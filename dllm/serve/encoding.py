@@ -60,13 +60,14 @@ class Encoder:
 
     async def run(
         self, work: Callable[[DiffusionModel, Callable[[], None]], T], texts: Sequence[Any],
-        until: float, undo: Callable[[T], None] = lambda _: None,
+        until: float, undo: Callable[[T], None] = lambda _: None, slow: bool = False,
     ) -> T:  # fmt: skip
         """What ``work(model, go_on)`` returns in one of the threads.
 
         ``work`` encodes ``texts`` (strings, messages or ids) with the tokenizer of ``model`` and
         calls ``go_on`` between them, which raises when the client has left or ``until`` (of
         `time.monotonic`) has passed.  ``undo`` gets a result that nobody waits for any more.
+        ``slow``: that it may take long for other reasons than its length.
         """
         characters = self.check(texts)
         left = threading.Event()
@@ -81,7 +82,7 @@ class Encoder:
             go_on()
             return work(model(), go_on)
 
-        if characters <= LONG:
+        if characters <= LONG and not slow:
             future = self._short.submit(begin, lambda: self.model)
         elif self._room.acquire(blocking=False):
             future = self._long.submit(begin, lambda: self._twin)

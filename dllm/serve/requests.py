@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..config import FORMATS
 from .bodies import (
     MOST_TEXTS,
     ChatBody,
@@ -66,6 +67,16 @@ class GenerateRequest:
     most_calls: int = 1
 
     @property
+    def forced(self) -> bool:
+        """Whether the answer has to be a call."""
+        return bool(self.tools) and self.tool_choice != "auto"
+
+    @property
+    def formed(self) -> bool:
+        """Whether the answer has a form, for which an automaton may have to be built."""
+        return self.forced or any(name in self.arguments for name in FORMATS)
+
+    @property
     def choices(self) -> int:
         return len(self.prompts) * self.n
 
@@ -89,6 +100,9 @@ def read_chat(data: Any) -> GenerateRequest:
     if wanted not in ("none", "auto", *(["required", *names] if names else [])):
         text = f"tool_choice {shortened(wanted)} is none of the tools: {', '.join(names) or 'none'}"
         raise Problem(400, text, "tool_choice", "invalid_value")
+    if choice not in ("none", "auto") and _form(body):
+        raise Problem(400, f"tool_choice {shortened(wanted)} makes the answer a call: it has no "
+                      "other form", "tool_choice", "invalid_value")  # fmt: skip
     if body.diffusing and tools:
         raise Problem(400, "diffusing replaces the text with every chunk, which calls of tools are "
                       "not: drop one of them", "diffusing", "invalid_value")  # fmt: skip
@@ -187,6 +201,23 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
         if body.stop:
             stop = body.stop
             result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        result |= _form(body)
         if body.constraints:
             result["constraints"] = {int(k): v for k, v in body.constraints.items()}
     return result
+
+
+def _form(body: Writing) -> dict[str, Any]:
+    """The argument that gives the answer a form."""
+    wanted, given = body.response_format or {"type": "text"}, body.structured_outputs
+    forms: dict[str, Any] = {}
+    if wanted["type"] != "text":
+        schema = wanted.get("json_schema", {}).get("schema")
+        forms["json_schema"] = {"type": "object"} if schema is None else schema
+    if given is not None:
+        named = {"regex": given.regex, "choice": given.choice, "json_schema": given.schema_}
+        if forms or sum(value is not None for value in named.values()) > 1:
+            raise Problem(400, "an answer has one form: regex, choice, json or a response_format",
+                          "structured_outputs", "invalid_value")  # fmt: skip
+        forms = {name: value for name, value in named.items() if value is not None}
+    return forms

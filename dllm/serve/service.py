@@ -11,15 +11,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from .. import __version__
 from ..drafting.verifiers.base import is_causal_model
+from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
-from ..prompts import encode, encode_continuation, encode_holes, tokenizer_of
+from ..likelihood.step import Guesses, step
+from ..preparation import Preparation
+from ..prompts import (
+    encode,
+    encode_continuation,
+    encode_holes,
+    encode_markup,
+    hole_forms,
+    tokenizer_of,
+)
 from ..session import Handle, Session
 from .body import shortened
 from .drafts import DraftRoutes
@@ -29,9 +39,9 @@ from .metrics import Metrics
 from .problems import Problem, problem_of
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
-from .settings import Settings
+from .settings import SAMPLER, Settings
 from .texts import hole_sizes, hole_texts
-from .tools import THINK, Parser, shows_tools, syntax_of, thinks
+from .tools import THINK, Bare, Parser, Syntax, shows_tools, syntax_of, thinks
 from .verify import VerifyRoutes
 
 if TYPE_CHECKING:
@@ -39,6 +49,7 @@ if TYPE_CHECKING:
     from ..result import Result
     from .ranks import Channel
 
+T = TypeVar("T")
 log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
 TAIL = 16  # tokens at the end of a prompt, where thoughts may be opened
@@ -88,10 +99,19 @@ class Service:
         settings = self.settings
         options = settings.session(cache) | {"observe": self.metrics.step}
         if is_causal_model(self.model):
+            if settings.sampler is not None:
+                raise ConfigError(f"{self.model.name} is autoregressive: drop --sampler")
             options |= {"drafter": list(settings.drafters) or None}
-            del options["sampler"]  # a default of the settings
+            del options["sampler"]
         elif settings.drafters:
-            raise ConfigError(f"{self.model.name} is no verifier: drop drafters")
+            raise ConfigError(
+                f"{self.model.name} is a diffusion model, and drafters are for autoregressive "
+                "ones: drop --drafter"
+            )
+        else:  # what every request would be refused for
+            length = {} if settings.length is None else {"length": settings.length}
+            how = Preparation.of(self.model, options["sampler"], cache, None, length)
+            check_recipe(how.recipe, how.cache, self.model)
         if self.ranks is not None:
             from .ranks import Leader
 
@@ -137,7 +157,7 @@ class Service:
 
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
-        sampler, cache = ask.sampler or self.settings.sampler, self.cache_of(ask)
+        sampler, cache = ask.sampler or self.settings.sampler or SAMPLER, self.cache_of(ask)
         facts = (__version__, self.model.name, str(self.model.dtype), sampler, cache)
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
@@ -190,22 +210,26 @@ class Service:
             go_on()
             return self._submitted(ask, encoded, until)
 
-        return await self.encoder.run(submit, texts, until, cancel_all)
+        return await self.encoder.run(submit, texts, until, cancel_all, ask.formed)
 
     def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
         limit, text = self.settings.max_prompt_tokens, None
         template = dict(ask.template)
-        if ask.tools and shows_tools(self.template):
+        shown = ask.tools and shows_tools(self.template)
+        if shown:
             template["tools"] = ask.tools
         ids = None if prompt is None else encode(model, prompt, ask.chat, template)
+        if shown and ask.forced and self.syntax.opening:  # the call has begun
+            begun = encode_markup(tokenizer_of(model), f"{self.syntax.opening}\n")
+            ids = np.concatenate([ids, np.asarray(begun, np.int64)])
         if ids is not None and limit is not None and len(ids) > limit:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
             )
         if ask.text is not None:
             given, holes = encode_holes(model, ask.text)
-            text = np.where(holes, -1, given)
+            text = ask.text if any(hole_forms(ask.text)) else np.where(holes, -1, given)
         elif ask.suffix is not None:
             length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
             behind = encode_continuation(tokenizer_of(model), ask.suffix)
@@ -220,6 +244,8 @@ class Service:
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
+        if ask.forced:
+            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
@@ -281,22 +307,28 @@ class Service:
             parser.feed(result.text)
             parser.end()
         before = self.decode(prompt) if ask.echo else ""
-        return Choice(result, before + result.text, said=parser and parser.said)
+        return Choice(result, before + result.text, said=None if parser is None else parser.said)
 
     @property
     def template(self) -> str:
         """The model's chat template, "" without one."""
         return str(getattr(self.model.tokenizer, "chat_template", None) or "")
 
+    @property
+    def syntax(self) -> Syntax:
+        """How the model writes calls of tools."""
+        return syntax_of(self.template, self.settings.tool_parser)
+
     def parser(self, ask: GenerateRequest, prompt: Sequence[int]) -> Parser | None:
         """Who reads calls and thoughts out of an answer behind ``prompt``; None: it has neither."""
         names = [tool["function"]["name"] for tool in ask.tools]
+        if ask.forced:
+            return Bare(names, most=1)
         thinking = thinks(self.template)
         if ask.kind != "chat" or not (names or thinking):
             return None
         opened = thinking and self.decode(prompt[-TAIL:]).rstrip().endswith(THINK)
-        syntax = syntax_of(self.template, self.settings.tool_parser)
-        return syntax.parser(names, ask.most_calls, thinking, opened)
+        return self.syntax.parser(names, ask.most_calls, thinking, opened)
 
     def answered(self, name: str, results: Sequence[Result], arrived: float) -> None:
         """Count the answers to request ``name``, which came at ``arrived`` (of
@@ -329,10 +361,26 @@ class Service:
 
     async def score(self, prompt: Any, texts: list[str], how: dict[str, Any]) -> list[Any]:
         """Likelihoods of ``texts`` after ``prompt``, in turn with other such requests."""
+        likelihoods: Any = score  # overloaded
+        return await self._in_turn([prompt, *texts], lambda go_on: likelihoods(
+            self._scored, [prompt] * len(texts), texts, before_forward=go_on, **how
+        ))  # fmt: skip
+
+    async def step(self, prompt: Any, text: Any, how: dict[str, Any]) -> Guesses:
+        """What the model predicts at the holes of ``text``, in turn with likelihoods."""
+
+        def work(go_on: Callable[[], None]) -> Guesses:
+            go_on()
+            return step(self._scored, text, prompt=prompt, **how)
+
+        return await self._in_turn([prompt, text], work)
+
+    async def _in_turn(self, texts: Sequence[Any], work: Callable[[Callable[[], None]], T]) -> T:
+        """What ``work(go_on)`` on ``texts`` returns; ``go_on`` raises once nobody waits for it."""
         if self.ranks is not None:
             raise Problem(400, "a model that is split over processes writes and does not score",
                           code="unsupported_value")  # fmt: skip
-        self.encoder.check([prompt, *texts])
+        self.encoder.check(texts)
         if not self._scores.acquire(blocking=False):
             raise QueueFullError(f"{MOST_SCORES} requests for likelihoods wait already")
         left = threading.Event()
@@ -341,19 +389,13 @@ class Service:
             if left.is_set() or self._closed:
                 raise CancelledError("the server is stopping")
 
-        likelihoods: Any = score  # overloaded, which an executor cannot be asked
-        work = self._scorer.submit(
-            lambda: likelihoods(
-                self._scored, [prompt] * len(texts), texts, before_forward=go_on, **how
-            )
-        )
-        work.add_done_callback(lambda _: self._scores.release())
+        future = self._scorer.submit(work, go_on)
+        future.add_done_callback(lambda _: self._scores.release())
         try:
-            result: list[Any] = await outcome(work)
+            return await outcome(future)
         finally:
             left.set()
-            work.cancel()  # if it has not begun
-        return result
+            future.cancel()  # if it has not begun
 
     def close(self) -> None:
         """Cancel what still runs, whose clients are told so, and end the threads."""

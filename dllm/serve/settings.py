@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import ConfigError
 from .metrics import NAMES
 
+SAMPLER = "threshold"
 WRITE_PATIENCE = 30.0  # seconds that a reader may keep a full connection waiting
 
 
@@ -15,11 +16,12 @@ WRITE_PATIENCE = 30.0  # seconds that a reader may keep a full connection waitin
 class Settings:
     """How to serve a model.
 
-    ``name``: what clients call the model (default: the model's own name). ``sampler``, ``length``:
-    of requests that name none; where the length is found, ``max_tokens`` is the most that an answer
-    may get, and it holds memory for what it has. ``caches``: those that requests may ask for, the
-    first by default; each has rows and a queue of its own, and all share the model. ``drafters``:
-    of an autoregressive model, whose texts they help to write; the first that has a draft.
+    ``name``: what clients call the model (default: the model's own name). ``sampler`` (default
+    "threshold"), ``length``: of requests that name none; where the length is found, ``max_tokens``
+    is the most that an answer may get, and it holds memory for what it has. ``caches``: those that
+    requests may ask for, the first by default; each has rows and a queue of its own, and all share
+    the model. ``drafters``: of an autoregressive model, whose texts they help to write; the first
+    that has a draft.
     ``max_rows``: requests that are written at a time; ``max_waiting``: those that may wait,
     more get 429; ``max_positions``: room for keys and values; ``max_batch_tokens``: most
     positions of a forward; ``full_step_tokens``: most positions of whole canvases in a step;
@@ -33,7 +35,7 @@ class Settings:
     """
 
     name: str | None = None
-    sampler: str = "threshold"
+    sampler: str | None = None
     length: str | None = None
     caches: tuple[str, ...] = ("none",)
     drafters: tuple[str, ...] = ()
@@ -57,10 +59,10 @@ class Settings:
 
     def session(self, cache: str) -> dict[str, Any]:
         """Arguments of the `dllm.Session` for ``cache``."""
-        names = ("sampler", "length", "max_rows", "max_waiting", "max_positions",
-                 "max_batch_tokens", "full_step_tokens", "keep_prefixes", "cuda_graphs",
-                 "compile")  # fmt: skip
-        return {"cache": cache} | {name: getattr(self, name) for name in names}
+        names = ("length", "max_rows", "max_waiting", "max_positions", "max_batch_tokens",
+                 "full_step_tokens", "keep_prefixes", "cuda_graphs", "compile")  # fmt: skip
+        given = {name: getattr(self, name) for name in names}
+        return {"cache": cache} | given | {"sampler": self.sampler or SAMPLER}
 
     def __post_init__(self) -> None:
         if not self.caches:

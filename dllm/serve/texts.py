@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..result import Result
 
-HOLE = re.compile(r"\[\[(\d+)\]\]")
+HOLE = re.compile(r"\[\[(\d+)(?::.+?)?\]\](?!\])")
 
 
 def hole_sizes(text: str) -> list[int]:

@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import UnknownNameError
 
 THINK, THOUGHT = "<think>", "</think>"
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -192,14 +193,20 @@ class Syntax:
             return Bare(names, most)
         return Tagged(names, most, self.opening, self.closing, thinks, thinking)
 
-    def schema(self, tool: dict[str, Any]) -> dict[str, Any]:
-        """JSON schema of a call of ``tool``, as OpenAI describes tools."""
-        function = tool["function"]
-        parameters = function.get("parameters") or {"type": "object", "properties": {}}
-        return {
-            "type": "object", "required": ["name", self.arguments],
-            "properties": {"name": {"const": function["name"]}, self.arguments: parameters},
-        }  # fmt: skip
+    def schema(self, tools: Sequence[dict[str, Any]], choice: str) -> dict[str, Any]:
+        """JSON schema of a call of one of ``tools``, or of the one that ``choice`` names."""
+        calls = [
+            {
+                "type": "object", "required": ["name", self.arguments],
+                "additionalProperties": False,
+                "properties": {
+                    "name": {"const": tool["function"]["name"]},
+                    self.arguments: tool["function"].get("parameters") or NOTHING,
+                },
+            }
+            for tool in tools if choice in ("required", tool["function"]["name"])
+        ]  # fmt: skip
+        return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
 SYNTAXES = {

@@ -188,3 +188,35 @@ def test_sigterm_ends_with_a_sentence(tmp_path: Path, command: str) -> None:
     assert run.returncode == 143
     assert "of 400 answered" in said and "Traceback" not in said
     assert said.rstrip().endswith("ended by SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--sampler", "foo"), "unknown sampler 'foo'"),
+        (("--cache", "foo"), "unknown cache 'foo'"),
+        (("--drafter", "promt_lookup"), "promt_lookup"),
+        (("--log-level", "loud"), "unknown log level"),
+        (("--tool-parser", "hermess"), "unknown tool parser"),
+    ],
+)
+def test_a_server_finds_typos_before_it_loads(
+    cli: Run, arguments: tuple[str, ...], word: str
+) -> None:
+    done = cli("serve", "/no/such/model", *arguments, "--port", "0")  # which would be said first
+    assert done.exit_code == 2 and word in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("nano-ar", "--sampler", "localleap"), "nano-ar is autoregressive: drop --sampler"),
+        (("nano", "--drafter", "prompt_lookup"), "nano is a diffusion model"),
+        (("nano", "--sampler", "wino", "--cache", "d2f"), "wino needs"),
+    ],
+)
+def test_a_server_does_not_start_with_what_it_would_refuse(
+    cli: Run, arguments: tuple[str, ...], word: str
+) -> None:
+    done = cli("serve", *arguments, "--port", "0")
+    assert done.exit_code == 2 and word in done.stderr, done.stderr

@@ -125,6 +125,8 @@ def test_what_is_done_is_kept_and_the_rest_follows(
         (["--resume"], LINES[::-1], "answers another prompt"),
         (["--resume", "-s", "llada"], LINES, "made with sampler 'threshold', not 'llada'"),
         (["--resume", "--seed", "5"], LINES, "made with seed 0, not 5"),
+        (["--resume", "--temperature", "1"], LINES, "made with arguments"),
+        (["--resume", "--raw"], LINES, "made with arguments"),
     ],
 )
 def test_answers_of_other_runs_are_not_mixed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.base import DRAFTERS, Budget, Draft, Drafter, Drafting, Feedback, Request, single
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.aded import ADED
-from dllm.drafting.drafters.hsd import Hierarchy
+from dllm.drafting.drafters.cascade import Cascade
 from dllm.drafting.pivots import label_pivots
 from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
@@ -34,7 +35,7 @@ def request(prefix: list[int], trees: bool = True) -> Request:
 
 
 @pytest.mark.parametrize("kind", ["full", "windowed"])
-@pytest.mark.parametrize("name", ["cacheback", "aded", "hsd(prompt_lookup+anpd)", "suffix"])
+@pytest.mark.parametrize("name", ["cacheback", "aded", "cascade(prompt_lookup+anpd)", "suffix"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_text_is_the_verifiers(
     verifiers: dict[str, dllm.DiffusionModel], kind: str, name: str, temperature: float
@@ -110,14 +111,14 @@ class _Fixed(Drafter):
         return _Context(self.tokens)
 
 
-def test_hsd_drafts_again_behind_what_was_agreed_on() -> None:
+def test_a_cascade_drafts_again_behind_what_was_agreed_on() -> None:
     cheap, dear = _Fixed({2: [5, 6, 7, 8]}), _Fixed({2: [5, 6, 1, 1], 4: [7, 9, 9, 9]})
-    drafting = Hierarchy((cheap, dear)).open(request([1, 2]))
+    drafting = Cascade((cheap, dear)).open(request([1, 2]))
     draft = drafting.propose(np.array([1, 2]), Budget(6, 9))
     assert draft.tokens.tolist() == [5, 6, 7, 9, 9, 9]
     short = drafting.propose(np.array([1, 2]), Budget(4, 9))
     assert short.tokens.tolist() == [5, 6, 7, 9]
-    unequal = Hierarchy((_Fixed({2: [9]}), dear)).open(request([1, 2]))
+    unequal = Cascade((_Fixed({2: [9]}), dear)).open(request([1, 2]))
     assert unequal.propose(np.array([1, 2]), Budget(4, 9)).tokens.tolist() == [5, 6, 1, 1]
 
 
@@ -192,6 +193,20 @@ def test_fly_by_hand(
     )  # fmt: skip
     outcome = FLy(window=2).judge(rows, chain_of(drafted))
     assert (len(outcome.path), outcome.extra, outcome.deviations) == (kept, extra, deviations)
+
+
+def test_fly_measures_the_three_most_probable_tokens() -> None:
+    """0.86 and seven of 0.02: 0.286 nats in the first three, 0.68 in all."""
+    logits = torch.log(torch.full((7, 8), 0.02))
+    for row, token in enumerate([1, 2, 3, 4, 5, 6, 7]):
+        logits[row, token] = math.log(0.86)
+    drafted = chain_of([0, 2, 3, 4, 5, 6])
+    rows = Rows(logits, drafted, np.array([0]), Sampling(), KeyedNoise(0), 0)
+    for rule, kept in ((FLy(), 0), (FLy(entropy=0.28), 6), (FLy(top=8), 6)):
+        assert len(rule.judge(rows, drafted).path) == kept
+    short = chain_of([0, 2, 3, 4, 5])  # five have to follow
+    rows = Rows(logits[:6], short, np.array([0]), Sampling(), KeyedNoise(0), 0)
+    assert FLy(entropy=0.28).judge(rows, short).path == []
 
 
 def test_pivot_learns_which_tokens_matter(tmp_path: Path) -> None:

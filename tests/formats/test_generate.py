@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, Field
+from typer.testing import CliRunner
 
 import dllm
+from dllm.cli.app import app
 
 QUESTION = "What is 23 + 12?"
 
@@ -108,3 +110,38 @@ def test_json_comes_back_as_an_object(nano: dllm.DiffusionModel, tmp_path: Path)
     assert dllm.generate(nano, QUESTION, regex="[0-9]+").parsed is None
     drafted = dllm.speculate("nano-ar", nano, QUESTION, json_schema=Person, max_new_tokens=48)
     assert isinstance(drafted.parsed, Person)
+
+
+def test_holes_with_forms(nano: dllm.DiffusionModel) -> None:
+    out = dllm.infill(nano, "def f(x):\n    return [[8:[a-z+* ()0-9]+]]\n")
+    assert re.fullmatch(r"def f\(x\):\n    return [a-z+* ()0-9]+\n", out.text)
+    text = "[[2:[A-Z].*]] and[[3]] are[[2: ([ab]+|c)]]."
+    for temperature in (0.0, 1.0):
+        out = dllm.infill(nano, text, prompt=QUESTION, temperature=temperature)
+        assert re.fullmatch(r"[A-Z].* and.* are ([ab]+|c)\.", out.text, re.DOTALL), out.text
+    with dllm.Session(nano) as session:
+        assert session.infill(text, prompt=QUESTION).result().text == dllm.infill(
+            nano, text, prompt=QUESTION
+        ).text  # fmt: skip
+    for wrong, message in {
+        "a[[2:b]][[3]] c": "need text between them",
+        "a[[2:b]] c": "no text of this form fits",
+        "a[[2:(]] c": "not well formed",
+    }.items():
+        with pytest.raises(dllm.ConfigError, match=message):
+            dllm.infill(nano, wrong)
+    with pytest.raises(dllm.ConfigError, match="drop regex"):
+        dllm.infill(nano, text, regex="a")
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": [35, 36]}', encoding="utf-8")
+    runner = CliRunner()
+    for options, expected in (
+        (["--regex", "[0-9]{2}"], "[0-9]{2}"),
+        (["--choice", "yes", "--choice", "no"], "yes|no"),
+        (["--json-schema", str(file)], "35|36"),
+    ):
+        result = runner.invoke(app, ["generate", QUESTION, *options])
+        assert re.fullmatch(expected, result.stdout.strip()), result.output

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dllm.canvas import BoolArray, Canvas, FloatArray
+from dllm.canvas import Canvas, FloatArray
 from dllm.capabilities import FORESIGHT
-from dllm.samplers.base import Prediction, Scorer, View
-from dllm.samplers.dream import Dream
+from dllm.samplers.base import Prediction, Scorer
 from dllm.samplers.llada import LLaDA
-from dllm.samplers.windows import WholeRegion
 
 from .call import Call
 from .replay_samplers import SAMPLERS
@@ -187,7 +185,7 @@ def _window_dream(case: dict[str, Any]) -> Call:
         "window_diffusion(refresh_every={refresh_cycle}, active={i_win_size}, "
         "window={o_win_size}, official={form})"
     ).format(**case, form=form)
-    sampler = [Dream(eps=case["eps"]), FirstMaskAtRefresh(case["refresh_cycle"])]
+    sampler = "dream(eps={eps})+whole(force_first={refresh_cycle})".format(**case)
     return Call(sampler, cache, {"steps": case["num_steps"], "top_k": 50})
 
 
@@ -197,22 +195,6 @@ def _dllm_cache(case: dict[str, Any]) -> Call:
         "ratio={transfer_ratio}, force_pending=False)"
     )
     return _llada(case)._replace(cache=cache.format(**case))
-
-
-@dataclass(frozen=True)
-class FirstMaskAtRefresh(WholeRegion):
-    """Window-Diffusion's Dream code commits exactly the first mask when it refreshes."""
-
-    name = "first_mask_at_refresh"
-
-    cycle: int = 1
-
-    def decides(self, canvas: Canvas) -> bool:
-        return canvas.step % self.cycle == 0
-
-    def select(self, view: View) -> BoolArray:
-        first: BoolArray = np.arange(len(view.positions)) == 0
-        return first
 
 
 BUILDERS = {

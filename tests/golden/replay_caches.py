@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +17,11 @@ from dllm.canvas import BoolArray, Canvas, FloatArray, IntArray
 from dllm.samplers import compose
 from dllm.samplers.base import Prediction, View
 from dllm.samplers.certainty_prior import CertaintyPrior
-from dllm.samplers.dawn import DAWN
 from dllm.samplers.dcd import slide
 from dllm.samplers.dsb import DSB
 from dllm.samplers.scorers import Probability
-from dllm.samplers.windows import StaticBlocks
+
+from .conftest import goldens_dir
 
 Pairs = list[list[tuple[int, int]]]
 Built = tuple[Any, Any, dict[str, Any]]
@@ -177,29 +178,13 @@ def d2(case: dict[str, Any]) -> Built:
     return parts, cache, {"block_length": case["block_length"]}
 
 
-@dataclass(frozen=True)
-class ReleasedDAWN(DAWN):
-    """DAWN's greedy loop as released: it runs until it has as many entries as candidates, and when
-    some were struck out, the index 0 of an exhausted search overwrites the canvas's first token."""
-
-    def select(self, view: View) -> BoolArray:
-        chosen = super().select(view)
-        # what super() left out of the candidates, or of all: recompute who was struck out
-        edge, at, score = self.edges(view), view.positions, view.score
-        sure = score >= self.tau
-        induced = (score >= self.tau_induce) & edge[np.ix_(at, self._anchors(view))].any(1)
-        near = edge[np.ix_(at, at[sure & induced])].any(1)
-        candidates = (score >= self.tau_low) & ~sure & ~induced & ~near
-        if (candidates & ~chosen).any():
-            view.canvas.tokens[0] = view.all_predictions.at(np.zeros(1, np.int64)).token[0]
-        return chosen
-
-
 def dawn(case: dict[str, Any]) -> Built:
-    layers = 3 - case["attention_from_layer"]
-    taus = (case[name] for name in ("tau_sink", "tau_edge", "tau_induce", "tau_low"))
-    parts = [ReleasedDAWN(0.9, *taus, layers=layers), StaticBlocks(case["block_length"])]
-    return parts, "none", {}
+    model = json.loads((goldens_dir() / case["model"] / "config.json").read_text())
+    count = model.get("n_layers") or model["num_hidden_layers"]
+    sampler = (
+        "dawn(0.9, {tau_sink}, {tau_edge}, {tau_induce}, {tau_low}, layers={layers}, official=True)"
+    ).format(layers=count - case["attention_from_layer"], **case)
+    return sampler, "none", {"block_length": case["block_length"]}
 
 
 BUILDERS: dict[str, Callable[[dict[str, Any]], Built]] = {

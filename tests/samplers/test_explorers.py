@@ -42,28 +42,35 @@ def lopa_score(branch: Branch, said: Numbers, alpha: float) -> float:
     return alpha * branch[1] + (1 - alpha) * (float(np.mean(unsure)) if unsure else 1.0)
 
 
-def lopa(table: Table, tau: float, k: int, alpha: float) -> tuple[list[int], int]:
+def lopa(
+    table: Table, tau: float, k: int, alpha: float, base: bool = True
+) -> tuple[list[int], int]:
     branches, nfe = [(PROMPT + [MASK] * MASKS, 1.0)], 0
     while True:
         heard = [look(table, tokens) for tokens, _ in branches]
         nfe += 1
         scores = [lopa_score(b, said, alpha) for b, said in zip(branches, heard, strict=True)]
-        kept = max(range(len(branches)), key=lambda i: (scores[i], i > 0, -i))
+        kept = max(range(len(branches)), key=lambda i: (scores[i], i >= base, -i))
         tokens, said = branches[kept][0], heard[kept]
         chosen = [i for i in said if said[i][1] >= tau] or surest(said, list(said))[:1]
         tokens = put(tokens, said, chosen)
         if MASK not in tokens:
             return tokens, nfe
-        rest = surest(said, [i for i in said if i not in chosen])[: k - 1]
-        branches = [(tokens, 1.0)] + [(put(tokens, said, [i]), said[i][1]) for i in rest]
+        rest = surest(said, [i for i in said if i not in chosen])[: k - base]
+        branches = [(tokens, 1.0)] * base + [(put(tokens, said, [i]), said[i][1]) for i in rest]
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("k", "alpha"), [(2, 0.0), (3, 0.0), (4, 0.3)])
-def test_lopa(seed: int, k: int, alpha: float) -> None:
+@pytest.mark.parametrize(
+    ("k", "alpha", "base"), [(2, 0.0, True), (3, 0.0, True), (4, 0.3, True), (3, 0.3, False)]
+)
+def test_lopa(seed: int, k: int, alpha: float, base: bool) -> None:
     table = hashed(seed, 2.0)
-    tokens, nfe = lopa(table, 0.4, k, alpha)
-    spec = f"lopa(threshold(0.4), k={k}, alpha={alpha})+whole+eos(eos_policy=none)"
+    tokens, nfe = lopa(table, 0.4, k, alpha, base)
+    spec = (
+        f"lopa(threshold(0.4), k={k}, alpha={alpha}, base_competes={base})+whole"
+        "+eos(eos_policy=none)"
+    )
     result = run(spec, table, MASKS)
     assert result.tokens.tolist() == tokens
     assert result.nfe == nfe

@@ -113,7 +113,7 @@ def test_the_command(
     file.write_text("\n".join([*right, *wrong]))
     how = ("--model", str(tiny_folder), "--max-new-tokens", "16", "--block-length", "8")
     done = cli("batch", str(file), "-o", str(out), *how, "--max-rows", "2")
-    assert done.exit_code == 0, done.stderr
+    assert done.exit_code == 1, done.stderr  # some lines failed
     assert "7 answered, 4 of them with an error" in done.stderr
     entries = results_of(out)
     plain = dllm.generate(tiny, PROMPTS, max_new_tokens=16, block_length=8)
@@ -129,6 +129,38 @@ def test_the_command(
     assert "7 results are there already, 0 requests are open" in again.stderr
     assert results_of(out) == entries
     assert cli("batch", str(file), "-o", str(file)).exit_code == 2
+
+
+def test_settings_are_not_mixed(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    """Every setting that changes an answer stands beside it, and is compared."""
+    file, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    file.write_text("one\ntwo\n")
+    how = ("batch", str(file), "-o", str(out), "--model", str(tiny_folder),
+           "--max-new-tokens", "16", "--block-length", "8")  # fmt: skip
+    assert cli(*how).exit_code == 0
+    written = out.read_bytes()
+    for other, said in (
+        (("-s", "localleap"), "sampler 'threshold', not 'localleap'"),
+        (("-c", "dual"), "cache 'none', not 'dual'"), (("-m", "nano"), "model"),
+        (("--dtype", "bfloat16"), "dtype 'auto', not 'bfloat16'"),
+        (("--temperature", "1"), "another request"),
+    ):  # fmt: skip
+        done = cli(*how, *other)
+        assert done.exit_code == 2 and said in done.stderr, done.stderr
+    assert out.read_bytes() == written and cli(*how).exit_code == 0
+    for nowhere in ("/dev/null", str(tmp_path)):
+        assert "keeps no results" in cli("batch", str(file), "-o", nowhere).stderr
+
+
+def test_progress_is_told_where_there_is_no_terminal(
+    cli: Run, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dllm.cli.output.Ticker.__init__", lambda self: vars(self).update(
+        every=0.0, again=0.0))  # fmt: skip
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\ntwo\n")
+    done = cli("batch", str(file), "--model", str(tiny_folder), "--max-new-tokens", "8")
+    assert "1 of 2 answered\n2 of 2 answered\n" in done.stderr
 
 
 def holds(file: Path, count: int) -> bool:

@@ -106,16 +106,6 @@ def test_diffusing_replaces_the_text(served: Served, tiny: dllm.DiffusionModel) 
     assert len(texts) > 1 and set(texts) <= set(shown)
 
 
-def test_parse_says_what_to_do(served: Served) -> None:
-    pydantic = pytest.importorskip("pydantic")
-
-    class Answer(pydantic.BaseModel):  # type: ignore[misc,name-defined]
-        names: list[str]
-
-    with pytest.raises(openai.BadRequestError, match="constrained output"):
-        served.client().chat.completions.parse(messages=HELLO, response_format=Answer, **HOW)
-
-
 def test_completions(served: Served, tiny: dllm.DiffusionModel) -> None:
     answer = served.client().completions.create(prompt=["one two", "three"], n=2, **HOW)
     plain = dllm.generate(

@@ -82,7 +82,7 @@ def test_neutral_values_change_nothing(given: Any) -> None:
     [
         ("frequency_penalty", 0.5), ("presence_penalty", -1), ("repetition_penalty", 1.1),
         ("logit_bias", {"5": 1}), ("functions", [{"name": "f"}]),
-        ("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"}),
+        ("guided_regex", "a"),
         ("guided_json", {"type": "object"}), ("best_of", 2), ("echo", True), ("min_p", 0.1),
         ("audio", {"voice": "x"}), ("prediction", {"content": "x"}), ("store", True),
         ("stop_token_ids", [3]), ("modalities", ["audio"]),
@@ -198,6 +198,33 @@ def test_fields_that_need_one_another() -> None:
 
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def test_forms_of_answers() -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "A", "schema": SCHEMA}}
+    for given, expected in (
+        ({"response_format": wanted}, {"json_schema": SCHEMA}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
+        ({"structured_outputs": {"regex": "a+", "choice": None}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+    ):  # fmt: skip
+        assert chat(**given).arguments == text(**given).arguments == expected
+        assert chat(**given).formed and not chat().formed
+    for wrong, param in (
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": wanted}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "a"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": "a" * 10**5}}, "structured_outputs.regex"),
+        ({"tools": [ADD], "tool_choice": "required", "response_format": wanted}, "tool_choice"),
+    ):  # fmt: skip
+        assert refused(read_chat, {"messages": HELLO, **wrong}).param == param
 
 
 def test_tools() -> None:

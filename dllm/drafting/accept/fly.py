@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from ...errors import ConfigError
 from ..base import RULES, AcceptRule, Draft, Outcome
-from .pivot import _entropy
 from .rows import Rows
 
 
@@ -19,19 +19,21 @@ class FLy(AcceptRule):
     """LOSSY. Keep a token that differs from the verifier's where the verifier hesitates and then
     follows the draft.
 
-    It hesitates where its entropy over the logarithm of the vocabulary size is at least
-    ``entropy``; it follows where it agrees with the next ``window`` drafted tokens, all of which
-    must be there.  Constants of the paper.
+    It hesitates where the entropy of its ``top`` (3) most probable tokens, the sum of -p ln p over
+    these alone, is at least ``entropy`` nats; it follows where it agrees with the next ``window``
+    drafted tokens, all of which must be there.  Constants of the paper, whose window of six counts
+    the token itself; vLLM asks for six that follow.
     """
 
     entropy: float = 0.3
-    window: int = 6
+    window: int = 5
+    top: int = 3
 
     lossy = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.entropy <= 1 or self.window < 0:
-            raise ConfigError("fly takes entropy in [0, 1] and window >= 0")
+        if not self.entropy >= 0 or self.window < 0 or self.top < 1:
+            raise ConfigError("fly takes entropy >= 0, window >= 0 and top >= 1")
 
     def judge(self, rows: Rows, draft: Draft) -> Outcome:
         own = [rows.keyed(node - 1) for node in range(len(draft) + 1)]
@@ -39,8 +41,13 @@ class FLy(AcceptRule):
         deviations = 0
         for node in np.flatnonzero(~same).tolist():
             ahead = same[node + 1 : node + 1 + self.window]
-            sure = _entropy(rows, node - 1) < self.entropy
+            sure = self._hesitation(rows, node - 1) < self.entropy
             if sure or len(ahead) < self.window or not ahead.all():
                 return Outcome(list(range(node)), own[node], deviations)
             deviations += 1
         return Outcome(list(range(len(draft))), own[-1], deviations)
+
+    def _hesitation(self, rows: Rows, node: int) -> float:
+        """Entropy of the most probable tokens after ``node``, in nats."""
+        p = rows.log_distribution[node + 1].float().softmax(-1)
+        return float(torch.special.entr(p.topk(min(self.top, len(p))).values).sum())

@@ -19,7 +19,7 @@ from ..base import (
 from .first_of import _FirstOf, _Several
 
 
-class _Hierarchy(_FirstOf):
+class _Cascading(_FirstOf):
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         draft = self.members[0].propose(prefix, budget)
         for member in self.members[1:]:
@@ -55,16 +55,16 @@ def _sureness(draft: Draft) -> Array:
     return np.ones(len(draft)) if known is None else np.asarray(known, np.float64)
 
 
-@DRAFTERS.register("hsd")
+@DRAFTERS.register("cascade")
 @dataclass
-class Hierarchy(_Several):
+class Cascade(_Several):
     """A drafter of drafters: each level drafts for the next, the last for the verifier.
 
-    ``hsd(a+b)``: b drafts; where the tokens of a cheap a agree with it from the start on, b drafts
-    once more behind them, now with these tokens as context instead of masks.  The draft is what
-    they agreed on and what b says then.  With more drafters the first two are a drafter for the
-    third, and so on.
+    ``cascade(a+b)``: b drafts; where the tokens of a cheap a agree with it from the start on, b
+    drafts once more behind them, now with these tokens as context instead of masks.  The draft is
+    what they agreed on and what b says then.  With more drafters the first two are a drafter for
+    the third, and so on.
     """
 
     def open(self, request: Request) -> Drafting:
-        return _Hierarchy(self, request)
+        return _Cascading(self, request)

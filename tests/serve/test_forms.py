@@ -1,0 +1,123 @@
+"""Answers with a form over HTTP: expressions, choices, JSON, calls of tools."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+import dllm
+from tests.cli.conftest import Run
+
+from .conftest import Served, Start
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO: Any = [{"role": "user", "content": "one"}]
+HOW: Any = {"messages": HELLO, "max_tokens": 24, "block_length": 8}
+
+
+def content(served: Served, **more: Any) -> str:
+    answer = served.post(CHAT, HOW | more)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def test_expressions_and_choices(served: Served, tiny: dllm.DiffusionModel) -> None:
+    """The same text as in a program, and one of the form; streamed, too."""
+    regex = "[0-9]{2}-[a-z]{3}"
+    text = content(served, structured_outputs={"regex": regex})
+    assert re.fullmatch(regex, text)
+    assert text == dllm.generate(tiny, HELLO, regex=regex, max_new_tokens=24, block_length=8).text
+    body = {**HOW, "structured_outputs": {"regex": regex}, "stream": True, "temperature": 1,
+            "seed": 3}  # fmt: skip
+    pieces = [
+        json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+        for line in served.post(CHAT, body).text.splitlines()
+        if line.startswith("data: {")
+    ]
+    assert re.fullmatch(regex, "".join(pieces))
+    assert content(served, structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+    plain = {"prompt": "one", "max_tokens": 24, "structured_outputs": {"choice": ["a", "b"]}}
+    assert served.post(TEXT, plain).json()["choices"][0]["text"] in ("a", "b")
+
+
+def test_what_cannot_be_is_refused(served: Served) -> None:
+    for form, word in (
+        ({"regex": "("}, "not well formed"), ({"regex": "a{200}"}, "max_new_tokens"),
+        ({"regex": r"(a)\1"}, "references"),
+    ):  # fmt: skip
+        answer = served.post(CHAT, {**HOW, "structured_outputs": form})
+        assert answer.status_code == 400 and word in answer.json()["error"]["message"], answer.text
+    both = {**HOW, "structured_outputs": {"regex": "a"}, "stop": "b"}
+    assert "stop_strings does not go with regex" in served.post(CHAT, both).text
+
+
+def test_a_file_of_requests(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "requests.jsonl", tmp_path / "out.jsonl"
+    form = {"structured_outputs": {"choice": ["yes", "no"]}}
+    file.write_text("\n".join(json.dumps({"prompt": p, **form}) for p in ("one", "two")))
+    done = cli("batch", str(file), "-o", str(out), "--model", str(tiny_folder),
+               "--max-new-tokens", "8")  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    for line in out.read_text().splitlines():
+        body = json.loads(line)["response"]["body"]
+        assert body["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def test_parse_of_the_openai_package(served: Served) -> None:
+    """A pydantic class in, an object of it out."""
+    answer = served.client().chat.completions.parse(
+        model="tiny", messages=HELLO, max_tokens=48, response_format=Person,
+        extra_body={"block_length": 16},
+    )  # fmt: skip
+    assert isinstance(answer.choices[0].message.parsed, Person)
+    plain = content(served, max_tokens=48, block_length=16,
+                    structured_outputs={"json": Person.model_json_schema()})  # fmt: skip
+    assert Person.model_validate_json(plain)
+
+
+CALCULATOR: Any = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "parameters": {
+            "type": "object", "required": ["a", "b"], "additionalProperties": False,
+            "properties": {name: {"type": "integer", "minimum": 0, "maximum": 99} for name in "ab"},
+        },
+    },
+}  # fmt: skip
+
+
+def test_an_agent_loop(start: Start) -> None:
+    """`nano` is made to call a calculator; what that returns goes back, and it answers."""
+    served = start(dllm.load("nano"), name="nano")
+    messages: list[Any] = [{"role": "user", "content": "What is 23 + 12?"}]
+    ask = served.client().chat.completions.create
+    named: Any = {"type": "function", "function": {"name": "calculator"}}
+    for choice in ("required", named):
+        answer = ask(model="nano", messages=messages, tools=[CALCULATOR], tool_choice=choice,
+                     max_tokens=64).choices[0]  # fmt: skip
+        (call,) = answer.message.tool_calls or []
+        assert call.type == "function" and call.function.name == "calculator"
+        assert answer.message.content is None
+        assert answer.finish_reason == ("tool_calls" if choice == "required" else "stop")
+        numbers = json.loads(call.function.arguments)
+        assert set(numbers) == {"a", "b"} and all(0 <= n <= 99 for n in numbers.values())
+    chunks = list(ask(model="nano", messages=messages, tools=[CALCULATOR], max_tokens=64,
+                      tool_choice="required", stream=True))  # fmt: skip
+    deltas = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]
+    assert [d.function.arguments for d in deltas if d.function] == [call.function.arguments]
+    result = str(numbers["a"] + numbers["b"])
+    messages += [answer.message.model_dump(exclude_none=True),
+                 {"role": "tool", "tool_call_id": call.id, "content": result}]  # fmt: skip
+    final = ask(model="nano", messages=messages, max_tokens=16).choices[0]
+    assert final.message.content is not None and not final.message.tool_calls
