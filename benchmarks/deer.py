@@ -30,10 +30,11 @@ from dllm.drafting.base import RoundStats
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.result import conditional_acceptance
 from dllm.eval.tasks import TASKS
-from dllm.train.deer import Alignment, align, save_aligned, task_prompts, teacher_answers
 from dllm.train.dflash.objective import Objective
-from dllm.train.dflash.recipe import Recipe, finish, start
-from dllm.train.dflash.run import Schedule, resume
+from dllm.train.dflash.recipe import Recipe, Schedule, finish, start
+from dllm.train.loop import LOG, resume
+from dllm.train.recipes.deer import Alignment, align, save_aligned, teacher_answers
+from dllm.train.trajectories import task_questions
 
 from report import RESULTS, write  # isort: skip
 
@@ -157,18 +158,20 @@ def main() -> None:
         }  # fmt: skip
         write(options.output, result)
 
-    pairs = list(teacher_answers(verifier, task_prompts(options.answers)))
+    prompts = [question.prompt for question in task_questions(options.answers, 0)]
+    pairs = teacher_answers(verifier, prompts)
     if options.dflash_steps:
         blocks = block_drafter(verifier, pairs, options.dflash_steps, options.dflash_block)
         stages["dflash"] = judge(blocks)
         print("dflash", stages["dflash"]["overall"]["accepted_per_round"], flush=True)
         save()
-    for entry, model in align(drafter, pairs, recipe):
-        print(entry, flush=True)
-        losses.append({name: entry[name] for name in ("stage", "step", "loss")})
-        if entry["done"]:
-            name = f"stage{entry['stage']}"
-            model.hf.eval()
+    with TemporaryDirectory() as folder:
+        for number, model in enumerate(align(drafter, pairs, recipe, Path(folder), print), 1):
+            log = Path(folder) / f"checkpoints{number}" / LOG
+            for entry in map(json.loads, log.read_text().splitlines()):
+                if "loss" in entry:
+                    losses.append({"stage": number, **{k: entry[k] for k in ("step", "loss")}})
+            name = f"stage{number}"
             stages[name] = judge(model)
             print(name, stages[name]["overall"]["accepted_per_round"], flush=True)
             if options.keep is not None:

@@ -34,8 +34,8 @@ from dllm.train.dflash.data import Answer, read_answers
 from dllm.train.dflash.evaluate import Acceptance, acceptance
 from dllm.train.dflash.model import default_taps
 from dllm.train.dflash.objective import Objective
-from dllm.train.dflash.recipe import Recipe, keep_taps, mask_id, start
-from dllm.train.dflash.run import Schedule, machine_has_bf16, resume
+from dllm.train.dflash.recipe import Recipe, Schedule, keep_taps, mask_id, start
+from dllm.train.loop import machine_has_bf16, resume
 
 from real import smollm2  # isort: skip
 from report import RESULTS, write  # isort: skip

@@ -34,7 +34,8 @@ from dllm.drafting.length.rate import Rate
 from dllm.drafting.naming import make_drafter
 from dllm.drafting.search.ngram import NGram
 from dllm.eval.tasks import TASKS
-from dllm.train.deer import task_prompts, teacher_answers
+from dllm.train.recipes.deer import teacher_answers
+from dllm.train.trajectories import task_questions
 
 from real import load_verifier  # isort: skip
 from report import RESULTS, write  # isort: skip
@@ -77,7 +78,8 @@ class Bench:
     def fitted(self) -> NGram:
         """The proxy of DiffuSpec as published: trigrams of training text, here the verifier's."""
         if self._answers is None:
-            pairs = teacher_answers(self.verifier, task_prompts(800, seed=1))
+            prompts = [question.prompt for question in task_questions(800, seed=1)]
+            pairs = teacher_answers(self.verifier, prompts)
             self._answers = [prompt + answer for prompt, answer in pairs]
         return NGram(vocab_size=self.verifier.facts.vocab_size).fit(self._answers)
 

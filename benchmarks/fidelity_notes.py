@@ -44,8 +44,8 @@ ROUTINES: dict[str, str] = {
     "predicted from its own row, because the slice is shifted and not the canvas. Not recorded: "
     "where two blocks wait together, the official cache holds the first of them twice.",
     "saber_llada": "With `official=True` and `cumulative_blocks`.",
-    "slowfast_llada": "The official code cuts the canvas behind a cycle from its second forward "
-    "on; so does the cache that the replay uses. In the library the cache decides what is fed.",
+    "slowfast_llada": "With cache `slowfast`, which leaves out what lies behind a cycle as the "
+    "official code does.",
     "slowfast_dream": "As for LLaDA.",
     "localleap_llada": "A third-party copy of the authors' code.",
     "localleap_dream": "A third-party copy of the authors' code.",

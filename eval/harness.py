@@ -64,6 +64,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         max_batch_size: int | None = None,
         device: str | None = None,
         dtype: str = "auto",
+        adapter: str | None = None,
         max_gen_toks: int = 256,
         estimator: str | None = None,
         samples: int = 128,
@@ -84,7 +85,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         rows = int(batch_size or 32)
         self.batch_size = min(rows, max_batch_size) if max_batch_size else rows
         where = device or "auto"
-        self.model = load(pretrained, device=where, dtype=dtype) if isinstance(
+        self.model = load(pretrained, device=where, dtype=dtype, adapter=adapter) if isinstance(
             pretrained, str | os.PathLike
         ) else load(pretrained)  # fmt: skip
         if self.model.tokenizer is None:

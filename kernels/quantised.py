@@ -270,7 +270,7 @@ class QuantisedLinear(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "numbers"] = self.plain_numbers()
 
     def __getstate__(self) -> dict[str, Any]:

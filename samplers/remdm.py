@@ -44,12 +44,13 @@ class ReMDMQuota(LLaDA):
 @register("remdm", paper=REMDM, arxiv="2503.00307")
 @dataclass(frozen=True)
 class ReMDM(Reviser):
-    """Pause a block's schedule at ``start`` (7/8) and loop: take back the ``n`` (1) tokens that
-    were least sure when they were committed, commit the ``n`` best positions again.
+    """Loop late in a block: take back the least sure tokens, commit the best positions again.
 
-    The loop has as many steps as the block's schedule (``steps``, default one per position), so
-    that every block takes twice its steps; then the schedule goes on.  What was committed counts
-    with the probability it had then.  The method ends a text behind a block that holds its end:
+    At ``start`` (7/8) the block's schedule pauses; each step of the loop takes back the ``n`` (1)
+    tokens that were least sure when they were committed, and commits ``n`` positions.  The loop has
+    as many steps as the block's schedule (``steps``, default one per position), so that every block
+    takes twice its steps; then the schedule goes on.  What was committed counts with the
+    probability it had then.  The method ends a text behind a block that holds its end:
     ``eos_policy="block_contains"``.
     """
 

@@ -3,6 +3,7 @@ expected."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
@@ -18,7 +19,11 @@ from .compose import register
 from .threshold import Threshold
 
 STEPS = 64  # after which the length is left alone
-SCHEDULES = {"const": lambda k: 1, "linear": lambda k: k, "exp": lambda k: 1 << (k - 1)}
+SCHEDULES: dict[str, Callable[[int], int]] = {
+    "const": lambda k: 1,
+    "linear": lambda k: k,
+    "exp": lambda k: 1 << (k - 1),
+}
 
 
 def expects_end(prediction: Prediction, eos: int | None) -> Prediction:

@@ -170,8 +170,8 @@ class Sampler:
     ) -> Decision:
         """Commit, revise and stop on one row, given predictions for `targets`."""
         if self.length is not None and self.probes(canvas):
-            edits = self.length.probe(canvas, prediction)
-            return Decision(NOTHING, NOTHING, edits=edits, probe=True)
+            probed = self.length.probe(canvas, prediction)
+            return Decision(NOTHING, NOTHING, edits=probed, probe=True)
         self.window.settle(canvas, prediction)
         for transform in self.transforms:
             prediction = transform.apply(canvas, prediction)

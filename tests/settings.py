@@ -18,6 +18,7 @@ SMALL = {
     "dsb": "dsb(refresh_after=5, before=3)",
     "dcd": "dcd(refresh_after=5)",
     "vicinity": "vicinity(before=2, after=2, warmup=1)",
+    "slowfast": "slowfast",
     "sparse": "sparse",
     "dpad": "dpad(window=6, sigma=2)",
     "streaming": "streaming(window=3, base=dual)",

@@ -20,6 +20,7 @@ from .bench import bench
 from .chat import chat
 from .compare import compare
 from .dflash import dflash
+from .distill import COMMANDS
 from .doctor import doctor
 from .drafter import serve_drafter
 from .evaluate import evaluate
@@ -133,5 +134,6 @@ for command in (
     app.command()(threaded(command))
 app.command("serve-drafter")(threaded(serve_drafter))
 app.command("eval")(threaded(evaluate))
-train_app.command()(threaded(dflash))
+for train_command in (dflash, *COMMANDS):
+    train_app.command()(threaded(train_command))
 app.add_typer(train_app, name="train")

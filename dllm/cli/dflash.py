@@ -107,8 +107,7 @@ def dflash(
     import torch
 
     from ..train.dflash.objective import Objective
-    from ..train.dflash.recipe import Recipe
-    from ..train.dflash.run import Schedule
+    from ..train.dflash.recipe import Recipe, Schedule
 
     if into not in INTO:
         raise ConfigError(f"the format is one of {', '.join(INTO)}, not {into!r}")
@@ -117,8 +116,8 @@ def dflash(
         draft_vocabulary=draft_vocabulary, conv=conv, from_anchor=from_anchor,
         objective=Objective(loss, gamma, soft, head_rows, markov=markov_rank,
                             selector=selector_rank or (256 if selector else 0)),
-        schedule=Schedule(steps, rows, anchors, learning_rate, warmup, schedule, evaluate_every,
-                          seed),
+        schedule=Schedule(steps, learning_rate, warmup, schedule, evaluate_every, seed=seed,
+                          rows=rows, anchors=anchors),
     )  # fmt: skip
     if dry_run:
         return _dry_run(verifier, recipe)
@@ -138,11 +137,13 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
 
 
 def _dry_run(verifier: str, recipe: Recipe) -> None:
-    from transformers import AutoConfig
-
+    from ..models.checkpoint import open_checkpoint
+    from ..models.reading import family_of, native_config
     from ..train.dflash.recipe import dry_run
 
-    for name, value in dry_run(AutoConfig.from_pretrained(verifier), recipe).items():
+    checkpoint = open_checkpoint(verifier)
+    config, _ = native_config(checkpoint, family_of(checkpoint))
+    for name, value in dry_run(config, recipe).items():
         note(f"{name} {value:.1f}")
 
 
@@ -150,7 +151,7 @@ def _load(verifier: str, device: str) -> DiffusionModel:
     """The verifier in bfloat16 where the machine multiplies it fast."""
     from ..drafting.naming import load_verifier
     from ..models import load
-    from ..train.dflash.run import machine_has_bf16
+    from ..train.loop import machine_has_bf16
 
     dtype = "bfloat16" if machine_has_bf16(device) else "float32"
     note(f"{verifier} in {dtype}")
@@ -188,7 +189,7 @@ def _train(
     weights_from: str | None, online: bool, into: str,
 ) -> None:  # fmt: skip
     from ..train.dflash.recipe import finish, keep_taps, mask_id, start
-    from ..train.dflash.run import machine_has_bf16, progress, resume
+    from ..train.loop import machine_has_bf16, resume
 
     if not online:
         mask = mask_id(model) if recipe.mask_token_id is None else recipe.mask_token_id
@@ -197,7 +198,7 @@ def _train(
                 note(f"hidden states of {done} answers")
     run, split = start(
         model, files, recipe, output, bf16=machine_has_bf16(model.device.type),
-        weights_from=weights_from, callbacks=[progress(note)],
+        weights_from=weights_from, say=note,
     )  # fmt: skip
     note(f"{len(split.train)} answers to train on, {len(split.held)} to measure with")
     resume(run)

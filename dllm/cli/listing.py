@@ -32,6 +32,7 @@ DECIDES = {
     "transform": "what becomes of predictions",
     "reviser": "what to take back",
     "explorer": "what to try first",
+    "length": "how long the canvas is",
 }
 
 SAMPLER_EXAMPLE = "dllm generate PROMPT --sampler 'threshold(tau=0.8)+whole'"

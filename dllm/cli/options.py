@@ -118,6 +118,11 @@ class Loaded:
         ),
     ] = None
 
+    adapter: Annotated[
+        str | None,
+        option("--adapter", panel=MODEL, text="Low-rank adapter, of the model (or --verifier)."),
+    ] = None
+
     def load(self) -> DiffusionModel:
         """The model on its device."""
         with waiting(f"loading {self.model}"):
@@ -125,7 +130,7 @@ class Loaded:
 
             return load(
                 self.model, dtype=self.dtype, device=self.where, tokenizer=self.tokenizer,
-                quantization=self.quantization,
+                quantization=self.quantization, adapter=self.adapter,
             )  # fmt: skip
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -98,6 +98,9 @@ def serve(
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=ENGINE)
     ] = "auto",
+    adapter: Annotated[
+        str | None, typer.Option(help="Low-rank adapter of the model.", rich_help_panel=ENGINE)
+    ] = None,
     max_rows: Annotated[
         int, typer.Option(help="Requests written at a time.", min=1, rich_help_panel=ENGINE)
     ] = 16,
@@ -176,6 +179,8 @@ def serve(
     check_parts(settings)
     warn_open(host, api_key)
     loading = {"dtype": dtype, "device": device}
+    if adapter is not None:
+        loading["adapter"] = adapter
     split = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ  # by torchrun
     if replicas and split:
         raise ConfigError("--replicas starts processes of its own: drop it under torchrun")
@@ -191,7 +196,8 @@ def serve(
     from ..serve.service import Service
 
     with waiting(f"loading {model}"):
-        loaded = load(model, **loading)
+        arguments: dict[str, Any] = loading
+        loaded = load(model, **arguments)
     _here(Service(loaded, settings), host, port, debug)
 
 

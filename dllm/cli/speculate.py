@@ -44,7 +44,7 @@ def _run(prompts: list[Any], options: Answers, given: dict[str, Any]) -> list[Sp
         assert options.verifier is not None
         verifier = load(
             options.verifier, dtype=options.dtype, device=options.device,
-            tokenizer=options.tokenizer,
+            tokenizer=options.tokenizer, adapter=options.adapter,
         )  # fmt: skip
         drafters = [_load(name.strip(), options) for name in options.drafters]
     searching = (drafting.DiffusionDrafter, BlockDrafter)

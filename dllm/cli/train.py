@@ -1,20 +1,15 @@
-"""``dllm train``: the recipes of the bundled models, and drafters."""
+"""``dllm train``: drafters, distillation, conversion, and the recipes of the bundled models."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import ConfigError
 from .inputs import read_lines
 from .options import remember_debug, threaded
-from .output import check_output, interactive, note, stderr
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from .output import check_output, note
 
 train_app = typer.Typer(help="Train drafters and the bundled models.", no_args_is_help=True)
 NAMES = {"masked": "nano", "causal": "nano-ar"}
@@ -45,6 +40,9 @@ def nano(
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the network first.")
     ] = True,
+    examples: Annotated[
+        int, typer.Option(help="Held-out prompts per task when it is measured; 0: never.", min=0)
+    ] = 16,
     weights_from: Annotated[
         Path | None, typer.Option(help="Folder of a run whose weights a new run starts with.")
     ] = None,
@@ -55,20 +53,21 @@ def nano(
     """Train nano from scratch; a run that was stopped goes on where it saved last."""
     import torch
 
-    from ..train.nano import Recipe, export, train
+    from ..train.recipes.nano import Recipe, export, train
 
-    if weights_from is not None and not (weights_from / "state.pt").is_file():
-        raise ConfigError(f"there is no run in {weights_from}: name the folder of one")
     recipe = Recipe.of(objective, seed=seed, **({} if steps is None else {"steps": steps}))
     folder = output or Path("runs") / NAMES[objective]
     if threads is not None:
         torch.set_num_threads(threads)
-    how: dict[str, Any] = {
-        "device": device,
-        "compile_model": compiled,
-        "weights_from": weights_from,
-    }
-    follow(train(recipe, folder, **how), recipe.steps)
+    train(
+        recipe,
+        folder,
+        device=device,
+        compile_model=compiled,
+        weights_from=weights_from,
+        say=note,
+        accuracy_examples=examples,
+    )
     export(folder, folder / NAMES[objective])
     note(f"{recipe.steps} steps of the {objective} recipe: {folder / NAMES[objective]}")
 
@@ -93,7 +92,7 @@ def learned_filter(
     """Train Learn2PD's filter for a model: `--sampler "learn2pd(filter='FILE')"` then uses it."""
     from .. import load
     from ..eval.tasks import TASKS
-    from ..train.filter import save_filter, train_filter, trajectories
+    from ..train.recipes.filter import save_filter, train_filter, trajectories
 
     if prompts is not None:
         lines = read_lines(prompts)
@@ -106,20 +105,6 @@ def learned_filter(
     weights, measured = train_filter(*data, steps=steps, seed=seed)
     save_filter(weights, output)
     note(", ".join(f"{name} {value:.4f}" for name, value in measured.items()) + f": {output}")
-
-
-def follow(entries: Iterable[dict[str, float]], steps: int) -> None:
-    """Show a run: a bar on a terminal, a line per entry elsewhere."""
-    if not interactive():
-        for entry in entries:
-            note(f"step {entry['step']:.0f}/{steps} loss {entry['loss']:.4f}")
-        return
-    loss = TextColumn("loss {task.fields[loss]}")
-    columns = (BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn())
-    with Progress(*columns, console=stderr()) as bar:
-        task = bar.add_task("train", total=steps, loss="-")
-        for entry in entries:
-            bar.update(task, completed=int(entry["step"]), loss=f"{entry['loss']:.4f}")
 
 
 @train_app.command()
@@ -148,17 +133,17 @@ def deer(
 ) -> None:
     """Align a diffusion drafter with a verifier, in DEER's two stages."""
     from ..models import load
-    from ..train.deer import Alignment, align, save_aligned, task_prompts, teacher_answers
+    from ..train.recipes.deer import Alignment, align, save_aligned, teacher_answers
+    from ..train.trajectories import task_questions
 
     recipe = Alignment(
         stage1_steps=stage1_steps, stage2_steps=stage2_steps, window=window, far=window,
         marker_position=marker_position, seed=seed,
     )  # fmt: skip
-    asked: list[str] = task_prompts(examples, seed) if prompts is None else read_lines(prompts)
+    own = [question.prompt for question in task_questions(examples, seed)]
+    asked: list[str] = own if prompts is None else read_lines(prompts)
     note(f"{len(asked)} answers of {verifier}")
     pairs = teacher_answers(load(verifier), asked)
-    for entry, model in align(load(drafter), pairs, recipe):
-        note(f"stage {entry['stage']} step {entry['step']} loss {entry['loss']:.4f}")
-        if entry["done"]:
-            save_aligned(model, recipe, output / f"stage{entry['stage']}")
+    for number, model in enumerate(align(load(drafter), pairs, recipe, output, note), 1):
+        save_aligned(model, recipe, output / f"stage{number}")
     note(f"aligned drafter: {output / 'stage2'}")

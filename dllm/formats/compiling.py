@@ -229,8 +229,7 @@ def _trimmed(
     rank[kept] = np.arange(len(kept))
     columns, classes = np.unique(rank[padded[kept]], axis=1, return_inverse=True)
     of = classes[of]
-    useful_class: BoolArray = (columns >= 0).any(0)
-    live = useful_class[of]
+    live = np.atleast_1d((columns >= 0).any(0))[of]
     order = of[live][np.sort(np.unique(of[live], return_index=True)[1])]
     number = np.full(columns.shape[1], -1)
     number[order] = np.arange(len(order))

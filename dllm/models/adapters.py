@@ -34,8 +34,8 @@ class Gate:
 
     def watch(self, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Before a forward: find its masks."""
-        ids = options.get("input_ids", args[0] if args else None)
-        rows = ids == self.mask_token_id if self.named is None else self.named
+        ids: Any = options.get("input_ids", args[0] if args else None)
+        rows: torch.Tensor = ids == self.mask_token_id if self.named is None else self.named
         self.rows, self.named = True if rows.all() else rows if rows.any() else None, None
 
 
@@ -65,7 +65,8 @@ def gate_adapter(hf: Any, mask_token_id: int) -> Gate:
     from peft.tuners.lora.layer import Linear
 
     gate, kind = Gate(mask_token_id), _gated_class()
-    for module in hf.modules():
+    layers: list[Any] = list(hf.modules())
+    for module in layers:
         if type(module) is Linear:
             module.__class__ = kind
             module.gate = gate

@@ -35,10 +35,9 @@ Source = str | os.PathLike[str] | PreTrainedModel | DiffusionModel
 def load(
     model: Source, *, dtype: str | torch.dtype = "auto", device: str | torch.device | None = None,
     device_map: Any = None, attn_implementation: str | None = None, quantization: Any = None,
-    quantization_config: Any = None,
-    revision: str | None = None, family: str | None = None, tokenizer: TokenizerSource = None,
-    adapter: str | os.PathLike[str] | None = None, merge_adapter: bool = False,
-    threads: int | None = None, **options: Any,
+    quantization_config: Any = None, revision: str | None = None, family: str | None = None,
+    tokenizer: TokenizerSource = None, adapter: str | os.PathLike[str] | None = None,
+    merge_adapter: bool = False, threads: int | None = None, **options: Any,
 ) -> DiffusionModel:  # fmt: skip
     """Load a diffusion language model, or an autoregressive one to verify with.
 
@@ -88,7 +87,7 @@ def load(
         base = load(
             model, dtype=dtype, device=device, device_map=device_map, tokenizer=tokenizer,
             attn_implementation=attn_implementation, quantization_config=quantization_config,
-            revision=revision, family=family, **options,
+            revision=revision, family=family, threads=threads, **options,
         )  # fmt: skip
         return with_adapter(base, adapter, merge_adapter)
     if merge_adapter:

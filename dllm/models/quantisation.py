@@ -196,7 +196,8 @@ class Quantiser(HfQuantizer):
             dtype = layer.weight.dtype
             with torch.device("meta"):
                 if isinstance(layer, nn.Embedding):
-                    new: nn.Module = QuantisedEmbedding(*layer.weight.shape, dtype)
+                    rows, inner = layer.weight.shape
+                    new: nn.Module = QuantisedEmbedding(rows, inner, dtype)
                 else:
                     outputs, inputs = layer.weight.shape
                     group = self.how.group_of(width)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..eval.tasks import TASKS
@@ -21,24 +21,12 @@ POOL = 8  # batches drawn together and sorted by length
 Row = tuple[list[int], list[int], int]  # prompt ids, answer ids, positions of the canvas
 
 
-@dataclass(frozen=True)
-class Batch:
-    """``ids`` (B, L) int64; ``answer`` (B, L) bool marks what the model has to write;
-    ``tail`` (B, L) bool marks end tokens after the first."""
+class TaskStream(Dataset[dict[str, torch.Tensor]]):
+    """The batch of each of ``steps`` steps, about ``tokens`` token positions.
 
-    ids: torch.Tensor
-    answer: torch.Tensor
-    tail: torch.Tensor
-
-    def to(self, device: str) -> Batch:
-        """The same on a device."""
-        return Batch(self.ids.to(device), self.answer.to(device), self.tail.to(device))
-
-
-class TaskStream:
-    """Step number -> `Batch` of about ``tokens`` token positions.
-
-    ``weights`` maps a step to how often each task is drawn then.
+    ``ids`` (B, L) int64; ``answer`` (B, L) bool marks what the model has to write, ``tail`` (B, L)
+    bool end tokens after the first; ``seed`` of the step's draws.  ``weights`` maps a step to how
+    often each task is drawn then.
     """
 
     def __init__(
@@ -47,16 +35,22 @@ class TaskStream:
         weights: Callable[[int], Mapping[str, float]],
         tokens: int,
         seed: int,
+        steps: int = 1,
     ) -> None:
-        self.tokenizer, self.weights, self.tokens, self.seed = tokenizer, weights, tokens, seed
+        self.tokenizer, self.weights, self.tokens = tokenizer, weights, tokens
+        self.seed, self.steps = seed, steps
         self._pool: list[list[Row]] = []
         self._pool_index = -1
 
-    def __getitem__(self, step: int) -> Batch:
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
         index, offset = divmod(step, POOL)
         if index != self._pool_index:
             self._pool, self._pool_index = self._draw_pool(index), index
-        return self._collate(self._pool[offset])
+        seed = torch.tensor(self.seed * 1_000_003 + step)
+        return self._collate(self._pool[offset]) | {"seed": seed}
 
     def _draw_pool(self, index: int) -> list[list[Row]]:
         """`POOL` batches of rows of similar length, each as full as the budget allows."""
@@ -95,7 +89,7 @@ class TaskStream:
             left -= size
         return batches
 
-    def _collate(self, rows: list[Row]) -> Batch:
+    def _collate(self, rows: list[Row]) -> dict[str, torch.Tensor]:
         length = _length(rows)
         eos = int(self.tokenizer.eos_token_id)
         ids = torch.full((len(rows), length), eos)
@@ -105,7 +99,7 @@ class TaskStream:
             ids[i, : len(p) + len(a)] = torch.tensor(p + a)
             answer[i, len(p) :] = True
             tail[i, len(p) + len(a) + 1 :] = True
-        return Batch(ids, answer, tail)
+        return {"ids": ids, "answer": answer, "tail": tail}
 
 
 def _length(rows: list[Row]) -> int:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -83,12 +82,12 @@ def evaluating(module: Any) -> Iterator[None]:
 
 
 def loop(
-    objective: nn.Module, data: Dataset[Any], schedule: Schedule, folder: Path, *,
+    objective: nn.Module, data: Any, schedule: Schedule, folder: Path, *,
     measure: Callable[[Any], Metrics] | None = None, bf16: bool = False, device: str = "cpu",
     say: Callable[[str], None] | None = None, optimizers: Any = (None, None),
-    gradient_checkpointing: bool = False,
 ) -> Loop:  # fmt: skip
-    """Everything set up; `resume` runs it.  ``say`` is handed a line per log entry."""
+    """Everything set up; `resume` runs it.  ``data[i]`` is the batch of step ``i``; ``say`` is
+    handed a line per log entry."""
     every = schedule.save_every or schedule.evaluate_every or schedule.steps
     arguments = TrainingArguments(
         output_dir=str(folder), max_steps=schedule.steps, per_device_train_batch_size=1,
@@ -96,7 +95,6 @@ def loop(
         learning_rate=schedule.learning_rate, lr_scheduler_type=schedule.schedule,
         warmup_steps=schedule.warmup, weight_decay=schedule.weight_decay, adam_beta2=0.95,
         max_grad_norm=schedule.clip, bf16=bf16, use_cpu=device == "cpu",
-        gradient_checkpointing=gradient_checkpointing,
         train_sampling_strategy="sequential", save_strategy="steps", save_steps=every,
         eval_strategy="steps" if measure is not None and schedule.evaluate_every else "no",
         eval_steps=schedule.evaluate_every or None, save_total_limit=2,

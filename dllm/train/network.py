@@ -62,10 +62,10 @@ class Network(nn.Module):
 
             self.hf.requires_grad_(False)
             self.hf.add_adapter(
-                LoraConfig(r=rank, lora_alpha=alpha or rank, target_modules=LINEARS)
+                LoraConfig(r=rank, lora_alpha=int(alpha or rank), target_modules=LINEARS)
             )
         else:
-            self.hf.float().requires_grad_(True)
+            self.hf.to(torch.float32).requires_grad_(True)
         model.hf.train(False)
         if not rank:
             model.hf.requires_grad_(False)
@@ -111,7 +111,7 @@ class Network(nn.Module):
         positions = torch.arange(length, device=ids.device)
         if doubled:
             assert clean is not None and blocks
-            seen = two_stream_mask(positions, blocks)
+            seen: torch.Tensor | None = two_stream_mask(positions, blocks)
             inputs, positions = torch.cat([ids, clean], 1), positions.repeat(2)
         else:
             inputs, seen = ids, self._seen(ids, positions)
@@ -120,7 +120,7 @@ class Network(nn.Module):
             itself = torch.eye(inputs.shape[1], dtype=torch.bool, device=ids.device)
             seen = keys | itself if seen is None else (seen & keys) | itself
         with attention(hf, ATTENTION):
-            logits = hf(
+            logits: torch.Tensor = hf(
                 input_ids=inputs, position_ids=positions.expand(batch, -1),
                 attention_mask=None if seen is None else seen.expand(batch, 1, -1, -1),
                 use_cache=False,
@@ -136,9 +136,10 @@ class Network(nn.Module):
             return None
         if kind == "block_causal":
             own = positions // (self.facts.block_length or 1)
-            return (own[:, None] >= own)[None, None]
+            earlier: torch.Tensor = own[:, None] >= own
+            return earlier[None, None]
         if kind == "decided_first":
-            masks = ids == self.facts.mask_token_id
+            masks: torch.Tensor = ids == self.mask_id
             first = masks[:, :, None] & ~masks[:, None, :]  # a mask sees every decided token
             same = masks[:, :, None] == masks[:, None, :]
             return (first | (same & causal))[:, None]

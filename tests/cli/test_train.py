@@ -1,53 +1,50 @@
-"""``dllm train nano`` builds a recipe and follows the run."""
+"""``dllm train``: a command's run leaves what it says it leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dllm.train import nano
+import dllm
 
 from .conftest import Run
 
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nano.Recipe, Path, dict[str, Any]]]:
-    """What the command asked to be trained, in place of training it."""
-    asked: list[tuple[nano.Recipe, Path, dict[str, Any]]] = []
-
-    def train(recipe: nano.Recipe, folder: Path, **options: Any) -> Iterator[dict[str, float]]:
-        asked.append((recipe, folder, options))
-        yield {"step": 50, "loss": 1.25, "seconds": 1.0}
-
-    monkeypatch.setattr(nano, "train", train)
-    monkeypatch.setattr(nano, "export", lambda run, out: None)
-    return asked
+pytestmark = pytest.mark.filterwarnings("default")
 
 
-def test_defaults_are_the_recipe(cli: Run, runs: list[Any]) -> None:
-    result = cli("train", "nano")
+def test_nano_is_trained_and_written(cli: Run, tmp_path: Path) -> None:
+    result = cli("train", "nano", "--objective", "causal", "--steps", "2", "--seed", "4",
+                 "--no-compile", "--examples", "0", "-o", str(tmp_path))  # fmt: skip
     assert (result.exit_code, result.stdout) == (0, "")
-    assert runs == [
-        (
-            nano.Recipe(),
-            Path("runs/nano"),
-            {"device": "cpu", "compile_model": True, "weights_from": None},
-        ),
-    ]
-    assert f"step 50/{nano.Recipe().steps} loss 1.2500" in result.stderr
+    assert "2 steps of the causal recipe" in result.stderr
+    recipe = json.loads((tmp_path / "nano-ar" / "recipe.json").read_text())
+    assert (recipe["objective"], recipe["steps"], recipe["seed"]) == ("causal", 2, 4)
+    model = dllm.load(tmp_path / "nano-ar")
+    assert model.facts.mask_kind == "causal"
 
 
-def test_options_reach_the_recipe(cli: Run, runs: list[Any], tmp_path: Path) -> None:
-    cli("train", "nano", "--objective", "causal", "--steps", "100", "--seed", "4", "--threads", "1",
-        "--no-compile", "-o", str(tmp_path))  # fmt: skip
-    ((recipe, folder, options),) = runs
-    assert recipe == nano.Recipe.of("causal", steps=100, seed=4)
-    assert (folder, options["compile_model"]) == (tmp_path, False)
+def test_another_run_is_not_overwritten(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text('{"seed": 7}')
+    result = cli("train", "nano", "--steps", "2", "-o", str(tmp_path))
+    assert result.exit_code == 2 and "another recipe" in result.stderr
 
 
-def test_the_sibling_has_a_folder_of_its_own(cli: Run, runs: list[Any]) -> None:
-    cli("train", "nano", "--objective", "causal")
-    assert runs[0][1] == Path("runs/nano-ar")
+@pytest.mark.parametrize("command", ["parallel", "repair"])
+def test_a_diffusion_model_learns_from_its_own_trajectories(
+    cli: Run, command: str, tmp_path: Path
+) -> None:
+    result = cli("train", command, "--model", "nano", "--answers", "64", "--steps", "2",
+                 "--rows", "4", "--rank", "4", "-o", str(tmp_path), "--held-out", "8")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "tokens per forward" in result.stderr
+    adapted = dllm.load("nano", adapter=tmp_path / "adapter", merge_adapter=True)
+    assert dllm.generate(adapted, "What is 4 + 5?").text == "4 + 5 = 9."
+
+
+def test_a_dry_run_needs_no_weights(cli: Run) -> None:
+    for arguments in (("parallel", "--model", "nano"), ("convert", "--model", "nano-ar")):
+        result = cli("train", *arguments, "--dry-run", "--tflops", "100", "--memory", "80")
+        assert result.exit_code == 0, result.stderr
+        assert "tokens per second" in result.stderr and "GB" in result.stderr

@@ -25,7 +25,7 @@ from dllm.errors import CheckpointError
 from dllm.train.dflash.data import Answer, Batches, Taps
 from dllm.train.dflash.export import export
 from dllm.train.dflash.model import drafter_config, new_drafter
-from dllm.train.dflash.objective import Objective, Trainee
+from dllm.train.dflash.objective import Objective, trainee_of
 
 from .conftest import prompts
 
@@ -134,7 +134,7 @@ def test_a_fresh_dflash_2_network_is_dflash(verifier: dllm.DiffusionModel, tmp_p
     assert torch.equal(outs[0], outs[1])
     text = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
     batches = Batches([Answer(tuple(text), 2)], 1, 4, 0, 1, Taps([0], 32))
-    losses = [Trainee(d, hf, Objective(), torch.arange(20))(**batches[0])["loss"]
+    losses = [trainee_of(d, hf, Objective(), torch.arange(20))(**batches[0])["loss"]
               for d in (plain, second)]  # fmt: skip
     assert torch.equal(*losses)
     losses[1].backward()
@@ -156,7 +156,7 @@ def test_training_and_drafting_see_the_same_rows(
         for name, weight in drafter.named_parameters():
             if "_conv." in name:
                 weight += 0.3 * torch.randn_like(weight)
-    trainee = Trainee(drafter, hf, Objective(), torch.arange(9), from_anchor)
+    trainee = trainee_of(drafter, hf, Objective(), torch.arange(9), from_anchor)
     ids, taps = torch.randint(4, 40, (1, 12)), torch.randn(1, 12, 32)
     anchors = torch.tensor([[3, 5, 8]])
     with torch.no_grad():

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import dllm
-from dllm.train.deer import (
+from dllm.train.recipes.deer import (
     Alignment,
     Pair,
     align,
     save_aligned,
     stage1_example,
     stage2_example,
-    task_prompts,
     teacher_answers,
 )
+from dllm.train.trajectories import task_questions
 
 from ..drafting.conftest import make_verifier
 
@@ -61,8 +61,8 @@ def test_stage_2_weighs_the_border_most() -> None:
 
 def test_the_answers_are_the_verifiers() -> None:
     verifier = make_verifier("full")
-    prompts = task_prompts(5)
-    pairs = teacher_answers(verifier, prompts, max_new_tokens=10, rows=3)
+    prompts = [question.prompt for question in task_questions(5, 0)]
+    pairs = teacher_answers(verifier, prompts, max_new_tokens=10)
     result = {tuple(prompt): answer for prompt, answer in pairs}
     for prompt in prompts:
         plain = dllm.speculate(verifier, None, prompt, max_new_tokens=10)
@@ -76,8 +76,8 @@ def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, 
     torch.manual_seed(0)
     pairs: list[Pair] = [([5, 6, 7], [20, 30, 40, 21, 31, 41, 22, 32])]
     recipe = Alignment(
-        stage1_steps=60,
-        stage2_steps=20,
+        stage1_steps=100,
+        stage2_steps=30,
         stage1_lr=5e-3,
         stage2_lr=2e-3,
         rows=8,
@@ -86,13 +86,7 @@ def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, 
         marker_position=where,
     )
     before = tiny.hf.state_dict()["lm_head.weight"].clone()
-    run = list(align(tiny, pairs, recipe, log_every=40))
-    model = run[-1][1]
-    assert [(entry["stage"], entry["done"]) for entry, _ in run] == [
-        (1, False),
-        (1, True),
-        (2, True),
-    ]
+    *_, model = align(tiny, pairs, recipe, tmp_path / "run")
     assert torch.equal(before, tiny.hf.state_dict()["lm_head.weight"])
     save_aligned(model, recipe, tmp_path / "aligned")
     drafter = dllm.DiffusionDrafter(tmp_path / "aligned", search="argmax", window=4)

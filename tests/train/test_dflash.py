@@ -27,8 +27,9 @@ from dllm.train.dflash.heads import choice_loss
 from dllm.train.dflash.loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
 from dllm.train.dflash.model import BlockDrafter, default_taps, drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective
-from dllm.train.dflash.recipe import Recipe, dry_run, finish, keep_taps, mask_id, start
-from dllm.train.dflash.run import Schedule, resume
+from dllm.train.dflash.recipe import Recipe, Schedule, dry_run, finish, keep_taps, mask_id, start
+from dllm.train.loop import resume
+from dllm.train.trajectories import task_questions
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -171,11 +172,13 @@ def verifier() -> dllm.DiffusionModel:
 @pytest.fixture(scope="module")
 def answers(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Answers of nano-ar to generated tasks."""
-    from dllm.train.deer import task_prompts, teacher_answers
+    from dllm.train.recipes.deer import teacher_answers
 
     file = tmp_path_factory.mktemp("data") / "answers.jsonl"
     with file.open("w") as out:
-        for prompt, answer in teacher_answers(verifier, task_prompts(240), 32, 64):
+        for prompt, answer in teacher_answers(
+            verifier, [q.prompt for q in task_questions(240, 0)], 32
+        ):
             out.write(json.dumps({"ids": [*prompt, *answer], "answer": len(prompt)}) + "\n")
     return file
 
@@ -286,7 +289,9 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
                 raise Stopped
 
     def weights(folder: Path, *callbacks: Any) -> dict[str, torch.Tensor]:
-        run, _ = start(verifier, [answers], small(10), folder, bf16=False, callbacks=callbacks)
+        run, _ = start(verifier, [answers], small(10), folder, bf16=False)
+        for callback in callbacks:
+            run.add_callback(callback)
         resume(run)
         return {k: v.clone() for k, v in run.model.state_dict().items()}
 

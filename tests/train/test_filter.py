@@ -11,7 +11,7 @@ import dllm
 from dllm.errors import ConfigError
 from dllm.eval.tasks import TASKS
 from dllm.samplers.learn2pd import apply_filter, filter_weights
-from dllm.train.filter import save_filter, train_filter, trajectories
+from dllm.train.recipes.filter import save_filter, train_filter, trajectories
 
 
 def test_trajectories_say_which_proposals_were_final() -> None:

@@ -5,48 +5,68 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 import dllm
 from dllm.errors import ConfigError
 from dllm.train.data import TaskStream
-from dllm.train.nano import Recipe, build_model, draw_masks, export, rate, train
+from dllm.train.loop import Loop
+from dllm.train.objectives.denoising import draw_masks
+from dllm.train.recipes.nano import Recipe, build_model, export, last_weights, rate, train
 from dllm.train.tokenizer import build_tokenizer
 
+pytestmark = pytest.mark.filterwarnings("default")
 TOY = Recipe(
-    hidden_size=32, layers=1, heads=2, intermediate_size=48, steps=6, tokens=512, warmup=2,
+    hidden_size=32, layers=1, heads=2, intermediate_size=48, steps=4, tokens=512, warmup=2,
     weights={"copy": 1.0}, phases=((2, {"sum": 1.0}),),
 )  # fmt: skip
 
 
-def run(recipe: Recipe, folder: Path) -> list[float]:
-    entries = train(
-        recipe, folder, compile_model=False, save_every=3, log_every=1, accuracy_examples=1
+def run(recipe: Recipe, folder: Path) -> Loop:
+    return train(
+        recipe, folder, compile_model=False, save_every=2, log_every=1, accuracy_examples=1
     )
-    return [entry["loss"] for entry in entries]
 
 
 @pytest.mark.parametrize("objective", ["masked", pytest.param("causal", marks=pytest.mark.slow)])
-def test_a_run_resumes_where_it_was(objective: str, tmp_path: Path) -> None:
+def test_a_run_resumes_where_it_was(
+    objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(Exception):
+        pass
+
+    class Stop(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            raise Stopped
+
     recipe = replace(TOY, objective=objective)
     whole = run(recipe, tmp_path / "whole")
-    run_until_3 = train(recipe, tmp_path / "parts", compile_model=False, save_every=3, log_every=1)
-    first = [next(run_until_3)["loss"] for _ in range(3)]
-    run_until_3.close()
+    losses = [e["loss"] for e in whole.state.log_history if "loss" in e]
+    from dllm.train import loop
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.Progress, "on_save", Stop().on_save)
+        with pytest.raises(Stopped):
+            run(recipe, tmp_path / "parts")
     rest = run(recipe, tmp_path / "parts")
-    assert [*first, *rest] == whole
-    log = [json.loads(x) for x in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in log] == [1, 2, 3, 4, 5, 6]
-    assert set(log[-1]["accuracy"]) >= {"copy", "story2"}
+    assert [e["loss"] for e in rest.state.log_history if "loss" in e] == losses
+    one, other = (last_weights(tmp_path / name) for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    log = (tmp_path / "parts" / "checkpoints" / "log.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in log]
+    assert [entry["step"] for entry in entries if "loss" in entry] == [1, 2, 3, 4]
+    assert any("eval_story2" in entry for entry in entries)
 
 
 def test_another_recipe_does_not_continue_a_run(tmp_path: Path) -> None:
     run(replace(TOY, steps=1), tmp_path)
     with pytest.raises(ConfigError, match="another recipe"):
         run(replace(TOY, seed=5), tmp_path)
-    assert len(run(replace(TOY, steps=2), tmp_path)) == 1  # a longer run does
+    assert run(replace(TOY, steps=2), tmp_path).state.global_step == 2  # a longer run does
 
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])
@@ -54,9 +74,9 @@ def test_a_run_becomes_a_checkpoint(objective: str, tmp_path: Path) -> None:
     run(replace(TOY, objective=objective, steps=1), tmp_path / "run")
     export(tmp_path / "run", tmp_path / "out")
     model = dllm.load(tmp_path / "out", dtype="float32")
-    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)["model"]
+    weights = last_weights(tmp_path / "run")
     weight = model.hf.state_dict()["lm_head.weight"]
-    assert torch.equal(weight, state["lm_head.weight"].half().float())
+    assert torch.equal(weight, weights["lm_head.weight"].half().float())
     marks = model.generation_defaults["delimiters"]
     assert model.generation_defaults == {
         "max_new_tokens": 64, "block_length": 32, "delimiters": marks,
@@ -68,19 +88,20 @@ def test_a_run_becomes_a_checkpoint(objective: str, tmp_path: Path) -> None:
 def test_batches_depend_on_the_step_alone() -> None:
     tokenizer = build_tokenizer()
     streams = [TaskStream(tokenizer, TOY.weights_at, 512, seed=1) for _ in range(2)]
-    assert torch.equal(streams[0][9].ids, [streams[1][i] for i in (3, 20, 9)][-1].ids)
+    again = [streams[1][i]["ids"] for i in (3, 20, 9)][-1]
+    assert torch.equal(streams[0][9]["ids"], again)
     batch = streams[0][9]
-    assert batch.ids.numel() <= 512
-    text = tokenizer.decode(batch.ids[0])
+    assert batch["ids"].numel() <= 512
+    text = tokenizer.decode(batch["ids"][0])
     assert text.startswith("<|user|>") and "<|assistant|>" in text
-    assert not (batch.tail & ~batch.answer).any()
+    assert not (batch["tail"] & ~batch["answer"]).any()
 
 
 def test_only_answer_tokens_are_hidden() -> None:
     batch = TaskStream(build_tokenizer(), TOY.weights_at, 4096, seed=0)[9]
-    hidden = draw_masks(batch, torch.Generator().manual_seed(0))
-    assert not (hidden & ~batch.answer).any()
-    share = hidden.sum() / batch.answer.sum()
+    hidden = draw_masks(batch["answer"], batch["tail"], torch.Generator().manual_seed(0))
+    assert not (hidden & ~batch["answer"]).any()
+    share = hidden.sum() / batch["answer"].sum()
     assert 0.4 < share < 0.8
 
 

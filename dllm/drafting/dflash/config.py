@@ -97,7 +97,7 @@ def _read(
     shape = own
     if kind == "speculators":
         shape = _object(raw, "transformer_layer_config", name) or {}
-    taps = own.get("target_layer_ids")
+    taps: Any = own.get("target_layer_ids")
     if kind == "speculators":
         taps = own.get("aux_hidden_state_layer_ids")
         if _ids(taps, least=1):
@@ -182,7 +182,8 @@ def _variant(own: Mapping[str, Any], kind: str, name: str) -> Variant:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
             raise CheckpointError(f"{name}: {key} is a positive number, not {short(value)}")
     variant = Variant(**given)
-    width, block = own.get("hidden_size"), own["block_size"]
+    width: Any = own.get("hidden_size")
+    block = own["block_size"]
     if kind == "speculators":
         width = own["transformer_layer_config"]["hidden_size"]
     if variant.conv_kernel_size and (

@@ -109,12 +109,12 @@ class BlockDrafter(Drafter):
 
     def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
         """One forward for all sequences that can draft."""
-        ready = [(d, budget) for d, prefix, budget in work if d.ready(prefix)]
+        ready = [(d, budget) for d, prefix, budget in work if d.has_read(prefix)]
         drafts: Iterator[Draft] = iter(())
         if ready:
             hidden, logits = ready[0][0].bound.block([d for d, _ in ready])
             drafts = iter([d.pick(hidden[i], logits[i], b) for i, (d, b) in enumerate(ready)])
-        return [next(drafts) if d.ready(prefix) else EMPTY for d, prefix, _ in work]
+        return [next(drafts) if d.has_read(prefix) else EMPTY for d, prefix, _ in work]
 
     def __repr__(self) -> str:
         search = "auto" if self.search is None else self.search.name
@@ -211,7 +211,7 @@ class BlockDrafting(Drafting):
         rows = feedback.hidden[: len(kept)] if whole else feedback.hidden[kept]
         self.bound.network.read(self.text, rows)
 
-    def ready(self, prefix: IntArray) -> bool:
+    def has_read(self, prefix: IntArray) -> bool:
         """Whether everything before the last token was read: not before the first round."""
         self.anchor = int(prefix[-1])
         if self.text.length != len(prefix) - 1:
@@ -222,7 +222,7 @@ class BlockDrafting(Drafting):
         return True
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        if not self.ready(prefix):
+        if not self.has_read(prefix):
             return EMPTY
         hidden, logits = self.bound.block([self])
         return self.pick(hidden[0], logits[0], budget)
@@ -285,7 +285,8 @@ class BlockDrafting(Drafting):
         uniforms = None
         if draws:
             columns = np.arange(len(logits))
-            uniforms = uniform(*self.request.draft_key, len(self.prefix), self.rounds, columns)
+            drawn = uniform(*self.request.draft_key, len(self.prefix), self.rounds, columns)
+            uniforms = drawn.astype(np.float64)
         draft = walk.chain(len(logits), uniforms, self.request.vocab_size)
         chances = np.zeros(0) if draft.confidence is None else draft.confidence.astype(np.float64)
         length = budget.chain_length(chances)

@@ -78,7 +78,7 @@ def convolve(x: torch.Tensor, dynamic: torch.Tensor, base: torch.Tensor) -> torc
     neighbouring channels shares a number.
     """
     taps, groups = dynamic.shape[-2:]
-    x = x.unflatten(-1, (groups, -1))
+    x = x.reshape(*x.shape[:-1], groups, -1)
     kernel = base.to(x.dtype).view(taps, groups, -1) + dynamic[..., None]
     out = x * kernel[:, :, 0]
     for tap in range(1, taps):

@@ -90,7 +90,7 @@ class Verifier:
     def open(self, prompt: IntArray, limit: int) -> Text:
         """A new text of at most ``limit`` tokens, prompt (P,) included.  What it has in common with
         a kept text (see `Prefixes`) is cached from the start."""
-        text = self._new(prompt, limit)
+        text: Text = self._new(prompt, limit)
         if not self.prefixes.budget:
             return text
         try:

@@ -141,7 +141,8 @@ class RecurrentVerifier(RowVerifier):
                 if window is not None:
                     layer.conv_states[0] = window
                 if _remembers(layer):
-                    layer.recurrent_states[0].copy_(next(states)[0])
+                    kept: Any = layer.recurrent_states[0]
+                    kept.copy_(next(states)[0])
         more = {"logits_to_keep": 1} if self._few_logits else {}
         with running(self.hf, self._attention):
             self.hf(input_ids=self._tensor(ids)[None], past_key_values=text.cache, use_cache=True,
@@ -193,7 +194,7 @@ Step = Callable[..., Any]
 def _recurrences(hf: Any) -> list[tuple[Any, str, Callable[..., Any]]]:
     """The functions through which the layers of a network pass many tokens: (module, name, what
     stands for it)."""
-    found = []
+    found: list[tuple[Any, str, Callable[..., Any]]] = []
     for name in sorted({type(module).__module__ for module in hf.modules()}):
         module = sys.modules[name]
         for chunk, step, make in (

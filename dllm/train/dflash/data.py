@@ -22,8 +22,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ...errors import ConfigError
-
-POOL = 32  # batches that are drawn and sorted by length together
+from ..batches import arranged
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,7 @@ class Taps:
 class Batches(Dataset[dict[str, torch.Tensor]]):
     """Batch ``i`` of a run: a function of seed and ``i``, so that a run can be taken up again.
 
-    Answers are drawn in pools without replacement, sorted by length and cut into batches of
-    ``rows``; every answer gets ``anchors`` random places to draft from.
+    ``rows`` answers of similar length, and for each ``anchors`` random places to draft from.
     """
 
     def __init__(
@@ -132,34 +130,18 @@ class Batches(Dataset[dict[str, torch.Tensor]]):
             raise ConfigError(f"{len(answers)} answers are too few for batches of {rows}")
         self.answers, self.rows, self.anchors = answers, rows, anchors
         self.seed, self.count, self.taps = seed, count, taps
-        self._order: tuple[int, list[list[int]]] = (-1, [])
+        self.lengths = [len(answer.ids) for answer in answers]
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        per_epoch = len(self.answers) // self.rows
-        epoch, place = divmod(index, per_epoch)
-        if self._order[0] != epoch:
-            self._order = (epoch, self._arrange(epoch))
         rng = random.Random(f"{self.seed}/{index}")
-        answers = [self.answers[i] for i in self._order[1][place]]
+        chosen = arranged(self.lengths, self.rows, self.seed, index)
+        answers = [self.answers[i] for i in chosen]
         batch = collate(answers, [self._anchors(a, rng) for a in answers], self.taps)
         batch["seed"] = torch.tensor(rng.getrandbits(31))
         return batch
-
-    def _arrange(self, epoch: int) -> list[list[int]]:
-        rng = random.Random(f"{self.seed}/{epoch}")
-        order = list(range(len(self.answers)))
-        rng.shuffle(order)
-        batches: list[list[int]] = []
-        size = POOL * self.rows
-        for first in range(0, len(order), size):
-            pool = sorted(order[first : first + size], key=lambda i: len(self.answers[i].ids))
-            here = [pool[i : i + self.rows] for i in range(0, len(pool), self.rows)]
-            rng.shuffle(here)
-            batches += [batch for batch in here if len(batch) == self.rows]
-        return batches
 
     def _anchors(self, answer: Answer, rng: random.Random) -> list[int]:
         places = range(answer.start, len(answer.ids) - 1)

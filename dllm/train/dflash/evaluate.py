@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +59,18 @@ def acceptance(
         tokens / max(1, rounds), (reached / max(1, rounds)).tolist(), (right / seen).tolist(),
         per_answer,
     )  # fmt: skip
+
+
+def measure(trainee: Any, answers: Sequence[Answer], taps: Taps) -> dict[str, float]:
+    """`acceptance` as the metrics of a run."""
+    got = acceptance(trainee, answers, taps, 4)
+    metrics = {"tokens_per_forward": got.per_forward}
+    if trainee.walk is not None:
+        alone = acceptance(trainee, answers, taps, 4, walking=False)
+        metrics["without_head"] = alone.per_forward
+    for k in range(len(got.reached)):
+        metrics[f"reached_{k + 1}"], metrics[f"right_{k + 1}"] = got.reached[k], got.right[k]
+    return metrics
 
 
 def drafts_at(

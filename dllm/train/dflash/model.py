@@ -106,7 +106,7 @@ class Kernels(nn.Module):
         inner = sublayer.forward
 
         def forward(hidden_states: torch.Tensor, **more: Any) -> Any:
-            blocks = hidden_states.unflatten(1, (-1, size)).flatten(0, 1)
+            blocks = hidden_states.reshape(-1, size, hidden_states.shape[-1])
             rest: list[Any] = []
 
             def between(x: torch.Tensor) -> torch.Tensor:

@@ -70,27 +70,33 @@ class Reader:
         return torch.cat([*states, out.last_hidden_state], -1)
 
 
+def trainee_of(
+    drafter: MuseGlimmerAssistantModel, verifier: Any, objective: Objective, common: torch.Tensor,
+    from_anchor: bool = False,
+) -> Trainee:  # fmt: skip
+    """What trains a block drafter for the network ``verifier``."""
+    embedding = verifier.get_input_embeddings().weight.detach()
+    blocks = BlockDrafter(drafter, embedding, from_anchor)
+    reader = Reader(verifier, drafter.config.target_layer_ids or [])  # no module: not saved
+    return Trainee(blocks, reader, verifier, objective, common)
+
+
 class Trainee(nn.Module):
-    """The drafter with everything frozen around it: embedding, head and, without kept taps, the
-    verifier itself."""
+    """``blocks``, hidden states of the drafts at many places of a text, with everything frozen
+    around them: the verifier's head and, without kept taps, the ``reader`` of what it says."""
 
     def __init__(
-        self, drafter: MuseGlimmerAssistantModel, verifier: Any, objective: Objective,
-        common: torch.Tensor, from_anchor: bool = False,
-    ) -> None:  # fmt: skip
+        self, blocks: Any, reader: Any, verifier: Any, objective: Objective, common: torch.Tensor
+    ) -> None:
         super().__init__()
-        self.blocks = BlockDrafter(
-            drafter, verifier.get_input_embeddings().weight.detach(), from_anchor
-        )
-        self.objective = objective
+        self.blocks, self.objective = blocks, objective
         self.head: torch.Tensor
         self.common: torch.Tensor
         head = verifier.get_output_embeddings().weight.detach()
         self.register_buffer("head", head, persistent=False)
         self.register_buffer("common", common, persistent=False)
         self.walk = objective.walk_head(head.shape[1])
-        # no submodule, so that nobody saves the verifier
-        self.reader = Reader(verifier, drafter.config.target_layer_ids or [])
+        self.reader = reader
 
     def forward(
         self, ids: torch.Tensor, length: torch.Tensor, anchors: torch.Tensor, seed: torch.Tensor,

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MuseGlimmerAssistantConfig, TrainerCallback
+from transformers import MuseGlimmerAssistantConfig
 
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from ...drafting.dflash.config import Variant
 from ...errors import ConfigError
 from ...models import DiffusionModel
+from ..loop import Loop, loop
+from ..loop import Schedule as LoopSchedule
 from .card import card, curve
-from .data import Answer, Taps, common_tokens, loops, read_answers
+from .data import Answer, Batches, Taps, common_tokens, loops, read_answers
+from .evaluate import measure
 from .export import export
 from .keep import write_taps
 from .loss import FrozenHeadLoss
 from .model import BlockDrafter, copy_layers, drafter_config, new_drafter
-from .objective import Objective, Reader, Trainee
-from .run import DrafterTrainer, Schedule, trainer
+from .objective import Objective, Reader, Trainee, trainee_of
 
 INITS = ("verifier", "random")
 SHORTEST = 8  # answer tokens
+
+
+@dataclass(frozen=True)
+class Schedule(LoopSchedule):
+    """A schedule of ``rows`` answers with ``anchors`` blocks each per step."""
+
+    rows: int = 8
+    anchors: int = 48
+    weight_decay: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -125,8 +137,8 @@ def keep_taps(files: Sequence[Path], verifier: Any, config: Any) -> Iterator[int
 
 def start(
     verifier: DiffusionModel, files: Sequence[Path], recipe: Recipe, folder: Path, *,
-    bf16: bool, weights_from: str | None = None, callbacks: Sequence[TrainerCallback] = (),
-) -> tuple[DrafterTrainer, Split]:  # fmt: skip
+    bf16: bool, weights_from: str | None = None, say: Callable[[str], None] | None = None,
+) -> tuple[Loop, Split]:  # fmt: skip
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
     hf: Any = verifier.hf
     hf.eval().requires_grad_(False)
@@ -139,13 +151,17 @@ def start(
     if weights_from is None and recipe.init == "verifier":
         copy_layers(drafter, hf)
     common = common_tokens(split.train, recipe.objective.head_rows)
-    trainee = Trainee(drafter, hf, recipe.objective, common, recipe.from_anchor)
+    trainee = trainee_of(drafter, hf, recipe.objective, common, recipe.from_anchor)
     if weights_from is not None:
         _take_weights(trainee, load_checkpoint(weights_from))
     taps = Taps(layers, config.hidden_size)
-    run = trainer(
-        trainee, split.train, split.held, recipe.schedule, folder / "checkpoints", taps,
-        bf16=bf16, device=verifier.device.type, callbacks=callbacks,
+    schedule = recipe.schedule
+    data = Batches(
+        split.train, schedule.rows, schedule.anchors, schedule.seed, schedule.steps, taps
+    )
+    run = loop(
+        trainee, data, schedule, folder / "checkpoints", bf16=bf16, device=verifier.device.type,
+        say=say, measure=partial(measure, answers=split.held, taps=taps),
     )  # fmt: skip
     return run, split
 
@@ -171,7 +187,7 @@ def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
 
 
 def finish(
-    run: DrafterTrainer, verifier: DiffusionModel, recipe: Recipe, split: Split, folder: Path,
+    run: Loop, verifier: DiffusionModel, recipe: Recipe, split: Split, folder: Path,
     kind: str = "native", weights_from: str | None = None,
 ) -> None:  # fmt: skip
     """Write the drafter in bfloat16, with its card.  One that went on from ``weights_from`` also

@@ -16,8 +16,7 @@ from torch import nn
 from transformers import AttentionInterface, DynamicCache
 
 from ...models.adapters import Gate
-from ..dflash.loss import FrozenHeadLoss, dpace_weights, sampled_rows
-from ..dflash.objective import Objective
+from ..network import attention
 
 ATTENTION = "dllm_blocks_of_masks"
 
@@ -73,92 +72,42 @@ AttentionInterface.register(ATTENTION, masks_attention)
 
 
 class MaskBlocks(nn.Module):
-    """Blocks of ``size`` masks anywhere in a text: the network ``hf`` with its gated adapter."""
+    """Blocks of ``drafts`` masks anywhere in a text, in the network ``hf`` with its gated adapter:
+    the blocks of a `Trainee`, and its reader of what the base weights say.  A mask at the place of
+    an anchor predicts the token after it without having seen the anchor's."""
 
-    def __init__(self, hf: Any, gate: Gate, size: int) -> None:
+    def __init__(self, hf: Any, gate: Gate, drafts: int) -> None:
         super().__init__()
         self.adapter = nn.ParameterDict(
             {name.replace(".", "/"): p for name, p in hf.named_parameters() if p.requires_grad}
         )
         self._network = (hf,)  # no submodule, so that nobody saves it
-        self.gate, self.size = gate, size
+        self.gate, self.drafts = gate, drafts
+        self._text = DynamicCache()
 
     @torch.no_grad()
-    def read(self, ids: torch.Tensor) -> tuple[DynamicCache, torch.Tensor]:
-        """Keys and values of a text (B, S), and its last hidden states (B, S, H), by the base
-        weights; padding stands on the right, where it has no influence on what is before."""
-        decoder = self._decoder("sdpa")
-        out = decoder(input_ids=ids, use_cache=True)
-        return out.past_key_values, out.last_hidden_state
-
-    def forward(self, text: DynamicCache, length: int, anchors: torch.Tensor) -> torch.Tensor:
-        """Hidden states (B, N, size, H) of blocks whose first mask stands at ``anchors`` (B, N) of
-        texts of ``length`` positions."""
-        batch, count = anchors.shape
-        places = anchors[..., None] + torch.arange(self.size, device=anchors.device)
-        seen = torch.arange(length, device=anchors.device) < anchors[..., None]
-        decoder = self._decoder(ATTENTION)
-        masks = torch.full_like(places.flatten(1), self.gate.mask_token_id)
-        out = decoder(
-            input_ids=masks, position_ids=places.flatten(1), attention_mask=seen[:, :, None],
-            past_key_values=Behind(text), use_cache=False,
-        )  # fmt: skip
-        hidden: torch.Tensor = out.last_hidden_state
-        return hidden.view(batch, count, self.size, -1)
-
-    def _decoder(self, attention: str) -> Any:
+    def read(self, ids: torch.Tensor) -> torch.Tensor:
+        """Last hidden states (B, S, H) of a text (B, S) by the base weights; keys and values are
+        kept for `forward`.  Padding stands on the right, where it changes nothing before it."""
         (hf,) = self._network
-        hf.config._attn_implementation = attention
-        return hf.base_model
+        with attention(hf, "sdpa"):
+            out = hf.base_model(input_ids=ids, use_cache=True)
+        self._text = out.past_key_values
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden
 
-
-class Gated(nn.Module):
-    """What a step minimises: every mask towards the token after it, and towards what the base
-    weights say there."""
-
-    walk = None
-
-    def __init__(
-        self, hf: Any, gate: Gate, size: int, objective: Objective, common: torch.Tensor
-    ) -> None:
-        super().__init__()
-        self.blocks = MaskBlocks(hf, gate, size)
-        self.objective = objective
-        self.head: torch.Tensor
-        self.common: torch.Tensor
-        head = hf.get_output_embeddings().weight.detach()
-        self.register_buffer("head", head, persistent=False)
-        self.register_buffer("common", common, persistent=False)
-
-    def forward(
-        self, ids: torch.Tensor, length: torch.Tensor, anchors: torch.Tensor, seed: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """``loss`` of a batch as `data.collate` makes it."""
-        text, states = self.blocks.read(ids)
-        hidden = self.blocks(text, ids.shape[1], anchors.clamp_min(0))
-        places = anchors[..., None] + torch.arange(1, hidden.shape[2] + 1, device=ids.device)
-        counted = (anchors[..., None] >= 0) & (places < length[:, None, None])
-        labels = torch.where(counted, ids.gather(1, places.flatten(1).clamp_max(ids.shape[1] - 1))
-                             .view_as(places), 0)  # fmt: skip
-        generator = torch.Generator().manual_seed(int(seed))
-        rows, index = sampled_rows(
-            labels[counted], self.common, len(self.head), self.objective.random_rows, generator
-        )
-        batch = torch.arange(len(ids), device=ids.device)[:, None, None].expand_as(places)
-        teacher = states[batch[counted], places[counted] - 1]
-        losses, q = FrozenHeadLoss.apply(  # type: ignore[no-untyped-call]
-            hidden[counted], self.head[rows], index, teacher, self.objective.soft,
-            self.objective.chunk,
-        )  # fmt: skip
-        counted = counted.flatten(0, 1)
-        table = torch.zeros_like(counted, dtype=torch.float32)
-        weights = dpace_weights(table.masked_scatter(counted, q.detach()), counted)
-        return {"loss": (losses * weights[counted]).sum() / weights.sum()}
-
-    def drafts(self, ids: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """Most probable tokens (B, N, size) behind every anchor."""
-        text, _ = self.blocks.read(ids)
-        hidden = self.blocks(text, ids.shape[1], anchors.clamp_min(0))
-        return torch.stack(
-            [(h.to(self.head.dtype) @ self.head.T).argmax(-1) for h in hidden.flatten(0, 1)]
-        ).view(hidden.shape[:-1])
+    def forward(self, ids: torch.Tensor, _: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+        """Hidden states (B, N, drafts, H) of blocks whose first mask stands at ``anchors`` (B, N)
+        of the texts ``ids`` (B, S) that were read last."""
+        (hf,), (batch, count) = self._network, anchors.shape
+        places = anchors[..., None] + torch.arange(self.drafts, device=anchors.device)
+        seen = torch.arange(ids.shape[1], device=anchors.device) < anchors[..., None]
+        masks = torch.full_like(places.flatten(1), self.gate.mask_token_id)
+        with attention(hf, ATTENTION):
+            out = hf.base_model(
+                input_ids=masks, position_ids=places.flatten(1),
+                attention_mask=seen[:, :, None], past_key_values=Behind(self._text),
+                use_cache=False,
+            )  # fmt: skip
+        hidden: torch.Tensor = out.last_hidden_state
+        return hidden.view(batch, count, self.drafts, -1)

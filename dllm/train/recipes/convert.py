@@ -1,16 +1,115 @@
-"""An autoregressive model that also fills in masks."""
+"""An autoregressive model that also fills in masks: `gated`, an adapter which acts on masks only,
+or `blocks`, whole weights for attention that is causal between blocks.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from ...models.adapters import SECTION
+import torch
+
+from ...errors import ConfigError
+from ...models import DiffusionModel
+from ...models.adapters import LINEARS, SECTION, gate_adapter
+from ..dflash.card import curve, table
+from ..dflash.data import Batches, Taps, common_tokens, read_answers
+from ..dflash.evaluate import measure
+from ..dflash.objective import Objective, Trainee
+from ..dflash.recipe import Schedule, Split, mask_id
+from ..loop import Loop, loop
+from ..objectives.gated import MaskBlocks
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``masks``: tokens drafted at once; ``rank`` of the adapter on every linear layer;
+    ``mask_token_id``: None takes an id that no chat contains; ``held_out`` and ``evaluated`` as for
+    block drafters."""
+
+    masks: int = 3
+    rank: int = 32
+    mask_token_id: int | None = None
+    held_out: int = 64
+    evaluated: int = 32
+    objective: Objective = field(default_factory=Objective)
+    schedule: Schedule = field(
+        default_factory=lambda: Schedule(rows=4, anchors=64, warmup=30, weight_decay=0.0)
+    )
+
+
+def start(
+    model: DiffusionModel, files: Sequence[Path], recipe: Recipe, folder: Path, *,
+    bf16: bool = False, say: Callable[[str], None] | None = None,
+) -> tuple[Loop, Split]:  # fmt: skip
+    """A run, ready: a checkpoint in ``folder`` is taken up by `resume`.  ``files``: the model's own
+    answers, see `dllm train dflash`.  Changes the network in place: it gets the adapter."""
+    from peft import LoraConfig
+
+    if model.facts.mask_kind != "causal":
+        raise ConfigError(f"{model.name} is a diffusion model already")
+    hf: Any = model.hf
+    hf.train(False)
+    hf.requires_grad_(False)
+    split = Split.of([a for file in files for a in read_answers(file)], recipe)
+    torch.manual_seed(recipe.schedule.seed)
+    layers = [name for name in LINEARS
+              if any(part.endswith(name) for part, _ in hf.named_modules())]  # fmt: skip
+    hf.add_adapter(LoraConfig(r=recipe.rank, lora_alpha=recipe.rank, target_modules=layers))
+    for parameter in hf.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    gate = gate_adapter(hf, mask_id(model) if recipe.mask_token_id is None
+                        else recipe.mask_token_id)  # fmt: skip
+    blocks = MaskBlocks(hf, gate, recipe.masks)
+    common = common_tokens(split.train, recipe.objective.head_rows)
+    reader = SimpleNamespace(read=blocks.read)  # no second submodule
+    trainee = Trainee(blocks, reader, hf, recipe.objective, common)
+    taps, schedule = Taps((), hf.get_input_embeddings().weight.shape[1]), recipe.schedule
+    data = Batches(
+        split.train, schedule.rows, schedule.anchors, schedule.seed, schedule.steps, taps
+    )
+    run = loop(
+        trainee, data, schedule, folder / "checkpoints", bf16=bf16, device=model.device.type,
+        say=say, measure=partial(measure, answers=split.held, taps=taps),
+    )  # fmt: skip
+    return run, split
+
+
+def finish(run: Loop, model: DiffusionModel, recipe: Recipe, split: Split, folder: Path) -> None:
+    """Write the adapter in bfloat16, with its card; ``dllm.load(base, adapter=folder)``."""
+    hf: Any = model.hf
+    trainee: Any = run.accelerator.unwrap_model(run.model)
+    hf.to(dtype=torch.bfloat16)
+    save_gated(hf, folder, trainee.blocks.gate.mask_token_id)
+    settings = {k: v for k, v in asdict(recipe).items() if k not in ("objective", "schedule")}
+    settings |= asdict(recipe.objective) | asdict(recipe.schedule)
+    facts = {"answers": len(split.train), "answer tokens": sum(a.tokens for a in split.train),
+             "held-out answers": len(split.held)}  # fmt: skip
+    points = curve(run.state.log_history, recipe.schedule.rows * recipe.schedule.anchors)
+    lines = [
+        "---", f"base_model: {model.name}", "library_name: peft", "tags:", "- dllm",
+        "- diffusion", "- speculative-decoding", "---", "",
+        f"# {model.name} fills in masks", "",
+        "A low-rank adapter that acts on masks only: decided tokens compute what they did before.",
+        "", "```python", "import dllm", "",
+        f'model = dllm.load("{model.name}", adapter="path/to/this/folder")',
+        'dllm.speculate(model, "self", "Why is the sky blue?")',
+        'dllm.generate(model, "Why is the sky blue?", sampler="wedlm", cache="wedlm")',
+        "```", "", "## As its own drafter, on held-out greedy answers", "", *table(points), "",
+        "## How it was made", "",
+        *(f"- {name}: {value}" for name, value in (settings | facts).items()),
+    ]  # fmt: skip
+    (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def save_gated(hf: Any, folder: Path, mask_token_id: int, **generation: Any) -> None:
-    """Write the adapter of ``hf``, and what it is for; ``dllm.load(base, adapter=folder)``."""
+    """Write the adapter of ``hf``, and what it is for."""
     hf.save_pretrained(folder)  # of a network with an adapter, the adapter
     section = {"family": "gated", "mask_token_id": mask_token_id, "generation": generation}
     (folder / SECTION).write_text(json.dumps(section, indent=1) + "\n", encoding="utf-8")

@@ -16,7 +16,6 @@ from ..objectives import parallel, repair
 from ..trajectories import Batches, Question, read_trajectories
 
 Settings = parallel.Settings | repair.Settings
-CALIBRATION = 2.0  # most times the slots of a batch a model is decoded with while measured
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ def start(
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
     same_recipe(folder, recipe)
     network = Network(model, recipe.rank)
+    if gradient_checkpointing:
+        network.hf.gradient_checkpointing_enable()
     answers = [answer for file in files for answer in read_trajectories(file)]
     hints, objective = None, recipe.objective
     module: Any
@@ -59,7 +60,6 @@ def start(
     return loop(
         module, batches, schedule, folder / "checkpoints", measure=measure if held_out else None,
         bf16=bool(recipe.rank) and machine_has_bf16(device), device=device, say=say,
-        gradient_checkpointing=gradient_checkpointing,
     )  # fmt: skip
 
 

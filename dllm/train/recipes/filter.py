@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..api import generate
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..models import DiffusionModel
-from ..samplers import Selector, View
-from ..samplers.base import top
+from ...api import generate
+from ...canvas import BoolArray, Canvas, FloatArray, IntArray
+from ...models import DiffusionModel
+from ...samplers import Selector, View
+from ...samplers.base import top
+from ..loop import Schedule, loop, resume
 
 HIDDEN = 64
 
@@ -40,7 +42,7 @@ class Recorder(Selector):
 
     def select(self, view: View) -> BoolArray:
         low, high = view.canvas.window
-        whole = view.everything
+        whole = view.all_predictions
         here = (whole.positions >= low) & (whole.positions < high)
         assert whole.max_logprob is not None
         confidence, token = np.exp(whole.max_logprob[here]), whole.token[here]
@@ -67,6 +69,23 @@ def trajectories(
     return confidence, label, counts
 
 
+class Judge(nn.Module):
+    """Mean binary cross-entropy of the positions that count."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(
+        self, confidence: torch.Tensor, label: torch.Tensor, counts: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """``loss`` of a batch, (n, K) each."""
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            self.net(confidence), label, weight=counts
+        )
+        return {"loss": loss * counts.numel() / counts.sum()}
+
+
 def train_filter(
     confidence: FloatArray,
     label: FloatArray,
@@ -86,23 +105,18 @@ def train_filter(
     held, kept = order[: len(order) // 10], order[len(order) // 10 :]
     x, y, m = (torch.from_numpy(a) for a in (confidence, label, counts.astype(np.float32)))
     net = nn.Sequential(nn.Linear(size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, size))
-    opt = torch.optim.AdamW(net.parameters(), lr=lr)
-
-    def loss_on(rows: torch.Tensor) -> torch.Tensor:
-        each = nn.functional.binary_cross_entropy_with_logits(net(x[rows]), y[rows], weight=m[rows])
-        return each * m[rows].numel() / m[rows].sum()
-
-    for _ in range(steps):
-        opt.zero_grad()
-        loss: Any = loss_on(kept)
-        loss.backward()
-        opt.step()
+    objective = Judge(net)
+    batches = [{"confidence": x[kept], "label": y[kept], "counts": m[kept]}] * steps
+    schedule = Schedule(steps, lr, 0, "constant", 0, log_every=steps, save_every=steps, clip=0.0,
+                        weight_decay=0.01, seed=seed)  # fmt: skip
+    with TemporaryDirectory() as folder:
+        resume(loop(objective, batches, schedule, Path(folder)))
     with torch.no_grad():
         called = (net(x[held]).sigmoid() > 0.96) & (m[held] > 0)
         true = (y[held] > 0) & (m[held] > 0)
         both = float((called & true).sum())
         measured = {
-            "loss": float(loss_on(held)),
+            "loss": float(objective(x[held], y[held], m[held])["loss"]),
             "precision": both / max(1.0, float(called.sum())),
             "recall": both / max(1.0, float(true.sum())),
         }

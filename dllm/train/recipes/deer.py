@@ -13,23 +13,24 @@ when drafting, and nothing is learnt from there.
 
 from __future__ import annotations
 
-import copy
 import json
 import random
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
 
-from ..drafting.drafters.diffusion import MARKER_POSITIONS
-from ..errors import ConfigError, UnknownNameError
-from ..eval.tasks import TASKS
-from ..models import DiffusionModel
-from ..prompts import encode
+from ...drafting.api import speculate
+from ...drafting.drafters.diffusion import MARKER_POSITIONS
+from ...errors import ConfigError, UnknownNameError
+from ...models import DiffusionModel
+from ..loop import Schedule, loop, resume, same_recipe
+from ..network import Network
 
 Pair = tuple[list[int], list[int]]  # prompt ids, answer ids with the end token
 
@@ -66,30 +67,14 @@ class Alignment:
         return min(known, model.facts.vocab_size - 1)
 
 
-@torch.inference_mode()
 def teacher_answers(
-    verifier: DiffusionModel, prompts: Sequence[Any], max_new_tokens: int = 64, rows: int = 32
+    verifier: DiffusionModel, prompts: Sequence[Any], max_new_tokens: int = 64
 ) -> list[Pair]:
-    """What the verifier answers, greedily, in batches padded on the left."""
-    end = verifier.facts.eos_token_id
-    if end is None:
+    """What the verifier answers, greedily."""
+    if verifier.facts.eos_token_id is None:
         raise ConfigError(f"{verifier.name} has no end token: answers cannot be delimited")
-    ids = sorted((encode(verifier, prompt).tolist() for prompt in prompts), key=len)
-    hf: Any = verifier.hf
-    pairs: list[Pair] = []
-    for first in range(0, len(ids), rows):
-        batch = ids[first : first + rows]
-        longest = max(map(len, batch))
-        padded = torch.tensor([[end] * (longest - len(p)) + p for p in batch])
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in batch])
-        out = hf.generate(
-            padded.to(hf.device), attention_mask=mask.to(hf.device), do_sample=False,
-            max_new_tokens=max_new_tokens, pad_token_id=end,
-        )  # fmt: skip
-        for prompt, row in zip(batch, out[:, longest:].tolist(), strict=True):
-            answer = row[: row.index(end) + 1] if end in row else row
-            pairs.append((prompt, answer))
-    return pairs
+    results = speculate(verifier, None, list(prompts), max_new_tokens=max_new_tokens)
+    return [(r.sequences[: r.prompt_length].tolist(), r.tokens) for r in results]
 
 
 @dataclass(frozen=True)
@@ -150,80 +135,82 @@ def _example(
     )
 
 
-def loss_of(hf: Any, examples: Sequence[Example], shift: int) -> torch.Tensor:
-    """Weighted cross-entropy of the masked positions, mean over the examples."""
-    longest = max(len(e.ids) for e in examples)
-
-    def pad(rows: list[list[Any]], value: Any) -> torch.Tensor:
-        return torch.tensor([row + [value] * (longest - len(row)) for row in rows]).to(hf.device)
-
-    targets = pad([e.targets for e in examples], -100)
-    logits = hf(
-        input_ids=pad([e.ids for e in examples], 0),
-        attention_mask=pad([[1] * len(e.ids) for e in examples], 0),
-        use_cache=False,
-    ).logits
-    if shift:
-        logits = F.pad(logits, (0, 0, shift, 0))[:, : logits.shape[1]]
-    losses = F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none")
-    return (losses * pad([e.weights for e in examples], 0.0)).sum() / len(examples)
-
-
 def align(
-    drafter: DiffusionModel, pairs: Sequence[Pair], recipe: Alignment, log_every: int = 50
-) -> Iterator[tuple[dict[str, Any], DiffusionModel]]:
-    """Both stages on ``pairs``.
-
-    Yields every ``log_every`` steps, and at the end of each stage (``"done": True``), an entry with
-    stage, step, mean loss and seconds, and the model so far.  ``drafter`` itself is not changed.
-    """
-    facts = drafter.facts
-    mask, marker = facts.mask_token_id, recipe.marker_for(drafter)
+    drafter: DiffusionModel, pairs: Sequence[Pair], recipe: Alignment, folder: Path,
+    say: Callable[[str], None] | None = None,
+) -> Iterator[DiffusionModel]:  # fmt: skip
+    """Both stages on ``pairs``, in ``folder``, where a stopped run goes on; yields the model after
+    each.  ``drafter`` itself is not changed."""
+    mask, marker = drafter.facts.mask_token_id, recipe.marker_for(drafter)
     if mask is None:
         raise ConfigError(
             f"{drafter.name} has no mask token: only a diffusion model can be aligned"
         )
-    hf: Any = copy.deepcopy(drafter.hf)
-    hf.float().requires_grad_(True)
+    same_recipe(folder, recipe)
+    network = Network(drafter)
     where = {"end_marker": marker, "marker_position": recipe.marker_position}
     defaults = {**drafter.generation_defaults, **where}
-    aligned = replace(drafter, hf=hf, generation_defaults=defaults)
-    rng = random.Random(recipe.seed)
-    stages = ((1, recipe.stage1_steps, recipe.stage1_lr, stage1_example),
-              (2, recipe.stage2_steps, recipe.stage2_lr, stage2_example))  # fmt: skip
-    for stage, steps, peak, make in stages:
-        optimizer = torch.optim.AdamW(hf.parameters(), lr=peak, weight_decay=0.0)
-        clock, total, since = time.perf_counter(), 0.0, 0
-        for step in range(steps):
-            chosen = rng.choices(pairs, k=recipe.rows)
-            examples = [make(pair, recipe, rng, mask, marker) for pair in chosen]
-            room = facts.context_length
-            examples = [e for e in examples if len(e.ids) <= room] or examples[:1]
-            loss = loss_of(hf, examples, facts.logit_shift)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(hf.parameters(), 1.0)
-            share = min(1.0, (step + 1) / 20, 1.2 * (1 - step / steps))
-            for group in optimizer.param_groups:
-                group["lr"] = peak * share
-            optimizer.step()
-            optimizer.zero_grad()
-            total, since = total + loss.item(), since + 1
-            done = step + 1 == steps
-            if done or (step + 1) % log_every == 0:
-                seconds = time.perf_counter() - clock
-                entry = {"stage": stage, "step": step + 1, "loss": total / since,
-                         "seconds": seconds, "done": done}  # fmt: skip
-                yield entry, aligned
-                clock, total, since = time.perf_counter(), 0.0, 0
+    aligned = replace(network.snapshot(), generation_defaults=defaults)
+    stages = ((recipe.stage1_steps, recipe.stage1_lr, stage1_example),
+              (recipe.stage2_steps, recipe.stage2_lr, stage2_example))  # fmt: skip
+    for number, (steps, peak, make) in enumerate(stages, 1):
+        examples = Examples(pairs, recipe, steps, make, mask, marker, drafter.facts.context_length)
+        schedule = Schedule(steps, peak, min(20, steps // 2), "linear", 0, log_every=50,
+                            seed=recipe.seed)  # fmt: skip
+        resume(loop(Weighted(network), examples, schedule, folder / f"checkpoints{number}",
+                    device=drafter.device.type, say=say))  # fmt: skip
+        network.hf.train(False)
+        yield aligned
+
+
+class Examples(Dataset[dict[str, torch.Tensor]]):
+    """Batch ``i`` of a stage: ``rows`` examples of random pairs, padded on the right."""
+
+    def __init__(
+        self, pairs: Sequence[Pair], recipe: Alignment, steps: int, make: Any, mask: int,
+        marker: int, room: int,
+    ) -> None:  # fmt: skip
+        self.pairs, self.recipe, self.steps, self.make = pairs, recipe, steps, make
+        self.mask, self.marker, self.room = mask, marker, room
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        rng = random.Random(f"{self.recipe.seed}/{self.make.__name__}/{index}")
+        chosen = rng.choices(self.pairs, k=self.recipe.rows)
+        made = [self.make(pair, self.recipe, rng, self.mask, self.marker) for pair in chosen]
+        examples = [e for e in made if len(e.ids) <= self.room] or made[:1]
+        longest = max(len(e.ids) for e in examples)
+
+        def pad(rows: list[list[Any]], value: Any) -> torch.Tensor:
+            return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
+
+        return {
+            "ids": pad([e.ids for e in examples], 0),
+            "valid": pad([[True] * len(e.ids) for e in examples], False),
+            "targets": pad([e.targets for e in examples], -100),
+            "weights": pad([e.weights for e in examples], 0.0),
+        }
+
+
+class Weighted(nn.Module):
+    """Weighted cross-entropy of ``targets`` (B, L), mean over the rows."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self, ids: torch.Tensor, valid: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """``loss`` of a batch."""
+        logits = self.network.logits(ids, valid)
+        losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+        return {"loss": (losses * weights).sum() / len(ids)}
 
 
 def save_aligned(model: DiffusionModel, recipe: Alignment, folder: Path) -> None:
     """Write an aligned drafter; `dllm.load` reads it, drafting finds its end marker."""
     model.save_pretrained(folder)
     (folder / "alignment.json").write_text(json.dumps(asdict(recipe), indent=1) + "\n")
-
-
-def task_prompts(count: int, seed: int = 0) -> list[str]:
-    """Training prompts of the generated tasks, all of them equally often."""
-    rng = random.Random(f"deer/{seed}")
-    return [TASKS[name].sample(rng, "train").prompt for name in rng.choices(list(TASKS), k=count)]

@@ -1,0 +1,238 @@
+"""``dllm train parallel``, ``repair`` and ``convert``: what a model learns from its own answers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from ..errors import ConfigError, UnknownNameError
+from .inputs import read_lines
+from .options import remember_debug
+from .output import note
+
+if TYPE_CHECKING:
+    from ..train.forecast import Load
+    from ..train.recipes.distill import Settings
+
+DATA, TRAINING, OUTPUT = "Data", "Training", "Output"
+
+
+def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Options of all three commands."""
+
+    model: Annotated[str, _option("Hub id, folder or bundled name.", DATA, "--model", "-m")]
+    prompts: Annotated[
+        Path | None, _option("Prompts, one per line; default: generated tasks.", DATA)
+    ] = None
+    data: Annotated[
+        list[Path] | None, _option("Files that a run has written before; repeatable.", DATA)
+    ] = None
+    answers: Annotated[int, _option("Prompts to answer.", DATA, min=1)] = 2000
+    held_out: Annotated[int, _option("Prompts to measure with.", DATA, min=1)] = 64
+    steps: Annotated[int, _option("Steps in all.", TRAINING, min=1)] = 1000
+    rows: Annotated[int, _option("Answers per step.", TRAINING, min=1)] = 8
+    rank: Annotated[int, _option("Of the adapter; 0 trains all weights.", TRAINING, min=0)] = 32
+    learning_rate: Annotated[
+        float | None, _option("Peak; default: 2e-5, convert 1e-3.", TRAINING, min=0.0)
+    ] = None
+    schedule: Annotated[str, _option("A name of transformers.", TRAINING)] = "cosine"
+    warmup: Annotated[int, _option("Steps.", TRAINING, min=0)] = 20
+    accumulate: Annotated[int, _option("Batches per step.", TRAINING, min=1)] = 1
+    evaluate_every: Annotated[int, _option("Steps.", TRAINING, min=1)] = 100
+    checkpointing: Annotated[
+        bool, _option("Recompute activations instead of keeping them.", TRAINING)
+    ] = False
+    device: Annotated[str, _option("cpu, cuda, ...", TRAINING)] = "cpu"
+    dtype: Annotated[str, _option("Of the weights that are not trained.", TRAINING)] = "auto"
+    seed: Annotated[int, _option("Of prompts and batches.", TRAINING, min=0)] = 0
+    output: Annotated[Path | None, _option("Folder of the run.", OUTPUT, "--output", "-o")] = None
+    dry_run: Annotated[bool, _option("Only say what it would take.", OUTPUT, "--dry-run")] = False
+    on: Annotated[str | None, _option("Card of the dry run, e.g. H100.", OUTPUT)] = None
+    tflops: Annotated[float, _option("Of the dry run's hardware.", OUTPUT, min=0.001)] = 100.0
+    memory: Annotated[float, _option("Of the dry run's hardware, GB.", OUTPUT, min=0.1)] = 24.0
+    length: Annotated[int, _option("Tokens of a text in the dry run.", OUTPUT, min=1)] = 512
+    debug: Annotated[
+        bool, _option("Show tracebacks.", OUTPUT, "--debug", callback=remember_debug)
+    ] = False
+
+    def forecast(self, load: Load) -> None:
+        """Say what a run would take."""
+        from ..train.forecast import forecast
+        from .capacity import CARDS
+
+        if self.on is not None and self.on not in CARDS:
+            raise UnknownNameError("card", self.on, CARDS)
+        speed, room = self.tflops * 1e12, self.memory * 1e9
+        if self.on is not None:
+            speed, room = CARDS[self.on].operations, CARDS[self.on].memory
+        for line in forecast(self.model, load, speed, room):
+            note(line)
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes the options of `Run` and its own."""
+    hints = get_type_hints(Run, include_extras=True)
+    shared = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[f.name],
+                          **({} if f.name == "model" else {"default": f.default}))
+        for f in fields(Run)
+    ]  # fmt: skip
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        run = Run(**{f.name: given.pop(f.name) for f in fields(Run)})
+        function(run, **given)
+
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
+    )
+    return command
+
+
+def parallel(
+    run: Run,
+    recipe: Annotated[str, _option("tad, dparallel or d3llm.", TRAINING)] = "tad",
+    delta: Annotated[
+        int | None, _option("Steps within which a token is learnt; 0: all.", TRAINING, min=0)
+    ] = None,
+    reference: Annotated[bool | None, _option("Show the teacher the answer.", TRAINING)] = None,
+    entropy: Annotated[float | None, _option("Weight of the entropy term.", TRAINING)] = None,
+    sampler: Annotated[
+        str, _option("Decodes the trajectories, and measures.", DATA)
+    ] = "threshold(0.9)",
+) -> None:
+    """Teach a diffusion model to decide more tokens per forward (TAD, dParallel, d3LLM)."""
+    from ..train.objectives.parallel import PRESETS
+
+    given = {"delta": delta, "reference": reference, "entropy": entropy}
+    settings = replace(
+        _preset(PRESETS, recipe), **{k: v for k, v in given.items() if v is not None}
+    )
+    _distill(run, settings, sampler, "parallel")
+
+
+def repair(
+    run: Run,
+    recipe: Annotated[str, _option("dmax, llada2.1 or both.", TRAINING)] = "dmax",
+    sampler: Annotated[str, _option("Decodes the answers, and measures.", DATA)] = "threshold(0.9)",
+) -> None:
+    """Teach a diffusion model to correct what it decided (DMax, LLaDA2.1)."""
+    from ..train.objectives.repair import PRESETS
+
+    _distill(run, _preset(PRESETS, recipe), sampler, "repair")
+
+
+def _preset(presets: Any, name: str) -> Any:
+    if name not in presets:
+        raise UnknownNameError("recipe", name, presets)
+    return presets[name]
+
+
+def _distill(run: Run, settings: Settings, sampler: str, name: str) -> None:
+    from ..models import load
+    from ..train.forecast import Load
+    from ..train.loop import Schedule, resume
+    from ..train.recipes.distill import Recipe, finish, start
+    from ..train.trajectories import Question, task_questions, write_trajectories
+
+    if run.dry_run:
+        kl = getattr(settings, "kl", 0.0)
+        others = float(bool(kl)) if name == "parallel" else getattr(settings, "on_policy", 0.0)
+        twice = 2 if getattr(settings, "complement", False) else 1
+        teacher = bool(kl) and not run.rank
+        rows, again = run.rows * twice, run.checkpointing
+        run.forecast(Load(rows, run.length, run.rank, others, teacher, recomputed=again))
+        return
+    folder = run.output or Path("runs") / name
+    folder.mkdir(parents=True, exist_ok=True)
+    model = load(run.model, device=run.device, dtype=run.dtype if run.rank else "float32")
+    if model.facts.mask_token_id is None:
+        raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
+    if run.prompts is None:
+        questions = task_questions(run.answers, run.seed)
+        held = task_questions(run.held_out, run.seed, split="test")
+    else:
+        lines = [Question(line) for line in read_lines(run.prompts)]
+        questions, held = lines[: -run.held_out] or lines, lines[-run.held_out :]
+    files = run.data or [folder / "trajectories.jsonl"]
+    if not run.data:
+        for done in write_trajectories(model, questions, files[0], sampler):
+            note(f"{done}/{len(questions)} prompts decoded with {sampler}")
+    schedule = Schedule(
+        run.steps, run.learning_rate or 2e-5, run.warmup, run.schedule,
+        min(run.evaluate_every, run.steps),
+        accumulate=run.accumulate, seed=run.seed,
+    )  # fmt: skip
+    recipe = Recipe(settings, schedule, run.rows, run.rank, sampler)
+    job = start(model, files, recipe, folder, held_out=held, say=note,
+                gradient_checkpointing=run.checkpointing)  # fmt: skip
+    resume(job)
+    finish(job, model, recipe, folder / ("adapter" if run.rank else "model"))
+    note(f"{name}: {folder / ('adapter' if run.rank else 'model')}")
+
+
+def convert(
+    run: Run,
+    masks: Annotated[int, _option("Tokens drafted at once.", TRAINING, min=1)] = 3,
+    anchors: Annotated[int, _option("Places per answer and step.", TRAINING, min=1)] = 64,
+    mask_token_id: Annotated[int | None, _option("Default: an id to spare.", TRAINING)] = None,
+    max_new_tokens: Annotated[int, _option("Longest answer.", DATA, min=8)] = 200,
+) -> None:
+    """Teach an autoregressive model to fill in masks, and leave it as it is for everything else."""
+    from ..train.dflash.generate import write_answers
+    from ..train.dflash.starters import STARTERS
+    from ..train.forecast import Load
+    from ..train.loop import machine_has_bf16, resume
+    from ..train.recipes.convert import Recipe, Schedule, finish, start
+
+    if run.dry_run:
+        rows = run.rows * anchors * masks
+        others = run.rows * run.length / rows
+        run.forecast(Load(rows, 1, run.rank or 32, others, recomputed=False, head=1024))
+        return
+    from ..drafting.naming import load_verifier
+    from ..models import load
+
+    folder = run.output or Path("runs/convert")
+    folder.mkdir(parents=True, exist_ok=True)
+    bf16 = machine_has_bf16(run.device)
+    dtype = run.dtype if run.dtype != "auto" else "bfloat16" if bf16 else "float32"
+    model = load_verifier(load(run.model, device=run.device, dtype=dtype))
+    files = run.data or [folder / "answers.jsonl"]
+    if not run.data:
+        from ..prompts import encode
+
+        asked = None
+        if run.prompts is not None:
+            asked = [encode(model, line) for line in read_lines(run.prompts)]
+        count = run.answers if asked is None else len(asked)
+        for done in write_answers(
+            model, files[0], count, seed=run.seed, prompts=asked, max_new_tokens=max_new_tokens,
+            starters=STARTERS,
+        ):  # fmt: skip
+            note(f"{done}/{count} answers")
+    recipe = Recipe(
+        masks, run.rank or 32, mask_token_id, held_out=max(2, run.answers // run.held_out),
+        schedule=Schedule(run.steps, run.learning_rate or 1e-3, run.warmup, run.schedule,
+                          min(run.evaluate_every, run.steps), accumulate=run.accumulate,
+                          seed=run.seed, rows=run.rows, anchors=anchors, weight_decay=0.0),
+    )  # fmt: skip
+    job, split = start(model, files, recipe, folder, bf16=bf16, say=note)
+    resume(job)
+    finish(job, model, recipe, split, folder / "adapter")
+    note(f"adapter: {folder / 'adapter'}")
+
+
+COMMANDS = [_command(function) for function in (parallel, repair, convert)]
