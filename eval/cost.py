@@ -12,7 +12,7 @@ What layer-wise caches spend on choosing positions is not counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,10 @@ import numpy as np
 import torch
 
 from ..kernels.linear import Packed, linear
+from ..kernels.quantised import QuantisedLinear
 from ..result import Result
 
+Product = Callable[[torch.Tensor], torch.Tensor]
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 COLD = 64 * 2**20  # bytes of weights that no processor cache holds
 
@@ -106,22 +108,27 @@ class Rates:
 
     rows: tuple[int, ...]
     rate: tuple[float, ...]
+    attention: float | None = None  # None: as products of many rows
 
     @classmethod
-    def measure(cls, shape: Shape, device: torch.device, dtype: torch.dtype) -> Rates:
+    def measure(
+        cls, shape: Shape, device: torch.device, dtype: torch.dtype, int8: bool = False
+    ) -> Rates:
         """From products with matrices of the model's feed-forward size, as many as it has or as
-        no processor cache holds."""
+        no processor cache holds; with weights of 8 bits if ``int8``.  On a CPU attention is
+        measured, too."""
         size = shape.hidden, shape.intermediate
         count = min(3 * shape.layers, 1 + COLD // (size[0] * size[1] * dtype.itemsize))
-        weights = [
-            (torch.randn(size[1], size[0], device=device).to(dtype), Packed()) for _ in range(count)
-        ]
+        kind = rounded if int8 else plain
+        weights = [kind(torch.randn(size[1], size[0], device=device).to(dtype))
+                   for _ in range(count)]  # fmt: skip
         rates = []
         for rows in ROWS:
             inputs = torch.randn(rows, size[0], device=device).to(dtype)
             seconds = _seconds(inputs, weights)
             rates.append(2 * rows * size[0] * size[1] / seconds)
-        return cls(ROWS, tuple(rates))
+        attention = _attention(shape, dtype) if device.type == "cpu" else None
+        return cls(ROWS, tuple(rates), attention)
 
     def at(self, rows: float) -> float:
         """Operations per second with ``rows`` rows."""
@@ -134,19 +141,40 @@ class Rates:
         """The time of a step, if its attention ran like products of many rows."""
         return (
             cost.products / self.at(cost.computed)
-            + cost.attention / max(self.rate)
+            + cost.attention / (self.attention or max(self.rate))
             + cost.head / self.at(cost.scored)
         )
 
 
-def _seconds(inputs: torch.Tensor, weights: list[tuple[torch.Tensor, Packed]]) -> float:
+def plain(weight: torch.Tensor) -> Product:
+    """Products with a weight as the layers of a network do them here."""
+    packed = Packed()
+    return lambda x: linear(x, weight, None, packed)
+
+
+def rounded(weight: torch.Tensor) -> Product:
+    """The same with the weight in 8 bits."""
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return QuantisedLinear.of(layer, 8)
+
+
+def _attention(shape: Shape, dtype: torch.dtype) -> float:
+    """Operations per second of attention with a block of queries over a few hundred keys."""
+    q = torch.randn(1, shape.heads, 32, shape.head_dim).to(dtype)
+    k = torch.randn(1, shape.heads, 512, shape.head_dim).to(dtype)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return 4 * 32 * 512 * shape.heads * shape.head_dim / _seconds(q, [lambda x: attend(x, k, k)])
+
+
+def _seconds(inputs: torch.Tensor, weights: list[Product]) -> float:
     """The time of one product, from the fastest of three rounds over all ``weights``."""
     result = []
     with torch.inference_mode():
         for _ in range(4):  # the first is the warm-up
             start = time.perf_counter()
-            for weight, packed in weights:  # as the layers of a network do it here
-                linear(inputs, weight, None, packed)
+            for multiply in weights:
+                multiply(inputs)
             if inputs.is_cuda:
                 torch.cuda.synchronize()
             result.append(time.perf_counter() - start)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas
+from ..canvas import BoolArray, Canvas, Cycle
 from ..capabilities import FIXED_LENGTH, PROBABILITY, REPEATABLE
 from ..errors import ConfigError, UnknownNameError
 from ..spec import FamilyDefaults
@@ -18,23 +18,6 @@ from .threshold import check_probability
 
 SLOWFAST = "Accelerating Diffusion Large Language Models with SlowFast Sampling"
 SPREADS = ("std", "variance")
-
-
-@dataclass
-class Cycle:
-    """What is decided now: positions ``start`` to ``block_end`` while it is explored, ``start`` to
-    ``end`` afterwards; the ``estimates`` of the end so far; whether one was ``stable``."""
-
-    start: int = -1
-    block_end: int = -1
-    end: int = -1
-    exploring: bool = True
-    stable: bool = False
-    estimates: list[int] = field(default_factory=list)
-
-    def begin(self, start: int, block_end: int) -> None:
-        self.start, self.block_end = start, block_end
-        self.exploring, self.stable, self.estimates = True, False, []
 
 
 @register("pairs", paper=SLOWFAST, arxiv="2506.10848")

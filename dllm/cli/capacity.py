@@ -15,6 +15,7 @@ from ..errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from ..eval.cost import Rates, Shape
+    from ..models.checkpoint import Checkpoint
 
 PER_STEP = 4  # tokens decided per forward, as `--caches` assumes
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -54,6 +55,32 @@ CARDS = {
     "B200": Card(2250e12, 8.0e12, 180e9),
     "MI300X": Card(1307e12, 5.3e12, 192e9),
 }
+
+
+def tokens_per_second(
+    checkpoint: Checkpoint, kind: str, context: int, prompt: int = 512, new: int = 256
+) -> tuple[float, float] | None:
+    """Of one row on this processor without a cache and with `dual`, predicted from products
+    measured in ``kind``: a dtype or "int8".  None for networks of another build."""
+    import torch
+
+    from ..eval.cost import Rates, Shape, step_cost
+    from ..eval.gains import within
+    from ..models.reading import family_of, native_config
+
+    try:
+        shape = Shape.of(native_config(checkpoint, family_of(checkpoint))[0])
+    except AttributeError:  # sizes of another kind
+        return None
+    prompt, new = within(context or prompt + new, prompt, new)
+    whole = kind == "int8"
+    dtype = torch.bfloat16 if whole else getattr(torch, kind)
+    rates = Rates.measure(shape, torch.device("cpu"), dtype, whole)
+    length, block = prompt + new, min(BLOCK, new)
+    full = rates.seconds(step_cost(shape, length, length, block))
+    part = rates.seconds(step_cost(shape, block, length, block))
+    steps, blocks = max(1, new // PER_STEP), max(1, -(-new // BLOCK))
+    return new / (steps * full), new / (blocks * full + max(0, steps - blocks) * part)
 
 
 def table(model: str, prompt: int, new: int, free: int, on: str | None = None) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from .checkpoint import Checkpoint
 from .headers import blueprint
 from .precision import SMALL, auto_dtype
+from .quantisation import layers_of, of_config, read
 from .reading import family_of, native_config
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
@@ -25,6 +27,7 @@ class Footprint:
     weights: int
     context: int
     keys_values: int
+    rounded: Mapping[str, int] = field(default_factory=dict)  # weights as int8, int4
 
     @property
     def needed(self) -> int:
@@ -33,7 +36,7 @@ class Footprint:
 
     def weights_in(self, bits: int) -> int:
         """Bytes of the weights at another width."""
-        return self.parameters * bits // 8
+        return self.rounded.get(f"int{bits}", self.parameters * bits // 8)
 
 
 def footprint(checkpoint: Checkpoint) -> Footprint:
@@ -53,7 +56,22 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     context = int(getattr(text, "max_position_embeddings", None) or 0)
     numbers = 2 * text.num_hidden_layers * heads * size * context
     width = WIDTHS.get(dtype, 2)
-    return Footprint(parameters, dtype, parameters * width, context, numbers * width)
+    stored = of_config(getattr(config, "quantization_config", None))
+    held = parameters * width if stored is None else rounded_bytes(network, stored, width)
+    ways = {name: rounded_bytes(network, read(name), width) for name in ("int8", "int4")}
+    return Footprint(parameters, dtype, held, context, numbers * width, ways)
+
+
+def rounded_bytes(network: Any, how: Any, width: int) -> int:
+    """Bytes of the weights rounded as ``how`` says, ``width`` bytes for each of the others."""
+    total = width * sum(parameter.numel() for parameter in network.parameters())
+    head = network.get_output_embeddings()
+    if head is not None and head.weight is network.get_input_embeddings().weight and how.head:
+        total += width * head.weight.numel()  # one matrix becomes two
+    for _, layer, bits in layers_of(network, how):
+        scales = 2 * layer.weight.numel() // how.group if bits == 4 else len(layer.weight)
+        total -= layer.weight.numel() * width - layer.weight.numel() * bits // 8 - width * scales
+    return total
 
 
 def stored_dtype(checkpoint: Checkpoint, parameters: int = 0) -> str:

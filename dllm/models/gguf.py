@@ -49,7 +49,7 @@ def read_gguf(file: Path, dtype: torch.dtype) -> tuple[Any, str, dict[str, Any]]
     except ImportError as error:
         raise ConfigError(f"{file.name} needs the package gguf: pip install gguf") from error
     try:
-        reader = gguf.GGUFReader(file)
+        reader = gguf.GGUFReader(file, "c")  # pages are copied where somebody writes
     except Exception as error:  # whatever numpy makes of bytes that are no such file
         raise CheckpointError(f"{file} is no complete GGUF file ({one_line(error)})") from error
     fields = {name: field.contents() for name, field in reader.fields.items()
@@ -120,7 +120,7 @@ def _fill(network: Any, kind: str, tensors: dict[str, Any], dtype: torch.dtype, 
                 network.set_submodule(inner, rounded)
                 done[f"{stored} as {how}"] += 1
                 continue
-        value = torch.from_numpy(np.array(_numbers(tensor))).to(dtype)
+        value = _plain(tensor, stored).to(dtype)
         value = value if order is None else value[order]
         setattr(layer, attribute, nn.Parameter(value, requires_grad=False))
         if stored not in PLAIN:
@@ -150,6 +150,13 @@ def _order(config: Any, queries: bool) -> torch.Tensor:
     heads = config.num_attention_heads if queries else config.num_key_value_heads
     size = config.hidden_size // config.num_attention_heads
     return torch.arange(heads * size).view(heads, size // 2, 2).transpose(1, 2).flatten()
+
+
+def _plain(tensor: Any, stored: str) -> torch.Tensor:
+    """Its numbers in the shape of the network, those of half precision as they lie in the file."""
+    if stored == "BF16":
+        return torch.from_numpy(tensor.data.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(tensor.data if stored == "F16" else _numbers(tensor))
 
 
 def _numbers(tensor: Any) -> np.ndarray[Any, Any]:
@@ -183,7 +190,7 @@ def _rounded(
 
 def _q4_0(data: np.ndarray[Any, Any], outputs: int) -> dict[str, torch.Tensor]:
     """Blocks of 32: a scale in float16 and 16 bytes, the first half of the numbers below."""
-    blocks = torch.from_numpy(np.array(data)).view(outputs, -1, 18)
+    blocks = torch.from_numpy(data).view(outputs, -1, 18)
     scale = blocks[..., :2].contiguous().view(torch.float16)[..., 0].float()
     numbers = torch.cat((blocks[..., 2:] & 15, blocks[..., 2:] >> 4), 2)
     return {"numbers": halves(numbers.flatten(1)), "scale": scale, "zero": torch.zeros_like(scale)}
@@ -192,7 +199,7 @@ def _q4_0(data: np.ndarray[Any, Any], outputs: int) -> dict[str, torch.Tensor]:
 def _q4_k(data: np.ndarray[Any, Any], outputs: int) -> dict[str, torch.Tensor]:
     """Blocks of 256: two scales in float16 and, for eight groups of 32, a factor of 6 bits for each
     of them; w = d * factor * q - dmin * other."""
-    blocks = torch.from_numpy(np.array(data)).view(outputs, -1, 144)
+    blocks = torch.from_numpy(data).view(outputs, -1, 144)
     both = blocks[..., :4].contiguous().view(torch.float16).float()
     packed, held = blocks[..., 4:16], blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
     low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from dllm.cache import Plan, Slots
-from dllm.cache.none import NoCache
-from dllm.canvas import Canvas, IntArray
-from dllm.samplers.slowfast import Cycle
 
 from .call import Call
 
@@ -66,33 +60,13 @@ def _freedave(case: dict[str, Any]) -> Call:
     return Call(sampler, case["cache"], {"block_length": case["block_length"]})
 
 
-@dataclass(frozen=True)
-class CutBehindCycle(NoCache):
-    """From its second forward on, nothing behind a SlowFast cycle is fed."""
-
-    name = "cut_behind_cycle"
-
-    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        cycle, cut = canvas.state(Cycle), slots.state(Cut)
-        again = not cycle.exploring and cut.end == cycle.end
-        cut.end = -1 if cycle.exploring else cycle.end
-        return Plan(np.arange(cycle.end if again else canvas.length))
-
-
-@dataclass
-class Cut:
-    """The end of the cycle that is being decided, -1 while exploring."""
-
-    end: int = -1
-
-
 def _slowfast_llada(case: dict[str, Any]) -> Call:
     sampler = (
         "slowfast(explore={k_exploration_steps}, tau_reach={cycle_len_confidence_threshold}, "
         "estimates={cycle_length_stability_window}, block_length={block_length}, "
         "stable={cycle_length_stability_std_dev_threshold})+pairs(tau={high_confidence_threshold})"
     )
-    return Call(sampler.format(**case), CutBehindCycle(), {})
+    return Call(sampler.format(**case), "slowfast", {})
 
 
 def _slowfast_dream(case: dict[str, Any]) -> Call:
@@ -103,7 +77,7 @@ def _slowfast_dream(case: dict[str, Any]) -> Call:
         "tau_explore={high_conf_for_parallel_decode_discovery}, "
         "least_explore={min_tokens_for_parallel_decode_discovery})"
     )
-    return Call(sampler.format(**case), CutBehindCycle(), {})
+    return Call(sampler.format(**case), "slowfast", {})
 
 
 def _saber(case: dict[str, Any]) -> Call:

@@ -84,7 +84,8 @@ def write(file: Path, kind: str, types: dict[str, str]) -> dict[str, np.ndarray[
 
 @pytest.mark.parametrize("kind", ["llada", "dream"])
 @pytest.mark.parametrize(
-    "types", [{"": "Q8_0"}, {"": "Q4_0"}, {"lm_head.weight": "Q6_K", "": "Q4_K"}, {"": "F16"}]
+    "types",
+    [{"": "Q8_0"}, {"": "Q4_0"}, {"lm_head.weight": "Q6_K", "": "Q4_K"}, {"": "F16"}, {"": "BF16"}],
 )
 def test_every_number_of_the_file(
     kind: str, types: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -102,7 +103,7 @@ def test_every_number_of_the_file(
         np.testing.assert_allclose(got, numbers, rtol=0, atol=most * 0.01, err_msg=key)
     four = types[""] in ("Q4_0", "Q4_K")
     projection = layers["model.layers.1.mlp.up_proj"]
-    if types[""] == "F16":
+    if types[""] in ("F16", "BF16"):
         assert type(projection) is torch.nn.Linear
     else:
         assert isinstance(projection, QuantisedLinear) and projection.bits == (4 if four else 8)

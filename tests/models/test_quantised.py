@@ -190,3 +190,17 @@ def test_nothing_is_rounded_twice(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with pytest.raises(dllm.ConfigError, match="stored quantised"):
         dllm.load(tmp_path, quantization="int4")
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_doctor_counts_the_bytes_that_are_held(how: str, tied: bool) -> None:
+    from dllm.models.footprint import rounded_bytes
+    from dllm.models.quantisation import read
+
+    config = Qwen2Config(**SIZES | {"tie_word_embeddings": tied})
+    counted = rounded_bytes(Qwen2ForCausalLM(config), read(how), 2)
+    given: dict[str, Any] = {"family": "a2d_qwen2", "mask_token_id": 95, "eos_token_id": 94}
+    model = dllm.load(Qwen2ForCausalLM(config), quantization=how, dtype="bfloat16", **given)
+    held = {value.data_ptr(): value.nbytes for value in model.hf.state_dict().values()}
+    assert counted == sum(held.values())

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from dllm.cache import compose as compose_cache
-from dllm.canvas import Canvas
+from dllm.canvas import Canvas, Cycle
 from dllm.config import GenerationConfig
 from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, Sampler, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.prophet import Prophet
 from dllm.samplers.saber import History
-from dllm.samplers.slowfast import Cycle
 from dllm.samplers.wino import LastAccepts
 
 from ..decoding import Decoding

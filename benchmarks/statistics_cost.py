@@ -1,7 +1,7 @@
 """What token statistics cost beside the bare head, and beside the softmax official loops use.
 
-    python benchmarks/kernels.py --heads llada --rows 32 256 768 --output kernels_llada.json
-    python benchmarks/kernels.py --quick
+    python benchmarks/statistics_cost.py --heads llada --rows 32 256 768 --output kernels_llada.json
+    python benchmarks/statistics_cost.py --quick
 
 For every dtype and number of rows three things are timed, interleaved, on a head of the size of
 LLaDA-8B's (4096 -> 126,464) or Dream-7B's (3584 -> 152,064) with random weights: the bare product
