@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .events import Event
     from .likelihood.api import score
     from .likelihood.scoring import Score
+    from .likelihood.step import Guesses, step
     from .models import DiffusionModel, load
     from .result import Result
     from .session import Handle, Session, StepReport
@@ -52,18 +53,19 @@ _WHERE = {
     "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",
     "UnknownNameError": "errors", "CancelledError": "errors", "DeadlineError": "errors",
     "NumericError": "errors", "QueueFullError": "errors", "Score": "likelihood",
-    "score": "likelihood", "Handle": "session", "Session": "session", "StepReport": "session",
+    "score": "likelihood", "step": "likelihood.step", "Guesses": "likelihood.step",
+    "Handle": "session", "Session": "session", "StepReport": "session",
     "speculate": "drafting", "stream_speculate": "drafting", "SpeculativeResult": "drafting",
     "DiffusionDrafter": "drafting",
 }  # fmt: skip
 
 __all__ = [
     "CancelledError", "CheckpointError", "ConfigError", "DeadlineError", "DiffusionDrafter",
-    "DiffusionModel", "DllmError", "Event", "GenerationConfig", "Handle", "NumericError",
+    "DiffusionModel", "DllmError", "Event", "GenerationConfig", "Guesses", "Handle", "NumericError",
     "OutOfMemoryError", "PromptError", "QueueFullError", "Result", "Score", "Session",
     "SpeculativeResult", "StepReport",
     "Trace", "UnknownNameError", "as_completed", "cache", "generate", "infill", "load", "samplers",
-    "score", "speculate", "stream", "stream_speculate",
+    "score", "speculate", "step", "stream", "stream_speculate",
 ]  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def score_requests(model: DiffusionModel, requests: Sequence[Request], how: Scor
                 f"{model.facts.context_length}: shorten the prompt"
             )
     if model.facts.mask_token_id is not None:
-        check_recipe(_recipe(how), caches.compose("none"), model)
+        check_recipe(recipe_of(how), caches.compose("none"), model)
     if model.facts.mask_token_id is None or (model.family.causal and how.estimator is None):
         return [_autoregressive(model, request, how) for request in requests]
     running = [_Running(_completed(model, request, how), how) for request in requests]
@@ -220,7 +220,7 @@ def _clear(runs: list[_Running], normalised: bool) -> bool:
 
 def _logprobs(model: DiffusionModel, rows: list[_Row], how: Scoring) -> Iterator[FloatArray]:
     """Log-probabilities of every row's wanted tokens, in order."""
-    forward, recipe = Forward(model, caches.compose("none")), _recipe(how)
+    forward, recipe = Forward(model, caches.compose("none")), recipe_of(how)
     chunk: list[_Row] = []
     size = 0
     for row in rows:
@@ -238,7 +238,7 @@ def _logprobs(model: DiffusionModel, rows: list[_Row], how: Scoring) -> Iterator
 
 def _forward(forward: Forward, recipe: Recipe, rows: list[_Row]) -> Iterator[FloatArray]:
     """One packed forward of the engine, guidance included."""
-    jobs = [_job(forward.model, recipe, row) for row in rows]
+    jobs = [job_of(forward.model, recipe, row.request, row.masked, row.wanted) for row in rows]
     wanted = np.concatenate([row.request.continuation[row.wanted] for row in rows])
     with torch.inference_mode():
         select = torch.from_numpy(wanted).to(forward.device)
@@ -251,15 +251,18 @@ def _forward(forward: Forward, recipe: Recipe, rows: list[_Row]) -> Iterator[Flo
         at += len(row.wanted)
 
 
-def _job(model: DiffusionModel, recipe: Recipe, row: _Row) -> Job:
-    """A canvas on which the unmasked part of the continuation is decided; all of it is computed."""
-    prompt, text = row.request.prompt, row.request.continuation
-    canvas = _canvas(model, row.request)
-    canvas.masked[len(prompt) :] = row.masked
-    canvas.tokens[len(prompt) :] = np.where(row.masked, canvas.mask_id, text)
+def job_of(
+    model: DiffusionModel, recipe: Recipe, request: Request, masked: Any, wanted: IntArray
+) -> Job:
+    """A canvas on which the continuation is decided where it is not ``masked`` (L,) bool; all of it
+    is computed, and the ``wanted`` offsets into it are asked about."""
+    prompt, text = request.prompt, request.continuation
+    canvas = _canvas(model, request)
+    canvas.masked[len(prompt) :] = masked
+    canvas.tokens[len(prompt) :] = np.where(masked, canvas.mask_id, text)
     slots = Slots.empty(len(canvas.tokens))
     held = Row(canvas, recipe, Options.of(recipe, model), slots, canvas)
-    return Job(held, canvas, full_plan(canvas), row.wanted + len(prompt))
+    return Job(held, canvas, full_plan(canvas), wanted + len(prompt))
 
 
 def _canvas(model: DiffusionModel, request: Request) -> Canvas:
@@ -268,7 +271,7 @@ def _canvas(model: DiffusionModel, request: Request) -> Canvas:
     return Canvas.for_prompt(request.prompt, len(request.continuation), mask_id=mask, pad_id=mask)
 
 
-def _recipe(how: Scoring) -> Recipe:
+def recipe_of(how: Scoring) -> Recipe:
     """One most confident token per step, where something is decoded at all."""
     sampler = samplers.compose("llada+whole", options={"eos_policy": "none"})
     return Recipe(sampler, GenerationConfig(cfg_scale=how.cfg_scale, suppress_mask=False))
@@ -306,7 +309,7 @@ def _greedy(model: DiffusionModel, requests: Sequence[Request], how: Scoring) ->
         if differs(canvas):
             canvas.finish("differs")
 
-    recipe = replace(_recipe(how), after_step=check)
+    recipe = replace(recipe_of(how), after_step=check)
     engine = Engine(model, caches.compose("none"), max_batch_tokens=how.max_batch_tokens)
     how.go_on()
     for _ in engine.run(canvases, recipe):

@@ -424,6 +424,18 @@ class ScoreBody(Body):
     seed: Seed | None = None
 
 
+class StepBody(Body):
+    """``POST /v1/step``: ``text`` with ``[[8]]`` for 8 undecided positions, or ids with -1."""
+
+    model: str | None = None
+    text: Holed | None = None
+    tokens: list[int] | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    top: Annotated[int, Field(ge=1, le=100)] = 5
+    cfg_scale: Scale = 0.0
+
+
 class TokenizeBody(Body):
     """``POST /tokenize``: a text as it is, or messages in the model's template."""
 
@@ -461,7 +473,7 @@ def conversation(messages: list[Message]) -> list[dict[str, Any]]:
     return [message.shown(f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def question(body: InfillBody | ScoreBody | TokenizeBody) -> Any:
+def question(body: InfillBody | ScoreBody | StepBody | TokenizeBody) -> Any:
     """The prompt or the messages, whichever is there; None for neither."""
     if body.prompt is not None and body.messages is not None:
         raise Problem(400, "prompt and messages are given: keep one of them", "prompt")

@@ -18,11 +18,13 @@ from .bodies import (
     DetokenizeBody,
     InfillBody,
     ScoreBody,
+    StepBody,
     TextBody,
     TokenizeBody,
     question,
 )
 from .http import Path, as_json, disconnected, read_json, unless_gone
+from .problems import Problem
 from .replies import Reply, event
 from .requests import GenerateRequest, read_chat, read_infill, read_score, read_text
 from .service import Service
@@ -47,6 +49,7 @@ class TextRoutes:
             Path("POST", "/v1/completions", self.completions, TextBody),
             Path("POST", "/v1/infill", self.infill, InfillBody),
             Path("POST", "/v1/score", self.score, ScoreBody),
+            Path("POST", "/v1/step", self.step, StepBody),
         ]
 
     async def chat(self, request: Request) -> Response:
@@ -93,6 +96,28 @@ class TextRoutes:
                 "greedy": one.greedy,
             }
             for index, one in enumerate(scores)
+        ]  # fmt: skip
+        return as_json({"object": "list", "model": service.name, "data": data})
+
+    async def step(self, request: Request) -> Response:
+        """One read-only forward: what the model predicts at undecided positions, with
+        log-probabilities.  Positions count from the start of the text."""
+        service = self.service
+        body = StepBody.read(await read_json(request, service.settings.max_body))
+        service.check_model(body.model)
+        if (body.text is None) == (body.tokens is None):
+            raise Problem(400, "give text or tokens, one of them", "text", "invalid_value")
+        text = body.tokens if body.text is None else body.text
+        how = {"top": body.top, "cfg_scale": body.cfg_scale}
+        guesses = await unless_gone(request, service.step(question(body), text, how))
+        data = [
+            {"position": int(at), "top": [
+                {"token": service.piece(token), "id": token, "logprob": round(logprob, 6)}
+                for token, logprob in zip(tokens, logprobs, strict=True)
+            ]}
+            for at, tokens, logprobs in zip(
+                guesses.positions, guesses.tokens.tolist(), guesses.logprobs.tolist(), strict=True
+            )
         ]  # fmt: skip
         return as_json({"object": "list", "model": service.name, "data": data})
 

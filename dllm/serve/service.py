@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ..drafting.verifiers.base import is_causal_model
 from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..likelihood.api import score
+from ..likelihood.step import Guesses, step
 from ..preparation import Preparation
 from ..prompts import (
     encode,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from ..result import Result
     from .ranks import Channel
 
+T = TypeVar("T")
 log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
 TAIL = 16  # tokens at the end of a prompt, where thoughts may be opened
@@ -359,10 +361,26 @@ class Service:
 
     async def score(self, prompt: Any, texts: list[str], how: dict[str, Any]) -> list[Any]:
         """Likelihoods of ``texts`` after ``prompt``, in turn with other such requests."""
+        likelihoods: Any = score  # overloaded
+        return await self._in_turn([prompt, *texts], lambda go_on: likelihoods(
+            self._scored, [prompt] * len(texts), texts, before_forward=go_on, **how
+        ))  # fmt: skip
+
+    async def step(self, prompt: Any, text: Any, how: dict[str, Any]) -> Guesses:
+        """What the model predicts at the holes of ``text``, in turn with likelihoods."""
+
+        def work(go_on: Callable[[], None]) -> Guesses:
+            go_on()
+            return step(self._scored, text, prompt=prompt, **how)
+
+        return await self._in_turn([prompt, text], work)
+
+    async def _in_turn(self, texts: Sequence[Any], work: Callable[[Callable[[], None]], T]) -> T:
+        """What ``work(go_on)`` on ``texts`` returns; ``go_on`` raises once nobody waits for it."""
         if self.ranks is not None:
             raise Problem(400, "a model that is split over processes writes and does not score",
                           code="unsupported_value")  # fmt: skip
-        self.encoder.check([prompt, *texts])
+        self.encoder.check(texts)
         if not self._scores.acquire(blocking=False):
             raise QueueFullError(f"{MOST_SCORES} requests for likelihoods wait already")
         left = threading.Event()
@@ -371,19 +389,13 @@ class Service:
             if left.is_set() or self._closed:
                 raise CancelledError("the server is stopping")
 
-        likelihoods: Any = score  # overloaded, which an executor cannot be asked
-        work = self._scorer.submit(
-            lambda: likelihoods(
-                self._scored, [prompt] * len(texts), texts, before_forward=go_on, **how
-            )
-        )
-        work.add_done_callback(lambda _: self._scores.release())
+        future = self._scorer.submit(work, go_on)
+        future.add_done_callback(lambda _: self._scores.release())
         try:
-            result: list[Any] = await outcome(work)
+            return await outcome(future)
         finally:
             left.set()
-            work.cancel()  # if it has not begun
-        return result
+            future.cancel()  # if it has not begun
 
     def close(self) -> None:
         """Cancel what still runs, whose clients are told so, and end the threads."""

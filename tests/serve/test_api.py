@@ -217,3 +217,16 @@ def test_a_line_of_the_log_per_request(served: Served, caplog: pytest.LogCapture
         assert line.startswith(f"{name} 200: 2 answers, ") and "forwards" in line
         assert "queued" in line
     assert lines[2].startswith(f"POST {CHAT} 400: n must be")
+
+
+def test_a_read_only_step(served: Served, tiny: dllm.DiffusionModel) -> None:
+    body = {"tokens": [5, -1, 7, -1], "prompt": "one", "top": 3}
+    data = served.post("/v1/step", body).json()["data"]
+    plain = dllm.step(tiny, [5, -1, 7, -1], prompt="one", top=3)
+    assert [entry["position"] for entry in data] == [1, 3]
+    for entry, tokens, logprobs in zip(data, plain.tokens, plain.logprobs, strict=True):
+        assert [one["id"] for one in entry["top"]] == tokens.tolist()
+        assert [one["logprob"] for one in entry["top"]] == pytest.approx(logprobs, abs=1e-5)
+    assert len(served.post("/v1/step", {"text": "a [[2]]"}).json()["data"]) == 2
+    for wrong in ({}, {"text": "a [[1]]", "tokens": [-1]}, {"text": "a"}, {"tokens": [-2]}):
+        assert served.post("/v1/step", wrong).status_code == 400

@@ -1,0 +1,70 @@
+"""One read-only forward: what a model predicts at the undecided positions of a canvas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import cache as caches
+from ..canvas import IntArray
+from ..engine.forward import Forward
+from ..engine.recipe import check_recipe
+from ..errors import ConfigError, PromptError
+from ..kernels.statistics import token_statistics
+from ..models import DiffusionModel, load
+from ..prompts import encode, encode_holes
+from .scoring import Request, Scoring, job_of, recipe_of
+
+MOST_TOP = 1000
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What is predicted at the holes of a canvas: ``positions`` (n,) int64 from the canvas's start,
+    ``tokens`` (n, top) int64 from the most likely one on, and their natural ``logprobs`` (n, top)
+    float32 among the whole vocabulary, at temperature 1."""
+
+    positions: IntArray
+    tokens: IntArray
+    logprobs: Any
+
+
+def step(
+    model: Any, canvas: Any, *, prompt: Any = None, top: int = 5, cfg_scale: float = 0.0
+) -> Guesses:
+    """One forward of ``model`` over ``canvas``: nothing is decided, stored or taken back.
+
+    ``canvas``: a text with ``[[8]]`` for a hole of 8 tokens, or token ids with -1 for undecided
+    positions, after a ``prompt`` (as for `dllm.generate`), if there is one.  ``top``: how many
+    tokens to list per position.  ``cfg_scale``: classifier-free guidance.  Samplers and training
+    loops of others are written with it.
+    """
+    loaded = load(model)
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= MOST_TOP:
+        raise ConfigError(f"top is a whole number from 1 to {MOST_TOP}, not {top!r}")
+    if loaded.facts.mask_token_id is None:
+        raise ConfigError(f"{loaded.name} is autoregressive: it predicts no masks")
+    ids, holes = encode_holes(loaded, canvas)
+    before = np.zeros(0, np.int64) if prompt is None else encode(loaded, prompt)
+    return _step(loaded, before, ids, holes, top, Scoring(cfg_scale=cfg_scale))
+
+
+def _step(
+    model: DiffusionModel, before: IntArray, ids: IntArray, holes: Any, top: int, how: Scoring
+) -> Guesses:
+    total, limit = len(before) + len(ids), model.facts.context_length
+    if total > limit:
+        raise PromptError(f"{total} tokens exceed the context of {limit}: shorten the canvas")
+    nothing, recipe = caches.compose("none"), recipe_of(how)
+    check_recipe(recipe, nothing, model)
+    forward, wanted = Forward(model, nothing), np.flatnonzero(holes)
+    job = job_of(model, recipe, Request(before, ids), holes, wanted)
+    with torch.inference_mode():
+        result = token_statistics(
+            forward.hidden([job]), forward.head, top=min(top, model.facts.vocab_size), needs=()
+        ).numpy()
+    assert result.top_token is not None and result.top_logprob is not None
+    return Guesses(wanted, result.top_token, result.top_logprob)
