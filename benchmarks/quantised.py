@@ -4,9 +4,9 @@
     python benchmarks/quantised.py --models nano --examples 8
 
 `bits`: bits per token of held-out text.  Of `nano` a bound, from the same masks in every setting;
-of SmolLM2 of README.md, which it was not trained on.  `equal`: share of greedy tokens that are those of
-bfloat16, of `nano` in whole answers, of SmolLM2 at every position of the text.  `bytes`: what the
-weights take.
+of SmolLM2 of README.md, which it was not trained on.  `equal`: share of greedy tokens that are
+those of bfloat16, of `nano` in whole answers, of SmolLM2 at every position of the text.  `bytes`:
+what the weights take.
 """
 
 from __future__ import annotations
