@@ -10,6 +10,11 @@ RECONSTRUCTED = "No official code was at hand"
 
 # Recorded file -> what of it deviates.
 ROUTINES: dict[str, str] = {
+    "daedal_llada": "With `official=True`: an insertion beyond the largest canvas drops its end, "
+    "decided or not, and an answer without an end of text stays as long as it is. Rows of a batch "
+    "do not see the padding of shorter prompts.",
+    "rho_eos_llada": "With `official=True`: a cut may drop decided text. The signal is that of the "
+    "released code; `signal=density` is the paper's.",
     "llada21_edit": "Replayed on a canvas that ends with a block, as the official one does before "
     "its text is cut.",
     "remdm_llada": "The official routine samples at temperature 1; recorded and replayed is its "
@@ -83,6 +88,11 @@ ROUTINES: dict[str, str] = {
 
 # (kind, registered name) -> where its default differs from the published code, or why no case.
 METHODS: dict[tuple[str, str], str] = {
+    ("sampler", "daedal"): "An insertion is as long as there is room for, an answer without an end "
+    "of text gets another block, and the text ends where its end is decided; the first length may "
+    "grow geometrically (`growth`).",
+    ("sampler", "rho"): "A cut stops at decided text, an answer without an end of text gets "
+    "another block.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
     "in the official code where it exceeds it. The reviser also works with other selectors.",
     (

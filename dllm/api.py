@@ -12,7 +12,7 @@ from .errors import ConfigError
 from .events import Event
 from .models import load
 from .preparation import Preparation
-from .prompts import ManyPrompts, OnePrompt, encode_holes, hole_forms, is_batch
+from .prompts import ManyPrompts, OnePrompt, is_batch
 from .result import Result
 from .samplers.compose import SamplerLike
 from .streamers import Streamer, feeding
@@ -154,7 +154,9 @@ def infill(
 ) -> Result:
     """Fill holes in a fixed text: ``"def area(r):\\n    return [[8]]\\n"`` has one of 8 tokens.
 
-    ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.
+    ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.  A
+    hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is measured first, by
+    a rule that ``length`` names: "sure" (default), "lr" or "cal", see `dllm.holes`.
     ``[[8:[a-z]+]]`` is a hole with a form: its 8 tokens spell a text that matches ``[a-z]+``.
     With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
     Stop ids are never proposed, so that a sampler's end-of-text rule has nothing to do; the text
@@ -163,5 +165,5 @@ def infill(
     """
     loaded = load(model)
     how = Preparation.of(loaded, sampler, cache, config, arguments, holes=True)
-    request = how.text(*encode_holes(loaded, text), prompt, trace, forms=hole_forms(text))
+    request = how.text(text, prompt, trace)
     return completed(how.scheduler([request]))[0]

@@ -28,9 +28,10 @@ from .formats import (
     schema_of,
     schema_pattern,
 )
+from .holes import measured
 from .kernels.noise import uniform
 from .models import DiffusionModel
-from .prompts import encode, encode_continuation, encode_holes, hole_forms
+from .prompts import encode, encode_continuation, hole_forms
 from .result import Result
 from .samplers import Sampler
 from .samplers.compose import SamplerLike
@@ -188,6 +189,7 @@ class Preparation(RequestMaker):
     recipe: Recipe
     cache: Cache = field(kw_only=True)
     named: SamplerLike = field(kw_only=True)  # the sampler, as the caller named it
+    holes: str = field(default="sure", kw_only=True)  # how long holes are that do not say
 
     SESSION = (
         "cache",
@@ -223,19 +225,19 @@ class Preparation(RequestMaker):
         given = given_of(config, arguments)
         defaults = dict(model.generation_defaults) if config is None else {}
         if holes:
-            fixed = set(given) & {
-                "max_new_tokens", "min_new_tokens", "eos_policy", "constraints", "length",
-            }  # fmt: skip
+            fixed = set(given) & {"max_new_tokens", "min_new_tokens", "eos_policy", "constraints"}
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
             defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
+        rule = given.pop("length", None) if holes else None
         built = GenerationConfig.build(defaults, given)
         composed = _compose(model, sampler, built, given)
         watch = stop_strings(model, built) if built.stop_strings else None
         form = format_for(model, built, holes)
         recipe = Recipe(composed, built, ban_stops=holes, after_step=watch, format=form)
         chosen = caches.compose(cache, model.family.name)
-        return cls(model, recipe, frozenset(given), cache=chosen, named=sampler)
+        return cls(model, recipe, frozenset(given), cache=chosen, named=sampler,
+                   holes=rule or "sure")  # fmt: skip
 
     @property
     def grows(self) -> bool:
@@ -259,12 +261,13 @@ class Preparation(RequestMaker):
         return max(length, self.config.min_new_tokens)
 
     def text(
-        self, ids: IntArray, holes: BoolArray, prompt: Any = None, traced: bool = False,
-        repetition: int = 0, forms: Sequence[str | None] = (),
-    ) -> Request:  # fmt: skip
-        """A request that fills the ``holes`` (L,) bool of ``ids`` (L,), behind a prompt.
-        ``forms``: the expression of each hole's text, None for any."""
+        self, text: Any, prompt: Any = None, traced: bool = False, repetition: int = 0
+    ) -> Request:
+        """A request that fills the holes of a text, behind a prompt.  Those whose length it does
+        not say are measured here, in forwards of their own."""
         before = np.zeros(0, np.int64) if prompt is None else encode(self.model, prompt)
+        found = measured(self.model, text, before, self.holes)
+        ids, holes = found.ids, found.holes
         total, limit = len(before) + len(ids), self.model.facts.context_length
         if total > limit:
             raise PromptError(
@@ -273,10 +276,16 @@ class Preparation(RequestMaker):
         self._check_used(len(ids), traced)
         tokens = np.concatenate([before, ids])
         masked = np.concatenate([np.zeros(len(before), np.bool_), holes])
-        make = partial(
-            Canvas.for_infill, tokens, masked, len(before), row=repetition,
-            **_facts(self.model, self.config),
-        )  # fmt: skip
+
+        def make() -> Canvas:
+            canvas = Canvas.for_infill(
+                tokens, masked, len(before), row=repetition, **_facts(self.model, self.config)
+            )
+            canvas.probes = canvas.nfe = found.probes
+            canvas.computed = found.computed
+            return canvas
+
+        forms = hole_forms(text)
         how = self if not any(forms) else self._with_holes(forms, holes)
         how._check_room(make())
         return how._request(0, make, total, int(holes.sum()), traced)
@@ -312,9 +321,7 @@ class Preparation(RequestMaker):
             order.config, arguments, order.text is not None,
         )  # fmt: skip
         if order.text is not None:
-            ids, holes = encode_holes(self.model, order.text)
-            forms = hole_forms(order.text)
-            return how.text(ids, holes, order.prompt, order.trace, order.repetition, forms)
+            return how.text(order.text, order.prompt, order.trace, order.repetition)
         (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
         return request
 

@@ -33,8 +33,8 @@ def infill(
     text: Annotated[
         str | None,
         typer.Argument(
-            help="Text with holes: [[8]] is one of 8 tokens, -1 among --ids one of one.  '-' or "
-            "nothing reads standard input."
+            help="Text with holes: [[8]] is one of 8 tokens, [[4..16]] of some between, [[*]] of "
+            "any length, -1 among --ids one of one.  '-' or nothing reads standard input."
         ),
     ] = None,
     file: Annotated[

@@ -140,12 +140,12 @@ class Automaton:
     def leading(self, tokens: IntArray, masked: BoolArray, final: BoolArray) -> BoolArray:
         """(S,) from where some completion of ``tokens``, any id standing where ``masked``, leads to
         one of the ``final`` states (S,)."""
-        states = final
+        states, steady = final, False  # whether one more free position changes nothing
         for token, free in zip(tokens[::-1].tolist(), masked[::-1].tolist(), strict=True):
-            earlier = self.before(states, None if free else token)
-            if free and np.array_equal(earlier, states):
+            if free and steady:
                 continue
-            states = earlier
+            earlier = self.before(states, None if free else token)
+            states, steady = earlier, free and np.array_equal(earlier, states)
         return states
 
     @cached_property

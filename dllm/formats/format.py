@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -123,7 +123,11 @@ def complete(
             return None
         sure = np.zeros(len(at))
         if confident:
-            judged, _ = form.chain(canvas, span, here, logprob[at])
+            judged = chain
+            if logprob is not weight:
+                weights = chain.weight.copy()
+                weights[here - first] = logprob[at]
+                judged = replace(chain, weight=weights)
             sure = marginals(form.automaton, judged, path)[here - first]
         result.append(Completion(at, path[here - first], sure))
     return result

@@ -255,8 +255,8 @@ def test_what_does_not_go_together_is_refused(arguments: dict[str, Any], message
 
 def test_a_model_without_an_end() -> None:
     model = tiny("llada-tiny")
-    with pytest.raises(dllm.DllmError, match="holes ask for"):
-        dllm.infill("nano", "2 + 3 = [[1]]", length="append")
+    with pytest.raises(dllm.DllmError, match="length of holes"):
+        dllm.infill("nano", "2 + 3 = [[*]]", length="append")
     object.__setattr__(model.facts, "eos_token_id", None)
     with pytest.raises(dllm.DllmError, match="end-of-text token"):
         dllm.generate(model, PROMPTS[0], length="crop", max_new_tokens=20)

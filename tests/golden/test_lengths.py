@@ -11,32 +11,46 @@ import pytest
 import dllm
 from dllm.trace import TraceStep
 
+from .call import Call
 from .conftest import goldens_dir
+from .replay import OFFICIAL
 from .together import model_of
 
 CASES = [
-    case
+    pytest.param(case, id=case["id"])
     for name in ("daedal_llada", "rho_eos_llada")
     for case in json.loads((goldens_dir() / "traces" / f"{name}.json").read_text())["cases"]
 ]
+COMMON = (
+    "initial={initial_gen_length}, expand={expansion_factor}, tokens={eos_check_tokens}, "
+    "eos_token_id={eos_token_id}, official=True"
+)
 
 
-def call(case: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `dllm.generate` that reproduce ``case``."""
-    common = "initial={initial_gen_length}, expand={expansion_factor}, tokens={eos_check_tokens}"
-    rules = {
-        "daedal_llada": "daedal({common}, enough={eos_confidence_threshold}, "
-        "insert_until={expand_eos_confidence_threshold}, low={low_conf_threshold}, official=True)",
-        "rho_eos_llada": "rho({common}, low={low_density_threshold}, "
-        "high={high_density_threshold}, schedule={scheduler}, official=True)",
-    }
-    values = {"common": common.format(**case), **case}
-    return {
-        "sampler": f"threshold({case['high_conf_threshold']})", "cache": "none",
-        "length": rules[case["algorithm"]].format(**values),
-        "max_new_tokens": case["max_gen_length"], "block_length": case["block_length"],
-        "eos_policy": "none", "suppress_mask": False, "trace": True,
-    }  # fmt: skip
+def _call(case: dict[str, Any], rule: str) -> Call:
+    sampler = f"threshold({{high_conf_threshold}})+{rule.replace('COMMON', COMMON)}"
+    return Call(sampler.format(**case), "none", {
+        "max_new_tokens": case["max_gen_length"], "block_length": case["block_length"], **OFFICIAL,
+    })  # fmt: skip
+
+
+def _daedal(case: dict[str, Any]) -> Call:
+    return _call(
+        case,
+        "daedal(COMMON, enough={eos_confidence_threshold}, low={low_conf_threshold}, "
+        "insert_until={expand_eos_confidence_threshold})",
+    )
+
+
+def _rho(case: dict[str, Any]) -> Call:
+    return _call(
+        case,
+        "rho(COMMON, low={low_density_threshold}, high={high_density_threshold}, "
+        "schedule={scheduler})",
+    )
+
+
+BUILDERS = {"daedal_llada": _daedal, "rho_eos_llada": _rho}
 
 
 def verbs(step: TraceStep, size: int) -> list[list[Any]]:
@@ -79,26 +93,32 @@ def check(case: dict[str, Any], result: dllm.Result) -> None:
     assert result.canvas == len(case["final"]) - len(case["prompt"])
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+@pytest.mark.parametrize("case", CASES)
 def test_a_recorded_run(case: dict[str, Any]) -> None:
-    model = model_of(case["model"], case["eos_token_id"])
-    check(case, dllm.generate(model, case["prompt"], **call(case)))
+    model, call = model_of(case["model"], case["eos_token_id"]), BUILDERS[case["algorithm"]](case)
+    result = dllm.generate(
+        model, case["prompt"], sampler=call.sampler, cache=call.cache, trace=True, **call.arguments
+    )
+    check(case, result)
 
 
 def test_recorded_runs_side_by_side() -> None:
     """The cases that share a model and an end token as rows of one session, few at a time."""
     groups: dict[Any, list[dict[str, Any]]] = {}
-    for case in CASES:
+    for parameter in CASES:
+        case: Any = parameter.values[0]
         groups.setdefault((case["model"], case["eos_token_id"]), []).append(case)
-    shared = [group for group in groups.values() if len(group) > 1]
+    shared = {key: group for key, group in groups.items() if len(group) > 1}
     assert shared
-    for (name, eos), group in groups.items():
-        if len(group) < 2:
-            continue
+    for (name, eos), group in shared.items():
         with dllm.Session(model_of(name, eos), cache="none", max_rows=3) as session:
             handles = []
             for case in group:
-                arguments = {k: v for k, v in call(case).items() if k != "cache"}
-                handles.append(session.submit(case["prompt"], **arguments))
+                call = BUILDERS[case["algorithm"]](case)
+                handles.append(
+                    session.submit(
+                        case["prompt"], sampler=call.sampler, trace=True, **call.arguments
+                    )
+                )
             for case, handle in zip(group, handles, strict=True):
                 check(case, handle.result(timeout=300))

@@ -1,0 +1,197 @@
+"""How long the holes of a text are, where it does not say: ``[[*]]``, ``[[4..32]]``.
+
+A hole of another length than its text needs is filled wrongly, also by one position, so that it is
+measured before anything is written.  All candidates are rows of one packed forward: texts that
+differ in the length of one hole, all masks.  ``lr`` (LR-DLLM, arXiv 2602.07546) takes the length at
+which the model is surest, once the trend of that with the logarithm of the length is taken off;
+``cal`` (arXiv 2602.00476) divides the probabilities by a curve of the length that its authors
+fitted.  Candidates are powers of two, then every length between the neighbours of the best.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import cache as caches
+from . import samplers
+from .cache import Slots
+from .cache.base import full_plan
+from .canvas import BoolArray, Canvas, IntArray
+from .config import GenerationConfig
+from .engine import Recipe
+from .engine.forward import Forward
+from .engine.recipe import Options
+from .engine.rows import Job, Row
+from .errors import PromptError, UnknownNameError
+from .models import DiffusionModel
+from .prompts import encode_continuation, encode_holes, encode_text, hole_forms, tokenizer_of
+
+OPEN = re.compile(r"\[\[(\*|\d{1,9}\.\.\d{1,9}|\d{1,9})\]\]")
+MOST = 64  # positions of a ``[[*]]``
+FIRST = 8  # positions of a hole that has not been measured yet
+ALL = 32  # so many candidates are all tried at once
+BATCH = 2048  # positions of a forward
+
+Floats = npt.NDArray[np.float64]
+
+
+def trend_free(lengths: Floats, sure: Floats) -> Floats:
+    """``lr``: mean negative entropies without their trend, by least squares in ln L."""
+    x = np.log(lengths)
+    if len(x) < 3 or not np.ptp(x):
+        return sure
+    slope = float(np.polyfit(x, sure, 1)[0])
+    return sure - slope * x
+
+
+def calibrated(lengths: Floats, sure: Floats) -> Floats:
+    """``cal``: mean probabilities over what they are for any text of that length."""
+    curve = np.exp(-1.77 * lengths) + 0.56 * np.exp(-0.06 * lengths) + 0.24
+    return sure / curve
+
+
+def surest(lengths: Floats, sure: Floats) -> Floats:
+    """``sure``: mean probabilities as they are."""
+    return sure
+
+
+RULES: dict[str, Callable[[Floats, Floats], Floats]] = {
+    "sure": surest, "lr": trend_free, "cal": calibrated,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A text with holes of known length: ``ids`` (n,), any at the ``holes`` (n,) bool; ``probes``
+    forwards that it took to know them, which were fed ``computed`` positions."""
+
+    ids: IntArray
+    holes: BoolArray
+    probes: int = 0
+    computed: int = 0
+
+
+def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "sure") -> Measured:
+    """The text with every hole as long as it says, or as it seems to be by ``rule``.  ``before``
+    (P,): the prompt.  Raises `PromptError` for holes that are none."""
+    if rule not in RULES:
+        raise UnknownNameError("length of holes", rule, RULES)
+    pieces = OPEN.split(text) if isinstance(text, str) else []
+    if all(piece.isdigit() for piece in pieces[1::2]):
+        return Measured(*encode_holes(model, text))
+    if any(hole_forms(text)):
+        raise PromptError("a text with [[*]] has no holes with a form: write how long each one is")
+    ranges = [_range(piece) for piece in pieces[1::2]]
+    tokenizer = tokenizer_of(model)
+    given = [
+        (encode_continuation if i else encode_text)(tokenizer, piece) if piece else []
+        for i, piece in enumerate(pieces[::2])
+    ]
+    room = model.facts.context_length - len(before) - sum(map(len, given))
+    lengths = [min(max(low, FIRST), high) for low, high in ranges]
+    if sum(low for low, _ in ranges) > room:
+        raise PromptError(
+            f"the holes have {sum(low for low, _ in ranges)} tokens at least, and the context has "
+            f"room for {room}: shorten the text"
+        )
+    probe = _Probe(model, before, given, rule)
+    for i, (low, high) in enumerate(ranges):
+        high = min(high, room - sum(lengths[:i]) - sum(low for low, _ in ranges[i + 1 :]))
+        if low == high:
+            lengths[i] = low
+            continue
+        powers = [1 << k for k in range(high.bit_length())]
+        every = range(low, high + 1)
+        candidates = sorted({low, high, *(every if len(every) <= ALL else powers)} & {*every})
+        lengths[i] = probe.best(lengths, i, candidates)
+        at = candidates.index(lengths[i])
+        near = range(candidates[max(0, at - 1)], candidates[min(at + 1, len(candidates) - 1)] + 1)
+        lengths[i] = probe.best(lengths, i, list(near), candidates)
+    ids, holes = _joined(given, lengths)
+    return Measured(ids, holes, probe.count, probe.computed)
+
+
+def _range(piece: str) -> tuple[int, int]:
+    """The shortest and the longest that a hole may be."""
+    low, dots, high = piece.partition("..")
+    if piece == "*":
+        return 1, MOST
+    if not dots:
+        return int(piece), int(piece)
+    if not 1 <= int(low) <= int(high):
+        raise PromptError(f"a hole of [[{piece}]] tokens: write the shortest length first, from 1")
+    return int(low), int(high)
+
+
+def _joined(given: Sequence[list[int]], lengths: Sequence[int]) -> tuple[IntArray, BoolArray]:
+    parts = [np.asarray(given[0], np.int64)]
+    for length, ids in zip(lengths, given[1:], strict=True):
+        parts += [np.full(length, -1), np.asarray(ids, np.int64)]
+    array = np.concatenate(parts)
+    return np.maximum(array, 0), array == -1
+
+
+class _Probe:
+    """Forwards of texts that differ in the length of a hole."""
+
+    def __init__(
+        self, model: DiffusionModel, before: IntArray, given: Sequence[list[int]], rule: str
+    ) -> None:
+        sampler = samplers.compose("neg_entropy+fixed+whole", stop_ids=model.facts.stop_token_ids)
+        self.recipe = Recipe(sampler, GenerationConfig(), ban_stops=True)
+        self.options = Options.of(self.recipe, model)
+        self.forward = Forward(model, caches.compose("none"))
+        self.before, self.given, self.rule = before, given, rule
+        self.count = self.computed = 0
+        self._known: dict[tuple[int, ...], float] = {}
+
+    def best(
+        self, lengths: Sequence[int], which: int, candidates: Sequence[int],
+        others: Sequence[int] = (),
+    ) -> int:  # fmt: skip
+        """The candidate for hole number ``which`` that suits best, the shortest of equals;
+        ``others``: lengths that help to know the trend."""
+        every = sorted({*candidates, *others})
+        texts = [(*lengths[:which], n, *lengths[which + 1 :]) for n in every]
+        self._measure([text for text in texts if text not in self._known], which)
+        sure = np.array([self._known[text] for text in texts])
+        if len(candidates) == 1:
+            return candidates[0]
+        score = RULES[self.rule](np.array(every, np.float64), sure)
+        chosen = [i for i, n in enumerate(every) if n in candidates]
+        return every[chosen[int(score[chosen].argmax())]]
+
+    def _measure(self, texts: Sequence[tuple[int, ...]], which: int) -> None:
+        """How sure the model is of a hole in each of the texts: one packed forward, cut only where
+        it gets too large."""
+        jobs = [self._job(text, which) for text in texts]
+        self.count += bool(jobs)
+        while jobs:
+            size = np.cumsum([job.size for job in jobs])
+            count = max(1, int(np.searchsorted(size, BATCH, "right")))
+            for text, answer in zip(texts, self.forward.predict(jobs[:count]), strict=False):
+                if isinstance(answer, Exception):
+                    raise answer
+                prediction, _ = answer
+                assert prediction.entropy is not None
+                sure = -prediction.entropy if self.rule == "lr" else np.exp(prediction.logprob)
+                self._known[text] = float(sure.mean())
+            self.computed += int(size[count - 1])
+            jobs, texts = jobs[count:], texts[count:]
+
+    def _job(self, lengths: tuple[int, ...], which: int) -> Job:
+        ids, holes = _joined(self.given, lengths)
+        mask = self.forward.model.facts.mask_token_id
+        assert mask is not None, "options were made"
+        tokens = np.concatenate([self.before, ids])
+        masked = np.concatenate([np.zeros(len(self.before), np.bool_), holes])
+        canvas = Canvas.for_infill(tokens, masked, len(self.before), mask_id=mask, pad_id=mask)
+        first = int(np.flatnonzero(masked)[sum(lengths[:which])])
+        row = Row(canvas, self.recipe, self.options, Slots.empty(len(tokens)), canvas)
+        return Job(row, canvas, full_plan(canvas), first + np.arange(lengths[which]))

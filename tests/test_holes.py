@@ -1,0 +1,77 @@
+"""Holes of a text that does not say how long they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import dllm
+from dllm.holes import calibrated, measured, trend_free
+from dllm.prompts import encode
+
+QUESTION = "What is 23 + 12?"
+
+
+def test_a_length_is_taken_from_the_texts_that_are_compared() -> None:
+    """Mean probability of the proposals in the hole, text by text, against the network itself."""
+    model = dllm.load("nano")
+    before = encode(model, QUESTION)
+    left, right = "23 + 12: 3 + 2 = 5, 2 + 1", "3: 35."
+    sure = {}
+    for n in range(1, 7):
+        one = measured(model, f"{left}[[{n}]]{right}", before)
+        assert one.probes == 0
+        ids = np.concatenate([before, np.where(one.holes, model.facts.mask_token_id, one.ids)])
+        with torch.inference_mode():
+            logits = model.hf(torch.from_numpy(ids)[None]).logits[0].double()
+            banned = [*model.facts.stop_token_ids, model.facts.mask_token_id]
+            logits[:, banned] = -torch.inf
+            best = logits.softmax(-1).amax(-1)[len(before) :][torch.from_numpy(one.holes)]
+        sure[n] = float(best.mean())
+    found = measured(model, f"{left}[[1..6]]{right}", before)
+    assert int(found.holes.sum()) == max(sure, key=sure.__getitem__)
+    assert found.computed == sum(len(before) + len(found.ids) - int(found.holes.sum()) + n
+                                 for n in sure)  # fmt: skip
+    assert found.probes == 1
+
+
+def test_the_published_scores() -> None:
+    """A bump on a straight line in ln L is what is left of it; on its own curve all is alike."""
+    lengths = np.array([1.0, 2, 4, 8, 16, 32])
+    sure = -0.3 - 0.2 * np.log(lengths)
+    assert np.ptp(trend_free(lengths, sure)) < 1e-12
+    sure[3] += 0.1
+    assert trend_free(lengths, sure).argmax() == 3 and sure.argmax() == 0
+    curve = np.exp(-1.77 * lengths) + 0.56 * np.exp(-0.06 * lengths) + 0.24
+    assert np.ptp(calibrated(lengths, 0.5 * curve)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["sure", "lr", "cal"])
+def test_holes_are_measured_and_filled(rule: str) -> None:
+    text = "23 + 12: 3 + 2 =[[1]], 2 + 1 =[[*]]: 35."
+    result = dllm.infill("nano", text, prompt=QUESTION, length=rule)
+    assert result.text.startswith("23 + 12: 3 + 2 = 5, 2 + 1 =") and result.text.endswith(": 35.")
+    assert 1 <= result.probes <= 2 and result.nfe > result.probes
+    with dllm.Session("nano") as session:
+        again = session.infill(text, prompt=QUESTION, length=rule).result(timeout=60)
+    assert (again.text, again.nfe, again.computed) == (result.text, result.nfe, result.computed)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a [[8..4]]", "shortest length first"),
+        ("a [[0..4]]", "from 1"),
+        ("a [[400..500]]", "the context has room for"),
+        ("a [[x]]", "no hole"),
+    ],
+)
+def test_holes_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(dllm.DllmError, match=message):
+        dllm.infill("nano", text)
+
+
+def test_an_unknown_rule() -> None:
+    with pytest.raises(dllm.DllmError, match="length of holes"):
+        dllm.infill("nano", "a [[*]]", length="append")
