@@ -45,6 +45,8 @@ from typing import Any
 import httpx
 import numpy as np
 
+from dllm.errors import DllmError
+
 from report import RESULTS, write  # isort: skip
 
 MODES = ("continuous", "static", "equal", "serial")
@@ -389,7 +391,10 @@ def main() -> None:
         run = measure if given.what == "load" else on_the_clock
         write(file, run(given.model, given.rates, given.requests))
     picture = RESULTS.parents[1] / "docs" / f"serving{suffix}.svg"
-    draw(json.loads(file.read_text()), file.with_suffix(".svg") if given.output else picture)
+    try:
+        draw(json.loads(file.read_text()), file.with_suffix(".svg") if given.output else picture)
+    except (DllmError, ImportError) as error:  # no matplotlib: the figures stand in the file
+        print(f"no picture: {error}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,10 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT, TABLE = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 FOLDERS: dict[str, str] = TABLE["package-dir"]
 LARGEST_FILE = 13 * 2**20
-LARGER = {"examples/smollm2-drafter/model.safetensors": 32_000_000}  # a trained drafter
+LARGER = {
+    "examples/smollm2-drafter/model.safetensors": 32_000_000,  # a trained drafter
+    "examples/smollm2-diffusion/adapter_model.safetensors": 24_000_000,  # a trained adapter
+}
 
 
 def files_of_the_project() -> list[Path]:

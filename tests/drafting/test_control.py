@@ -300,7 +300,7 @@ def test_the_arbiter_settles_on_the_better_drafter(verifier: dllm.DiffusionModel
         ("prompt_lookup(m=3)", {}, "prompt_lookup"),
         ("prompt_lookup", {"rule": "ratio"}, "ratio"),
         ("prompt_lookup", {"rule": "greedy", "temperature": 1.0}, "greedy"),
-        ("prompt_lookup", {"steps": 3, "cfg_scale": 1.0}, "cfg_scale"),
+        ("prompt_lookup", {"cfg_scale": 1.0}, "cfg_scale"),
         ("nano", {"search": "nothing"}, "search"),
         (
             "nano",
