@@ -9,7 +9,7 @@ difference of accuracy with its 95 % interval (paired by prompt), and how likely
 finds the texts, in nats per token.  The classifier of ``pivot`` is fitted here, on prompts of
 another seed: `label_pivots` continues each refused token to its end and looks whether the answer's
 correctness changes.  Writes ``results/lossy.json``;
-its table is in docs/drafting.md.
+its table is in docs/drafting-reference.md.
 """
 
 from __future__ import annotations

@@ -363,7 +363,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "memory": cache_memory(load("cache_memory")),
             "accuracy": cache_accuracy(load("cache_accuracy")),
         },
-        docs / "drafting.md": {
+        docs / "drafting-reference.md": {
             "drafts": drafts(load("drafting")), "times": draft_times(load("drafting_times")),
             "rate": draft_rate(load("drafting_rate"), load("drafting_times")["overlap"]),
             "times135": draft_times(load("drafting_times_135m")),
@@ -371,7 +371,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "throughput": throughput(load("throughput")),
             **drafter_tables(),
         },
-        docs / "serving.md": {
+        docs / "serving-reference.md": {
             name: made(load(name)) + plot_of(docs, name) for name, made in SERVING.items()
             if (RESULTS / f"{name}.json").exists()
         },

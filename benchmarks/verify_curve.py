@@ -3,7 +3,7 @@
     python benchmarks/verify_curve.py [--context 192] [--repeats 9] [--threads 1]
 
 The verifier is SmolLM2-135M-Instruct; settings take turns, so that a busy machine is unfair to all.
-Writes ``results/verify_curve.json``; docs/drafting.md shows it as a table.
+Writes ``results/verify_curve.json``; docs/drafting-reference.md shows it as a table.
 """
 
 from __future__ import annotations
