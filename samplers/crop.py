@@ -31,7 +31,7 @@ class Crop(Length):
     position's probability of the end-of-text token; the canvas ends with the first position by
     which the text has not ended with a probability below ``tau``.  Decoding then goes on as usual,
     and gets another ``block`` (32) where no end of text was written.  The paper's ``tau`` is not
-    known; 0.1 was chosen on the bundled model.
+    known; on the bundled model 0.5, 0.1 and 0.01 gave the same answers.
     """
 
     within = False
