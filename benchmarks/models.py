@@ -5,7 +5,6 @@ python benchmarks/models.py [--check]
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -35,86 +34,11 @@ TABLE = (
     "| --- | --- | --- | --- | --- | --- | --- |\n"
 )
 CHECKPOINTS = "| checkpoint | family | licence | block |\n| --- | --- | --- | --- |\n"
-TAIL = """
-## Others
-
-**Any causal language model of transformers** loads as a verifier of drafts (`dllm.speculate`); it
-does not decode by diffusion.  WeDLM's models do both: a decided token predicts the next one, so
-that they verify drafts, their own among them, and `dllm.score` asks them by the chain rule.
-
-**A checkpoint under another name** can be tried by saying which family it follows and what it
-does not say itself:
-
-```
-dllm.load("someone/my-diffusion-qwen", family="a2d_qwen3", mask_token_id=151669)
-dllm.load("someone/my-block-diffusion", family="a2d_qwen3", mask_token_id=151669, block_length=8)
-dllm.load("someone/my-dream", family="dream", mask_token_id=151666, logit_shift=1)
-```
-
-`family=` accepts plain Llama, Qwen2 or Qwen3 weights and weights in the official layout of the
-family under another architecture name.  Every weight must have a place and every shape must
-agree, so a wrong guess is an error; what cannot be noticed is a wrong mask id or shift: such a
-model answers nonsense.  What a family states is in `dllm.models.Family`;
-`dllm.models.register_family` adds one.
-
-**DiffusionGemma** (`google/diffusiongemma-26B-A4B-it`, in transformers) is no masked diffusion
-model: its noise is drawn uniformly from the vocabulary, so every position always holds some
-token, and nothing says which ones are undecided.  Samplers and caches here work on masks; it ends
-at a sentence that says so.  Decode it with transformers' own `generate`.  The same holds for SEDD
-with uniform noise.  MDLM, BD3LM and SEDD of their authors are diffusion transformers with
-adaptive norms, which no class of transformers is; they are not read.
-
-## Precision
-
-`dtype="auto"` (the default) is, on a GPU, what the checkpoint stores.  On a CPU it is bfloat16
-where the processor says that it multiplies such numbers itself (`amx_bf16` or `avx512_bf16` among
-its flags), else float32 if that fits into memory.  What differs from the files is logged when the
-model is loaded.  Networks of less than 50 million parameters stay as stored, and the bundled models
-are float32: what was recorded of them stays comparable.
-
-<!-- dtypes:begin -->
-<!-- dtypes:end -->
-
-Accuracy of `nano` in both, 40 held-out prompts of each of its 16 tasks, the same prompts, sampler
-`threshold`:
-
-| | float32 | bfloat16 |
-| --- | --- | --- |
-| right of 640 | 515 | 517 |
-| right in this one only | 1 | 3 |
-| equal answers | 603 | 603 |
-
-Exact McNemar test: p = 0.63, so no loss is shown; 33 of the 37 answers that differ are of `shuffle`
-and `latin`, which `nano` cannot do.
-
-### Weights on a CPU
-
-On x86 processors with AVX-512, linear layers are multiplied by oneDNN, with a copy of each weight
-in the order it wants; [Kernels](kernels.md#linear-layers-on-a-cpu) has the reason and the gain.
-The copy is made at the first forward without gradients and takes as much memory as the weights
-(those that were mapped from a file can be dropped by the system).  Where that is more than half
-of what is free when the model is loaded there is no copy: the same numbers, fewer per second.
-`state_dict`, training and adapters see the network as transformers built it.
-
-## Quantised weights
-
-`quantization_config=` goes to transformers: bitsandbytes, torchao and others replace linear
-layers when the weights are loaded; the head stays as it is.  Folders with a `quantization_config`
-in `config.json` load as they are.  A GGUF file is read by transformers
-(`AutoModelForCausalLM.from_pretrained(folder, gguf_file=...)`, which widens its numbers), and the
-network in memory handed to `dllm.load(network, family=..., mask_token_id=...)`.  `dllm doctor -m
-MODEL` says what fits into memory at which width.
-
-Tested on a CPU: torchao's int8 weights (`nano` answers as before, with and without a cache) and a
-GGUF file in blocks of 8 bits.  bitsandbytes was not run here.
-"""
-
-
-MEASURED = re.compile(r"<!-- dtypes:begin -->\n(.*?)<!-- dtypes:end -->", re.DOTALL)
+BY_HAND = "\n## Others\n"  # the page from here on is written by hand
 
 
 def page() -> str:
-    """The whole page.  The table that `benchmarks/tables.py` writes into it stays."""
+    """The whole page: its tables of families and checkpoints made anew, the rest as it is."""
     known = [family for family in families().values() if family.diffusion]
     rows = "".join(_row(family) for family in known)
     listed = "".join(
@@ -124,8 +48,8 @@ def page() -> str:
         for c in family.checkpoints
     )
     notes = "".join(f"- `{f.name}`: {f.note}\n" for f in known if f.note)
-    written = MEASURED.search(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else None
-    tail = TAIL if written is None else MEASURED.sub(lambda _: written[0], TAIL)
+    text = PAGE.read_text(encoding="utf-8")
+    tail = text[text.index(BY_HAND) :]
     return (
         f"{HEAD}{TABLE}{rows}\n{notes}\n## Checkpoints\n\n"
         f"*block*: where only the name says it.\n\n{CHECKPOINTS}{listed}{tail}"

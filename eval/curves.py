@@ -84,7 +84,7 @@ WITHOUT = {  # registered parts that have no curve of their own, and why
 def samplers_with_curves() -> list[str]:
     """Every registered sampler that is a method of its own and can be built, e.g. whose trained
     filter is there; in order of role and name."""
-    names = [info.name for info in available() if info.name not in WITHOUT]
+    names = [i.name for i in available() if i.name not in WITHOUT and i.role != "length"]
     return [name for name in names if composes(curve(name, 64)[0])]
 
 

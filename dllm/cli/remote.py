@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..formats import schema_of
 from .frames import BLOCK, COMMITTED, DRAFT, FRESH, MASK, Frame, Span
 from .options import CACHE, SAMPLER, Generation
 from .output import note
@@ -46,6 +45,8 @@ def fields(options: Generation) -> dict[str, Any]:
     form = {sent: given.pop(name) for name, sent in FORMS.items() if name in given}
     if form:
         if "json" in form:
+            from ..formats import schema_of
+
             form["json"] = schema_of(form["json"])
         given["structured_outputs"] = form
     candidates = given.pop("top_candidates", None)

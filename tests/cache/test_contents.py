@@ -25,7 +25,7 @@ from ..settings import EXACT, OWN_MODELS, SMALL
 from .test_every_pair import MODELS, load
 from .test_protocol import Some, TakeBack, noise
 
-STORING = [spec for name, spec in SMALL.items() if name not in ("none", *OWN_MODELS)]
+STORING = [spec for name, spec in SMALL.items() if name not in ("none", "slowfast", *OWN_MODELS)]
 LENGTH = 24
 
 
