@@ -195,7 +195,8 @@ def convert(
     from ..train.dflash.starters import STARTERS
     from ..train.forecast import Load
     from ..train.loop import machine_has_bf16, resume
-    from ..train.recipes.convert import Recipe, Schedule, finish, start
+    from ..train.dflash.recipe import Schedule
+    from ..train.recipes.convert import Recipe, finish, start
 
     if run.dry_run:
         rows = run.rows * anchors * masks

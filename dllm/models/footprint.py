@@ -64,7 +64,7 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
 
 def rounded_bytes(network: Any, how: Any, width: int) -> int:
     """Bytes of the weights rounded as ``how`` says, ``width`` bytes for each of the others."""
-    total = width * sum(parameter.numel() for parameter in network.parameters())
+    total: int = width * sum(parameter.numel() for parameter in network.parameters())
     head = network.get_output_embeddings()
     if head is not None and head.weight is network.get_input_embeddings().weight and how.head:
         total += width * head.weight.numel()  # one matrix becomes two

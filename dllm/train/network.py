@@ -65,7 +65,8 @@ class Network(nn.Module):
                 LoraConfig(r=rank, lora_alpha=int(alpha or rank), target_modules=LINEARS)
             )
         else:
-            self.hf.to(torch.float32).requires_grad_(True)
+            own: Any = self.hf
+            own.to(torch.float32).requires_grad_(True)
         model.hf.train(False)
         if not rank:
             model.hf.requires_grad_(False)

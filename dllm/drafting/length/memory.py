@@ -88,6 +88,6 @@ class Memory:
             content = json.loads(self.file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return {}
-        entries = content.get("entries") if isinstance(content, dict) else None
+        entries: Any = content.get("entries") if isinstance(content, dict) else None
         right = isinstance(entries, dict) and content.get("version") == VERSION
         return dict(entries) if right else {}

@@ -116,16 +116,16 @@ class Split:
     dropped: int
 
     @classmethod
-    def of(cls, answers: Sequence[Answer], recipe: Recipe) -> Split:
+    def of(cls, answers: Sequence[Answer], held_out: int, evaluated: int) -> Split:
         good = [a for a in answers if a.tokens >= SHORTEST and not loops(a.ids[a.start :])]
-        held = [a for a in good if a.held_out(recipe.held_out)]
-        train = [a for a in good if not a.held_out(recipe.held_out)]
+        held = [a for a in good if a.held_out(held_out)]
+        train = [a for a in good if not a.held_out(held_out)]
         if not held or not train:
             raise ConfigError(
                 f"of {len(answers)} answers {len(train)} are left to train on and {len(held)} to "
                 "measure with: more answers are needed"
             )
-        return cls(train, held[: recipe.evaluated], len(answers) - len(good))
+        return cls(train, held[:evaluated], len(answers) - len(good))
 
 
 def keep_taps(files: Sequence[Path], verifier: Any, config: Any) -> Iterator[int]:
@@ -145,7 +145,9 @@ def start(
     mask = mask_id(verifier) if recipe.mask_token_id is None else recipe.mask_token_id
     config = recipe.config(hf.config, mask)
     layers = list(config.target_layer_ids or [])
-    split = Split.of([a for file in files for a in read_answers(file, layers)], recipe)
+    split = Split.of(
+        [a for file in files for a in read_answers(file, layers)], recipe.held_out, recipe.evaluated
+    )
     torch.manual_seed(recipe.schedule.seed)
     drafter = new_drafter(config, recipe.variant)
     if weights_from is None and recipe.init == "verifier":

@@ -56,7 +56,8 @@ def start(
     hf: Any = model.hf
     hf.train(False)
     hf.requires_grad_(False)
-    split = Split.of([a for file in files for a in read_answers(file)], recipe)
+    answers = [a for file in files for a in read_answers(file)]
+    split = Split.of(answers, recipe.held_out, recipe.evaluated)
     torch.manual_seed(recipe.schedule.seed)
     layers = [name for name in LINEARS
               if any(part.endswith(name) for part, _ in hf.named_modules())]  # fmt: skip
