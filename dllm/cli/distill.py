@@ -192,10 +192,10 @@ def convert(
 ) -> None:
     """Teach an autoregressive model to fill in masks, and leave it as it is for everything else."""
     from ..train.dflash.generate import write_answers
+    from ..train.dflash.recipe import Schedule
     from ..train.dflash.starters import STARTERS
     from ..train.forecast import Load
     from ..train.loop import machine_has_bf16, resume
-    from ..train.dflash.recipe import Schedule
     from ..train.recipes.convert import Recipe, finish, start
 
     if run.dry_run:
