@@ -66,8 +66,9 @@ def gate_adapter(hf: Any, mask_token_id: int) -> Gate:
 
     gate, kind = Gate(mask_token_id), _gated_class()
     layers: list[Any] = list(hf.modules())
-    for module in (layer for layer in layers if type(layer) is Linear):
-        module.__class__, module.gate = kind, gate
+    for layer in [layer for layer in layers if type(layer) is Linear]:
+        gated: Any = layer
+        gated.__class__, gated.gate = kind, gate
     hf.base_model.register_forward_pre_hook(gate.watch, with_kwargs=True)
     hf.adapter_gate = gate
     return gate
