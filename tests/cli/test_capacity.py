@@ -14,7 +14,7 @@ from dllm.eval.cost import Shape
 from .conftest import Run
 from .test_doctor import LLADA_8B
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "serving-reference.md"
 
 
 @pytest.fixture
