@@ -42,7 +42,11 @@ class Run:
     held_out: Annotated[int, _option("Prompts to measure with.", DATA, min=1)] = 64
     steps: Annotated[int, _option("Steps in all.", TRAINING, min=1)] = 1000
     rows: Annotated[int, _option("Answers per step.", TRAINING, min=1)] = 8
-    rank: Annotated[int, _option("Of the adapter; 0 trains all weights.", TRAINING, min=0)] = 32
+    rank: Annotated[
+        int | None,
+        _option("Of the adapter, 32 by default; 0 trains all weights (form 'block').", TRAINING,
+                min=0),
+    ] = None  # fmt: skip
     learning_rate: Annotated[
         float | None, _option("Peak; default: 2e-5, convert 1e-3.", TRAINING, min=0.0)
     ] = None
@@ -65,6 +69,10 @@ class Run:
     debug: Annotated[
         bool, _option("Show tracebacks.", OUTPUT, "--debug", callback=remember_debug)
     ] = False
+
+    def ranked(self, default: int) -> Run:
+        """These options with a rank."""
+        return self if self.rank is not None else replace(self, rank=default)
 
     def forecast(self, load: Load) -> None:
         """Say what a run would take."""
@@ -112,6 +120,13 @@ def parallel(
     sampler: Annotated[
         str, _option("Decodes the trajectories, and measures.", DATA)
     ] = "threshold(0.9)",
+    rounds: Annotated[
+        int, _option("Decode and train so often, each time with what was trained.", TRAINING, min=1)
+    ] = 1,
+    samples: Annotated[
+        int, _option("Answers to a prompt; the fastest right one is learnt.", DATA, min=1)
+    ] = 1,
+    temperature: Annotated[float, _option("Of the answers.", DATA, min=0.0)] = 0.0,
 ) -> None:
     """Teach a diffusion model to decide more tokens per forward (TAD, dParallel, d3LLM)."""
     from ..train.objectives.parallel import PRESETS
@@ -120,7 +135,8 @@ def parallel(
     settings = replace(
         _preset(PRESETS, recipe), **{k: v for k, v in given.items() if v is not None}
     )
-    _distill(run, settings, sampler, "parallel")
+    _distill(run, settings, "parallel", sampler=sampler, rounds=rounds, samples=samples,
+             temperature=temperature)  # fmt: skip
 
 
 def repair(
@@ -131,7 +147,7 @@ def repair(
     """Teach a diffusion model to correct what it decided (DMax, LLaDA2.1)."""
     from ..train.objectives.repair import PRESETS
 
-    _distill(run, _preset(PRESETS, recipe), sampler, "repair")
+    _distill(run, _preset(PRESETS, recipe), "repair", sampler=sampler)
 
 
 def _preset(presets: Any, name: str) -> Any:
@@ -140,45 +156,60 @@ def _preset(presets: Any, name: str) -> Any:
     return presets[name]
 
 
-def _distill(run: Run, settings: Settings, sampler: str, name: str) -> None:
+def _distill(
+    run: Run,
+    settings: Settings,
+    name: str,
+    *,
+    block: int = 0,
+    mask_token_id: int | None = None,
+    **how: Any,
+) -> None:
+    """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
+    decode in blocks from what it was."""
     from ..models import load
     from ..train.forecast import Load
-    from ..train.loop import Schedule, resume
-    from ..train.recipes.distill import Recipe, finish, start
-    from ..train.trajectories import Question, task_questions, write_trajectories
+    from ..train.loop import Schedule
+    from ..train.recipes.distill import Recipe, finish, in_blocks, train
+    from ..train.trajectories import Question, task_questions
 
+    run = run.ranked(32)
+    assert run.rank is not None
     if run.dry_run:
-        kl = getattr(settings, "kl", 0.0)
-        others = float(bool(kl)) if name == "parallel" else getattr(settings, "on_policy", 0.0)
-        twice = 2 if getattr(settings, "complement", False) else 1
+        kl = getattr(settings, "kl", float(bool(block)))
+        others = float(bool(kl)) if kl else getattr(settings, "on_policy", 0.0)
+        rows = run.rows * (1 + getattr(settings, "complement", False)) * (2 if block else 1)
         teacher = bool(kl) and not run.rank
-        rows, again = run.rows * twice, run.checkpointing
+        again = run.checkpointing
         run.forecast(Load(rows, run.length, run.rank, others, teacher, recomputed=again))
         return
     folder = run.output or Path("runs") / name
     folder.mkdir(parents=True, exist_ok=True)
     model = load(run.model, device=run.device, dtype=run.dtype if run.rank else "float32")
-    if model.facts.mask_token_id is None:
+    teacher = model if block else None
+    if block:
+        model = in_blocks(model, block, mask_token_id)
+    elif model.facts.mask_token_id is None:
         raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
     if run.prompts is None:
-        questions = task_questions(run.answers, run.seed)
         held = task_questions(run.held_out, run.seed, split="test")
     else:
         lines = [Question(line) for line in read_lines(run.prompts)]
-        questions, held = lines[: -run.held_out] or lines, lines[-run.held_out :]
-    files = run.data or [folder / "trajectories.jsonl"]
-    if not run.data:
-        for done in write_trajectories(model, questions, files[0], sampler):
-            note(f"{done}/{len(questions)} prompts decoded with {sampler}")
+        own, held = lines[: -run.held_out] or lines, lines[-run.held_out :]
+
+    def questions(number: int) -> list[Question]:
+        if run.prompts is not None:
+            return own
+        return task_questions(run.answers, run.seed + number)
+
     schedule = Schedule(
         run.steps, run.learning_rate or 2e-5, run.warmup, run.schedule,
         min(run.evaluate_every, run.steps),
         accumulate=run.accumulate, seed=run.seed,
     )  # fmt: skip
-    recipe = Recipe(settings, schedule, run.rows, run.rank, sampler)
-    job = start(model, files, recipe, folder, held_out=held, say=note,
-                gradient_checkpointing=run.checkpointing)  # fmt: skip
-    resume(job)
+    recipe = Recipe(settings, schedule, run.rows, run.rank, **how)
+    job = train(model, recipe, folder, questions, data=run.data or (), held_out=held, say=note,
+                teacher=teacher, gradient_checkpointing=run.checkpointing)  # fmt: skip
     finish(job, model, recipe, folder / ("adapter" if run.rank else "model"))
     note(f"{name}: {folder / ('adapter' if run.rank else 'model')}")
 
@@ -189,8 +220,28 @@ def convert(
     anchors: Annotated[int, _option("Places per answer and step.", TRAINING, min=1)] = 64,
     mask_token_id: Annotated[int | None, _option("Default: an id to spare.", TRAINING)] = None,
     max_new_tokens: Annotated[int, _option("Longest answer.", DATA, min=8)] = 200,
+    form: Annotated[
+        str, _option("'gated', an adapter for masks, or 'block', a model of its own.", TRAINING)
+    ] = "gated",
+    block: Annotated[int, _option("Tokens of a block; form 'block'.", TRAINING, min=1)] = 4,
+    rounds: Annotated[
+        int, _option("Form 'block': rounds on its own answers.", TRAINING, min=1)
+    ] = 4,
 ) -> None:
     """Teach an autoregressive model to fill in masks, and leave it as it is for everything else."""
+    if form not in ("gated", "block"):
+        raise ConfigError(f"the form is 'gated' or 'block', not {form!r}")
+    run = run.ranked(0 if form == "block" else 32)
+    if form == "block":
+        from ..train.objectives.blocks import Settings as BlockSettings
+
+        if run.rank:
+            raise ConfigError("form 'block' trains all weights: leave --rank out")
+        _distill(run, BlockSettings(), "convert", block=block, mask_token_id=mask_token_id,
+                 rounds=rounds)  # fmt: skip
+        return
+    if not run.rank:
+        raise ConfigError("form 'gated' trains an adapter: --rank is at least 1")
     from ..train.dflash.generate import write_answers
     from ..train.dflash.recipe import Schedule
     from ..train.dflash.starters import STARTERS
@@ -201,7 +252,7 @@ def convert(
     if run.dry_run:
         rows = run.rows * anchors * masks
         others = run.rows * run.length / rows
-        run.forecast(Load(rows, 1, run.rank or 32, others, recomputed=False, head=1024))
+        run.forecast(Load(rows, 1, run.rank, others, recomputed=False, head=1024))
         return
     from ..drafting.naming import load_verifier
     from ..models import load
@@ -225,7 +276,7 @@ def convert(
         ):  # fmt: skip
             note(f"{done}/{count} answers")
     recipe = Recipe(
-        masks, run.rank or 32, mask_token_id, held_out=max(2, run.answers // run.held_out),
+        masks, run.rank, mask_token_id, held_out=max(2, run.answers // run.held_out),
         schedule=Schedule(run.steps, run.learning_rate or 1e-3, run.warmup, run.schedule,
                           min(run.evaluate_every, run.steps), accumulate=run.accumulate,
                           seed=run.seed, rows=run.rows, anchors=anchors, weight_decay=0.0),

@@ -23,6 +23,7 @@ from ..dflash.evaluate import measure
 from ..dflash.objective import Objective, Trainee
 from ..dflash.recipe import Schedule, Split, mask_id
 from ..loop import Loop, loop
+from ..network import add_adapter
 from ..objectives.gated import MaskBlocks
 
 
@@ -49,22 +50,16 @@ def start(
 ) -> tuple[Loop, Split]:  # fmt: skip
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`.  ``files``: the model's own
     answers, see `dllm train dflash`.  Changes the network in place: it gets the adapter."""
-    from peft import LoraConfig
-
     if model.facts.mask_kind != "causal":
         raise ConfigError(f"{model.name} is a diffusion model already")
     hf: Any = model.hf
     hf.train(False)
-    hf.requires_grad_(False)
     answers = [a for file in files for a in read_answers(file)]
     split = Split.of(answers, recipe.held_out, recipe.evaluated)
     torch.manual_seed(recipe.schedule.seed)
     layers = [name for name in LINEARS
               if any(part.endswith(name) for part, _ in hf.named_modules())]  # fmt: skip
-    hf.add_adapter(LoraConfig(r=recipe.rank, lora_alpha=recipe.rank, target_modules=layers))
-    for parameter in hf.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+    add_adapter(hf, recipe.rank, layers)
     gate = gate_adapter(hf, mask_id(model) if recipe.mask_token_id is None
                         else recipe.mask_token_id)  # fmt: skip
     blocks = MaskBlocks(hf, gate, recipe.masks)

@@ -1,65 +1,127 @@
-"""Runs on a diffusion model's own trajectories: `parallel` and `repair`."""
+"""Runs on a diffusion model's own answers: `parallel`, `repair` and `blocks`."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...api import generate
-from ...models import DiffusionModel
-from ..loop import Loop, Metrics, Schedule, loop, machine_has_bf16, same_recipe
+from ...errors import ConfigError
+from ...models import DiffusionModel, load
+from ..dflash.recipe import mask_id
+from ..loop import Loop, Metrics, Schedule, loop, machine_has_bf16, resume, same_recipe
 from ..network import Network
-from ..objectives import parallel, repair
-from ..trajectories import Batches, Question, read_trajectories
+from ..objectives import blocks, parallel, repair
+from ..trajectories import Batches, Question, read_trajectories, write_answers, write_trajectories
 
-Settings = parallel.Settings | repair.Settings
+Asked = Sequence[Question]
+
+Settings = parallel.Settings | repair.Settings | blocks.Settings
+OBJECTIVES: dict[type, Any] = {
+    parallel.Settings: parallel.Parallel, repair.Settings: repair.Repair,
+    blocks.Settings: blocks.Blocks,
+}  # fmt: skip
+IN_BLOCKS = {  # families of networks that attend in blocks
+    "LlamaForCausalLM": "a2d_llama", "Qwen2ForCausalLM": "a2d_qwen2",
+    "Qwen3ForCausalLM": "a2d_qwen3",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """``objective``: settings of `parallel` or `repair`; ``rows`` answers per step; ``rank`` of the
-    adapter, 0 trains all weights; ``sampler``: what the run is measured with."""
+    """``objective``: settings of `parallel`, `repair` or `blocks`; ``rows`` answers per step;
+    ``rank`` of the adapter, 0 trains all weights; ``sampler``: what decodes the answers, and what
+    the run is measured with; ``samples`` of each prompt at ``temperature``, of which the fastest
+    right one is learnt; ``rounds``: how often what was trained decodes again and is trained on."""
 
     objective: Settings
     schedule: Schedule = field(default_factory=lambda: Schedule(1000, 2e-5, 20, "constant"))
     rows: int = 8
     rank: int = 0
     sampler: str = "threshold(0.9)"
+    samples: int = 1
+    temperature: float = 0.0
+    rounds: int = 1
+
+
+def train(
+    model: DiffusionModel, recipe: Recipe, folder: Path, questions: Callable[[int], Asked], *,
+    data: Sequence[Path] = (), held_out: Asked = (), say: Callable[[str], None] | None = None,
+    teacher: DiffusionModel | None = None, gradient_checkpointing: bool = False,
+) -> Loop:  # fmt: skip
+    """All rounds in ``folder``, where a stopped run goes on; returns the last one's loop.
+
+    ``questions`` of a round, from 0, are decoded with what the one before has made; the first round
+    learns from the files of ``data`` instead where there are any, or from what an autoregressive
+    ``teacher`` answers.
+    """
+    same_recipe(folder, recipe)
+    for number in range(recipe.rounds):
+        part = folder if recipe.rounds == 1 else folder / f"round{number + 1}"
+        files = [part / "trajectories.jsonl"] if number or not data else data
+        if files is not data:
+            part.mkdir(parents=True, exist_ok=True)
+            asked = questions(number)
+            how = {"samples": recipe.samples, "temperature": recipe.temperature}
+            if teacher is None or number:
+                writing = write_trajectories(model, asked, files[0], recipe.sampler, **how)
+            else:
+                writing = write_answers(teacher, asked, files[0], model.facts.block_length or 1)
+            for done in writing:
+                if say is not None:
+                    say(f"{done}/{len(asked)} prompts decoded with {recipe.sampler}")
+        network = Network(model, recipe.rank, teacher)
+        if gradient_checkpointing:
+            network.hf.gradient_checkpointing_enable()
+        run = start(network, files, recipe, part / "checkpoints", held_out, say)
+        resume(run)
+        network.hf.train(False)
+        model = network.snapshot()
+    return run
+
+
+def in_blocks(model: DiffusionModel, block: int, mask_token_id: int | None) -> DiffusionModel:
+    """A copy of an autoregressive model with attention that is causal between blocks of ``block``
+    tokens and predictions in place, as OPDLM's: weights to train, no model to use yet."""
+    family = IN_BLOCKS.get(type(model.hf).__name__)
+    if model.facts.mask_kind != "causal" or family is None:
+        raise ConfigError(
+            f"{model.name} cannot become a model of blocks: that takes an autoregressive Llama, "
+            "Qwen2 or Qwen3 network"
+        )
+    mask = mask_id(model) if mask_token_id is None else mask_token_id
+    hf, tokenizer = copy.deepcopy((model.hf, model.tokenizer))
+    hf.generation_config.block_length = block
+    result = load(hf, family=family, tokenizer=tokenizer, mask_token_id=mask,
+                  block_length=block)  # fmt: skip
+    return replace(result, name=model.name)
 
 
 def start(
-    model: DiffusionModel, files: Sequence[Path], recipe: Recipe, folder: Path, *,
-    held_out: Sequence[Question] = (), say: Callable[[str], None] | None = None,
-    gradient_checkpointing: bool = False,
+    network: Network, files: Sequence[Path], recipe: Recipe, folder: Path, held_out: Asked = (),
+    say: Callable[[str], None] | None = None,
 ) -> Loop:  # fmt: skip
-    """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
-    same_recipe(folder, recipe)
-    network = Network(model, recipe.rank)
-    if gradient_checkpointing:
-        network.hf.gradient_checkpointing_enable()
+    """One round, ready: a checkpoint in ``folder`` is taken up by `resume`."""
     answers = [answer for file in files for answer in read_trajectories(file)]
-    hints, objective = None, recipe.objective
-    module: Any
-    if isinstance(objective, parallel.Settings):
-        module = parallel.Parallel(network, objective)
-        if objective.kl and objective.reference:
-            hints = reference_turn(model)
-    else:
-        module = repair.Repair(network, objective)
-    schedule = recipe.schedule
-    batches = Batches(answers, recipe.rows, schedule.steps * schedule.accumulate, schedule.seed,
-                      hints)  # fmt: skip
-    device = model.device.type
+    objective, schedule = recipe.objective, recipe.schedule
+    shown = isinstance(objective, parallel.Settings) and objective.kl and objective.reference
+    batches = Batches(
+        answers, recipe.rows, schedule.steps * schedule.accumulate, schedule.seed,
+        reference_turn(network.model) if shown else None,
+    )  # fmt: skip
+    device = network.model.device.type
 
     def measure(objective: Any) -> Metrics:
         return parallelism(objective.network.snapshot(), held_out, recipe.sampler)
 
     return loop(
-        module, batches, schedule, folder / "checkpoints", measure=measure if held_out else None,
-        bf16=bool(recipe.rank) and machine_has_bf16(device), device=device, say=say,
+        OBJECTIVES[type(objective)](network, objective), batches, schedule, folder,
+        measure=measure if held_out else None, bf16=machine_has_bf16(device), device=device,
+        say=say,
     )  # fmt: skip
 
 
@@ -81,7 +143,7 @@ def reference_turn(model: DiffusionModel) -> tuple[list[int], list[int]]:
     return before, after
 
 
-def parallelism(model: DiffusionModel, questions: Sequence[Question], sampler: str) -> Metrics:
+def parallelism(model: DiffusionModel, questions: Asked, sampler: str) -> Metrics:
     """Tokens per forward and, where it is known, the share of right answers."""
     results = generate(model, [q.prompt for q in questions], sampler=sampler)
     known = [q.right(r.text) for q, r in zip(questions, results, strict=True)]
@@ -96,7 +158,6 @@ def finish(run: Loop, model: DiffusionModel, recipe: Recipe, folder: Path) -> No
     """Write what was trained: the adapter, or the whole model, with what made it."""
     objective: Any = run.accelerator.unwrap_model(run.model)
     network: Network = objective.network
-    network.hf.train(False)
     if recipe.rank:
         network.hf.save_pretrained(folder)  # of a network with an adapter, the adapter
     else:
