@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import CheckpointError, ConfigError, one_line
+from ..errors import CheckpointError, ConfigError, missing, one_line
 from .quiet import quiet
 
 CONFIG = "adapter_config.json"
@@ -91,9 +91,7 @@ def attach(hf: Any, folder: str | os.PathLike[str], merge: bool = False) -> dict
         with quiet():
             hf.load_adapter(str(folder))
     except ImportError as error:
-        raise ConfigError(
-            "adapters need the package peft: run `pip install dllm[train]`"
-        ) from error
+        raise missing("peft, which loads adapters,", "train") from error
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(
             f"no adapter for this model can be read from {str(folder)!r}: {one_line(error)}"
