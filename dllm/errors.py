@@ -81,7 +81,7 @@ def missing_module(error: ModuleNotFoundError) -> ConfigError | None:
     """`missing` for a module that an extra of the installed package brings; None for others."""
     name = (error.name or "").partition(".")[0].replace("_", "-")
     for line in requires("dllm") or ():
-        found = re.match(r"([\w-]+).*extra == ['\"](\w+)['\"]", line)
+        found = re.match(r"(?!dllm\b)([\w-]+).*extra == ['\"](\w+)['\"]", line)
         if found and found[1].replace("_", "-") == name:
             return missing(name, found[2])
     return None
