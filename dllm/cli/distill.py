@@ -2,73 +2,60 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import ConfigError, UnknownNameError
+from .dflash import DATA, OUTPUT, TRAINING, loaded_verifier, setting, written_answers
 from .inputs import read_lines
-from .options import remember_debug
+from .options import takes
 from .output import note
 
 if TYPE_CHECKING:
     from ..train.forecast import Load
     from ..train.recipes.distill import Settings
 
-DATA, TRAINING, OUTPUT = "Data", "Training", "Output"
-
-
-def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
-
 
 @dataclass(frozen=True)
 class Run:
     """Options of all three commands."""
 
-    model: Annotated[str, _option("Hub id, folder or bundled name.", DATA, "--model", "-m")]
+    model: Annotated[str, setting("Hub id, folder or bundled name.", DATA, "--model", "-m")]
     prompts: Annotated[
-        Path | None, _option("Prompts, one per line; default: generated tasks.", DATA)
+        Path | None, setting("Prompts, one per line; default: generated tasks.", DATA)
     ] = None
     data: Annotated[
-        list[Path] | None, _option("Files that a run has written before; repeatable.", DATA)
+        list[Path] | None, setting("Files that a run has written before; repeatable.", DATA)
     ] = None
-    answers: Annotated[int, _option("Prompts to answer.", DATA, min=1)] = 2000
-    held_out: Annotated[int, _option("Prompts to measure with.", DATA, min=1)] = 64
-    steps: Annotated[int, _option("Steps in all.", TRAINING, min=1)] = 1000
-    rows: Annotated[int, _option("Answers per step.", TRAINING, min=1)] = 8
+    answers: Annotated[int, setting("Prompts to answer.", DATA, min=1)] = 2000
+    held_out: Annotated[int, setting("Prompts to measure with.", DATA, min=1)] = 64
+    steps: Annotated[int, setting("Steps in all.", TRAINING, min=1)] = 1000
+    rows: Annotated[int, setting("Answers per step.", TRAINING, min=1)] = 8
     rank: Annotated[
         int | None,
-        _option("Of the adapter, 32 by default; 0 trains all weights (form 'block').", TRAINING,
+        setting("Of the adapter, 32 by default; 0 trains all weights (form 'block').", TRAINING,
                 min=0),
     ] = None  # fmt: skip
     learning_rate: Annotated[
-        float | None, _option("Peak; default: 2e-5, convert 1e-3.", TRAINING, min=0.0)
+        float | None, setting("Peak; default: 2e-5, convert 1e-3.", TRAINING, min=0.0)
     ] = None
-    schedule: Annotated[str, _option("A name of transformers.", TRAINING)] = "cosine"
-    warmup: Annotated[int, _option("Steps.", TRAINING, min=0)] = 20
-    accumulate: Annotated[int, _option("Batches per step.", TRAINING, min=1)] = 1
-    evaluate_every: Annotated[int, _option("Steps.", TRAINING, min=1)] = 100
+    schedule: Annotated[str, setting("A name of transformers.", TRAINING)] = "cosine"
+    warmup: Annotated[int, setting("Steps.", TRAINING, min=0)] = 20
+    accumulate: Annotated[int, setting("Batches per step.", TRAINING, min=1)] = 1
+    evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 100
     checkpointing: Annotated[
-        bool, _option("Recompute activations instead of keeping them.", TRAINING)
+        bool, setting("Recompute activations instead of keeping them.", TRAINING)
     ] = False
-    device: Annotated[str, _option("cpu, cuda, ...", TRAINING)] = "cpu"
-    dtype: Annotated[str, _option("Of the weights that are not trained.", TRAINING)] = "auto"
-    seed: Annotated[int, _option("Of prompts and batches.", TRAINING, min=0)] = 0
-    output: Annotated[Path | None, _option("Folder of the run.", OUTPUT, "--output", "-o")] = None
-    dry_run: Annotated[bool, _option("Only say what it would take.", OUTPUT, "--dry-run")] = False
-    on: Annotated[str | None, _option("Card of the dry run, e.g. H100.", OUTPUT)] = None
-    tflops: Annotated[float, _option("Of the dry run's hardware.", OUTPUT, min=0.001)] = 100.0
-    memory: Annotated[float, _option("Of the dry run's hardware, GB.", OUTPUT, min=0.1)] = 24.0
-    length: Annotated[int, _option("Tokens of a text in the dry run.", OUTPUT, min=1)] = 512
-    debug: Annotated[
-        bool, _option("Show tracebacks.", OUTPUT, "--debug", callback=remember_debug)
-    ] = False
+    device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu"
+    dtype: Annotated[str, setting("Of the weights that are not trained.", TRAINING)] = "auto"
+    seed: Annotated[int, setting("Of prompts and batches.", TRAINING, min=0)] = 0
+    output: Annotated[Path | None, setting("Folder of the run.", OUTPUT, "--output", "-o")] = None
+    dry_run: Annotated[bool, setting("Only say what it would take.", OUTPUT, "--dry-run")] = False
+    on: Annotated[str | None, setting("Card of the dry run, e.g. H100.", OUTPUT)] = None
+    tflops: Annotated[float, setting("Of the dry run's hardware.", OUTPUT, min=0.001)] = 100.0
+    memory: Annotated[float, setting("Of the dry run's hardware, GB.", OUTPUT, min=0.1)] = 24.0
+    length: Annotated[int, setting("Tokens of a text in the dry run.", OUTPUT, min=1)] = 512
 
     def ranked(self, default: int) -> Run:
         """These options with a rank."""
@@ -88,45 +75,25 @@ class Run:
             note(line)
 
 
-def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes the options of `Run` and its own."""
-    hints = get_type_hints(Run, include_extras=True)
-    shared = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[f.name],
-                          **({} if f.name == "model" else {"default": f.default}))
-        for f in fields(Run)
-    ]  # fmt: skip
-    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-
-    @functools.wraps(function)
-    def command(**given: Any) -> None:
-        run = Run(**{f.name: given.pop(f.name) for f in fields(Run)})
-        function(run, **given)
-
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
-    )
-    return command
-
-
+@takes(Run)
 def parallel(
-    run: Run,
-    recipe: Annotated[str, _option("tad, dparallel or d3llm.", TRAINING)] = "tad",
+    options: Run,
+    recipe: Annotated[str, setting("tad, dparallel or d3llm.", TRAINING)] = "tad",
     delta: Annotated[
-        int | None, _option("Steps within which a token is learnt; 0: all.", TRAINING, min=0)
+        int | None, setting("Steps within which a token is learnt; 0: all.", TRAINING, min=0)
     ] = None,
-    reference: Annotated[bool | None, _option("Show the teacher the answer.", TRAINING)] = None,
-    entropy: Annotated[float | None, _option("Weight of the entropy term.", TRAINING)] = None,
+    reference: Annotated[bool | None, setting("Show the teacher the answer.", TRAINING)] = None,
+    entropy: Annotated[float | None, setting("Weight of the entropy term.", TRAINING)] = None,
     sampler: Annotated[
-        str, _option("Decodes the trajectories, and measures.", DATA)
+        str, setting("Decodes the trajectories, and measures.", DATA)
     ] = "threshold(0.9)",
     rounds: Annotated[
-        int, _option("Decode and train so often, each time with what was trained.", TRAINING, min=1)
+        int, setting("Decode and train so often, each time with what was trained.", TRAINING, min=1)
     ] = 1,
     samples: Annotated[
-        int, _option("Answers to a prompt; the fastest right one is learnt.", DATA, min=1)
+        int, setting("Answers to a prompt; the fastest right one is learnt.", DATA, min=1)
     ] = 1,
-    temperature: Annotated[float, _option("Of the answers.", DATA, min=0.0)] = 0.0,
+    temperature: Annotated[float, setting("Of the answers.", DATA, min=0.0)] = 0.0,
 ) -> None:
     """Teach a diffusion model to decide more tokens per forward (TAD, dParallel, d3LLM)."""
     from ..train.objectives.parallel import PRESETS
@@ -135,19 +102,20 @@ def parallel(
     settings = replace(
         _preset(PRESETS, recipe), **{k: v for k, v in given.items() if v is not None}
     )
-    _distill(run, settings, "parallel", sampler=sampler, rounds=rounds, samples=samples,
+    _distill(options, settings, "parallel", sampler=sampler, rounds=rounds, samples=samples,
              temperature=temperature)  # fmt: skip
 
 
+@takes(Run)
 def repair(
-    run: Run,
-    recipe: Annotated[str, _option("dmax, llada2.1 or both.", TRAINING)] = "dmax",
-    sampler: Annotated[str, _option("Decodes the answers, and measures.", DATA)] = "threshold(0.9)",
+    options: Run,
+    recipe: Annotated[str, setting("dmax, llada2.1 or both.", TRAINING)] = "dmax",
+    sampler: Annotated[str, setting("Decodes the answers, and measures.", DATA)] = "threshold(0.9)",
 ) -> None:
     """Teach a diffusion model to correct what it decided (DMax, LLaDA2.1)."""
     from ..train.objectives.repair import PRESETS
 
-    _distill(run, _preset(PRESETS, recipe), "repair", sampler=sampler)
+    _distill(options, _preset(PRESETS, recipe), "repair", sampler=sampler)
 
 
 def _preset(presets: Any, name: str) -> Any:
@@ -214,24 +182,25 @@ def _distill(
     note(f"{name}: {folder / ('adapter' if run.rank else 'model')}")
 
 
+@takes(Run)
 def convert(
-    run: Run,
-    masks: Annotated[int, _option("Tokens drafted at once.", TRAINING, min=1)] = 3,
-    anchors: Annotated[int, _option("Places per answer and step.", TRAINING, min=1)] = 64,
-    mask_token_id: Annotated[int | None, _option("Default: an id to spare.", TRAINING)] = None,
-    max_new_tokens: Annotated[int, _option("Longest answer.", DATA, min=8)] = 200,
+    options: Run,
+    masks: Annotated[int, setting("Tokens drafted at once.", TRAINING, min=1)] = 3,
+    anchors: Annotated[int, setting("Places per answer and step.", TRAINING, min=1)] = 64,
+    mask_token_id: Annotated[int | None, setting("Default: an id to spare.", TRAINING)] = None,
+    max_new_tokens: Annotated[int, setting("Longest answer.", DATA, min=8)] = 200,
     form: Annotated[
-        str, _option("'gated', an adapter for masks, or 'block', a model of its own.", TRAINING)
+        str, setting("'gated', an adapter for masks, or 'block', a model of its own.", TRAINING)
     ] = "gated",
-    block: Annotated[int, _option("Tokens of a block; form 'block'.", TRAINING, min=1)] = 4,
+    block: Annotated[int, setting("Tokens of a block; form 'block'.", TRAINING, min=1)] = 4,
     rounds: Annotated[
-        int, _option("Form 'block': rounds on its own answers.", TRAINING, min=1)
+        int, setting("Form 'block': rounds on its own answers.", TRAINING, min=1)
     ] = 4,
 ) -> None:
     """Teach an autoregressive model to fill in masks, and leave it as it is for everything else."""
     if form not in ("gated", "block"):
         raise ConfigError(f"the form is 'gated' or 'block', not {form!r}")
-    run = run.ranked(0 if form == "block" else 32)
+    run = options.ranked(0 if form == "block" else 32)
     if form == "block":
         from ..train.objectives.blocks import Settings as BlockSettings
 
@@ -242,9 +211,7 @@ def convert(
         return
     if not run.rank:
         raise ConfigError("form 'gated' trains an adapter: --rank is at least 1")
-    from ..train.dflash.generate import write_answers
     from ..train.dflash.recipe import Schedule
-    from ..train.dflash.starters import STARTERS
     from ..train.forecast import Load
     from ..train.loop import machine_has_bf16, resume
     from ..train.recipes.convert import Recipe, finish, start
@@ -254,37 +221,22 @@ def convert(
         others = run.rows * run.length / rows
         run.forecast(Load(rows, 1, run.rank, others, recomputed=False, head=1024))
         return
-    from ..drafting.naming import load_verifier
-    from ..models import load
-
     folder = run.output or Path("runs/convert")
     folder.mkdir(parents=True, exist_ok=True)
-    bf16 = machine_has_bf16(run.device)
-    dtype = run.dtype if run.dtype != "auto" else "bfloat16" if bf16 else "float32"
-    model = load_verifier(load(run.model, device=run.device, dtype=dtype))
-    files = run.data or [folder / "answers.jsonl"]
-    if not run.data:
-        from ..prompts import encode
-
-        asked = None
-        if run.prompts is not None:
-            asked = [encode(model, line) for line in read_lines(run.prompts)]
-        count = run.answers if asked is None else len(asked)
-        for done in write_answers(
-            model, files[0], count, seed=run.seed, prompts=asked, max_new_tokens=max_new_tokens,
-            starters=STARTERS,
-        ):  # fmt: skip
-            note(f"{done}/{count} answers")
+    model = loaded_verifier(run.model, run.device, run.dtype)
+    lines = None if run.prompts is None else read_lines(run.prompts)
+    files = written_answers(model, run.data or [], folder, run.answers, max_new_tokens, run.seed,
+                          lines)  # fmt: skip
     recipe = Recipe(
         masks, run.rank, mask_token_id, held_out=max(2, run.answers // run.held_out),
         schedule=Schedule(run.steps, run.learning_rate or 1e-3, run.warmup, run.schedule,
                           min(run.evaluate_every, run.steps), accumulate=run.accumulate,
                           seed=run.seed, rows=run.rows, anchors=anchors, weight_decay=0.0),
     )  # fmt: skip
-    job, split = start(model, files, recipe, folder, bf16=bf16, say=note)
+    job, split = start(model, files, recipe, folder, bf16=machine_has_bf16(run.device), say=note)
     resume(job)
     finish(job, model, recipe, split, folder / "adapter")
     note(f"adapter: {folder / 'adapter'}")
 
 
-COMMANDS = [_command(function) for function in (parallel, repair, convert)]
+COMMANDS = (parallel, repair, convert)

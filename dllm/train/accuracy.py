@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 from ..api import generate
+from ..drafting.api import speculate
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
-from ..prompts import encode
-
-ROWS = 64  # prompts decoded together
+from .data import CANVAS
 
 
 def accuracy(
@@ -28,23 +25,10 @@ def accuracy(
     for name in tasks:
         examples = TASKS[name].examples(n, seed)
         prompts = [example.prompt for example in examples]
-        texts: list[str] = []
-        for i in range(0, n, ROWS):
-            texts += _answers(model, prompts[i : i + ROWS], how)
-        right = [TASKS[name].check(e, text) for e, text in zip(examples, texts, strict=True)]
+        if model.facts.mask_token_id is None:
+            answers: list[Any] = speculate(model, None, prompts, max_new_tokens=CANVAS)
+        else:
+            answers = generate(model, prompts, **how)
+        right = [TASKS[name].check(e, a.text) for e, a in zip(examples, answers, strict=True)]
         result[name] = sum(right) / n
     return result
-
-
-def _answers(model: DiffusionModel, prompts: list[str], how: dict[str, Any]) -> list[str]:
-    if model.facts.mask_token_id is not None:
-        return [result.text for result in generate(model, prompts, **how)]
-    assert model.tokenizer is not None
-    texts = []
-    for prompt in prompts:
-        ids = torch.from_numpy(encode(model, prompt))[None]
-        hf: Any = model.hf
-        out = hf.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False)
-        new = out[0, ids.shape[1] :].tolist()
-        texts.append(str(model.tokenizer.decode(new, skip_special_tokens=True)))
-    return texts

@@ -22,6 +22,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import ConfigError
+from ..models.precision import native_bfloat16
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,11 +158,5 @@ class Progress(TrainerCallback):
 
 
 def machine_has_bf16(device: str) -> bool:
-    """Whether bfloat16 products are faster here than float32: asked of the processor."""
-    if device != "cpu":
-        return bool(torch.cuda.is_bf16_supported())
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    """Whether bfloat16 products are faster here than float32."""
+    return native_bfloat16() if device == "cpu" else bool(torch.cuda.is_bf16_supported())

@@ -23,7 +23,7 @@ from ..drafting.api import speculate
 from ..errors import ConfigError
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
-from .batches import arranged
+from .batches import arranged, examples
 from .objectives.parallel import NEVER
 
 PIECE = 64  # prompts decoded together, and repeated when a stopped run goes on
@@ -135,17 +135,11 @@ def _entry(result: Any) -> dict[str, Any]:
 
 def read_trajectories(path: Path) -> list[Trajectory]:
     """The answers of a file.  Raises `ConfigError` for a line of another form."""
-    result = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            entry = json.loads(line)
-            ids, order = tuple(entry["ids"]), tuple(entry["order"])
-            result.append(Trajectory(ids, int(entry["answer"]), order))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f'{path}, line {number}: expected {{"ids": [...], "answer": n, "order": [...]}}, '
-                f"not {line!r:.60}"
-            ) from error
+
+    def make(entry: Any) -> Trajectory:
+        return Trajectory(tuple(entry["ids"]), int(entry["answer"]), tuple(entry["order"]))
+
+    result = [*examples(path, '{"ids": [...], "answer": n, "order": [...]}', make)]
     if not result:
         raise ConfigError(f"{path} holds no answers: were all of them wrong?")
     return result

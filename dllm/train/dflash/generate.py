@@ -16,7 +16,10 @@ from ...drafting.api import speculate
 from ...errors import ConfigError
 from ...models import DiffusionModel
 from ...prompts import encode
+from ..batches import examples
 
+# how half of the self-written prompts begin, so that they cover more than small talk
+STARTERS = (Path(__file__).parent / "starters.txt").read_text(encoding="utf-8").splitlines()
 BATCH = 64  # prompts per call, and per piece of work when a stopped run goes on
 _HERE = "\u2063here\u2063"  # stands for the user's words in the template
 
@@ -96,20 +99,17 @@ def write_answers(
 def read_data(verifier: DiffusionModel, file: Path) -> list[IntArray] | None:
     """The prompts of a file of {"prompt": text} or {"messages": [...]}; None when its lines are
     answers already, {"ids", "answer"}.  Raises `ConfigError` for anything else."""
+
+    def make(entry: Any) -> IntArray | None:
+        if "ids" in entry and "answer" in entry:
+            return None
+        return encode(verifier, entry.get("messages") or entry["prompt"], None)
+
     prompts: list[IntArray] = []
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines, 1):
-            entry = json.loads(line)
-            if number == 1 and "ids" in entry and "answer" in entry:
-                return None
-            prompts.append(encode(verifier, entry.get("messages") or entry["prompt"], None))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f'{file}, line {number}: expected {{"ids", "answer"}}, {{"prompt"}} or {{"messages"}}'
-        ) from error
+    for prompt in examples(file, '{"ids", "answer"}, {"prompt"} or {"messages"}', make):
+        if prompt is None:
+            return None
+        prompts.append(prompt)
     if not prompts:
         raise ConfigError(f"{file} is empty")
     return prompts

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +16,11 @@ import torch
 from ...errors import ConfigError
 from ...models import DiffusionModel
 from ...models.adapters import LINEARS, SECTION, gate_adapter
-from ..dflash.card import curve, table
-from ..dflash.data import Batches, Taps, common_tokens, read_answers
-from ..dflash.evaluate import measure
+from ..dflash.card import card, curve
+from ..dflash.data import Taps, common_tokens, read_answers
 from ..dflash.objective import Objective, Trainee
-from ..dflash.recipe import Schedule, Split, mask_id
-from ..loop import Loop, loop
+from ..dflash.recipe import Schedule, Split, mask_id, run_of
+from ..loop import Loop
 from ..network import add_adapter
 from ..objectives.gated import MaskBlocks
 
@@ -66,15 +64,8 @@ def start(
     common = common_tokens(split.train, recipe.objective.head_rows)
     reader = SimpleNamespace(read=blocks.read)  # no second submodule
     trainee = Trainee(blocks, reader, hf, recipe.objective, common)
-    taps, schedule = Taps((), hf.get_input_embeddings().weight.shape[1]), recipe.schedule
-    data = Batches(
-        split.train, schedule.rows, schedule.anchors, schedule.seed, schedule.steps, taps
-    )
-    run = loop(
-        trainee, data, schedule, folder / "checkpoints", bf16=bf16, device=model.device.type,
-        say=say, measure=partial(measure, answers=split.held, taps=taps),
-    )  # fmt: skip
-    return run, split
+    taps = Taps((), hf.get_input_embeddings().weight.shape[1])
+    return run_of(trainee, split, taps, recipe.schedule, folder, bf16, say), split
 
 
 def finish(run: Loop, model: DiffusionModel, recipe: Recipe, split: Split, folder: Path) -> None:
@@ -88,20 +79,16 @@ def finish(run: Loop, model: DiffusionModel, recipe: Recipe, split: Split, folde
     facts = {"answers": len(split.train), "answer tokens": sum(a.tokens for a in split.train),
              "held-out answers": len(split.held)}  # fmt: skip
     points = curve(run.state.log_history, recipe.schedule.rows * recipe.schedule.anchors)
-    lines = [
-        "---", f"base_model: {model.name}", "library_name: peft", "tags:", "- dllm",
-        "- diffusion", "- speculative-decoding", "---", "",
-        f"# {model.name} fills in masks", "",
+    about = [
         "A low-rank adapter that acts on masks only: decided tokens compute what they did before.",
         "", "```python", "import dllm", "",
         f'model = dllm.load("{model.name}", adapter="path/to/this/folder")',
         'dllm.speculate(model, "self", "Why is the sky blue?")',
-        'dllm.generate(model, "Why is the sky blue?", sampler="wedlm", cache="wedlm")',
-        "```", "", "## As its own drafter, on held-out greedy answers", "", *table(points), "",
-        "## How it was made", "",
-        *(f"- {name}: {value}" for name, value in (settings | facts).items()),
+        'dllm.generate(model, "Why is the sky blue?", sampler="wedlm", cache="wedlm")', "```",
     ]  # fmt: skip
-    (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = card(model.name, f"{model.name} fills in masks", about, settings, points, facts,
+                library_name="peft")  # fmt: skip
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def save_gated(hf: Any, folder: Path, mask_token_id: int, **generation: Any) -> None:
