@@ -96,13 +96,12 @@ def write_answers(
 
     def decode(piece: Sequence[Question], _: int) -> Iterator[dict[str, Any]]:
         results = speculate(model, None, [q.prompt for q in piece], max_new_tokens=length)
-        for question, result in zip(piece, results, strict=True):
-            if question.right(result.text) is not False:
-                ids = [*result.sequences[: result.prompt_length].tolist(), *result.tokens]
-                rest = -len(ids) % multiple
-                order = [0] * len(result.tokens) + [-1] * rest
-                ids += [model.facts.eos_token_id or 0] * rest
-                yield {"ids": ids, "answer": result.prompt_length, "order": order}
+        for result in results:
+            ids = [*result.sequences[: result.prompt_length].tolist(), *result.tokens]
+            rest = -len(ids) % multiple
+            order = [0] * len(result.tokens) + [-1] * rest
+            ids += [model.facts.eos_token_id or 0] * rest
+            yield {"ids": ids, "answer": result.prompt_length, "order": order}
 
     yield from _write(questions, file, decode)
 

@@ -43,8 +43,7 @@ def test_tokens_that_were_never_decided_are_masked_and_not_learnt() -> None:
         ]
         assert not any(learnt[:, [0, 1, 5]].any() for _, learnt in states)
         assert not any(masked[:, :2].any() for masked, _ in states)
-        if name == "tad":
-            assert all(masked[:, 5].all() for masked, _ in states)
+        assert all(masked[:, 5].all() for masked, _ in states)
 
 
 def test_of_several_answers_the_fastest_right_one_is_kept(tmp_path: Path) -> None:

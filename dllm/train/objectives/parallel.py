@@ -141,7 +141,7 @@ class Parallel(nn.Module):
         masked, learnt = self._state(order, float(progress), generator)
         total = self._view(ids, order, masked, learnt, valid, hint)
         if self.settings.complement:
-            other = (order >= 0) & (order < NEVER) & self._block & ~learnt
+            other = self._block & ~learnt
             rest = (masked & ~learnt) | other
             total = total + self._view(ids, order, rest, other, valid, None)
         return {"loss": self.settings.scale * total}
@@ -156,7 +156,7 @@ class Parallel(nn.Module):
             steps = torch.where(order < NEVER, order, -1).max(1).values + 1
             masked, soon = trajectory_state(order, (draw * steps).long(), settings.delta)
             return masked, soon & (order < NEVER)
-        answer = order >= 0
+        answer = (order >= 0) & (order < NEVER)
         places = torch.where(answer, answer.cumsum(1) - 1, -1)
         blocks = -(-answer.sum(1) // settings.block)
         first = (draw * blocks).long() * settings.block
@@ -171,7 +171,7 @@ class Parallel(nn.Module):
             drawn = float(torch.rand((), generator=generator))
             inside = last_decided(order, self._block, ratio + (high - ratio) * drawn)
         masked, learnt = block_state(places, first, settings.block, inside)
-        return masked, learnt & (order < NEVER)
+        return masked | (order == NEVER), learnt
 
     def _view(
         self, ids: torch.Tensor, order: torch.Tensor, masked: torch.Tensor, learnt: torch.Tensor,

@@ -66,9 +66,11 @@ def train(
         if files is not data:
             part.mkdir(parents=True, exist_ok=True)
             asked = questions(number)
-            how = {"samples": recipe.samples, "temperature": recipe.temperature}
             if teacher is None or number:
-                writing = write_trajectories(model, asked, files[0], recipe.sampler, **how)
+                writing = write_trajectories(
+                    model, asked, files[0], recipe.sampler, only_right=teacher is None,
+                    samples=recipe.samples, temperature=recipe.temperature,
+                )  # fmt: skip
             else:
                 writing = write_answers(teacher, asked, files[0], model.facts.block_length or 1)
             for done in writing:
