@@ -24,6 +24,7 @@ from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
 from dllm.drafting.trimming import TrimmedHead, frequent_ids
 
+from ..thin import covering
 from .conftest import Scripted, prompts
 
 register_all()
@@ -34,9 +35,11 @@ def request(prefix: list[int], trees: bool = True) -> Request:
     return Request(np.array(prefix), 100, (99,), 200, trees=trees)
 
 
-@pytest.mark.parametrize("kind", ["full", "windowed"])
-@pytest.mark.parametrize("name", ["cacheback", "aded", "cascade(prompt_lookup+anpd)", "suffix"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("name", "kind", "temperature"),
+    covering(["cacheback", "aded", "cascade(prompt_lookup+anpd)", "suffix"], ["full", "windowed"],
+             [0.0, 1.0]),
+)  # fmt: skip
 def test_the_text_is_the_verifiers(
     verifiers: dict[str, dllm.DiffusionModel], kind: str, name: str, temperature: float
 ) -> None:
