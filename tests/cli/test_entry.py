@@ -35,10 +35,7 @@ def test_a_watched_run_in_its_own_process(tiny_folder: Path) -> None:
     assert "«" in done.stderr and "‹" in done.stderr and "░" in done.stderr
 
 
-def test_help_and_version_need_neither_torch_nor_transformers() -> None:
-    heavy = "{'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
-    code = f"import sys, dllm.cli.app; sys.exit(str({heavy} or '') or 0)"
-    assert python("-c", code).returncode == 0
+def test_the_version() -> None:
     done = python("-m", "dllm", "--version")
     assert done.stdout == f"dllm {dllm.__version__}\n"
 
