@@ -18,7 +18,7 @@ import dllm
 # What `pytest -m smoke` runs: a sample of every part, in under a minute on a quiet machine.
 SMOKE = (
     "tests/test_api.py", "tests/test_values.py", "tests/cache/test_plans.py",
-    "tests/cli/test_generate.py", "tests/drafting/test_lossless.py",
+    "tests/cli/test_generate.py", "tests/drafting/accept/test_lossless.py",
     "tests/engine/test_constraints.py", "tests/engine/test_extents.py",
     "tests/fuzz/test_decoding.py::test_a_batch_is_its_rows_alone[0-19]",
     "tests/fuzz/test_command_lines.py::test_a_command_line[0-19]",

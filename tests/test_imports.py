@@ -80,7 +80,8 @@ def test_help_imports_no_deep_learning_library() -> None:
         "except SystemExit:\n"
         "    pass\n"
         "print()\n"
-        "print(*sorted({'torch', 'transformers', 'numpy', 'huggingface_hub'} & sys.modules.keys()) or ['none'])"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub'}\n"
+        "print(*sorted(heavy & sys.modules.keys()) or ['none'])"
     )
     assert run(program).splitlines()[-1] == "none"
 

@@ -17,8 +17,8 @@ from dllm.drafting.verifiers.packed import open_verifier
 from dllm.drafting.verifiers.recurrent import RecurrentVerifier
 from dllm.train.dflash.model import drafter_config, new_drafter
 
-from ..thin import covering
-from .conftest import Scripted
+from ...thin import covering
+from ..conftest import Scripted
 
 COMMON: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,

@@ -15,7 +15,7 @@ from dllm.drafting.base import EMPTY, Draft, chain
 from dllm.drafting.verifiers.packed import WASTE, PackedVerifier, open_verifier
 from dllm.engine.packing import Packing
 
-from .conftest import Scripted
+from ..conftest import Scripted
 
 CPU = Path("/proc/cpuinfo")
 FLAGS = set(CPU.read_text(encoding="utf-8").split()) if CPU.exists() else set[str]()

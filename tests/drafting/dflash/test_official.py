@@ -27,10 +27,10 @@ from dllm.train.dflash.export import export
 from dllm.train.dflash.model import drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective, trainee_of
 
-from .conftest import prompts
+from ..conftest import prompts
 
 pytestmark = pytest.mark.filterwarnings("default")
-DATA = Path(__file__).parents[1] / "golden" / "data" / "dflash"
+DATA = Path(__file__).parents[2] / "golden" / "data" / "dflash"
 CASES = sorted(folder.name for folder in DATA.iterdir())
 MASK = 3
 
@@ -274,7 +274,7 @@ def test_what_is_sent_of_a_drawn_walk_does_not_depend_on_what_comes_later() -> N
         return len(confidence)
 
     torch.manual_seed(0)
-    from .conftest import make_verifier
+    from ..conftest import make_verifier
 
     verifier = make_verifier("full")
     part = BlockDrafter(with_selector(verifier), head="sample")

@@ -22,9 +22,9 @@ from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.accept.traversal import Traversal
 from dllm.drafting.base import AcceptRule, Draft
 
-from . import toy
-from .conftest import Scripted, make_verifier, prompts
-from .toy import LENGTH, V
+from .. import toy
+from ..conftest import Scripted, make_verifier, prompts
+from ..toy import LENGTH, V
 
 SETTINGS = {
     "temperature": Sampling(0.6),

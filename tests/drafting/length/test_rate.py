@@ -13,7 +13,7 @@ from dllm.drafting.base import single
 from dllm.drafting.length.control import CONTROLLERS, LengthController
 from dllm.drafting.length.rate import Acceptance, LineFit, Rate
 
-from ..thin import covering
+from ...thin import covering
 from .test_control import length, tell
 
 

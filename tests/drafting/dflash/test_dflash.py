@@ -35,8 +35,8 @@ from dllm.train.dflash.export import export
 from dllm.train.dflash.model import copy_layers, drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective, trainee_of
 
-from ..thin import covering
-from .conftest import make_verifier, prompts
+from ...thin import covering
+from ..conftest import make_verifier, prompts
 
 pytestmark = pytest.mark.filterwarnings("default")
 BLOCK, MASK, LENGTH = 5, 3, 24

@@ -24,8 +24,8 @@ from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
 from dllm.drafting.trimming import TrimmedHead, frequent_ids
 
-from ..thin import covering
-from .conftest import Scripted, prompts
+from ...thin import covering
+from ..conftest import Scripted, prompts
 
 register_all()
 NEW = 20
@@ -278,7 +278,7 @@ def test_adl_counts_the_raw_draft() -> None:
     have cut the chain."""
     from dllm.drafting.length.adl import AdaptiveDraftLength
 
-    from .test_control import tell
+    from ..length.test_control import tell
 
     adl, other = AdaptiveDraftLength(), AdaptiveDraftLength()
     adl.next(100, 10)
