@@ -237,6 +237,7 @@ def test_nano_reverses_in_one_step() -> None:
     assert choice.accuracy >= 0.99 * choice.baseline and choice.examples == 20
 
 
+@pytest.mark.slow
 def test_where_nothing_is_good_enough_the_baseline_stays() -> None:
     settings = [Setting("threshold", "threshold(tau=0.0)", "none", CANVAS)]
     how = Tuning(["remove_random"], by="nfe", rungs=(2,), confirm=12, tolerance=0.3)
