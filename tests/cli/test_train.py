@@ -9,6 +9,7 @@ import pytest
 
 import dllm
 
+from ..thin import some
 from .conftest import Run
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -31,7 +32,9 @@ def test_another_run_is_not_overwritten(cli: Run, tmp_path: Path) -> None:
     assert result.exit_code == 2 and "another recipe" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["parallel --rounds 2 --samples 2 --temperature 1", "repair"])
+@pytest.mark.parametrize(
+    "command", some(["parallel --rounds 2 --samples 2 --temperature 1", "repair"], 1)
+)
 def test_a_diffusion_model_learns_from_its_own_trajectories(
     cli: Run, command: str, tmp_path: Path
 ) -> None:

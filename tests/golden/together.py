@@ -54,6 +54,7 @@ class Together:
     ) -> None:  # fmt: skip
         self.cases, self.call_of, self.prompts_of = list(cases), call_of, prompts_of
         self._results: dict[str, list[dllm.Result] | BaseException] = {}
+        self.chosen: set[str] = set()  # ids of the cases that this run of pytest has
 
     def results(self, case: Case, call: Call) -> list[dllm.Result]:
         """What becomes of each prompt of ``case``.  Raises what its decoding raised."""
@@ -80,7 +81,7 @@ class Together:
             handles: dict[str, list[dllm.Handle]] = {}
             for case in self.cases:
                 call = self.call_of(case)
-                if (*_model(case), call.cache) != group:
+                if case["id"] not in self.chosen or (*_model(case), call.cache) != group:
                     continue
                 try:
                     handles[case["id"]] = [
