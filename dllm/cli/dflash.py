@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from .options import remember_debug
+from .options import Debug
 from .output import note
 
 if TYPE_CHECKING:
@@ -96,9 +96,7 @@ def dflash(
     dry_run: Annotated[
         bool, setting("Only say what a step would take.", OUTPUT, "--dry-run")
     ] = False,
-    debug: Annotated[
-        bool, setting("Show tracebacks.", OUTPUT, "--debug", callback=remember_debug)
-    ] = False,
+    debug: Debug = False,
 ) -> None:  # fmt: skip
     """Train a drafter that fills a block of masks in one forward (DFlash).
 

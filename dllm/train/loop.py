@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import accelerate  # noqa: F401  (the Trainer needs it; missing, it is asked for here, by its extra)
 import torch
@@ -23,9 +22,6 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import ConfigError
 from ..models.precision import native_bfloat16
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Metrics = dict[str, float]
 LOG = "log.jsonl"  # what a run said, an entry a line
@@ -63,24 +59,15 @@ class Loop(Trainer):
         objective = self.accelerator.unwrap_model(self.model)
         metrics: Metrics = {}
         if self.measure is not None:
-            with torch.no_grad(), self.accelerator.autocast(), evaluating(objective):
+            objective.train(False)
+            with torch.no_grad(), self.accelerator.autocast():
                 metrics = {f"eval_{k}": v for k, v in self.measure(objective).items()}
+            objective.train()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
-
-
-@contextmanager
-def evaluating(module: Any) -> Iterator[None]:
-    """A module in evaluation mode."""
-    before = module.training
-    module.train(False)
-    try:
-        yield
-    finally:
-        module.train(before)
 
 
 def loop(

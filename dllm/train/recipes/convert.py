@@ -1,12 +1,12 @@
-"""An autoregressive model that also fills in masks: `gated`, an adapter which acts on masks only,
-or `blocks`, whole weights for attention that is causal between blocks.
-"""
+"""An autoregressive model that also fills in masks, by an adapter which acts on masks only; or all
+its weights, for attention that is causal between blocks (`in_blocks`)."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
-from ...models import DiffusionModel
+from ...models import DiffusionModel, load
 from ...models.adapters import LINEARS, SECTION, gate_adapter
 from ..dflash.card import card, curve
 from ..dflash.data import Taps, common_tokens, read_answers
@@ -23,6 +23,11 @@ from ..dflash.recipe import Schedule, Split, mask_id, run_of
 from ..loop import Loop
 from ..network import add_adapter
 from ..objectives.gated import MaskBlocks
+
+IN_BLOCKS = {  # families of networks that attend in blocks
+    "LlamaForCausalLM": "a2d_llama", "Qwen2ForCausalLM": "a2d_qwen2",
+    "Qwen3ForCausalLM": "a2d_qwen3",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,23 @@ def start(
     trainee = Trainee(blocks, reader, hf, recipe.objective, common)
     taps = Taps((), hf.get_input_embeddings().weight.shape[1])
     return run_of(trainee, split, taps, recipe.schedule, folder, bf16, say), split
+
+
+def in_blocks(model: DiffusionModel, block: int, mask_token_id: int | None) -> DiffusionModel:
+    """A copy of an autoregressive model with attention that is causal between blocks of ``block``
+    tokens and predictions in place, as OPDLM's: weights to train, no model to use yet."""
+    family = IN_BLOCKS.get(type(model.hf).__name__)
+    if model.facts.mask_kind != "causal" or family is None:
+        raise ConfigError(
+            f"{model.name} cannot become a model of blocks: that takes an autoregressive Llama, "
+            "Qwen2 or Qwen3 network"
+        )
+    mask = mask_id(model) if mask_token_id is None else mask_token_id
+    hf, tokenizer = copy.deepcopy((model.hf, model.tokenizer))
+    hf.generation_config.block_length = block
+    result = load(hf, family=family, tokenizer=tokenizer, mask_token_id=mask,
+                  block_length=block)  # fmt: skip
+    return replace(result, name=model.name)
 
 
 def finish(run: Loop, model: DiffusionModel, recipe: Recipe, split: Split, folder: Path) -> None:

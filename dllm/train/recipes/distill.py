@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...api import generate
-from ...errors import ConfigError
-from ...models import DiffusionModel, load
-from ..dflash.recipe import mask_id
+from ...models import DiffusionModel
 from ..loop import Loop, Metrics, Schedule, loop, machine_has_bf16, resume, same_recipe
 from ..network import Network
 from ..objectives import blocks, parallel, repair
@@ -24,10 +21,6 @@ Settings = parallel.Settings | repair.Settings | blocks.Settings
 OBJECTIVES: dict[type, Any] = {
     parallel.Settings: parallel.Parallel, repair.Settings: repair.Repair,
     blocks.Settings: blocks.Blocks,
-}  # fmt: skip
-IN_BLOCKS = {  # families of networks that attend in blocks
-    "LlamaForCausalLM": "a2d_llama", "Qwen2ForCausalLM": "a2d_qwen2",
-    "Qwen3ForCausalLM": "a2d_qwen3",
 }  # fmt: skip
 
 
@@ -84,23 +77,6 @@ def train(
         network.hf.train(False)
         model = network.snapshot()
     return run
-
-
-def in_blocks(model: DiffusionModel, block: int, mask_token_id: int | None) -> DiffusionModel:
-    """A copy of an autoregressive model with attention that is causal between blocks of ``block``
-    tokens and predictions in place, as OPDLM's: weights to train, no model to use yet."""
-    family = IN_BLOCKS.get(type(model.hf).__name__)
-    if model.facts.mask_kind != "causal" or family is None:
-        raise ConfigError(
-            f"{model.name} cannot become a model of blocks: that takes an autoregressive Llama, "
-            "Qwen2 or Qwen3 network"
-        )
-    mask = mask_id(model) if mask_token_id is None else mask_token_id
-    hf, tokenizer = copy.deepcopy((model.hf, model.tokenizer))
-    hf.generation_config.block_length = block
-    result = load(hf, family=family, tokenizer=tokenizer, mask_token_id=mask,
-                  block_length=block)  # fmt: skip
-    return replace(result, name=model.name)
 
 
 def start(
