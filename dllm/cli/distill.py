@@ -138,7 +138,8 @@ def _distill(
     from ..models import load
     from ..train.forecast import Load
     from ..train.loop import Schedule
-    from ..train.recipes.distill import Recipe, finish, in_blocks, train
+    from ..train.recipes.convert import in_blocks
+    from ..train.recipes.distill import Recipe, finish, train
     from ..train.trajectories import Question, task_questions
 
     run = run.ranked(32)

@@ -14,7 +14,7 @@ from dllm.errors import ConfigError
 from dllm.train.network import Network
 from dllm.train.objectives.blocks import Blocks, Settings
 from dllm.train.objectives.parallel import NEVER, PRESETS, Parallel
-from dllm.train.recipes.distill import in_blocks
+from dllm.train.recipes.convert import in_blocks
 from dllm.train.trajectories import (
     Batches,
     Trajectory,
