@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import torch
 
 import dllm
 from dllm.errors import ConfigError
+from dllm.train.loop import Schedule
 from dllm.train.network import Network
 from dllm.train.objectives.blocks import Blocks, Settings
 from dllm.train.objectives.parallel import NEVER, PRESETS, Parallel
 from dllm.train.recipes.convert import in_blocks
+from dllm.train.recipes.distill import Recipe, train
 from dllm.train.trajectories import (
     Batches,
+    Question,
     Trajectory,
     read_trajectories,
     task_questions,
@@ -24,7 +28,7 @@ from dllm.train.trajectories import (
     write_trajectories,
 )
 
-from ..drafting.test_self import MASK, tiny
+from ..drafting.drafters.test_self import MASK, tiny
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -114,6 +118,30 @@ def test_answers_of_a_causal_model_end_with_a_block(tmp_path: Path) -> None:
         ended = [i for i, step in zip(entry["ids"][entry["answer"] :], entry["order"], strict=True)
                  if step >= 0]  # fmt: skip
         assert ended[-1] == model.facts.eos_token_id
+
+
+def test_rounds_go_on_where_they_were(tmp_path: Path) -> None:
+    model = dllm.load(tiny(), mask_token_id=MASK, family="llada", eos_token_id=1)
+    recipe = Recipe(PRESETS["dparallel"], Schedule(2, 1e-3, 0, "constant", 0), rows=2, rounds=2)
+
+    def asked(number: int) -> list[Question]:
+        return [Question(list(range(5 + number, 12 + i))) for i in range(4)]
+
+    def stopping(number: int) -> list[Question]:
+        if number:
+            raise InterruptedError
+        return asked(number)
+
+    whole = train(model, recipe, tmp_path / "whole", asked)
+    with pytest.raises(InterruptedError):
+        train(model, recipe, tmp_path / "parts", stopping)
+    parts = train(model, recipe, tmp_path / "parts", asked)
+    one, other = (run.model.network.hf.state_dict() for run in (whole, parts))
+    before: Any = model.hf.state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not torch.equal(one["lm_head.weight"], before["lm_head.weight"])
+    with pytest.raises(ConfigError, match="another recipe"):
+        train(model, replace(recipe, rounds=3), tmp_path / "parts", asked)
 
 
 def test_a_diffusion_model_has_no_blocks_to_learn() -> None:
