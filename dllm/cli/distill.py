@@ -25,6 +25,9 @@ class Run:
     prompts: Annotated[
         Path | None, setting("Prompts, one per line; default: generated tasks.", DATA)
     ] = None
+    tasks: Annotated[
+        str | None, setting("Of the generated ones, e.g. story2,shuffle; default: all.", DATA)
+    ] = None
     data: Annotated[
         list[Path] | None, setting("Files that a run has written before; repeatable.", DATA)
     ] = None
@@ -83,6 +86,7 @@ def parallel(
         int | None, setting("Steps within which a token is learnt; 0: all.", TRAINING, min=0)
     ] = None,
     reference: Annotated[bool | None, setting("Show the teacher the answer.", TRAINING)] = None,
+    kl: Annotated[float | None, setting("Weight of the divergence.", TRAINING, min=0.0)] = None,
     entropy: Annotated[float | None, setting("Weight of the entropy term.", TRAINING)] = None,
     sampler: Annotated[
         str, setting("Decodes the trajectories, and measures.", DATA)
@@ -98,7 +102,7 @@ def parallel(
     """Teach a diffusion model to decide more tokens per forward (TAD, dParallel, d3LLM)."""
     from ..train.objectives.parallel import PRESETS
 
-    given = {"delta": delta, "reference": reference, "entropy": entropy}
+    given = {"delta": delta, "reference": reference, "kl": kl, "entropy": entropy}
     settings = replace(
         _preset(PRESETS, recipe), **{k: v for k, v in given.items() if v is not None}
     )
@@ -125,16 +129,12 @@ def _preset(presets: Any, name: str) -> Any:
 
 
 def _distill(
-    run: Run,
-    settings: Settings,
-    name: str,
-    *,
-    block: int = 0,
-    mask_token_id: int | None = None,
+    run: Run, settings: Settings, name: str, block: int = 0, mask_token_id: int | None = None,
     **how: Any,
-) -> None:
+) -> None:  # fmt: skip
     """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
     decode in blocks from what it was."""
+    from ..eval.tasks import TASKS
     from ..models import load
     from ..train.forecast import Load
     from ..train.loop import Schedule
@@ -145,13 +145,11 @@ def _distill(
     run = run.ranked(32)
     assert run.rank is not None
     if run.dry_run:
-        kl = getattr(settings, "kl", float(bool(block)))
-        others = float(bool(kl)) if kl else getattr(settings, "on_policy", 0.0)
+        kl = bool(getattr(settings, "kl", block))
+        others = 1.0 if kl else getattr(settings, "on_policy", 0.0)
         rows = run.rows * (1 + getattr(settings, "complement", False)) * (2 if block else 1)
-        teacher = bool(kl) and not run.rank
-        again = run.checkpointing
-        run.forecast(Load(rows, run.length, run.rank, others, teacher, recomputed=again))
-        return
+        return run.forecast(Load(rows, run.length, run.rank, others, kl and not run.rank,
+                                 recomputed=run.checkpointing))  # fmt: skip
     folder = run.output or Path("runs") / name
     folder.mkdir(parents=True, exist_ok=True)
     model = load(run.model, device=run.device, dtype=run.dtype if run.rank else "float32")
@@ -160,8 +158,11 @@ def _distill(
         model = in_blocks(model, block, mask_token_id)
     elif model.facts.mask_token_id is None:
         raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
+    tasks = tuple(TASKS) if run.tasks is None else tuple(run.tasks.split(","))
+    for task in set(tasks) - set(TASKS):
+        raise UnknownNameError("task", task, TASKS)
     if run.prompts is None:
-        held = task_questions(run.held_out, run.seed, split="test")
+        held = task_questions(run.held_out, run.seed, tasks, "test")
     else:
         lines = [Question(line) for line in read_lines(run.prompts)]
         own, held = lines[: -run.held_out] or lines, lines[-run.held_out :]
@@ -169,7 +170,7 @@ def _distill(
     def questions(number: int) -> list[Question]:
         if run.prompts is not None:
             return own
-        return task_questions(run.answers, run.seed + number)
+        return task_questions(run.answers, run.seed + number, tasks)
 
     schedule = Schedule(
         run.steps, run.learning_rate or 2e-5, run.warmup, run.schedule,
