@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UnknownNameError
 from .options import Debug
 from .output import note
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..train.dflash.recipe import Recipe
 
 DATA, SHAPE, TRAINING, OUTPUT = "Data", "Drafter", "Training", "Output"
-INTO = ("native", "z-lab", "speculators")
 
 
 def setting(text: str, panel: str, *names: str, **more: Any) -> Any:
@@ -105,11 +104,12 @@ def dflash(
     """
     import torch
 
+    from ..train.dflash.export import FORMATS
     from ..train.dflash.objective import Objective
     from ..train.dflash.recipe import Recipe, Schedule
 
-    if into not in INTO:
-        raise ConfigError(f"the format is one of {', '.join(INTO)}, not {into!r}")
+    if into not in FORMATS:
+        raise UnknownNameError("format", into, FORMATS)
     recipe = Recipe(
         layers, _numbers(taps), block_size, mask_token_id, sliding_window, init, held_out,
         draft_vocabulary=draft_vocabulary, conv=conv, from_anchor=from_anchor,

@@ -52,8 +52,8 @@ def test_tokens_that_were_never_decided_are_masked_and_not_learnt() -> None:
 
 def test_of_several_answers_the_fastest_right_one_is_kept(tmp_path: Path) -> None:
     model, how = dllm.load("nano"), {"sampler": "threshold(0.9)", "temperature": 1.0}
-    asked = task_questions(6, 3, ("insert_random", "remove_random"))
-    assert [*write_trajectories(model, asked, tmp_path / "some.jsonl", samples=3, **how)] == [6]
+    asked = task_questions(3, 3, ("remove_random",))
+    assert [*write_trajectories(model, asked, tmp_path / "some.jsonl", samples=3, **how)] == [3]
     kept = {tuple(t.ids[: t.start]): max(t.order) + 1
             for t in read_trajectories(tmp_path / "some.jsonl")}  # fmt: skip
     prompts = [q.prompt for q in asked for _ in range(3)]

@@ -21,7 +21,7 @@ from ..batches import examples
 # how half of the self-written prompts begin, so that they cover more than small talk
 STARTERS = (Path(__file__).parent / "starters.txt").read_text(encoding="utf-8").splitlines()
 BATCH = 64  # prompts per call, and per piece of work when a stopped run goes on
-_HERE = "\u2063here\u2063"  # stands for the user's words in the template
+HERE = "\u2063here\u2063"  # stands for the user's words in the template
 
 
 def turn_ids(verifier: DiffusionModel) -> tuple[list[int], list[int]]:
@@ -31,13 +31,17 @@ def turn_ids(verifier: DiffusionModel) -> tuple[list[int], list[int]]:
         raise ConfigError(
             f"{verifier.name} has no chat template to prompt itself with: pass data of your own"
         )
-    turns = [{"role": "user", "content": _HERE}]
+    turns = [{"role": "user", "content": HERE}]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    if text.count(_HERE) != 1:
+    if text.count(HERE) != 1:
         raise ConfigError(f"the chat template of {verifier.name} changes the user's words")
-    before, after = (tokenizer(part, add_special_tokens=False).input_ids
-                     for part in text.split(_HERE))  # fmt: skip
-    return list(before), list(after)
+    return around(tokenizer, text)
+
+
+def around(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+    """Ids of what stands before and after `HERE`."""
+    before, after = tokenizer(text.split(HERE), add_special_tokens=False).input_ids
+    return before, after
 
 
 def self_prompts(

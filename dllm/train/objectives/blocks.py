@@ -19,10 +19,8 @@ from .parallel import NEVER, divergence
 
 @dataclass(frozen=True)
 class Settings:
-    """``tau``: temperature of the divergence; ``ends``: whether end tokens are learnt (OPDLM leaves
-    them out)."""
+    """``ends``: whether end tokens are learnt (OPDLM leaves them out)."""
 
-    tau: float = 1.0
     ends: bool = True
 
 
@@ -50,4 +48,4 @@ class Blocks(nn.Module):
             learnt &= ~torch.isin(ids, ids.new_tensor(facts.stop_token_ids))
         student = self.network.logits(noisy, valid, ids)[learnt]
         teacher = self.network.teacher_logits(ids, valid)[learnt]
-        return {"loss": divergence(student, teacher, self.settings.tau)}
+        return {"loss": divergence(student, teacher, 1.0)}

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...api import generate
 from ...models import DiffusionModel
+from ..dflash.generate import HERE, around
 from ..loop import Loop, Metrics, Schedule, loop, machine_has_bf16, resume, same_recipe
 from ..network import Network
 from ..objectives import blocks, parallel, repair
@@ -107,18 +108,15 @@ def reference_turn(model: DiffusionModel) -> tuple[list[int], list[int]]:
     """Ids before and behind an answer that is shown to the teacher: a system message where the
     chat template has one."""
     tokenizer: Any = model.tokenizer
-    here = "\u2063here\u2063"
-    text = f"Reference Answer: {here}\n"
+    text = f"Reference Answer: {HERE}\n"
     if tokenizer.chat_template is not None:
-        turns = [{"role": "system", "content": f"Reference Answer: {here}"},
+        turns = [{"role": "system", "content": f"Reference Answer: {HERE}"},
                  {"role": "user", "content": "?"}]  # fmt: skip
         whole = tokenizer.apply_chat_template(turns, tokenize=False)
         user = tokenizer.apply_chat_template(turns[1:], tokenize=False)
-        if whole.endswith(user) and whole.count(here) == 1:
+        if whole.endswith(user) and whole.count(HERE) == 1:
             text = whole.removesuffix(user)
-    before, after = (tokenizer(part, add_special_tokens=False).input_ids
-                     for part in text.split(here))  # fmt: skip
-    return before, after
+    return around(tokenizer, text)
 
 
 def parallelism(model: DiffusionModel, questions: Asked, sampler: str) -> Metrics:
