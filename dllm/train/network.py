@@ -30,6 +30,7 @@ def train_attention(
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """SDPA under a boolean mask; on a CPU in float32, because its bfloat16 backward is an order of
     magnitude slower there.  Without a mask everybody sees everybody."""
+    dtype = q.dtype
     if q.device.type == "cpu":
         q, k, v = q.float(), k.float(), v.float()
     with torch.autocast(q.device.type, enabled=False):
@@ -37,7 +38,7 @@ def train_attention(
             q, k.to(q.dtype), v.to(q.dtype), attn_mask=mask, scale=scaling,
             enable_gqa=k.shape[1] != q.shape[1],
         )  # fmt: skip
-    return out.transpose(1, 2).contiguous(), None
+    return out.transpose(1, 2).contiguous().to(dtype), None
 
 
 AttentionInterface.register(ATTENTION, train_attention)
