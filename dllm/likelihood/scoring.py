@@ -49,7 +49,8 @@ class Score:
 @dataclass(frozen=True)
 class ScoreRequest:
     """What is to be scored: a continuation (L,) of a prompt (P,), both int64.  Those with the same
-    ``group`` are choices for one question; ``length`` is what a normalised comparison divides by."""
+    ``group`` are choices for one question; ``length`` is what a normalised comparison divides
+    by."""
 
     prompt: IntArray
     continuation: IntArray
