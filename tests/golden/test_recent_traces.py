@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm import preparation
+from dllm import canvases
 from dllm.canvas import FloatArray, IntArray
 
 from ..thin import some
@@ -48,7 +48,7 @@ def result_of(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dllm.Res
     def uniform(seed: int, stream: int, at: IntArray, step: int, token: int) -> FloatArray:
         return noise(stream, step, at)
 
-    monkeypatch.setattr(preparation, "uniform", uniform)
+    monkeypatch.setattr(canvases, "uniform", uniform)
     return dllm.generate(
         model_of(case["model"], case["eos_id"]), case["prompt"], sampler=call.sampler,
         cache=call.cache, trace=True, **call.arguments,
