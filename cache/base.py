@@ -25,6 +25,7 @@ from ..capabilities import (
     Capability,
 )
 from ..errors import ConfigError
+from ..limits import Limits, check_limits
 from ..registry import Registry
 from ..spec import FamilyDefaults, Info, fill_open, info, parse
 
@@ -176,6 +177,10 @@ class Cache:
     keeps: ClassVar[str | None] = None
     # Family -> field -> value: what the paper uses there, for fields left at None.
     family_defaults: ClassVar[FamilyDefaults] = {}
+    limits: ClassVar[Limits] = {}  # what values its arguments may take
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
     @property
     def recompute_pending(self) -> bool:

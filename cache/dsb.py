@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
+from ..limits import NOT_NEGATIVE, within
 from .base import BLOCK, Plan, Slots, full_plan, register
 from .refresh import Refreshing
-from .sliding import Edge, _check, span
+from .sliding import Edge, span
 
 
 @register(
@@ -22,14 +23,11 @@ class DSBCache(Refreshing):
     """
 
     offers = BLOCK
+    limits = within(before=NOT_NEGATIVE, after=NOT_NEGATIVE)
 
     refresh_after: float | None = 32
     before: int = 24
     after: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check(before=self.before, after=self.after)
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         low, high = canvas.window

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..canvas import Canvas
 from ..capabilities import REPEATABLE
-from ..errors import ConfigError
+from ..limits import COUNT, within
 from .base import Window
 from .compose import register
 from .dcd import slide
@@ -31,15 +31,10 @@ class DSB(Window):
     """
 
     offers = frozenset({REPEATABLE})
+    limits = within(block_length=COUNT, k_max=COUNT)
 
     block_length: int | None = None
     k_max: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("block_length", "k_max"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
 
     def advance(self, canvas: Canvas) -> None:
         open_ = canvas.masked[canvas.start : canvas.end]

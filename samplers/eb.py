@@ -8,7 +8,6 @@ import numpy as np
 
 from ..canvas import BoolArray
 from ..capabilities import REPEATABLE
-from ..errors import ConfigError, UnknownNameError
 from .base import Part, Scorer, Selector, View, top
 from .compose import register
 from .scorers import Margin, NegEntropy, Probability
@@ -31,6 +30,8 @@ class EntropyBounded(Selector):
 
     ``gamma`` in nats (default 0.1, chosen for this library; the paper's values differ by model);
     0 commits one position plus any without entropy.  ``proxy`` brings the score that orders
+    limits = within(gamma=NOT_NEGATIVE, proxy=one_of(PROXIES))
+
     positions: "prob" (default), "entropy" or "margin".  The rule follows the paper; no official
     code was available.
     """
@@ -40,12 +41,6 @@ class EntropyBounded(Selector):
 
     gamma: float = 0.1
     proxy: str = "prob"
-
-    def __post_init__(self) -> None:
-        if not self.gamma >= 0:
-            raise ConfigError(f"gamma must not be negative, not {self.gamma}")
-        if self.proxy not in PROXIES:
-            raise UnknownNameError("proxy", self.proxy, PROXIES)
 
     def companions(self) -> tuple[Part, ...]:
         return (PROXIES[self.proxy](),)

@@ -10,12 +10,11 @@ import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_LENGTH, FRESH_LOGITS, PROBABILITY
-from ..errors import ConfigError, UnknownNameError
+from ..limits import COUNT, POSITIVE, THRESHOLD, one_of, within
 from ..spec import FamilyDefaults
 from .base import NO_SCORES, NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
 from .llada import block_steps
-from .threshold import check_probability
 from .windows import StaticBlocks, WholeRegion
 
 STRATEGIES = ("all", "max_conf", "min_kl", "random")
@@ -59,6 +58,13 @@ class KLASS(Selector):
         "dream": {"tau": 0.9, "kappa": 0.001, "inclusive": True},
     }
     family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {"dream": (WholeRegion(),)}
+    limits = within(
+        tau=THRESHOLD,
+        kappa=POSITIVE,
+        history=COUNT,
+        steps=COUNT,
+        unmask_strategy=one_of(STRATEGIES),
+    )
 
     tau: float | None = None
     kappa: float | None = None
@@ -67,18 +73,6 @@ class KLASS(Selector):
     inclusive: bool | None = None
     steps: int | None = None
     official: bool = False
-
-    def __post_init__(self) -> None:
-        if self.tau is not None:
-            check_probability("tau", self.tau)
-        if self.kappa is not None and not self.kappa > 0:
-            raise ConfigError(f"kappa must be positive, not {self.kappa}: it is a divergence")
-        if self.history < 1:
-            raise ConfigError(f"history must be at least 1, not {self.history}")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, not {self.steps}")
-        if self.unmask_strategy not in STRATEGIES:
-            raise UnknownNameError("unmask_strategy", self.unmask_strategy, STRATEGIES)
 
     def companions(self) -> tuple[Part, ...]:
         return (StaticBlocks(64),)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas
 from ..capabilities import BRANCHES, SLIDING_BRANCHES
-from ..errors import ConfigError, UnknownNameError
+from ..limits import COUNT, SHARE, SOME_SHARE, one_of, within
 from .base import Decide, Explorer, Part, Prediction, Scorer, View
 from .compose import register
 from .scorers import Margin, NegEntropy, Probability
@@ -49,6 +49,7 @@ class LoPA(Explorer):
     """
 
     needs = frozenset({BRANCHES, SLIDING_BRANCHES})
+    limits = within(k=COUNT, alpha=SHARE, branch_topp=SOME_SHARE, confidence=one_of(CONFIDENCES))
 
     base: tuple[Part, ...] = ()
     k: int = 2
@@ -56,16 +57,6 @@ class LoPA(Explorer):
     branch_topp: float = 1.0
     confidence: str = "neg_entropy"
     base_competes: bool = True
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"k must be at least 1, not {self.k}")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha must lie in [0, 1], not {self.alpha}")
-        if not 0 < self.branch_topp <= 1:
-            raise ConfigError(f"branch_topp must lie in (0, 1], not {self.branch_topp}")
-        if self.confidence not in CONFIDENCES:
-            raise UnknownNameError("confidence", self.confidence, CONFIDENCES)
 
     @property
     def statistics(self) -> frozenset[str]:  # type: ignore[override]

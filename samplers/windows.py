@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas
 from ..capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
-from ..errors import ConfigError
+from ..limits import COUNT, NOT_NEGATIVE, within
 from .base import View, Window
 from .compose import register
 
@@ -24,13 +24,10 @@ class StaticBlocks(Window):
     """
 
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
+    limits = within(block_length=COUNT)
 
     block_length: int | None = None
     force_first: bool = False
-
-    def __post_init__(self) -> None:
-        if self.block_length is not None and self.block_length < 1:
-            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
 
     def advance(self, canvas: Canvas) -> None:
         low, high = canvas.window
@@ -76,12 +73,9 @@ class WholeRegion(Window):
 
     needs = frozenset({WHOLE_REGION})
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
+    limits = within(force_first=NOT_NEGATIVE)
 
     force_first: int = 0
-
-    def __post_init__(self) -> None:
-        if self.force_first < 0:
-            raise ConfigError(f"force_first must not be negative, not {self.force_first}")
 
     def advance(self, canvas: Canvas) -> None:
         if canvas.window != (canvas.start, canvas.end):

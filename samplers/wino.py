@@ -8,9 +8,9 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
+from ..limits import THRESHOLD, within
 from .base import Part, Reviser, Revision, Selector, View, top
 from .compose import register
-from .threshold import check_probability
 from .windows import StaticBlocks
 
 WINO = "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs"
@@ -23,11 +23,9 @@ class WinoDraft(Selector):
     """Commit what exceeds ``tau1`` (0.6), at most 70 % of the undecided positions: 5 to 20."""
 
     needs = frozenset({PROBABILITY})
+    limits = within(tau1=THRESHOLD)
 
     tau1: float = 0.6
-
-    def __post_init__(self) -> None:
-        check_probability("tau1", self.tau1)
 
     def select(self, view: View) -> BoolArray:
         most = min(max(int(0.7 * len(view.positions)), 5), 20)
@@ -51,6 +49,8 @@ class Wino(Reviser):
     one in its place (only directly: deeper layers of the others have seen it; that is part of the
     method).  Tokens committed in earlier steps whose probability there is below ``tau2`` (0.9)
     return to undecided, when the step committed more than one, and fewer than the step before
+    limits = within(tau2=THRESHOLD)
+
     committed: that bounds a block to as many steps as positions.  Drafts come from `WinoDraft`
     (``tau1`` 0.5 to 0.8 by task in the paper), blocks have 128 positions.
     """
@@ -59,9 +59,6 @@ class Wino(Reviser):
     offers = frozenset({CONSTRAINED})
 
     tau2: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_probability("tau2", self.tau2)
 
     def companions(self) -> tuple[Part, ...]:
         return (WinoDraft(), StaticBlocks(128))
