@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import Canvas, FloatArray, IntArray, certainty_density
 from ..capabilities import WHOLE_REGION
-from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, within
+from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, bounds
 from .base import PARTIAL, Layer, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
@@ -49,7 +49,7 @@ class D2Cache(Refreshing):
 
     offers = PARTIAL - {WHOLE_REGION}
     layerwise = True
-    limits = within(k=COUNT, p=SHARE, sigma=POSITIVE, inflate=NOT_NEGATIVE)
+    limits = bounds(k=COUNT, p=SHARE, sigma=POSITIVE, inflate=NOT_NEGATIVE)
 
     k: int = 32
     p: float = 0.1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import Capability
-from ..limits import NOT_NEGATIVE, one_of, within
+from ..limits import NOT_NEGATIVE, bounds, one_of
 from .base import BLOCK, REGION, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import Edge, span
@@ -35,7 +35,7 @@ class DCDCache(Refreshing):
     """
 
     by_block = True
-    limits = within(delay=NOT_NEGATIVE, mode=one_of(("dual", "prefix")))
+    limits = bounds(delay=NOT_NEGATIVE, mode=one_of(("dual", "prefix")))
 
     refresh_after: float | None = 32
     delay: int = 2

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import Blocks, Canvas, IntArray
-from ..limits import COUNT, NOT_NEGATIVE, within
+from ..limits import COUNT, NOT_NEGATIVE, bounds
 from ..spec import FamilyDefaults
 from .base import REGION, Cache, Plan, Slots, full_plan, register
 
@@ -72,7 +72,7 @@ class DelayedCache(Cache):
         "llada": {"in_turn": True},
         "dream": {"in_turn": False},
     }
-    limits = within(delay=NOT_NEGATIVE, refresh_every=COUNT)
+    limits = bounds(delay=NOT_NEGATIVE, refresh_every=COUNT)
 
     delay: int = 1
     refresh_every: float | None = None

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FORESIGHT
-from ..limits import NOT_NEGATIVE, one_of, within
+from ..limits import NOT_NEGATIVE, bounds, one_of
 from ..spec import FamilyDefaults
 from .base import REGION, Plan, Slots, full_plan, register
 from .refresh import Clock, Refreshing
@@ -49,7 +49,7 @@ class DKVDecode(Refreshing):
         "llada": {"refresh_every": 8},
         "dream": {"refresh_every": 4},
     }
-    limits = within(official=one_of(OFFICIAL))
+    limits = bounds(official=one_of(OFFICIAL))
 
     refresh_every: float | None = None
     official: str | None = None
@@ -131,7 +131,7 @@ class DKVGreedy(Refreshing):
 
     needs = frozenset({FORESIGHT})
     by_block = True
-    limits = within(window=NOT_NEGATIVE, center=one_of(("next", "prev")))
+    limits = bounds(window=NOT_NEGATIVE, center=one_of(("next", "prev")))
 
     refresh_every: float | None = 2
     window: int = 4

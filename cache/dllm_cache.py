@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import BRANCHES, COMMITTED_LOGITS, FRESH_LOGITS
-from ..limits import COUNT, SHARE, within
+from ..limits import COUNT, SHARE, bounds
 from ..spec import FamilyDefaults
 from .base import REGION, Cache, Layer, LayerPlan, Plan, Slots, register
 
@@ -54,7 +54,7 @@ class DLLMCache(Cache):
         "llada": {"prompt_every": 50, "response_every": 7},
         "dream": {"prompt_every": 25, "response_every": 2},
     }
-    limits = within(prompt_every=COUNT, response_every=COUNT, ratio=SHARE)
+    limits = bounds(prompt_every=COUNT, response_every=COUNT, ratio=SHARE)
 
     prompt_every: float | None = None
     response_every: float | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import SELECTION, Canvas, IntArray
-from ..limits import COUNT, NOT_NEGATIVE, one_of, within
+from ..limits import COUNT, NOT_NEGATIVE, bounds, one_of
 from .base import register
 from .suffix import SuffixCache
 
@@ -32,7 +32,7 @@ class DPadCache(SuffixCache):
     ``eos_policy="block_contains"``.
     """
 
-    limits = within(
+    limits = bounds(
         dropout=one_of(DROPOUTS),
         window=COUNT,
         number=NOT_NEGATIVE,

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import WHOLE_REGION
-from ..limits import COUNT, within
+from ..limits import COUNT, bounds
 from .base import PARTIAL, Layer, LayerPlan, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
@@ -42,7 +42,7 @@ class ElasticCache(Refreshing):
     offers = PARTIAL - {WHOLE_REGION}
     layerwise = True
     keeps = "input"
-    limits = within(beta=COUNT)
+    limits = bounds(beta=COUNT)
 
     beta: int = 16
     gamma: float = 0.9

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..canvas import Canvas
-from ..limits import COUNT, within
+from ..limits import COUNT, bounds
 from .base import Cache, Slots
 
 
@@ -31,7 +31,7 @@ class Refreshing(Cache):
     tokens are committed per step, ``refresh_after`` is the steadier measure.
     """
 
-    limits = within(refresh_every=COUNT, refresh_after=COUNT)
+    limits = bounds(refresh_every=COUNT, refresh_after=COUNT)
 
     refresh_every: float | None = None
     refresh_after: float | None = None

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Canvas, FloatArray, IntArray
 from ..capabilities import BRANCHES, WHOLE_REGION
-from ..limits import SHARE, limit, within
+from ..limits import SHARE, bounds, limit
 from .base import BLOCK, Layer, LayerPlan, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
@@ -39,7 +39,7 @@ class SparseCache(Refreshing):
     offers = BLOCK - {BRANCHES, WHOLE_REGION}
     by_block = True
     layerwise = True
-    limits = within(
+    limits = bounds(
         retain=SHARE,
         kernel=limit(lambda n: n % 2 == 1, "{name} must be an odd number, not {value}"),
     )

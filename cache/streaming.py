@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..limits import NOT_NEGATIVE, within
+from ..limits import NOT_NEGATIVE, bounds
 from .base import register
 from .suffix import SuffixCache
 
@@ -27,7 +27,7 @@ class StreamingCache(SuffixCache):
     method is the sampler ``streaming``.
     """
 
-    limits = within(window=NOT_NEGATIVE)
+    limits = bounds(window=NOT_NEGATIVE)
 
     window: int = 96
 

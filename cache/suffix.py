@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray, Suffix
-from ..limits import one_of, within
+from ..limits import bounds, one_of
 from .base import BLOCK, Plan, Slots
 from .refresh import Refreshing
 
@@ -26,7 +26,7 @@ class SuffixCache(Refreshing):
 
     offers = BLOCK
     by_block = True
-    limits = within(base=one_of(BASES))
+    limits = bounds(base=one_of(BASES))
 
     base: str = "prefix"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
-from ..limits import NOT_NEGATIVE, within
+from ..limits import NOT_NEGATIVE, bounds
 from .base import BLOCK, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import span
@@ -26,7 +26,7 @@ class VicinityCache(Refreshing):
 
     offers = BLOCK
     by_block = True
-    limits = within(before=NOT_NEGATIVE, after=NOT_NEGATIVE, warmup=NOT_NEGATIVE)
+    limits = bounds(before=NOT_NEGATIVE, after=NOT_NEGATIVE, warmup=NOT_NEGATIVE)
 
     before: int = 16
     after: int = 16

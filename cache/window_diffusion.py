@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..errors import ConfigError
-from ..limits import COUNT, one_of, within
+from ..limits import COUNT, bounds, one_of
 from ..spec import FamilyDefaults
 from .base import Plan, Slots, full_plan, register
 from .refresh import Refreshing
@@ -52,7 +52,7 @@ class WindowDiffusion(Refreshing):
         "llada": {"window": 64, "far": True},
         "dream": {"window": 128, "far": False},
     }
-    limits = within(active=COUNT, official=one_of(("llada", "dream", "dream_sliding")))
+    limits = bounds(active=COUNT, official=one_of(("llada", "dream", "dream_sliding")))
 
     refresh_every: float | None = 32
     active: int = 16

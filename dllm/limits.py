@@ -13,7 +13,7 @@ Limit = Callable[[str, Any], None]  # (name, value); raises where the value is n
 Limits = Mapping[str, Limit]  # argument -> its limit
 
 
-def within(**limits: Limit) -> Limits:
+def bounds(**limits: Limit) -> Limits:
     """The limits of a part's arguments, by their names."""
     return MappingProxyType(limits)
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..limits import SOME_SHARE, THRESHOLD, within
+from ..limits import SOME_SHARE, THRESHOLD, bounds
 from ..spec import FamilyDefaults
 from .base import Prediction
 from .compose import register
@@ -46,7 +46,7 @@ class AdaBlock(StaticBlocks):
         "llada": {"delimiter_threshold": 0.3, "likeliest": False},
         "dream": {"delimiter_threshold": 0.5, "likeliest": True},
     }
-    limits = within(delimiter_threshold=THRESHOLD, fraction=SOME_SHARE)
+    limits = bounds(delimiter_threshold=THRESHOLD, fraction=SOME_SHARE)
 
     delimiters: tuple[int, ...] | None = None
     delimiter_threshold: float | None = None

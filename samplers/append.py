@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, Edit, IntArray
-from ..limits import COUNT, NOT_NEGATIVE
+from ..limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Length, View
 from .compose import register
 from .eos import stops
@@ -49,7 +49,7 @@ class Append(Length):
 
     within = False
     ends = False
-    limits = within(block=COUNT, lookahead=NOT_NEGATIVE)
+    limits = bounds(block=COUNT, lookahead=NOT_NEGATIVE)
 
     block: int | None = None
     lookahead: int | None = None

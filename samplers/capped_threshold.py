@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FIXED_LENGTH, FIXED_WINDOW, PROBABILITY
-from ..limits import COUNT, THRESHOLD, within
+from ..limits import COUNT, THRESHOLD, bounds
 from .base import NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
 from .llada import block_steps
@@ -35,7 +35,7 @@ class CappedThreshold(Selector):
 
     needs = frozenset({PROBABILITY, FIXED_WINDOW, FIXED_LENGTH})
     scheduled = True
-    limits = within(tau=THRESHOLD, steps=COUNT)
+    limits = bounds(tau=THRESHOLD, steps=COUNT)
 
     tau: float = 0.9
     steps: int | None = None

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Canvas, FloatArray, certainty_density
 from ..capabilities import PROBABILITY, REPEATABLE, Capability
-from ..limits import POSITIVE, within
+from ..limits import POSITIVE, bounds
 from .base import Part, Prediction, Scorer
 from .compose import register
 from .fixed import Fixed
@@ -29,7 +29,7 @@ class CertaintyPrior(Scorer):
     right.  It stays below the probability: a threshold compares what the density has left of it.
     """
 
-    limits = within(sigma=POSITIVE)
+    limits = bounds(sigma=POSITIVE)
 
     sigma: float = 10.0
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Canvas, Edit, FloatArray, IntArray
 from ..capabilities import FRESH_LOGITS, GREEDY
-from ..limits import NOT_NEGATIVE, SHARE, within
+from ..limits import NOT_NEGATIVE, SHARE, bounds
 from .base import NO_SCORES, NOTHING, Prediction, Transform
 from .compose import register
 
@@ -50,7 +50,7 @@ class Credit(Transform):
 
     needs = frozenset({GREEDY, FRESH_LOGITS})
     statistics = frozenset({"max_logprob"})
-    limits = within(credit_alpha=NOT_NEGATIVE, boost_gamma=NOT_NEGATIVE, decay_beta=SHARE)
+    limits = bounds(credit_alpha=NOT_NEGATIVE, boost_gamma=NOT_NEGATIVE, decay_beta=SHARE)
 
     credit_alpha: float = 0.7
     boost_gamma: float = 0.2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, Edit, IntArray
-from ..limits import COUNT, SHARE
+from ..limits import COUNT, SHARE, bounds
 from .append import after_a_miss
 from .base import Length, Prediction, View
 from .compose import register
@@ -35,7 +35,7 @@ class Crop(Length):
     """
 
     within = False
-    limits = within(initial=COUNT, block=COUNT, tau=SHARE)
+    limits = bounds(initial=COUNT, block=COUNT, tau=SHARE)
 
     tau: float = 0.1
     initial: int | None = None

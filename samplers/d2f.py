@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray
-from ..limits import THRESHOLD, within
+from ..limits import THRESHOLD, bounds
 from .base import Part, Selector, View
 from .compose import register
 from .d3llm import decide_something
@@ -31,7 +31,7 @@ class D2F(Selector):
     with cache ``d2f``, where blocks see only what stands to their left.
     """
 
-    limits = within(tau=THRESHOLD)
+    limits = bounds(tau=THRESHOLD)
 
     tau: float = 0.9
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import BoolArray, IntArray
 from ..capabilities import ENTROPY
-from ..limits import NATS, within
+from ..limits import NATS, bounds
 from ..spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
@@ -35,7 +35,7 @@ class D3LLM(Selector):
         "llada": {"anywhere": True},
         "dream": {"anywhere": False},
     }
-    limits = within(tau=NATS)
+    limits = bounds(tau=NATS)
 
     tau: float = 0.5
     anywhere: bool | None = None

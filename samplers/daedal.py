@@ -10,7 +10,7 @@ import numpy as np
 
 from ..canvas import Canvas, Edit, IntArray
 from ..capabilities import ALL_LOGITS
-from ..limits import COUNT, SHARE, within
+from ..limits import COUNT, SHARE, bounds
 from .append import after_a_miss
 from .base import Length, Part, Prediction, View
 from .compose import register
@@ -45,7 +45,7 @@ class Daedal(Length):
 
     needs = frozenset({ALL_LOGITS})
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
-    limits = within(
+    limits = bounds(
         initial=COUNT,
         expand=COUNT,
         tokens=COUNT,

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, OWN_PREDICTIONS, PROBABILITY
-from ..limits import COUNT, THRESHOLD, within
+from ..limits import COUNT, THRESHOLD, bounds
 from ..spec import FamilyDefaults
 from .base import Selector, View
 from .compose import register
@@ -43,7 +43,7 @@ class DAWN(Selector):
         "llada": {"tau_sink": 0.01, "tau_edge": 0.07, "tau_induce": 0.7, "tau_low": 0.75},
         "dream": {"tau_sink": 0.03, "tau_edge": 0.10, "tau_induce": 0.75, "tau_low": 0.8},
     }
-    limits = within(
+    limits = bounds(
         tau=THRESHOLD,
         tau_sink=THRESHOLD,
         tau_edge=THRESHOLD,

@@ -9,7 +9,7 @@ import numpy as np
 from ..canvas import BoolArray, Canvas
 from ..capabilities import FIXED_LENGTH, REPEATABLE, Capability
 from ..errors import ConfigError
-from ..limits import COUNT, NOT_NEGATIVE, within
+from ..limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Part, View, Window
 from .compose import register
 from .eos import Eos
@@ -54,7 +54,7 @@ class DCD(Window):
     """
 
     needs = frozenset({FIXED_LENGTH})
-    limits = within(s_init=COUNT, s_max=COUNT, e_step=COUNT, block_length=COUNT, e_max=NOT_NEGATIVE)
+    limits = bounds(s_init=COUNT, s_max=COUNT, e_step=COUNT, block_length=COUNT, e_max=NOT_NEGATIVE)
 
     s_init: int = 16
     s_max: int = 128

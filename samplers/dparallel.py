@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..canvas import BoolArray
 from ..capabilities import ENTROPY, REPEATABLE
-from ..limits import NATS, within
+from ..limits import NATS, bounds
 from ..spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
@@ -32,7 +32,7 @@ class EntropyThreshold(Selector):
         "llada": {"inclusive": True},
         "dream": {"inclusive": False},
     }
-    limits = within(tau=NATS)
+    limits = bounds(tau=NATS)
 
     tau: float = 0.5
     inclusive: bool | None = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import SCHEDULE, SELECTION, BoolArray, Canvas, FloatArray
 from ..capabilities import FIXED_LENGTH, FIXED_WINDOW, FORESIGHT
-from ..limits import COUNT, NOT_NEGATIVE, limit, one_of, within
+from ..limits import COUNT, NOT_NEGATIVE, bounds, limit, one_of
 from .base import Part, Selector, View, top
 from .compose import register
 from .llada import block_steps
@@ -62,7 +62,7 @@ class Dream(Selector):
     needs = frozenset({FIXED_WINDOW, FIXED_LENGTH})
     offers = frozenset({FORESIGHT})  # what it looks at is the score
     scheduled = True
-    limits = within(
+    limits = bounds(
         steps=COUNT,
         eps=limit(lambda x: 0 <= x < 1, "{name} must lie in [0, 1), not {value}"),
         alg=one_of(ALGORITHMS),

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray
 from ..capabilities import REPEATABLE
+from ..limits import NOT_NEGATIVE, bounds, one_of
 from .base import Part, Scorer, Selector, View, top
 from .compose import register
 from .scorers import Margin, NegEntropy, Probability
@@ -30,14 +31,13 @@ class EntropyBounded(Selector):
 
     ``gamma`` in nats (default 0.1, chosen for this library; the paper's values differ by model);
     0 commits one position plus any without entropy.  ``proxy`` brings the score that orders
-    limits = within(gamma=NOT_NEGATIVE, proxy=one_of(PROXIES))
-
     positions: "prob" (default), "entropy" or "margin".  The rule follows the paper; no official
     code was available.
     """
 
     offers = frozenset({REPEATABLE})
     statistics = frozenset({"entropy"})
+    limits = bounds(gamma=NOT_NEGATIVE, proxy=one_of(PROXIES))
 
     gamma: float = 0.1
     proxy: str = "prob"

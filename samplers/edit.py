@@ -17,7 +17,7 @@ from ..capabilities import (
     Capability,
 )
 from ..errors import ConfigError
-from ..limits import COUNT, NOT_NEGATIVE, SOME_SHARE, THRESHOLD, one_of, within
+from ..limits import COUNT, NOT_NEGATIVE, SOME_SHARE, THRESHOLD, bounds, one_of
 from .base import NO_SCORES, NOTHING, Part, Prediction, Reviser, Revision, View, top
 from .compose import register
 from .eos import stops
@@ -66,7 +66,7 @@ class Edit(Reviser):
     """
 
     needs = frozenset({WINDOW_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS})
-    limits = within(
+    limits = bounds(
         mode=one_of(MODES),
         tau=THRESHOLD,
         post_steps=NOT_NEGATIVE,

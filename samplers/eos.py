@@ -28,7 +28,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import KEEPS_TEXT, Capability
-from ..limits import one_of, within
+from ..limits import bounds, one_of
 from .base import EosRule, View
 from .compose import register
 
@@ -138,7 +138,7 @@ CHECKS: dict[str, Callable[[Canvas, IntArray, StopIds], None]] = {
 class Eos(EosRule):
     """What ends a text: one of the policies by name (default ``prefix_complete``)."""
 
-    limits = within(eos_policy=one_of(CHECKS))
+    limits = bounds(eos_policy=one_of(CHECKS))
 
     eos_policy: str | None = None
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import FIXED_LENGTH, FIXED_WINDOW
-from ..limits import THRESHOLD, within
+from ..limits import THRESHOLD, bounds
 from .base import EosRule, Prediction
 from .compose import register
 from .eos import is_stop, prefix_complete
@@ -34,7 +34,7 @@ class EoTP(EosRule):
     """
 
     needs = frozenset({FIXED_WINDOW, FIXED_LENGTH})  # a window that slides has an end of its own
-    limits = within(tau=THRESHOLD)
+    limits = bounds(tau=THRESHOLD)
 
     tau: float = 0.9
 

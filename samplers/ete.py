@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray
 from ..capabilities import BRANCHES, PROBABILITY
-from ..limits import COUNT, THRESHOLD, one_of, within
+from ..limits import COUNT, THRESHOLD, bounds, one_of
 from .base import Decide, Explorer, Part, Prediction, View, top
 from .compose import register
 from .multi_blocks import BITS_TO_ROUNDS, FirstBlock, MultiBlocks
@@ -35,7 +35,7 @@ class ETE(Explorer):
 
     needs = frozenset({BRANCHES, PROBABILITY})
     statistics = frozenset({"entropy"})
-    limits = within(tau=THRESHOLD, k=COUNT, e_min=COUNT, order=one_of(ORDERS))
+    limits = bounds(tau=THRESHOLD, k=COUNT, e_min=COUNT, order=one_of(ORDERS))
 
     base: tuple[Part, ...] = ()
     k: int = 4

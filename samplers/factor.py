@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray
 from ..capabilities import PROBABILITY, REPEATABLE
-from ..limits import POSITIVE, within
+from ..limits import POSITIVE, bounds
 from .base import Selector, View, top
 from .compose import register
 from .threshold import FAST_DLLM
@@ -25,7 +25,7 @@ class Factor(Selector):
 
     needs = frozenset({PROBABILITY})
     offers = frozenset({REPEATABLE})
-    limits = within(factor=POSITIVE)
+    limits = bounds(factor=POSITIVE)
 
     factor: float = 1.0
     official: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..canvas import BoolArray, Canvas
 from ..capabilities import REPEATABLE, Capability
 from ..errors import ConfigError
-from ..limits import COUNT, within
+from ..limits import COUNT, bounds
 from .base import Selector, View, top
 from .compose import register
 
@@ -22,7 +22,7 @@ class Fixed(Selector):
     a block opens, both suit windows that slide.
     """
 
-    limits = within(n=COUNT, steps=COUNT)
+    limits = bounds(n=COUNT, steps=COUNT)
 
     n: int | None = None
     steps: int | None = None

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas
 from ..capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES
-from ..limits import COUNT, within
+from ..limits import COUNT, bounds
 from ..spec import FamilyDefaults
 from .base import Decide, Explorer, Part, Prediction, View
 from .compose import register
@@ -42,7 +42,7 @@ class FreeDave(Explorer):
         "llada": {"draft_depth": 4},
         "dream": {"draft_depth": 8},
     }
-    limits = within(draft_depth=COUNT)
+    limits = bounds(draft_depth=COUNT)
 
     base: tuple[Part, ...] = ()
     draft_depth: int | None = None

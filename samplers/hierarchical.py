@@ -9,7 +9,7 @@ import numpy as np
 from ..canvas import BoolArray
 from ..capabilities import PROBABILITY, REPEATABLE
 from ..errors import ConfigError
-from ..limits import THRESHOLD, within
+from ..limits import THRESHOLD, bounds
 from .base import Selector, View
 from .compose import register
 
@@ -30,7 +30,7 @@ class Hierarchical(Selector):
 
     needs = frozenset({PROBABILITY})
     offers = frozenset({REPEATABLE})
-    limits = within(threshold=THRESHOLD, low_threshold=THRESHOLD)
+    limits = bounds(threshold=THRESHOLD, low_threshold=THRESHOLD)
 
     threshold: float = 0.9
     low_threshold: float = 0.4

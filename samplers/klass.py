@@ -10,7 +10,7 @@ import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_LENGTH, FRESH_LOGITS, PROBABILITY
-from ..limits import COUNT, POSITIVE, THRESHOLD, one_of, within
+from ..limits import COUNT, POSITIVE, THRESHOLD, bounds, one_of
 from ..spec import FamilyDefaults
 from .base import NO_SCORES, NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
@@ -58,7 +58,7 @@ class KLASS(Selector):
         "dream": {"tau": 0.9, "kappa": 0.001, "inclusive": True},
     }
     family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {"dream": (WholeRegion(),)}
-    limits = within(
+    limits = bounds(
         tau=THRESHOLD,
         kappa=POSITIVE,
         history=COUNT,

@@ -14,7 +14,7 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_WINDOW, OWN_PREDICTIONS, PROBABILITY, WINDOW_LOGITS
 from ..errors import ConfigError
-from ..limits import THRESHOLD, within
+from ..limits import THRESHOLD, bounds
 from .base import Part, Selector, View, top
 from .compose import register
 from .windows import StaticBlocks
@@ -60,7 +60,7 @@ class Learn2PD(Selector):
 
     needs = frozenset({PROBABILITY, WINDOW_LOGITS, FIXED_WINDOW, OWN_PREDICTIONS})
     statistics = frozenset({"max_logprob"})
-    limits = within(theta=THRESHOLD)
+    limits = bounds(theta=THRESHOLD)
 
     theta: float = 0.96
     filter: str = "nano"

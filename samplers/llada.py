@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FIXED_WINDOW, FORESIGHT
 from ..errors import ConfigError
-from ..limits import COUNT, one_of, within
+from ..limits import COUNT, bounds, one_of
 from .base import NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
 from .scorers import Probability, Random
@@ -54,7 +54,7 @@ class LLaDA(Selector):
     needs = frozenset({FIXED_WINDOW})
     offers = frozenset({FORESIGHT})  # what it looks at is the score
     scheduled = True
-    limits = within(steps=COUNT, remasking=one_of(("low_confidence", "random")))
+    limits = bounds(steps=COUNT, remasking=one_of(("low_confidence", "random")))
 
     steps: int | None = None
     remasking: str = "low_confidence"

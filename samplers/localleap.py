@@ -10,7 +10,7 @@ import numpy as np
 from ..canvas import BoolArray
 from ..capabilities import PROBABILITY, REPEATABLE
 from ..errors import ConfigError
-from ..limits import THRESHOLD, within
+from ..limits import THRESHOLD, bounds
 from ..spec import FamilyDefaults
 from .base import Selector, View
 from .compose import register
@@ -35,7 +35,7 @@ class LocalLeap(Selector):
     offers = frozenset({REPEATABLE})
 
     family_defaults: ClassVar[FamilyDefaults] = {"llada": {"tau_r": 0.75}, "dream": {"tau_r": 0.8}}
-    limits = within(kappa=THRESHOLD, tau_r=THRESHOLD)
+    limits = bounds(kappa=THRESHOLD, tau_r=THRESHOLD)
 
     kappa: float = 0.9
     tau_r: float | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..canvas import Canvas
 from ..capabilities import REPEATABLE
-from ..limits import COUNT, NOT_NEGATIVE, within
+from ..limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Window
 from .compose import register
 
@@ -30,7 +30,7 @@ class MultiBlocks(Window):
     """
 
     offers = frozenset({REPEATABLE})
-    limits = within(block_length=COUNT, lookahead=NOT_NEGATIVE)
+    limits = bounds(block_length=COUNT, lookahead=NOT_NEGATIVE)
 
     block_length: int | None = None
     lookahead: int = 1

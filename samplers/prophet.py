@@ -9,7 +9,7 @@ import numpy as np
 from ..canvas import Canvas, IntArray
 from ..capabilities import FINAL, FIXED_LENGTH, OWN_PREDICTIONS, REGION_LOGITS
 from ..errors import ConfigError
-from ..limits import COUNT, NOT_NEGATIVE, one_of, within
+from ..limits import COUNT, NOT_NEGATIVE, bounds, one_of
 from .base import Part, Stop, View
 from .compose import register
 from .llada import LLaDA
@@ -43,7 +43,7 @@ class Prophet(Stop):
 
     needs = frozenset({REGION_LOGITS, FINAL, OWN_PREDICTIONS, FIXED_LENGTH})
     statistics = frozenset({"gap"})
-    limits = within(
+    limits = bounds(
         region=one_of(REGIONS), progress=one_of(PROGRESS), answer=COUNT, start=NOT_NEGATIVE
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import CONSTRAINED, FRESH_LOGITS, PROBABILITY
-from ..limits import COUNT, THRESHOLD, one_of, within
+from ..limits import COUNT, THRESHOLD, bounds, one_of
 from .base import NO_SCORES, NOTHING, Part, Selector, View
 from .compose import register
 from .threshold import Threshold
@@ -77,7 +77,7 @@ class R2(Selector):
     statistics = frozenset({"max_logprob", "top_token"})
     extends = True
     offers = frozenset({CONSTRAINED})
-    limits = within(
+    limits = bounds(
         spatial_threshold=THRESHOLD,
         temporal_threshold=THRESHOLD,
         token_cluster=one_of(CLUSTER_MODES),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
-from ..limits import COUNT, SHARE, within
+from ..limits import COUNT, SHARE, bounds
 from .base import Part, Reviser, Revision, View, top
 from .compose import register
 from .llada import LLaDA, Quota
@@ -56,7 +56,7 @@ class ReMDM(Reviser):
 
     needs = frozenset({FIXED_WINDOW, KEEPS_TEXT})
     offers = frozenset({CONSTRAINED})
-    limits = within(n=COUNT, start=SHARE)
+    limits = bounds(n=COUNT, start=SHARE)
 
     n: int = 1
     start: float = 0.875

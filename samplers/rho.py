@@ -13,7 +13,7 @@ import numpy as np
 from ..canvas import Canvas, Edit, IntArray
 from ..capabilities import ALL_LOGITS, REGION_LOGITS, Capability
 from ..errors import ConfigError
-from ..limits import COUNT, one_of, within
+from ..limits import COUNT, bounds, one_of
 from .append import after_a_miss
 from .base import Length, Part, Prediction, View
 from .compose import register
@@ -68,7 +68,7 @@ class Rho(Length):
     """
 
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
-    limits = within(
+    limits = bounds(
         initial=COUNT,
         expand=COUNT,
         tokens=COUNT,

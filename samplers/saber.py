@@ -16,7 +16,7 @@ from ..capabilities import (
     OWN_PREDICTIONS,
     PROBABILITY,
 )
-from ..limits import COUNT, within
+from ..limits import COUNT, bounds
 from .base import NO_SCORES, Part, Reviser, Revision, Selector, View, top
 from .compose import register
 from .windows import WholeRegion
@@ -41,7 +41,7 @@ class SaberAccept(Selector):
     """
 
     needs = frozenset({PROBABILITY})
-    limits = within(n=COUNT)
+    limits = bounds(n=COUNT)
 
     n: int = 2
     official: bool = False
@@ -72,7 +72,7 @@ class Saber(Reviser):
 
     needs = frozenset({COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS, FIXED_LENGTH})
     offers = frozenset({CONSTRAINED})
-    limits = within(n=COUNT)
+    limits = bounds(n=COUNT)
 
     n: int = 2
     official: bool = False

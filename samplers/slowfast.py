@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, Cycle
 from ..capabilities import FIXED_LENGTH, PROBABILITY, REPEATABLE
-from ..limits import COUNT, POSITIVE, THRESHOLD, one_of, within
+from ..limits import COUNT, POSITIVE, THRESHOLD, bounds, one_of
 from ..spec import FamilyDefaults
 from .base import Part, Prediction, Selector, View, Window
 from .compose import register
@@ -32,7 +32,7 @@ class Pairs(Selector):
     needs = frozenset({PROBABILITY})
     offers = frozenset({REPEATABLE})
     family_defaults: ClassVar[FamilyDefaults] = {"dream": {"tau_explore": 0.8}}
-    limits = within(tau=THRESHOLD, tau_explore=THRESHOLD, least=COUNT, least_explore=COUNT)
+    limits = bounds(tau=THRESHOLD, tau_explore=THRESHOLD, least=COUNT, least_explore=COUNT)
 
     tau: float = 0.9
     least: int = 2
@@ -70,7 +70,7 @@ class SlowFast(Window):
         "llada": {"tau_reach": 0.3, "spread": "std"},
         "dream": {"tau_reach": 0.1, "spread": "variance"},
     }
-    limits = within(
+    limits = bounds(
         tau_reach=THRESHOLD,
         explore=COUNT,
         estimates=COUNT,

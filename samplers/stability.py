@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import Canvas, FloatArray
 from ..capabilities import ENTROPY, FRESH_LOGITS, PROBABILITY, Capability
-from ..limits import NOT_NEGATIVE, one_of, within
+from ..limits import NOT_NEGATIVE, bounds, one_of
 from .base import Prediction, Scorer
 from .compose import register
 from .scorers import Margin, NegEntropy, Probability
@@ -35,7 +35,7 @@ class Stability(Scorer):
     """
 
     needs = frozenset({FRESH_LOGITS})
-    limits = within(weight=NOT_NEGATIVE, of=one_of(BASES))
+    limits = bounds(weight=NOT_NEGATIVE, of=one_of(BASES))
 
     weight: float = 1.0
     of: str = "prob"

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Blocks, Canvas
 from ..capabilities import FIXED_LENGTH
-from ..limits import COUNT, SHARE, within
+from ..limits import COUNT, SHARE, bounds
 from .base import Window
 from .compose import register
 
@@ -36,7 +36,7 @@ class StagedBlocks(Window):
     """
 
     needs = frozenset({FIXED_LENGTH})
-    limits = within(block_length=COUNT, block_add_threshold=SHARE, decoded_token_threshold=SHARE)
+    limits = bounds(block_length=COUNT, block_add_threshold=SHARE, decoded_token_threshold=SHARE)
 
     block_length: int | None = None
     block_add_threshold: float = 0.5

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, Suffix
 from ..capabilities import FIXED_WINDOW, PROBABILITY
-from ..limits import SHARE, THRESHOLD, within
+from ..limits import SHARE, THRESHOLD, bounds
 from .base import Part, Selector, View
 from .compose import register
 from .eos import Eos
@@ -31,7 +31,7 @@ class Streaming(Selector):
     """
 
     needs = frozenset({PROBABILITY, FIXED_WINDOW})
-    limits = within(tau=THRESHOLD, alpha=SHARE)
+    limits = bounds(tau=THRESHOLD, alpha=SHARE)
 
     tau: float = 0.9
     alpha: float = 0.3

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..canvas import BoolArray
 from ..capabilities import PROBABILITY, REPEATABLE
-from ..limits import COUNT, THRESHOLD, within
+from ..limits import COUNT, THRESHOLD, bounds
 from .base import Selector, View, top
 from .compose import register
 
@@ -24,7 +24,7 @@ class Threshold(Selector):
 
     needs = frozenset({PROBABILITY})
     offers = frozenset({REPEATABLE})
-    limits = within(tau=THRESHOLD, n=COUNT)
+    limits = bounds(tau=THRESHOLD, n=COUNT)
 
     tau: float = 0.9
     n: int = 1

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray
 from ..capabilities import ENTROPY
-from ..limits import NOT_NEGATIVE, within
+from ..limits import NOT_NEGATIVE, bounds
 from .base import Part, Selector, View
 from .compose import register
 from .dcd import DCD
@@ -37,7 +37,7 @@ class WeDLM(Selector):
     """
 
     needs = frozenset({ENTROPY})
-    limits = within(tau=NOT_NEGATIVE, penalty=NOT_NEGATIVE)
+    limits = bounds(tau=NOT_NEGATIVE, penalty=NOT_NEGATIVE)
 
     tau: float = 0.4
     penalty: float = 0.02

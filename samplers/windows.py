@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas
 from ..capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
-from ..limits import COUNT, NOT_NEGATIVE, within
+from ..limits import COUNT, NOT_NEGATIVE, bounds
 from .base import View, Window
 from .compose import register
 
@@ -24,7 +24,7 @@ class StaticBlocks(Window):
     """
 
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
-    limits = within(block_length=COUNT)
+    limits = bounds(block_length=COUNT)
 
     block_length: int | None = None
     force_first: bool = False
@@ -73,7 +73,7 @@ class WholeRegion(Window):
 
     needs = frozenset({WHOLE_REGION})
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
-    limits = within(force_first=NOT_NEGATIVE)
+    limits = bounds(force_first=NOT_NEGATIVE)
 
     force_first: int = 0
 

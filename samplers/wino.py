@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
-from ..limits import THRESHOLD, within
+from ..limits import THRESHOLD, bounds
 from .base import Part, Reviser, Revision, Selector, View, top
 from .compose import register
 from .windows import StaticBlocks
@@ -23,7 +23,7 @@ class WinoDraft(Selector):
     """Commit what exceeds ``tau1`` (0.6), at most 70 % of the undecided positions: 5 to 20."""
 
     needs = frozenset({PROBABILITY})
-    limits = within(tau1=THRESHOLD)
+    limits = bounds(tau1=THRESHOLD)
 
     tau1: float = 0.6
 
@@ -49,14 +49,13 @@ class Wino(Reviser):
     one in its place (only directly: deeper layers of the others have seen it; that is part of the
     method).  Tokens committed in earlier steps whose probability there is below ``tau2`` (0.9)
     return to undecided, when the step committed more than one, and fewer than the step before
-    limits = within(tau2=THRESHOLD)
-
     committed: that bounds a block to as many steps as positions.  Drafts come from `WinoDraft`
     (``tau1`` 0.5 to 0.8 by task in the paper), blocks have 128 positions.
     """
 
     needs = frozenset({SHADOW, FIXED_WINDOW, KEEPS_TEXT})
     offers = frozenset({CONSTRAINED})
+    limits = bounds(tau2=THRESHOLD)
 
     tau2: float = 0.9
 
