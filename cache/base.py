@@ -44,7 +44,8 @@ class Slots:
     """Freshness of one row's slots.  ``age`` (N,) int64: step of the last computation, -1 never;
     ``pending`` (N,) bool: the stored key and value belong to another token than the present one;
     ``shift``: target t is scored by row t - shift; ``block_length`` of block-causal attention,
-    0 for bidirectional; ``layers``: what the cache remembers per lane and layer (see
+    0 for bidirectional; ``decided_first``: whether masks are seen by masks behind them alone
+    (WeDLM); ``layers``: what the cache remembers per lane and layer (see
     `Layer.memory`), ``states`` the rest of what it remembers.
     """
 
@@ -52,16 +53,20 @@ class Slots:
     pending: BoolArray
     shift: int = 0
     block_length: int = 0
+    decided_first: bool = False
     layers: dict[int, dict[Any, Any]] = field(default_factory=dict)
     states: dict[type, Any] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, length: int, shift: int = 0, block_length: int = 0) -> Slots:
-        return cls(np.full(length, -1), np.zeros(length, np.bool_), shift, block_length)
+    def empty(
+        cls, length: int, shift: int = 0, block_length: int = 0, decided_first: bool = False
+    ) -> Slots:
+        pending = np.zeros(length, np.bool_)
+        return cls(np.full(length, -1), pending, shift, block_length, decided_first)
 
     def fresh(self, length: int) -> Slots:
         """The same for ``length`` slots of which nothing has been computed."""
-        return Slots.empty(length, self.shift, self.block_length)
+        return Slots.empty(length, self.shift, self.block_length, self.decided_first)
 
     def resize(self, length: int) -> None:
         """Add slots at the end of which nothing has been computed, or drop some."""
