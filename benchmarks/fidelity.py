@@ -78,8 +78,8 @@ def parts_of(case: dict[str, Any]) -> tuple[set[str], str]:
 
 
 def stands_in(case: dict[str, Any]) -> bool:
-    """Whether a part of the tests, and not of the library, replays a case; one that only watches
-    does not count."""
+    """Whether a part of the tests, and not of the library, replays a case, so that what a user gets
+    by name is not what is replayed; one that only watches does not count."""
     if case["algorithm"] not in BUILDERS:
         return False
     sampler, cache, _ = BUILDERS[case["algorithm"]](case)
@@ -96,7 +96,8 @@ def main() -> int:
     for case, whole in cases():
         stem = max((s for s in recorded if case["id"].startswith(s)), key=len)
         count.setdefault(stem, Counter())["whole" if whole else "part"] += 1
-        count[stem]["stand-in"] += stands_in(case)
+        if stands_in(case):
+            raise SystemExit(f"{case['id']} is replayed by a part of the tests: make it an option")
         parts, cache = parts_of(case)
         names.setdefault(stem, set()).update(parts - BESIDES, {cache} & set(CACHES) - {"none"})
         seen["sampler"].update(parts)
@@ -120,18 +121,13 @@ def routines(
     recorded: dict[str, Path], count: dict[str, Counter[str]], names: dict[str, set[str]]
 ) -> list[str]:  # fmt: skip
     """One row per file of recorded runs."""
-    whole, part, ours = (
-        sum(c[kind] for c in count.values()) for kind in ("whole", "part", "stand-in")
-    )
+    whole, part = (sum(c[kind] for c in count.values()) for kind in ("whole", "part"))
     lines = [
         "## Recorded runs", "",
         f"{whole + part} decoding traces are replayed, {whole} of them whole, {part} in part.",
-        f"In {ours} of them a part of the tests stands in for one of the library, to do what only "
-        "the released code does (column *by a stand-in*): there what a user gets by name is not "
-        "what is replayed.", "",
-        "| recorded | source | replayed by | cases | whole | by a stand-in | "
-        "what deviates, and why |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "All of them by parts of the library, which a user gets by the same names.", "",
+        "| recorded | source | replayed by | cases | whole | what deviates, and why |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for stem, path in recorded.items():
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -145,8 +141,7 @@ def routines(
         if (seen < len(data["cases"]) or own["part"]) and not note:
             raise SystemExit(f"{stem}: say in fidelity_notes.py what is not replayed, and why")
         lines.append(
-            f"| `{stem}` | {link}, {source['file']} | {by} | {replayed} | {own['whole']} | "
-            f"{own['stand-in'] or ''} | {note} |"
+            f"| `{stem}` | {link}, {source['file']} | {by} | {replayed} | {own['whole']} | {note} |"
         )
     return [*lines, ""]
 

@@ -211,6 +211,11 @@ class Part:
         e.g. a schedule.  What is asked before a forward (`wants`, `asks`, `Selector.rests`, ...)
         only reads."""
 
+    @property
+    def candidates(self) -> int:
+        """How many of the likeliest tokens it reads at each position (`Prediction.top_token`)."""
+        return 0
+
     def wants(self, canvas: Canvas) -> IntArray | None:
         """Positions beyond the window's masks whose predictions it reads, ascending."""
         return None
