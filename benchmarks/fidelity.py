@@ -53,7 +53,7 @@ def cases() -> Iterator[tuple[dict[str, Any], bool]]:
     for module in MODULES:
         for p in getattr(module, "CASES", ()):
             case = p if isinstance(p, dict) else p.values[0]
-            whole = True
+            case["drafting"], whole = getattr(module, "PARTS", None), True
             if module is test_traces and case["algorithm"] not in test_traces.REVISING:
                 whole = "batch" in case or test_traces.sound(case, _steps(case))[1]
             yield case, whole
@@ -98,6 +98,9 @@ def main() -> int:
         count.setdefault(stem, Counter())["whole" if whole else "part"] += 1
         if stands_in(case):
             raise SystemExit(f"{case['id']} is replayed by a part of the tests: make it an option")
+        if case["drafting"]:
+            names.setdefault(stem, set()).update(case["drafting"])
+            continue
         parts, cache = parts_of(case)
         names.setdefault(stem, set()).update(parts - BESIDES, {cache} & set(CACHES) - {"none"})
         seen["sampler"].update(parts)
@@ -168,8 +171,9 @@ def drafting() -> list[str]:
     """One row per registered part of drafting that follows a paper."""
     lines = [
         "## Drafting", "",
-        "No official drafting code was recorded.  What is exact is held to plain decoding of the "
-        "verifier, what keeps a distribution to that distribution, by tests.", "",
+        "Recorded is official code of `apd` alone (above), and of block drafters "
+        "(`tests/drafting`).  What is exact is held to plain decoding of the verifier, what keeps "
+        "a distribution to that distribution, by tests.", "",
         "| role | name | paper | what deviates, and why |", "| --- | --- | --- | --- |",
     ]  # fmt: skip
     for part in drafting_parts():

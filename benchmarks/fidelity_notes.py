@@ -53,6 +53,9 @@ ROUTINES: dict[str, str] = {
     "kept without having computed them, and what waits in front of them is kept twice.",
     "dkv_cache_llada_greedy": "With `llada(remasking=random)`; numbers that give the "
     "recorded order replace this library's noise, because the official ones are not at hand.",
+    "apd_dream": 'With `speculate(rule="apd", search="apd")`; its baseline from left to right with '
+    "`threshold(tau=0)+blocks`. The official code keeps the verifier's logits of the last token, "
+    "this one feeds that token again, with the draft.",
     "saber_llada": "With `official=True` and `cumulative_blocks`.",
     "slowfast_llada": "With cache `slowfast`, which leaves out what lies behind a cycle as the "
     "official code does.",
@@ -218,6 +221,8 @@ DRAFTING: dict[str, str] = {
     "as context; here one forward gives all pieces.",
     "threshold": "The token that crosses the bound is sent, bound and lengths are the official "
     "code's. The paper trains a head to predict acceptance; here it is calibrated confidence.",
+    "apd": "LOSSY. Log-probabilities are mixed, in the official code raw logits: the same choice. "
+    "The weight is this library's.",
     "block": "Tested to be lossless in distribution.",
     "fly": "LOSSY. Constants of the paper: five tokens that follow, entropy of the three most "
     "probable tokens in nats; vLLM asks for six.",
