@@ -60,8 +60,9 @@ class Together:
         draws_of: Callable[[Case], UniformNoise | None] = lambda case: None,
     ) -> None:  # fmt: skip
         self.cases, self.call_of, self.prompts_of = list(cases), call_of, prompts_of
-        self.draws = {i: draws for i, case in enumerate(self.cases) if (draws := draws_of(case))}
+        self.draws = {i: draws for i, case in enumerate(self.cases, 1) if (draws := draws_of(case))}
         self._results: dict[str, list[dllm.Result] | BaseException] = {}
+        self.chosen: set[str] = set()  # ids of the cases that this run of pytest has
 
     def results(self, case: Case, call: Call) -> list[dllm.Result]:
         """What becomes of each prompt of ``case``.  Raises what its decoding raised."""
@@ -97,9 +98,9 @@ class Together:
     def _decode(self, *group: Any) -> None:
         with dllm.Session(model_of(*group[:-1]), cache=group[-1], max_rows=ROWS) as session:
             handles: dict[str, list[dllm.Handle]] = {}
-            for number, case in enumerate(self.cases):
+            for number, case in enumerate(self.cases, 1):
                 call = self.call_of(case)
-                if (*_model(case), call.cache) != group:
+                if case["id"] not in self.chosen or (*_model(case), call.cache) != group:
                     continue
                 seed = {"seed": number} if number in self.draws else {}
                 try:

@@ -24,7 +24,8 @@ from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
 from dllm.drafting.trimming import TrimmedHead, frequent_ids
 
-from .conftest import Scripted, prompts
+from ...thin import covering
+from ..conftest import Scripted, prompts
 
 register_all()
 NEW = 20
@@ -34,9 +35,11 @@ def request(prefix: list[int], trees: bool = True) -> Request:
     return Request(np.array(prefix), 100, (99,), 200, trees=trees)
 
 
-@pytest.mark.parametrize("kind", ["full", "windowed"])
-@pytest.mark.parametrize("name", ["cacheback", "aded", "cascade(prompt_lookup+anpd)", "suffix"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("name", "kind", "temperature"),
+    covering(["cacheback", "aded", "cascade(prompt_lookup+anpd)", "suffix"], ["full", "windowed"],
+             [0.0, 1.0]),
+)  # fmt: skip
 def test_the_text_is_the_verifiers(
     verifiers: dict[str, dllm.DiffusionModel], kind: str, name: str, temperature: float
 ) -> None:
@@ -291,7 +294,7 @@ def test_adl_counts_the_raw_draft() -> None:
     have cut the chain."""
     from dllm.drafting.length.adl import AdaptiveDraftLength
 
-    from .test_control import tell
+    from ..length.test_control import tell
 
     adl, other = AdaptiveDraftLength(), AdaptiveDraftLength()
     adl.next(100, 10)
