@@ -363,13 +363,14 @@ def format_for(
 ) -> Format | None:
     """Which texts may be written; None where any may."""
     if config.regex is not None:
-        return format_of(model, regex_pattern(config.regex), ends=not holes)
-    if config.choice is not None:
-        return format_of(model, choice_pattern(config.choice), ends=not holes)
-    if config.json_schema is not None:
+        pattern = regex_pattern(config.regex)
+    elif config.choice is not None:
+        pattern = choice_pattern(config.choice)
+    elif config.json_schema is not None:
         pattern = schema_pattern(schema_of(config.json_schema))
-        return format_of(model, pattern, ends=not holes)
-    return None
+    else:
+        return None
+    return format_of(model, pattern, not holes, config.literals)
 
 
 def _compose(

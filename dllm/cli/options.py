@@ -306,6 +306,11 @@ class Decoding(Loaded):
         option("--confidence", panel=DECODING, text="'model': how sure a token of a form is "
                "without the form."),
     ] = None  # fmt: skip
+    literals: Annotated[
+        bool | None,
+        option("--literals", panel=DECODING, text="Write what a form leaves no choice about "
+               "without asking the model."),
+    ] = None  # fmt: skip
 
     def __post_init__(self) -> None:
         """A preset is the sampler, the cache, and whatever else was not given."""
