@@ -16,7 +16,7 @@ from dllm.trace import TraceStep
 
 from ..thin import some
 from .conftest import goldens_dir
-from .replay import BUILDERS, call_of
+from .replay import BUILDERS, call_of, drawn
 from .together import Together
 
 FILES = (
@@ -50,7 +50,10 @@ def _rows(case: dict[str, Any]) -> list[tuple[list[int], int]]:
 
 
 TOGETHER = Together(
-    (case.values[0] for case in CASES), call_of, lambda case: [ids for ids, _ in _rows(case)]
+    (case.values[0] for case in CASES),
+    call_of,
+    lambda case: [ids for ids, _ in _rows(case)],
+    drawn,
 )
 
 
