@@ -23,6 +23,7 @@ OBJECTIVES: dict[type, Any] = {
     parallel.Settings: parallel.Parallel, repair.Settings: repair.Repair,
     blocks.Settings: blocks.Blocks,
 }  # fmt: skip
+KEPT = 3  # rounds whose answers are learnt
 
 
 @dataclass(frozen=True)
@@ -49,27 +50,28 @@ def train(
 ) -> Loop:  # fmt: skip
     """All rounds in ``folder``, where a stopped run goes on; returns the last one's loop.
 
-    ``questions`` of a round, from 0, are decoded with what the one before has made; the first round
-    learns from the files of ``data`` instead where there are any, or from what an autoregressive
-    ``teacher`` answers.
+    ``questions`` of a round, from 0, are decoded with what the one before has made, and learnt with
+    those of the two before it; the first round learns from the files of ``data`` instead where
+    there are any, or from what an autoregressive ``teacher`` answers.
     """
     same_recipe(folder, recipe)
+    files = [*data]
     for number in range(recipe.rounds):
         part = folder if recipe.rounds == 1 else folder / f"round{number + 1}"
-        files = [part / "trajectories.jsonl"] if number or not data else data
-        if files is not data:
+        if number or not data:
             part.mkdir(parents=True, exist_ok=True)
-            asked = questions(number)
+            asked, file = questions(number), part / "trajectories.jsonl"
             if teacher is None or number:
                 writing = write_trajectories(
-                    model, asked, files[0], recipe.sampler, only_right=teacher is None,
+                    model, asked, file, recipe.sampler, only_right=teacher is None,
                     samples=recipe.samples, temperature=recipe.temperature,
                 )  # fmt: skip
             else:
-                writing = write_answers(teacher, asked, files[0], model.facts.block_length or 1)
+                writing = write_answers(teacher, asked, file, model.facts.block_length or 1)
             for done in writing:
                 if say is not None:
                     say(f"{done}/{len(asked)} prompts decoded with {recipe.sampler}")
+            files = [*files, file][-KEPT:]
         network = Network(model, recipe.rank, teacher)
         if gradient_checkpointing:
             network.hf.gradient_checkpointing_enable()
