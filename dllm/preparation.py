@@ -152,6 +152,12 @@ class RequestMaker:
 
     def _check_used(self, canvas: int, traced: bool) -> None:
         """Refuse what the caller named and what would change nothing."""
+        size = self.model.facts.vocab_size
+        for token in self.config.logit_bias:
+            if token >= size:
+                raise ConfigError(
+                    f"logit_bias: token id {token} is outside the vocabulary of {size}"
+                )
         self.config.check_used(
             self.given, canvas=canvas, tempered=self.model.facts.score_source == "tempered",
             traced=traced,

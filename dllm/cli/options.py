@@ -249,6 +249,11 @@ class Decoding(Loaded):
     top_k: Annotated[
         int | None, option("--top-k", panel=DECODING, text="Propose among the best, default all.")
     ] = None
+    min_p: Annotated[
+        float | None,
+        option("--min-p", panel=DECODING, text="Propose what has this share of the best, default "
+               "all."),
+    ] = None  # fmt: skip
     cfg_scale: Annotated[
         float | None,
         option("--cfg-scale", panel=DECODING, text="Classifier-free guidance, default 0."),

@@ -22,8 +22,9 @@ from .naming import fit, load_verifier, make_drafter
 from .result import SpeculativeResult
 from .rows import SpeculativeRecipe
 
-ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "stop_strings",
-             "seed", "max_rows", "regex", "choice", "json_schema")  # fmt: skip
+ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p",
+             "logit_bias", "stop_strings", "seed", "max_rows", "regex", "choice",
+             "json_schema")  # fmt: skip
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
 OTHERS = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds", "end_marker",
           "marker_position", "trim", "head", "nodes", "exact", "chat", "tokenizer",

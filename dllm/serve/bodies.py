@@ -29,6 +29,7 @@ MOST_TEXTS = 64
 SYSTEM = {"developer": "system"}  # what OpenAI calls it now -> what chat templates know
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_TOOLS = 128
+TEXTS = ("text", "input_text", "output_text", "reasoning_text")  # types of parts
 
 STRING, STRINGS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
 INTEGERS = {"type": "array", "items": {"type": "integer"}}
@@ -75,14 +76,18 @@ def _is_constraints(value: Any) -> bool:
     )  # fmt: skip
 
 
-def _is_content(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list)
-        and all(
-            isinstance(part, dict) and part.get("type") == "text"
-            and isinstance(part.get("text"), str) for part in value
-        )
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) <= MOST_CONSTRAINTS and all(
+        key.isascii() and key.isdigit() and len(key) < 8 and type(bias) in (int, float)
+        and abs(bias) <= 100 for key, bias in value.items()
     )  # fmt: skip
+
+
+def _is_content(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(
+        isinstance(part, dict) and part.get("type") in TEXTS and isinstance(part.get("text"), str)
+        for part in value
+    ))  # fmt: skip
 
 
 def _is_schema(value: Any) -> bool:
@@ -108,7 +113,7 @@ def _is_name(value: Any) -> bool:
 
 def _is_tool_choice(value: Any) -> bool:
     if isinstance(value, dict):
-        function = value.get("function")
+        function = value.get("function", value)
         return value.get("type") == "function" and isinstance(function, dict) and (
             isinstance(function.get("name"), str)
         )  # fmt: skip
@@ -137,6 +142,12 @@ Constraints = Annotated[
     Must(f'an object of at most {MOST_CONSTRAINTS} texts by their offset, {{"0": "The answer"}}',
          _is_constraints, {"type": "object"}),
 ]  # fmt: skip
+Bias = Annotated[
+    dict[str, Any],
+    Must(f'an object of at most {MOST_CONSTRAINTS} numbers from -100 to 100 by token id, '
+         '{"17": -2.5}', _is_bias, {"type": "object"}),
+]  # fmt: skip
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 Prompt = Annotated[
     Any,
     Must(f"a string, token ids, or a list of at most {MOST_TEXTS} of either", _is_prompt,
@@ -236,13 +247,13 @@ class Message(Body):
         if self.tool_calls:
             result["tool_calls"] = [
                 {"type": "function", "function": {
-                    "name": call.function.name, "arguments": _parsed(call.function.arguments)
+                    "name": call.function.name, "arguments": parsed(call.function.arguments)
                 }} for call in self.tool_calls
             ]  # fmt: skip
         return result
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -271,6 +282,8 @@ class Tool(Body):
 class StreamOptions(Body):
     """What a stream brings beside the text."""
 
+    include_obfuscation: Annotated[Any, Only("nothing is padded", False)] = None
+
     include_usage: bool = False
     include_drafts: Drafts = False
     continuous_usage_stats: bool = False
@@ -289,6 +302,8 @@ class Decoding(Body):
     temperature: Scale | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    logit_bias: Bias | None = None
     seed: Seed | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     deadline: Seconds | None = None
@@ -298,11 +313,10 @@ class Decoding(Body):
     trace: bool = False
 
 
-PENALTIES = "a canvas is not written from left to right, so that there is no past to penalise"
 GUIDED = "use structured_outputs, with regex, choice or json"
 TOOLS = "describe them as tools"
 OTHER = "it has no meaning for a text model"
-FILTERS = "use top_p or top_k"
+FILTERS = "use top_p, top_k or min_p"
 COMPLETE = "the last message is complete: use /v1/completions"
 SPECIAL = "special tokens are not text"
 
@@ -326,14 +340,12 @@ class Writing(Decoding):
     constraints: Constraints | None = None
     diffusing: bool = False
 
-    frequency_penalty: Annotated[Any, Only(PENALTIES, 0, 0.0)] = None
-    presence_penalty: Annotated[Any, Only(PENALTIES, 0, 0.0)] = None
-    repetition_penalty: Annotated[Any, Only(PENALTIES, 1, 1.0)] = None
-    length_penalty: Annotated[Any, Only(PENALTIES, 1, 1.0)] = None
-    logit_bias: Annotated[Any, Only("tokens have no bias here", {})] = None
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    length_penalty: Annotated[Any, Only("there are no beams", 1, 1.0)] = None
     bad_words: Annotated[Any, Only("words cannot be forbidden", [])] = None
     stop_token_ids: Annotated[Any, Only("stop ids are the model's own: use stop", [])] = None
-    min_p: Annotated[Any, Only(FILTERS, 0, 0.0)] = None
     typical_p: Annotated[Any, Only(FILTERS, 1, 1.0)] = None
     best_of: Annotated[Any, Only("use n", 1)] = None
     use_beam_search: Annotated[Any, Only("there are no beams", False)] = None
@@ -375,7 +387,16 @@ class Writing(Decoding):
     request_id: str | None = None
 
 
-class ChatBody(Writing):
+class Spoken(Writing):
+    """What a chat has, however it is sent."""
+
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: Annotated[Any, Only("an answer does not repeat the messages", False)] = None
+
+
+class ChatBody(Spoken):
     """``POST /v1/chat/completions``: messages in, an answer out."""
 
     messages: Messages
@@ -383,10 +404,6 @@ class ChatBody(Writing):
     logprobs: bool = False
     top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-    echo: Annotated[Any, Only("an answer does not repeat the messages", False)] = None
 
 
 class TextBody(Writing):

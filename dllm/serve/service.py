@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 
 from .. import __version__
 from ..drafting.verifiers.base import is_causal_model
@@ -172,6 +173,12 @@ class Service:
                 400, f"{self.model.name} is autoregressive: it has no drafts of a canvas, and no "
                 "alternatives beside its tokens", code="unsupported_value",
             )  # fmt: skip
+        for name in () if is_causal_model(self.model) else ask.penalties:
+            raise Problem(
+                400, f"{name}={ask.penalties[name]} is not supported: tokens of a canvas are "
+                "decided several at a time, so that there is no past to penalise", name,
+                "unsupported_value",
+            )  # fmt: skip
         if ask.tool_choice == "auto" and ask.tools and not shows_tools(self.template):
             raise Problem(
                 400, f"the chat template of {self.model.name} shows no tools to the model: with "
@@ -256,6 +263,7 @@ class Service:
                 for given["repetition"] in range(ask.n):
                     given["deadline"] = round(until - time.monotonic(), 3)
                     if text is None:
+                        given |= penalties(ask.penalties, len(prompt))
                         handles.append(session.submit(prompt, **given))
                     else:
                         handles.append(session.infill(text, prompt=prompt, **given))
@@ -406,6 +414,19 @@ class Service:
         self._scorer.shutdown(wait=True, cancel_futures=True)
         if self.drafting is not None:
             self.drafting.close()
+
+
+def penalties(wanted: Mapping[str, float], prompt: int) -> dict[str, Any]:
+    """Arguments of a verifier.  ``repetition_penalty`` is of prompt and answer; the others of what
+    is written behind a prompt of so many tokens, as OpenAI defines them."""
+    given: dict[str, Any] = dict(wanted)
+    frequency, presence = (given.pop(f"{name}_penalty", 0.0) for name in ("frequency", "presence"))
+
+    def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(ids[0, prompt:], minlength=scores.shape[1])
+        return scores - frequency * counts - presence * (counts > 0)
+
+    return given | ({"logits_processor": [process]} if frequency or presence else {})
 
 
 def cancel_all(handles: Sequence[Handle]) -> None:

@@ -166,12 +166,25 @@ def test_log_probabilities(served: Served, tiny: dllm.DiffusionModel) -> None:
     assert len(shape.tokens) == len(shape.token_logprobs or []) == len(shape.top_logprobs)
 
 
+def test_biases_and_filters_of_the_proposals(served: Served, tiny: dllm.DiffusionModel) -> None:
+    wanted = tiny.facts.vocab_size - 1
+    body = {"prompt": "one", "max_tokens": 8, "return_token_ids": True}
+    (only,) = served.post("/v1/completions", body | {"logit_bias": {str(wanted): 100}}).json()[
+        "choices"
+    ]
+    assert only["token_ids"] == [wanted] * 8
+    drawn = {"temperature": 1.5, "seed": 3, "min_p": 1.0}  # leaves the best
+    greedy, best = (served.post("/v1/completions", body | how).json() for how in ({}, drawn))
+    assert greedy["choices"][0]["token_ids"] == best["choices"][0]["token_ids"]
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "param"),
     [
         ({"model": "gpt-4o"}, openai.NotFoundError, "model"),
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
         ({"frequency_penalty": 1}, openai.BadRequestError, "frequency_penalty"),
+        ({"logit_bias": {"999999": 1}}, openai.BadRequestError, None),
         ({"max_tokens": 4000}, openai.BadRequestError, None),
         ({"extra_body": {"sampler": "thresold"}}, openai.BadRequestError, None),
         ({"extra_body": {"cache": "prefix"}}, openai.BadRequestError, "cache"),
