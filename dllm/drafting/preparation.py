@@ -110,8 +110,8 @@ class SpeculativePreparation(RequestMaker):
         return request
 
     def request(self, order: Order) -> Request:
-        for name, given in (("sampler", order.sampler), ("trace", order.trace)):
-            if given:
+        for name in ("sampler", "trace", "under_load"):
+            if getattr(order, name):
                 raise ConfigError(f"{self.model.name} is autoregressive: it has no {name}")
         if order.text is not None:
             raise ConfigError(f"{self.model.name} is autoregressive: it cannot fill holes")

@@ -159,7 +159,8 @@ class Service:
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
         sampler, cache = ask.sampler or self.settings.sampler or SAMPLER, self.cache_of(ask)
-        facts = (__version__, self.model.name, str(self.model.dtype), sampler, cache)
+        facts = [__version__, self.model.name, str(self.model.dtype), sampler, cache]
+        facts += [self.settings.under_load] if self.settings.under_load else []
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
     def cache_of(self, ask: GenerateRequest) -> str:
@@ -256,7 +257,8 @@ class Service:
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
-            "sampler": ask.sampler, "trace": ask.trace or bool(ask.logprobs), **arguments
+            "sampler": ask.sampler, "under_load": ask.under_load,
+            "trace": ask.trace or bool(ask.logprobs), **arguments,
         }  # fmt: skip
         try:
             for prompt, text in encoded:
