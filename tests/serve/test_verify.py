@@ -59,8 +59,8 @@ def test_penalties_and_biases(verifying: Served, verifier: dllm.DiffusionModel) 
     def by_hand(frequency: float, presence: float, bias: dict[int, float]) -> list[int]:
         ids = list(prompt)
         for _ in range(12):
-            with torch.inference_mode():
-                logits = verifier.hf(input_ids=torch.tensor([ids])).logits[0, -1].float()
+            with torch.no_grad():
+                logits = verifier.hf(input_ids=torch.tensor([ids])).logits[0, -1].clone()
             for token, more in bias.items():
                 logits[token] += more
             for stop in verifier.facts.stop_token_ids:
