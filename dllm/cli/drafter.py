@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..errors import ConfigError, missing
+from ..errors import ConfigError
 from .options import MODEL, option, takes
 from .output import note
 from .serve import NETWORK, Networked
@@ -46,13 +46,9 @@ def serve_drafter(*, options: Drafting) -> None:
     from ..drafting.drafters.first_of import FirstOf
     from ..drafting.naming import is_drafter_spec
     from ..drafting.vocabulary import fingerprint
-
-    try:
-        from ..serve.drafts import DraftServer
-        from ..serve.run import run
-        from ..serve.settings import Settings
-    except ImportError as error:
-        raise missing(str(error.name), "serve") from error
+    from ..serve.drafts import DraftServer
+    from ..serve.run import run
+    from ..serve.settings import Settings
 
     parts: list[Drafter] = []
     names = options.drafter or ["nano"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..access import KEY
-from ..errors import ConfigError, UnknownNameError, missing
+from ..errors import ConfigError, UnknownNameError
 from .options import MODEL, Loading, option, takes
 from .output import note
 
@@ -175,10 +175,7 @@ def serve(
     options: Served,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients expect it."""
-    try:
-        settings = options.settings()
-    except ImportError as error:
-        raise missing(str(error.name), "serve") from error
+    settings = options.settings()
     options.log()
     options.warn_open()
     split = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ  # by torchrun
