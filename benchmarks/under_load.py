@@ -31,7 +31,7 @@ WAYS: tuple[tuple[str, str | None], ...] = (  # sampler, and what it becomes und
     ("llada", None), ("llada", "threshold(tau=0.7)"),
     ("threshold", None), ("threshold", "threshold(tau=0.7)"),
 )  # fmt: skip
-NEW = 64
+NEW, CACHE, BLOCK = 64, "dual", 16
 
 
 def asked(count: int, seed: int) -> list[Any]:
@@ -47,12 +47,13 @@ def drive(
     arrivals: list[float],
 ) -> tuple[list[float], list[Any]]:  # fmt: skip
     """Seconds from each of ``arrivals`` to its answer, and the results."""
-    base = Preparation.for_session(model, "none", sampler, under_load=loose, max_new_tokens=NEW)
+    how = {"max_new_tokens": NEW, "block_length": BLOCK}
+    base = Preparation.for_session(model, CACHE, sampler, under_load=loose, **how)
     requests = base.prompts([example.prompt for example in examples])
     for request in requests:
         request.loose = None if loose is None else base.loosened(loose)
     arrived = dict(zip(requests, arrivals, strict=True))
-    scheduler = Scheduler(model, Engine(model, compose("none"), max_rows=rows))
+    scheduler = Scheduler(model, Engine(model, compose(CACHE, model.family.name), max_rows=rows))
     coming, clock, ends = list(reversed(requests)), 0.0, {}
     while coming or scheduler.busy:
         if not scheduler.busy:
@@ -72,7 +73,7 @@ def drive(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 1, 1.5, 2.5])
-    parser.add_argument("--requests", type=int, default=160)
+    parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--output", type=Path, default=RESULTS / "under_load.json")
     given = parser.parse_args()
@@ -102,6 +103,7 @@ def main() -> None:
             print(points[-1], flush=True)
     write(given.output, {
         "model": "nano", "rows": given.rows, "requests": given.requests, "new": NEW,
+        "cache": CACHE, "block": BLOCK,
         "seconds": seconds, "points": points,
     })  # fmt: skip
 
