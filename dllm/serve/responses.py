@@ -7,7 +7,7 @@ import itertools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,15 +22,13 @@ from .bodies import (
     Spoken,
     parsed,
 )
-from .body import Body, Must, Only
+from .body import Body, Only
 from .problems import Problem
 from .replies import Choice, Reply, event, figures, message, usage
 from .requests import GenerateRequest, chat_request
 
 CHAT = "use /v1/chat/completions"
 UNKEPT = "answers are not kept: send the whole conversation as input"
-ITEMS = ("message", "reasoning", "function_call", "function_call_output")
-ANSWER_FORMATS = ("text", "json_object", "json_schema")
 
 
 class Item(Body):
@@ -38,8 +36,10 @@ class Item(Body):
     what a tool returned."""
 
     type: Annotated[
-        str, Must(f"one of {', '.join(ITEMS)}: this model reads text only", lambda v: v in ITEMS)
-    ] = "message"
+        Literal["message", "reasoning", "function_call", "function_call_output"],
+        Field(description="message, reasoning, function_call or function_call_output: this model "
+              "reads text only"),
+    ] = "message"  # fmt: skip
     role: Role = "assistant"
     content: Content = ""
     name: str = ""
@@ -56,15 +56,13 @@ class Item(Body):
 class FlatTool(Function):
     """A tool of ``/v1/responses``."""
 
-    type: Annotated[str, Must("'function'", lambda v: v == "function")] = "function"
+    type: Literal["function"] = "function"
 
 
 class TextFormat(Body):
     """The form of an answer of ``/v1/responses``."""
 
-    type: Annotated[
-        str, Must(f"one of {', '.join(ANSWER_FORMATS)}", lambda v: v in ANSWER_FORMATS)
-    ] = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
     schema_: Schema | None = Field(default=None, alias="schema")
     name: str | None = None
     description: str | None = None

@@ -124,7 +124,7 @@ def test_a_form(served: Served) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation"),
         ({"conversation": "c"}, "conversation", "whole conversation"),
-        ({"background": True}, "background", "not kept"), ({"input": 5}, "input", "list"),
+        ({"background": True}, "background", "not kept"), ({"input": 5}, "input", "items"),
         ({"input": [{"type": "input_image"}]}, "input[0].type", "text only"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input[0].content", "text parts"),
