@@ -39,7 +39,7 @@ from .scheduler import Request, Scheduler
 from .stopping import stop_strings
 from .work import Work
 
-ORDERED = ("sampler", "chat", "trace", "repetition", "config")
+ORDERED = ("sampler", "chat", "trace", "repetition", "config", "under_load")
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +151,12 @@ class RequestMaker:
 
     def _check_used(self, canvas: int, traced: bool) -> None:
         """Refuse what the caller named and what would change nothing."""
+        size = self.model.facts.vocab_size
+        for token in self.config.logit_bias:
+            if token >= size:
+                raise ConfigError(
+                    f"logit_bias: token id {token} is outside the vocabulary of {size}"
+                )
         self.config.check_used(
             self.given, canvas=canvas, tempered=self.model.facts.score_source == "tempered",
             traced=traced,
@@ -189,21 +195,32 @@ class Preparation(RequestMaker):
     cache: Cache = field(kw_only=True)
     named: SamplerLike = field(kw_only=True)  # the sampler, as the caller named it
     holes: str = field(default="sure", kw_only=True)  # how long holes are that do not say
+    loose: SamplerLike | None = field(default=None, kw_only=True)  # of steps while others wait
 
-    SESSION = (
-        "cache",
-        "sampler",
-        "length",
-        "cuda_graphs",
-        "compile",
-    )  # what a session takes for it
+    # What a session takes for it.
+    SESSION = ("cache", "sampler", "length", "cuda_graphs", "compile", "under_load")
 
     @classmethod
     def for_session(
-        cls, model: DiffusionModel, cache: CacheLike, sampler: SamplerLike | None, **arguments: Any
-    ) -> Preparation:
+        cls, model: DiffusionModel, cache: CacheLike, sampler: SamplerLike | None,
+        under_load: SamplerLike | None = None, **arguments: Any,
+    ) -> Preparation:  # fmt: skip
         """What the requests of a session have in common."""
-        return cls.of(model, sampler or "threshold", cache, None, arguments)
+        made = cls.of(model, sampler or "threshold", cache, None, arguments)
+        if under_load is not None:
+            made.loosened(under_load)
+        return replace(made, loose=under_load)
+
+    def loosened(self, sampler: SamplerLike) -> Recipe:
+        """The recipe with another sampler, to which a row can change at any step."""
+        own = self.sampler
+        other = _compose(self.model, sampler, self.config, dict.fromkeys(self.given))
+        if replace(other, spec=own.spec, selectors=own.selectors) != own:
+            raise ConfigError(
+                f"under_load={other.spec!r} differs from {own.spec!r} in more than which positions "
+                "a step decides: name a rule for the same window, such as 'threshold(tau=0.7)'"
+            )
+        return replace(self.recipe, sampler=other)
 
     @property
     def sampler(self) -> Sampler:
@@ -320,15 +337,21 @@ class Preparation(RequestMaker):
             order.config, arguments, order.text is not None,
         )  # fmt: skip
         if order.text is not None:
-            return how.text(order.text, order.prompt, order.trace, order.repetition)
-        (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
+            request = how.text(order.text, order.prompt, order.trace, order.repetition)
+        else:
+            (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
+        allowed = order.sampler is None if order.under_load is None else order.under_load
+        if self.loose is not None and allowed:
+            request.loose = how.loosened(self.loose)
         return request
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
     """What was asked of a session: plain data, of which any process can make the same request.
-    ``text`` is what is to be filled; None to answer ``prompt``."""
+    ``text`` is what is to be filled; None to answer ``prompt``.
+    ``under_load``: whether the session may decide more at once while others wait; None: where no
+    sampler is named."""
 
     prompt: Any
     text: Any = None
@@ -337,6 +360,7 @@ class Order:
     trace: bool = False
     repetition: int = 0
     config: GenerationConfig | None = None
+    under_load: bool | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

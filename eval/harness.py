@@ -39,7 +39,7 @@ from .usage import Scored, Usage, whole
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
-SAMPLING = ("temperature", "top_p", "top_k")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 @register_model("dllm")

@@ -115,14 +115,9 @@ def threaded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """Which model, and where."""
+class Loading:
+    """How a model is loaded, and where."""
 
-    model: Annotated[
-        str,
-        option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).",
-               autocompletion=completion.models),
-    ] = "nano"  # fmt: skip
     dtype: Annotated[
         str,
         option("--dtype", panel=MODEL, text="auto, float32, bfloat16 or float16, default auto."),
@@ -131,39 +126,49 @@ class Loaded:
         str,
         option("--device", panel=MODEL, text="Default cuda where there is one, else cpu."),
     ] = "auto"
-
     quantization: Annotated[
         str | None,
         option("--quantization", panel=MODEL, text="Weights in int8 or int4, on a CPU."),
     ] = None
     tokenizer: Annotated[
         str | None,
-        option(
-            "--tokenizer",
-            panel=MODEL,
-            text="Folder or hub id, instead of the model's (or --verifier's).",
-        ),
-    ] = None
-
+        option("--tokenizer", panel=MODEL, text="Folder or hub id, instead of the model's (or "
+               "--verifier's)."),
+    ] = None  # fmt: skip
     adapter: Annotated[
         str | None,
         option("--adapter", panel=MODEL, text="Low-rank adapter, of the model (or --verifier)."),
     ] = None
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments of `dllm.load`; weights of few bits are for a CPU."""
+        given = {field.name: getattr(self, field.name) for field in fields(Loading)}
+        if self.quantization and self.device == "auto":
+            given["device"] = "cpu"
+        return {name: value for name, value in given.items() if value is not None}
+
+    def load_model(self, name: str, **other: Any) -> DiffusionModel:
+        """The model called ``name`` on its device; ``other`` arguments of `dllm.load` win."""
+        from ..models import load
+
+        with waiting(f"loading {name}"):
+            return load(name, **{**self.loading, **other})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded(Loading):
+    """Which model, and where."""
+
+    model: Annotated[
+        str,
+        option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).",
+               autocompletion=completion.models),
+    ] = "nano"  # fmt: skip
+
     def load(self) -> DiffusionModel:
         """The model on its device."""
-        with waiting(f"loading {self.model}"):
-            from ..models import load
-
-            return load(
-                self.model, dtype=self.dtype, device=self.where, tokenizer=self.tokenizer,
-                quantization=self.quantization, adapter=self.adapter,
-            )  # fmt: skip
-
-    @property
-    def where(self) -> str:
-        """The device; weights of few bits are for a CPU."""
-        return "cpu" if self.quantization and self.device == "auto" else self.device
+        return self.load_model(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +270,11 @@ class Decoding(Loaded):
     top_k: Annotated[
         int | None, option("--top-k", panel=DECODING, text="Propose among the best, default all.")
     ] = None
+    min_p: Annotated[
+        float | None,
+        option("--min-p", panel=DECODING, text="Propose what has this share of the best, default "
+               "all."),
+    ] = None  # fmt: skip
     cfg_scale: Annotated[
         float | None,
         option("--cfg-scale", panel=DECODING, text="Classifier-free guidance, default 0."),
