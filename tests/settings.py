@@ -41,7 +41,7 @@ EXACT = (
     "dsb(before=1000, after=1000)", "dcd(refresh_every=1)",
     "vicinity(before=1000, after=1000)", "sparse(refresh_every=1)", "d2(k=1000, p=1.0)",
     "elastic(refresh_every=1)", "delayed(delay=1000)", "surelock(eps=0)",
-    "surelock(refresh_every=1)",
+    "surelock(eps=9, refresh_every=1)",
     "dpad(base=none, scale=9, window=100000)", "dpad(dropout=uniform, number=999, refresh_every=1)",
     "streaming(base=none, window=999)", "streaming(refresh_every=1, window=999)",
 )  # fmt: skip
