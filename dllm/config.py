@@ -47,7 +47,7 @@ NOT_WITH_FORMATS = {
     "stop_strings": "they may cut it before its end",
     "length": "the form is fitted to a canvas of one length",
 }
-SWITCHES = ("cuda_graphs", "compile", "suppress_mask")
+SWITCHES = ("cuda_graphs", "compile", "suppress_mask", "literals")
 
 # What other libraries call it, and what to write here.
 ELSEWHERE = {
@@ -99,6 +99,7 @@ class GenerationArguments(TypedDict, total=False):
     choice: Iterable[str] | None
     json_schema: Any
     confidence: str | None
+    literals: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,8 @@ class GenerationConfig:
     these says which form the answer has: ``regex``, an expression that the whole of it matches;
     ``choice``, the texts it is one of; ``json_schema``, a pydantic class, a schema as a dictionary,
     or a file with one.  How sure the model then is of a token is measured among the answers of this
-    form, with ``confidence="model"`` as without it.
+    form, with ``confidence="model"`` as without it.  ``literals``: text that the form leaves no
+    choice about, such as the names of a JSON object, is written without asking the model.
     """
 
     max_new_tokens: int | None = None
@@ -154,6 +156,7 @@ class GenerationConfig:
     choice: tuple[str, ...] | None = None
     json_schema: Any = None
     confidence: str | None = None
+    literals: bool = False
 
     def __new__(cls, **given: Any) -> GenerationConfig:
         """Raises `UnknownNameError` for names that are no field."""
@@ -217,8 +220,9 @@ class GenerationConfig:
             raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
         name = self.formatted
         if name is None:
-            if self.confidence:
-                raise ConfigError("confidence is about answers with a form: pass one, or drop it")
+            for other in ("confidence", "literals"):
+                if getattr(self, other):
+                    raise ConfigError(f"{other} is about answers with a form: pass one, or drop it")
             return
         for other, why in NOT_WITH_FORMATS.items():
             if getattr(self, other) != getattr(type(self), other):

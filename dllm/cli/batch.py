@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import ConfigError
-from .options import DECODING, MODEL, SAMPLER, Generation, option, takes
+from .options import MODEL, SAMPLER, Generation, Raw, option, takes
 from .output import Ticker, interactive, note, stderr
 from .remote import fields
 
@@ -32,9 +32,7 @@ class Batched(Generation):
     max_rows: Annotated[
         int, option("--max-rows", panel=MODEL, text="Requests written at a time.", min=1)
     ] = 16
-    raw: Annotated[
-        bool, option("--raw", panel=DECODING, text="Take plain prompts as they are.")
-    ] = False
+    raw: Raw = False
     ray: Annotated[
         int, option("--ray", panel=MODEL, text="Engines, as actors of Ray Data; 0: here.", min=0)
     ] = 0

@@ -65,6 +65,33 @@ Threads = Annotated[
 ]  # fmt: skip
 
 
+Raw = Annotated[
+    bool, option("--raw", panel=DECODING, text="Take the prompt as it is: no chat template.")
+]
+Temperature = Annotated[
+    float | None, option("--temperature", panel=DECODING, text="Default 0: greedy.")
+]
+Seed = Annotated[int | None, option("--seed", panel=DECODING, text="Of all noise, default 0.")]
+BlockLength = Annotated[
+    int | None, option("--block-length", panel=DECODING, text="Positions of a block.", min=1)
+]
+MaxNewTokens = Annotated[
+    int | None, option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.", min=1)
+]
+Json = Annotated[bool, option("--json", panel=OUTPUT, text="Print a JSON object per answer.")]
+TraceFile = Annotated[
+    Path | None, option("--trace", panel=OUTPUT, text="Write every step to this JSON file.")
+]
+TopCandidates = Annotated[
+    int | None,
+    option("--top-candidates", panel=OUTPUT, text="Candidates per position in the trace."),
+]
+RunCode = Annotated[
+    bool,
+    option("--confirm-run-unsafe-code", panel=MEASURING, text="Let tasks run code of the model."),
+]
+
+
 def threaded(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator: the command takes ``--threads``, unless it does already."""
     signature = inspect.signature(command)
@@ -171,13 +198,8 @@ class Ways(Loaded):
         option("--cache", "-c", panel=DECODING, text="Default none; repeatable.",
                autocompletion=completion.caches),
     ] = None  # fmt: skip
-    max_new_tokens: Annotated[
-        int | None,
-        option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.", min=1),
-    ] = None
-    block_length: Annotated[
-        int | None, option("--block-length", panel=DECODING, text="Positions of a block.", min=1)
-    ] = None
+    max_new_tokens: MaxNewTokens = None
+    block_length: BlockLength = None
 
     def given(self, *names: str) -> dict[str, Any]:
         """Those of the fields that were given."""
@@ -198,11 +220,7 @@ class Measured(Ways):
         list[str] | None,
         option("--curve", panel=MEASURING, text="A sampler along its knob, or 'all'; repeatable."),
     ] = None
-
-    confirm_run_unsafe_code: Annotated[
-        bool,
-        option("--confirm-run-unsafe-code", panel=MEASURING, text="Let humaneval run answers."),
-    ] = False
+    confirm_run_unsafe_code: RunCode = False
 
     def task_names(self) -> list[str]:
         """The tasks, one by one."""
@@ -240,9 +258,7 @@ class Decoding(Loaded):
     block_length: Annotated[
         int | None, option("--block-length", panel=DECODING, text="Positions of a block.")
     ] = None
-    temperature: Annotated[
-        float | None, option("--temperature", panel=DECODING, text="Default 0: greedy.")
-    ] = None
+    temperature: Temperature = None
     top_p: Annotated[
         float | None, option("--top-p", panel=DECODING, text="Nucleus of the proposals, default 1.")
     ] = None
@@ -256,9 +272,7 @@ class Decoding(Loaded):
     eos_policy: Annotated[
         str | None, option("--eos-policy", panel=DECODING, text="What an end token does.")
     ] = None
-    seed: Annotated[
-        int | None, option("--seed", panel=DECODING, text="Of all noise, default 0.")
-    ] = None
+    seed: Seed = None
     regex: Annotated[
         str | None,
         option("--regex", panel=DECODING, text="Expression that the whole answer matches."),
@@ -291,6 +305,11 @@ class Decoding(Loaded):
         str | None,
         option("--confidence", panel=DECODING, text="'model': how sure a token of a form is "
                "without the form."),
+    ] = None  # fmt: skip
+    literals: Annotated[
+        bool | None,
+        option("--literals", panel=DECODING, text="Write what a form leaves no choice about "
+               "without asking the model."),
     ] = None  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from ..config import ELSEWHERE, GenerationConfig
 from ..errors import ConfigError, UnknownNameError, short
 from ..models import DiffusionModel
-from ..preparation import Order, RequestMaker, format_for, given_of, stop_strings
+from ..preparation import Order, RequestMaker, format_for, given_of
 from ..scheduler import Request
+from ..stopping import stop_strings
 from . import register_all
 from .accept.rows import LogitsProcessor
 from .base import RULES, AcceptRule, Drafter, single

@@ -25,9 +25,9 @@ from .base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
     Outcome,
-    Request,
     RoundStats,
 )
 from .length.control import LengthController
@@ -149,9 +149,9 @@ class SpeculativeRow(Row):
             verifier.close(self.text)
             raise
 
-    def _request(self, prompt: IntArray, limit: int) -> Request:
+    def _request(self, prompt: IntArray, limit: int) -> DraftRequest:
         model, recipe = self.verifier.model, self.recipe
-        return Request(
+        return DraftRequest(
             prompt=prompt, vocab_size=model.facts.vocab_size, limit=limit,
             stop_ids=model.facts.stop_token_ids, temperature=recipe.config.temperature,
             noise_key=self.noise.emission, draft_key=self.noise.drafting, tokenizer=model.tokenizer,

@@ -19,6 +19,7 @@ from .. import __version__
 from ..drafting.verifiers.base import is_causal_model
 from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
+from ..handle import Handle
 from ..likelihood.api import score
 from ..likelihood.step import Guesses, step
 from ..preparation import Preparation
@@ -30,7 +31,7 @@ from ..prompts import (
     hole_forms,
     tokenizer_of,
 )
-from ..session import Handle, Session
+from ..session import Session
 from .body import shortened
 from .drafts import DraftRoutes
 from .encoding import Encoder, with_own_tokenizer

@@ -15,7 +15,7 @@ from .tools import Parser, Said
 
 if TYPE_CHECKING:
     from ..events import Event
-    from ..session import Handle
+    from ..handle import Handle
     from .service import Service
 
 HEARTBEAT = 15.0  # seconds without a chunk after which a comment keeps the connection open
