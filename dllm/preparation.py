@@ -28,13 +28,14 @@ from .formats import (
     schema_of,
     schema_pattern,
 )
-from .holes import measured
+from .holes import measured, name_of
 from .kernels.noise import uniform
 from .models import DiffusionModel
 from .prompts import encode, encode_continuation, hole_forms
 from .result import Result
 from .samplers import Sampler
 from .samplers.compose import SamplerLike
+from .samplers.compose import lengths as length_rules
 from .scheduler import Request, Scheduler
 from .text import stop_at
 from .work import Work
@@ -229,15 +230,29 @@ class Preparation(RequestMaker):
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
             defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
-        rule = given.pop("length", None) if holes else None
+        rule = given.get("length") or "sure"
+        if holes and name_of(rule) not in length_rules(fills=True):
+            given.pop("length", None)
         built = GenerationConfig.build(defaults, given)
         composed = _compose(model, sampler, built, given)
         watch = stop_strings(model, built) if built.stop_strings else None
         form = format_for(model, built, holes)
+        part = composed.length
+        if holes and part is not None:
+            rule = part.name
+            if not part.fills:
+                raise ConfigError(
+                    f"{rule} lengthens an answer at its end, and a text with holes has none: "
+                    "write [[*]], or drop it"
+                )
+        if composed.bannable and built.min_new_tokens:
+            raise ConfigError(
+                "min_new_tokens does not go with a length that shrinks where it is written: drop it"
+            )
         recipe = Recipe(composed, built, ban_stops=holes, after_step=watch, format=form)
         chosen = caches.compose(cache, model.family.name)
         return cls(model, recipe, frozenset(given), cache=chosen, named=sampler,
-                   holes=rule or "sure")  # fmt: skip
+                   holes=rule)  # fmt: skip
 
     @property
     def grows(self) -> bool:
@@ -279,8 +294,10 @@ class Preparation(RequestMaker):
 
         def make() -> Canvas:
             canvas = Canvas.for_infill(
-                tokens, masked, len(before), row=repetition, **_facts(self.model, self.config)
-            )
+                tokens, masked, len(before), row=repetition, sizes=found.sizes,
+                bounds=found.bounds,
+                **_facts(self.model, self.config),
+            )  # fmt: skip
             canvas.probes = canvas.nfe = found.probes
             canvas.computed = found.computed
             return canvas
@@ -385,6 +402,7 @@ def _compose(
     facts = {
         **config.sampler_options, "delimiters": model.delimiters,
         "eos_token_id": model.facts.eos_token_id,
+        "expand_token_id": model.facts.expand_token_id,
         "block": model.facts.block_length or config.block_length,
         "lookahead": int(model.facts.mask_kind == "bidirectional"),
     }  # fmt: skip

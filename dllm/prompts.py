@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -146,9 +147,9 @@ def check_ids(model: DiffusionModel, ids: Sequence[int], least: int = 0) -> IntA
     return np.asarray(ids, np.int64)
 
 
-def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray]:
-    """A text with ``[[n]]`` holes, or ids with -1 for them: ids (n,), any at holes, and where the
-    holes are.
+def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray, tuple[int, ...]]:
+    """A text with ``[[n]]`` holes, or ids with -1 for them: ids (n,), any at holes, where the
+    holes are, and how long each is.
 
     Raises `PromptError` where there is no hole, or more than the context holds.
     """
@@ -161,9 +162,14 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray]
         if isinstance(text, Mapping | bytes) or not isinstance(text, Iterable):
             raise PromptError(f"{kinds}, not {short(text)}")
         array = check_ids(model, _numbers(list(text), kinds), least=-1)
-    if not (array == -1).any():
+    holes = array == -1
+    if not holes.any():
         raise PromptError("there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids")
-    return np.maximum(array, 0), array == -1
+    if isinstance(text, str):
+        sizes = tuple(int(size) for size, _ in HOLE.findall(text))
+    else:
+        sizes = tuple(len(list(run)) for hole, run in groupby(holes.tolist()) if hole)
+    return np.maximum(array, 0), holes, sizes
 
 
 def hole_forms(text: Any) -> list[str | None]:

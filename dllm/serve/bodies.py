@@ -284,6 +284,7 @@ class Decoding(Body):
     cache: str | None = None
     steps: Count | None = None
     block_length: Count | None = None
+    length: Sampler | None = None
     cfg_scale: Scale | None = None
     eos_policy: str | None = None
     temperature: Scale | None = None
@@ -319,7 +320,6 @@ class Writing(Decoding):
     """Answers of a length that is asked for, and what OpenAI's and vLLM's clients send beside."""
 
     max_tokens: Count | None = None
-    length: Sampler | None = None
     min_tokens: Number = 0
     ignore_eos: bool = False
     stop: Stop = ()
@@ -402,7 +402,8 @@ class TextBody(Writing):
 
 
 class InfillBody(Decoding):
-    """``POST /v1/infill``: ``text`` with ``[[8]]`` for a hole of 8 tokens."""
+    """``POST /v1/infill``: ``text`` with ``[[8]]`` for a hole of 8 tokens, ``[[*]]`` for one whose
+    length is measured, by the rule ``length``."""
 
     text: Holed
     prompt: str | None = None

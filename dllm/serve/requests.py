@@ -24,7 +24,8 @@ from .body import shortened
 from .problems import Problem
 
 MOST_CALLS = 16
-SAME_NAME = ("temperature", "top_p", "steps", "block_length", "cfg_scale", "eos_policy", "seed")
+SAME_NAME = ("temperature", "top_p", "steps", "block_length", "length", "cfg_scale", "eos_policy",
+             "seed")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +197,6 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
             raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
         if body.ignore_eos or body.min_tokens:
             result["min_new_tokens"] = length if body.ignore_eos else body.min_tokens
-        if body.length is not None:
-            result["length"] = body.length
         if body.stop:
             stop = body.stop
             result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
