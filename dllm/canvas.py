@@ -250,6 +250,13 @@ class Canvas:
         self.given[here] = True
         self.text_floor = max(self.text_floor, here.stop)
 
+    def draft(self, tokens: IntArray) -> None:
+        """Begin the region with a draft, -1 where it is open: it counts as decided, and not as
+        given, so that a reviser may change it and the text may end within it."""
+        here = slice(self.start, self.start + len(tokens))
+        self.masked[here] = tokens < 0
+        self.tokens[here] = np.where(tokens < 0, self.mask_id, tokens)
+
     def remask(self, positions: IntArray) -> None:
         """Take decisions back; given text cannot be taken back."""
         positions = positions[~self.given[positions]]

@@ -31,9 +31,9 @@ from .formats import (
 from .holes import measured, name_of
 from .kernels.noise import uniform
 from .models import DiffusionModel
-from .prompts import encode, encode_continuation, hole_forms
+from .prompts import encode, encode_continuation, encode_open, hole_forms, is_batch
 from .result import Result
-from .samplers import Sampler
+from .samplers import NOTHING, Sampler
 from .samplers.compose import SamplerLike
 from .samplers.compose import lengths as length_rules
 from .scheduler import Request, Scheduler
@@ -96,7 +96,8 @@ class RequestMaker:
         if repetitions is None:
             repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]
         _check_repetitions(repetitions, len(prompts))
-        caps = [self.cap(len(ids)) for ids in encoded]
+        drafts = self._drafts(len(prompts))
+        caps = [self.cap(len(ids), draft) for ids, draft in zip(encoded, drafts, strict=True)]
         self._check_used(max(caps), traced)
         requests: list[Request] = []
         given = [
@@ -104,14 +105,16 @@ class RequestMaker:
             for offset, wanted in self.config.constraints.items()
         ]
         fixed = max([offset + len(tokens) for offset, tokens in given], default=0)
-        for ids, cap, first in zip(encoded, caps, repetitions, strict=True):
+        for ids, draft, cap, first in zip(encoded, drafts, caps, repetitions, strict=True):
             for offset, tokens in given:
                 _check_constraint(offset, tokens, cap)
-            length = max(self.first_length(len(ids), cap), fixed)
+            begun = len(draft)
+            length = begun + self.first_length(len(ids), begun, cap - begun)
+            length = max(length, fixed)
             if self.recipe.format is not None:
-                self._check_room(self._canvas(ids, length, cap, 0, given))
+                self._check_room(self._canvas(ids, draft, length, cap, given, 0))
             for i in range(n):
-                make = partial(self._canvas, ids, length, cap, first + i, given)
+                make = partial(self._canvas, ids, draft, length, cap, given, first + i)
                 requests.append(
                     self._request(len(requests), make, len(ids) + length, length, traced)
                 )
@@ -122,12 +125,40 @@ class RequestMaker:
         """Whether answers find their length."""
         return False
 
-    def cap(self, prompt: int) -> int:
-        """Most positions of the answer to a prompt of so many tokens."""
-        return canvas_length(self.model, prompt, self.config, "max_new_tokens" in self.given)
+    def _drafts(self, count: int) -> list[IntArray]:
+        """What each of so many answers begins as, -1 where it is open."""
+        seed = self.config.seed_text
+        if seed is None:
+            return [NOTHING] * count
+        each = list(seed) if is_batch(seed) else [seed] * count
+        if len(each) != count:
+            raise ConfigError(f"{count} prompts have one draft, or as many, not {len(each)}")
+        drafts = [encode_open(self.model, one, "a draft", continued=True) for one in each]
+        for draft in drafts:
+            for low, high in self.config.remask:
+                if high > len(draft):
+                    raise ConfigError(
+                        f"remask names position {high - 1} of a draft of {len(draft)} tokens"
+                    )
+                draft[low:high] = -1
+        return drafts
 
-    def first_length(self, prompt: int, cap: int) -> int:
-        """Positions of the answer when its row begins."""
+    def cap(self, prompt: int, draft: IntArray = NOTHING) -> int:
+        """Most positions of the answer to a prompt of so many tokens, which begins as ``draft``."""
+        given = "max_new_tokens" in self.given
+        if (draft < 0).any() and not given:
+            return canvas_length(
+                self.model, prompt, replace(self.config, max_new_tokens=len(draft))
+            )
+        cap = canvas_length(self.model, prompt, self.config, given)
+        if len(draft) > cap:
+            raise ConfigError(
+                f"the draft has {len(draft)} tokens, the answer at most {cap}: raise max_new_tokens"
+            )
+        return cap
+
+    def first_length(self, prompt: int, begun: int, cap: int) -> int:
+        """Positions behind the ``begun`` ones of a draft when the row begins."""
         return cap
 
     def _request(
@@ -141,7 +172,7 @@ class RequestMaker:
         if form is None or form.fits(canvas):
             return
         room, least = int(canvas.masked.sum()), form.least()
-        if canvas.text_floor <= canvas.prompt_length and least > room:
+        if room == canvas.end - canvas.start and least > room:
             raise ConfigError(
                 f"a text of this {name} has at least {least} tokens, max_new_tokens is {room}: "
                 "raise it"
@@ -172,12 +203,13 @@ class RequestMaker:
         return scheduler
 
     def _canvas(
-        self, ids: IntArray, length: int, cap: int, repetition: int,
-        given: list[tuple[int, IntArray]],
+        self, ids: IntArray, draft: IntArray, length: int, cap: int,
+        given: list[tuple[int, IntArray]], repetition: int,
     ) -> Canvas:  # fmt: skip
         facts = _facts(self.model, self.config)
         canvas = Canvas.for_prompt(ids, length, row=repetition, **facts)
         canvas.cap = cap
+        canvas.draft(draft)
         for offset, tokens in given:
             canvas.give(canvas.start + offset, tokens)
         return canvas
@@ -226,7 +258,8 @@ class Preparation(RequestMaker):
         given = given_of(config, arguments)
         defaults = dict(model.generation_defaults) if config is None else {}
         if holes:
-            fixed = set(given) & {"max_new_tokens", "min_new_tokens", "eos_policy", "constraints"}
+            fixed = set(given) & {"max_new_tokens", "min_new_tokens", "eos_policy", "constraints",
+                                  "seed_text", "remask"}  # fmt: skip
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
             defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
@@ -258,22 +291,25 @@ class Preparation(RequestMaker):
     def grows(self) -> bool:
         return self.sampler.length is not None
 
-    def cap(self, prompt: int) -> int:
-        cap = super().cap(prompt)
+    def cap(self, prompt: int, draft: IntArray = NOTHING) -> int:
+        if self.grows and "max_new_tokens" not in self.given:
+            draft = NOTHING
+        cap = super().cap(prompt, draft)
         given = "max_new_tokens" in self.given or not self.grows
         return cap if given else self.model.facts.context_length - prompt
 
-    def first_length(self, prompt: int, cap: int) -> int:
+    def first_length(self, prompt: int, begun: int, cap: int) -> int:
         rule = self.sampler.length
-        if rule is None:
+        if rule is None or not cap:
             return cap
-        length = rule.open(prompt, 0 if self.model.facts.block_length else prompt, cap)
+        origin = 0 if self.model.facts.block_length else prompt
+        length = rule.open(prompt + begun, origin, cap)
         if length > cap:
             raise ConfigError(
                 f"{rule.name} begins with {length} positions, and {cap} are the most there may be: "
                 f"raise max_new_tokens, or lower what {rule.name} begins with"
             )
-        return max(length, self.config.min_new_tokens)
+        return max(length, self.config.min_new_tokens - begun)
 
     def text(
         self, text: Any, prompt: Any = None, traced: bool = False, repetition: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
-from ..capabilities import Capability
+from ..capabilities import FIXED_WINDOW, Capability
 from ..errors import ConfigError, UnknownNameError
 from ..registry import Registry
 from ..spec import Info, arguments, fill_open, info, parse
@@ -111,6 +111,8 @@ def compose(
         "tau_low": cast(Scorer, roles["scorer"][0]).tau_low,
         "progress": "steps" if _scheduled(roles) else "tokens",
     }
+    if FIXED_WINDOW not in roles["window"][0].offers:  # it reaches into the next block
+        known["lookahead"] = 1
     roles = {
         role: [fill_open(part, family, known) for part in group] for role, group in roles.items()
     }

@@ -63,7 +63,7 @@ class Crop(Length):
         lasts = np.cumprod(1 - np.exp(prediction.asked[self.name][:, 0].astype(np.float64)))
         over = np.flatnonzero(lasts < self.tau)
         end = int(prediction.positions[over[0]]) + 1 if over.size else canvas.end
-        end = max(end, canvas.text_floor)
+        end = max(end, int(np.flatnonzero(~canvas.masked[: canvas.end])[-1]) + 1)
         return (Edit(end, canvas.end - end, 0),) if end < canvas.end else ()
 
     def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:

@@ -52,7 +52,6 @@ class DCD(Window):
     same code is ``threshold`` with ``eos_policy="block_contains"``.
     """
 
-    needs = frozenset({FIXED_LENGTH})
     s_init: int = 16
     s_max: int = 128
     block_length: int | None = None
@@ -70,6 +69,10 @@ class DCD(Window):
             raise ConfigError(f"e_max must not be negative, not {self.e_max}")
         if self.e_max and self.block_length is None:
             raise ConfigError("e_max extends blocks: pass block_length too")
+
+    @property
+    def needs(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset({FIXED_LENGTH} if self.block_length else ())
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]

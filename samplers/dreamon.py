@@ -30,14 +30,14 @@ class Expansions:
 )  # fmt: skip
 @dataclass(frozen=True)
 class DreamOn(Length):
-    """For models with a token that asks for room: a position at which it is decided becomes two
-    masks, one at which the end of the text is decided is deleted.
+    """A position at which the model asks for room becomes two, one where it says end is deleted.
 
-    The region begins with ``initial`` (64) positions, in a text with holes as these say: ``[[8]]``
-    stays at 8, ``[[2..32]]`` begins with 8 and keeps within its bounds.  Room is asked for at most
-    ``budget`` times (twice the most positions there may be).  With ``delete_to_right`` all masks
-    right of a deleted one, in the same hole, go with it.  As published it decides one position per
-    step, of the lowest entropy, with ``temperature=0.2, top_p=0.9``.
+    For models of family ``dreamon``, which have a token that asks for another mask.  The region
+    begins with ``initial`` (64) positions, in a text with holes as these say: ``[[8]]`` stays at 8,
+    ``[[2..32]]`` begins with 8 and keeps within its bounds.  Room is asked for at most ``budget``
+    times (twice the most positions there may be).  With ``delete_to_right`` all masks right of a
+    deleted one, in the same hole, go with it.  As published it decides one position per step, of
+    the lowest entropy, with ``temperature=0.2, top_p=0.9``.
     """
 
     moves = True

@@ -121,6 +121,6 @@ DREAMON = register_family(
         checkpoints=(Published("Dream-org/DreamOn-v0-7B", "Apache-2.0"),),
         verified="the rules of official code, small random checkpoints",
         note='Read where `config.json` has an `expand_token_id`, or with `family="dreamon"`; '
-        'decoded as published with `length="dreamon"`.',
+        'decoded as published with `sampler="dreamon"`.',
     )
 )

@@ -137,6 +137,18 @@ Constraints = Annotated[
     Must(f'an object of at most {MOST_CONSTRAINTS} texts by their offset, {{"0": "The answer"}}',
          _is_constraints, {"type": "object"}),
 ]  # fmt: skip
+Draft = Annotated[
+    Any,
+    Must("a string, in which [[8]] stands for 8 open tokens, or token ids with -1",
+         lambda v: (isinstance(v, str) and v.count("[[") <= MOST_HOLES)
+         or (isinstance(v, list) and all(type(item) is int for item in v)),
+         {"anyOf": [STRING, INTEGERS]}),
+]  # fmt: skip
+Spans = Annotated[
+    list[Any],
+    Must(f"a list of at most {MOST_HOLES} positions and [first, past the last] pairs",
+         lambda v: isinstance(v, list) and len(v) <= MOST_HOLES, {"type": "array"}),
+]  # fmt: skip
 Prompt = Annotated[
     Any,
     Must(f"a string, token ids, or a list of at most {MOST_TEXTS} of either", _is_prompt,
@@ -324,6 +336,8 @@ class Writing(Decoding):
     ignore_eos: bool = False
     stop: Stop = ()
     constraints: Constraints | None = None
+    seed_text: Draft | None = None
+    remask: Spans | None = None
     diffusing: bool = False
 
     frequency_penalty: Annotated[Any, Only(PENALTIES, 0, 0.0)] = None
@@ -360,7 +374,9 @@ class Writing(Decoding):
     store: Annotated[Any, Only("nothing is stored", False)] = None
     modalities: Annotated[Any, Only(OTHER, ["text"])] = None
     audio: Annotated[Any, Only(OTHER)] = None
-    prediction: Annotated[Any, Only("fix parts of the canvas with constraints")] = None
+    prediction: Annotated[
+        Any, Only("begin with a draft, seed_text, or fix parts with constraints")
+    ] = None
     moderation: Annotated[Any, Only(OTHER)] = None
     priority: Annotated[Any, Only("requests are served in the order they come", 0)] = None
     user: str | None = None

@@ -120,7 +120,9 @@ def read_text(data: Any) -> GenerateRequest:
     body = TextBody.read(data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     for name in (
-        ("stop", "min_tokens", "ignore_eos", "constraints", "length") if body.suffix else ()
+        ("stop", "min_tokens", "ignore_eos", "constraints", "length", "seed_text")
+        if body.suffix
+        else ()
     ):
         if getattr(body, name):
             raise Problem(
@@ -201,6 +203,10 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
             stop = body.stop
             result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
         result |= _form(body)
+        if body.seed_text is not None:
+            result["seed_text"] = body.seed_text
+        if body.remask:
+            result["remask"] = tuple(body.remask)
         if body.constraints:
             result["constraints"] = {int(k): v for k, v in body.constraints.items()}
     return result
