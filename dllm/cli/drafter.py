@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..access import KEY
-from ..errors import ConfigError, missing
+from ..errors import ConfigError
 from .options import remember_debug
 from .output import note, waiting
 from .serve import warn_open
@@ -45,13 +45,9 @@ def serve_drafter(
     from ..drafting.naming import is_drafter_spec
     from ..drafting.vocabulary import fingerprint
     from ..models import load
-
-    try:
-        from ..serve.drafts import DraftServer
-        from ..serve.run import run
-        from ..serve.settings import Settings
-    except ImportError as error:
-        raise missing(str(error.name), "serve") from error
+    from ..serve.drafts import DraftServer
+    from ..serve.run import run
+    from ..serve.settings import Settings
 
     parts: list[Drafter] = []
     vocabularies = set()

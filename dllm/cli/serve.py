@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..access import KEY
-from ..errors import ConfigError, UnknownNameError, missing
+from ..errors import ConfigError, UnknownNameError
 from .options import remember_debug
 from .output import note, waiting
 
@@ -155,10 +155,8 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients expect it."""
-    try:
-        from ..serve.settings import Settings
-    except ImportError as error:
-        raise missing(str(error.name), "serve") from error
+    from ..serve.settings import Settings
+
     settings = Settings(
         name=name, sampler=sampler, length=length, caches=tuple(cache or ("none",)),
         drafters=tuple(drafter or ()), max_rows=max_rows,

@@ -17,7 +17,7 @@ import torch
 from ..cache import Cache
 from ..canvas import FloatArray, IntArray
 from ..errors import NumericError
-from ..formats.format import complete
+from ..formats.format import Question, complete
 from ..kernels.divergence import divergence, log_probabilities
 from ..kernels.statistics import COLDEST, TokenStatistics, logprobs_of, to_host, token_statistics
 from ..models import DiffusionModel
@@ -156,7 +156,7 @@ class Forward:
                 here = slice(at, at + len(jobs[i].asked))
                 host[i] |= {name: column[here] for name, column in numbers.items()}
                 at = here.stop
-        return [_predictions(job, numbers) for job, numbers in zip(jobs, host, strict=True)]
+        return _completed(jobs, [*map(_predictions, jobs, host)], host)
 
     def _groups(
         self, jobs: list[Job], own: list[dict[str, torch.Tensor]], hidden: torch.Tensor
@@ -263,39 +263,42 @@ def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericE
             "dtype='float32' may help"
         )
     if not job.shadow.size:
-        own = _own(job, numbers)
-        return own if isinstance(own, NumericError) else (own, None)
+        return _prediction(job.targets, numbers), None
     count = len(job.targets)
     shared = {name: numbers[name] for name in SHARED if name in numbers}
     mine = {**numbers, **{name: array[:count] for name, array in shared.items()}}
     others = {name: array[count:] for name, array in shared.items()}
     others["asked.stands"] = numbers["stands"]
-    own = _own(job, mine)
-    return own if isinstance(own, NumericError) else (own, _prediction(job.shadow, others))
+    return _prediction(job.targets, mine), _prediction(job.shadow, others)
 
 
-def _own(job: Job, numbers: Mapping[str, Any]) -> Prediction | NumericError:
-    """What is predicted of the targets: one joint completion where the text has a format."""
-    prediction = _prediction(job.targets, numbers)
-    form, config = job.row.recipe.format, job.row.recipe.config
-    if form is None:
-        return prediction
-    draws = config.temperature >= COLDEST
-    best, whole = numbers["class_token_logprob"], numbers["class_logprob"]
-    weight = numbers.get("class_weight", whole) if draws else best
-    confident = config.confidence != "model"
-    found = complete(form, job.canvas, job.targets, weight, whole, draws, confident)
-    if found is None:
-        return NumericError(
-            "no text of the format is possible any more: probabilities are 0 or not finite"
-        )
-    token, logprob = prediction.token.copy(), prediction.logprob.copy()
-    for at, classes, sure in found:
-        token[at] = numbers["class_token"][at, classes]
-        logprob[at] = best[at, classes]
-        if confident:
-            logprob[at] += sure - whole[at, classes]
-    return replace(prediction, token=token, logprob=logprob, joint=True)
+def _completed(
+    jobs: list[Job], answers: list[Predictions | NumericError], host: list[dict[str, Any]]
+) -> list[Predictions | NumericError]:
+    """The same with one joint completion proposed where the text has a format."""
+    asked: dict[int, Question] = {}
+    for i, (job, answer, numbers) in enumerate(zip(jobs, answers, host, strict=True)):
+        form, config = job.row.recipe.format, job.row.recipe.config
+        if form is not None and not isinstance(answer, NumericError):
+            draws, whole = config.temperature >= COLDEST, numbers["class_logprob"]
+            weight = numbers.get("class_weight", whole) if draws else numbers["class_token_logprob"]
+            asked[i] = Question(form, job.canvas, job.targets, weight, whole, draws)
+    for i, found in zip(asked, complete(list(asked.values())), strict=True):
+        answer, numbers = answers[i], host[i]
+        assert not isinstance(answer, NumericError)
+        if found is None:
+            answers[i] = NumericError(
+                "no text of the format is possible any more: probabilities are 0 or not finite"
+            )
+            continue
+        token, logprob = answer[0].token.copy(), answer[0].logprob.copy()
+        for at, classes, sure in found:
+            token[at] = numbers["class_token"][at, classes]
+            logprob[at] = numbers["class_token_logprob"][at, classes]
+            if jobs[i].row.recipe.config.confidence != "model":
+                logprob[at] += sure - numbers["class_logprob"][at, classes]
+        answers[i] = replace(answer[0], token=token, logprob=logprob, joint=True), answer[1]
+    return answers
 
 
 def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:

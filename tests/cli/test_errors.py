@@ -12,6 +12,7 @@ import pytest
 from _pytest.monkeypatch import MonkeyPatch
 
 import dllm.models
+from dllm.errors import missing_module
 
 from .conftest import Run
 
@@ -220,3 +221,31 @@ def test_a_server_does_not_start_with_what_it_would_refuse(
 ) -> None:
     done = cli("serve", *arguments, "--port", "0")
     assert done.exit_code == 2 and word in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("starlette.requests", "serve"),
+        ("outlines_core", "structured"),
+        ("lm_eval", "eval"),
+        ("torch", None),
+        ("dllm.nothing", None),
+    ],
+)
+def test_a_module_of_an_extra_is_asked_for_by_the_extra(module: str, extra: str | None) -> None:
+    told = missing_module(ModuleNotFoundError(name=module))
+    assert (told is None) == (extra is None)
+    if extra is not None:
+        assert f"'.[{extra}]'" in str(told)
+
+
+def test_a_command_without_its_extra_is_one_line(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dllm.serve.ray", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = cli("serve", "nano", "--replicas", "2")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        "error: ray is missing: pip install -c constraints.txt '.[ray]'"
+    )
+    assert len(result.stderr.splitlines()) == 1
