@@ -108,7 +108,9 @@ class GenerationConfig:
     """How to decode.  Names follow transformers where it has one.
 
     ``max_new_tokens``: positions of the canvas after the prompt; None (default) takes what the
-    checkpoint recommends, else 128 or what is left of the context.  ``length``: how many of them
+    checkpoint recommends, else 128 or what is left of the context.  On models whose attention is
+    causal between blocks, decoded in these, None lets the answer get block after block until it
+    ends, which gives the same text.  ``length``: how many of them
     the answer gets is found while it is written, by a rule such as "append" or "daedal" (see
     `dllm.samplers.base.Length`); ``max_new_tokens`` is then the most it may get, None what is left
     of the context.  ``min_new_tokens``: stop ids

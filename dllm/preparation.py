@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from . import samplers
 from .cache import Cache
 from .cache.base import CacheLike
 from .canvas import BoolArray, Canvas, IntArray
+from .capabilities import FIXED_WINDOW
 from .config import FORMATS, GenerationConfig
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError, short
@@ -268,6 +270,9 @@ class Preparation(RequestMaker):
             given.pop("length", None)
         built = GenerationConfig.build(defaults, given)
         composed = _compose(model, sampler, built, given)
+        if not holes and _unbounded(model, built, given, composed):
+            with suppress(ConfigError):  # what plans for a canvas of one length has one
+                composed = _compose(model, sampler, replace(built, length="append"), given)
         watch = stop_strings(model, built) if built.stop_strings else None
         form = format_for(model, built, holes)
         part = composed.length
@@ -446,6 +451,19 @@ def _compose(
         sampler, length=config.length, options=options, stop_ids=model.facts.stop_token_ids,
         family=model.family.name, facts=facts,
     )  # fmt: skip
+
+
+def _unbounded(
+    model: DiffusionModel, config: GenerationConfig, given: Mapping[str, Any], sampler: Sampler
+) -> bool:
+    """Whether nobody names a length and the answer gets block after block until it ends: on models
+    whose attention is causal between blocks, decoded in these, where that equals the largest canvas
+    to the last bit."""
+    blocks, ends = model.facts.block_length, sampler.eos.ends and sampler.stop_ids
+    named = {"length", "seed_text"} & given.keys() or config.max_new_tokens or config.formatted
+    whole = FIXED_WINDOW in sampler.window.offers
+    own = whole and getattr(sampler.window, "block_length", None) == blocks
+    return bool(blocks and ends and own) and not named and sampler.length is None
 
 
 def occurrences(items: Sequence[Hashable]) -> list[int]:

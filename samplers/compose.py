@@ -151,8 +151,11 @@ def _complete(parts: Iterable[Part], family: str) -> dict[str, list[Part]]:
     given = [part for group in roles.values() for part in group]
 
     def companions(part: Part) -> list[Part]:
-        named = (*part.family_companions.get(family, ()), *part.companions())
-        return [one for one in named if not any(_lacks(part, one) for part in given)]
+        named = [*part.family_companions.get(family, ()), *part.companions()]
+        if part.role != "length":
+            return named
+        # One beside another method leaves that method its own parts.
+        return [one for one in named if not any(_lacks(other, one) for other in given)]
 
     brought = _join(roles, [companion for part in given for companion in companions(part)])
     # A companion may bring companions of its own, e.g. the score its rule is about.
