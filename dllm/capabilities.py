@@ -87,3 +87,7 @@ FORESIGHT = Capability(
 CONSTRAINED = Capability(
     "tokens that nobody rewrites", {"a sampler": "use a sampler without it, or no format"}
 )
+DSB_CACHE = Capability(
+    "what the released code of DSB does beside its cache",
+    {"a cache": "use cache='dsb(official=True)'", "a sampler": "use sampler='dsb(official=True)'"},
+)

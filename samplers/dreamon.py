@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, Edit, Hole, IntArray
-from .append import check_counts
+from ..limits import COUNT, bounds
 from .base import Length, Part, View
 from .compose import register
 from .eos import Eos
@@ -42,15 +42,13 @@ class DreamOn(Length):
 
     moves = True
     fills = True
+    limits = bounds(initial=COUNT, budget=COUNT)
 
     initial: int | None = None
     budget: int | None = None
     delete_to_right: bool = False
     eos_token_id: int | None = None
     expand_token_id: int | None = None
-
-    def __post_init__(self) -> None:
-        check_counts(self, "initial", "budget")
 
     def companions(self) -> tuple[Part, ...]:
         return (Fixed(1), NegEntropy(), WholeRegion(), Eos("none"))

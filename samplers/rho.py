@@ -12,8 +12,9 @@ import numpy as np
 
 from ..canvas import Canvas, Edit, IntArray
 from ..capabilities import ALL_LOGITS, REGION_LOGITS, Capability
-from ..errors import ConfigError, UnknownNameError
-from .append import after_a_miss, check_counts
+from ..errors import ConfigError
+from ..limits import COUNT, bounds, one_of
+from .append import after_a_miss
 from .base import Length, Part, Prediction, View
 from .compose import register
 from .threshold import Threshold
@@ -67,6 +68,14 @@ class Rho(Length):
     """
 
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
+    limits = bounds(
+        initial=COUNT,
+        expand=COUNT,
+        tokens=COUNT,
+        block=COUNT,
+        schedule=one_of(SCHEDULES),
+        signal=one_of(("confidence", "density")),
+    )
 
     initial: int | None = None
     low: float = 0.4
@@ -80,11 +89,7 @@ class Rho(Length):
     eos_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        check_counts(self, "initial", "expand", "tokens", "block")
-        if self.schedule not in SCHEDULES:
-            raise UnknownNameError("schedule", self.schedule, SCHEDULES)
-        if self.signal not in ("confidence", "density"):
-            raise UnknownNameError("signal", self.signal, ("confidence", "density"))
+        super().__post_init__()
         if not 0 <= self.low <= self.high <= 1:
             raise ConfigError(f"low={self.low} and high={self.high} lie in [0, 1], in this order")
 

@@ -303,11 +303,13 @@ class Drafter(DraftPart):
 class AcceptRule(DraftPart):
     """Which drafted tokens are kept.  ``accepts`` are the distributions for which it is
     lossless; a ``lossy`` rule is so for none, and says so wherever its results are shown.
+    ``beyond``: tokens that it emits beyond those of a draft that it accepts whole.
     """
 
     accepts: ClassVar[frozenset[Distribution]] = frozenset(Distribution)
     trees: ClassVar[bool] = False
     lossy: ClassVar[bool] = False
+    beyond: ClassVar[int] = 1
 
     def check(self, distribution: Distribution, tree: bool) -> None:
         """The distribution guard: raise when the rule would bias the output."""

@@ -174,19 +174,23 @@ class SpeculativeRow(Row):
 
     # -- a round --------------------------------------------------------------------------------
 
+    @property
+    def _room(self) -> int:
+        """The longest draft of use: a token more may be emitted than is drafted."""
+        return len(self.canvas.tokens) - self.length - self.recipe.rule.beyond
+
     def budget(self) -> Budget | None:
         """What the drafter may propose in this round; None: it is not asked."""
-        room = len(self.canvas.tokens) - self.length - 1  # one is the extra token
-        if self.drafting is None or room <= 0:
+        if self.drafting is None or self._room <= 0:
             return None
-        budget = self.controller.next(room, self.length)
+        budget = self.controller.next(self._room, self.length)
         return budget if budget.length > 0 else None
 
     def plan(self, draft: Draft) -> None:
         """Have ``draft`` verified in the next round."""
         if len(draft):
             self.recipe.rule.check(draft.distribution, not draft.proposed.is_chain)
-            draft = draft.cut(len(self.canvas.tokens) - self.length - 1)
+            draft = draft.cut(self._room)
         self.draft = draft if len(draft) else EMPTY
 
     def settle(self, scored: Scored, fed: int, forward: Forward) -> Step:

@@ -101,7 +101,8 @@ class Engine(Work[Row, Step]):
             if block_length:
                 canvas.origin = 0
             length = len(canvas.tokens)
-            slots = Slots.empty(length, self.forward.shift, block_length)
+            first = self.model.facts.mask_kind == "decided_first"
+            slots = Slots.empty(length, self.forward.shift, block_length, first)
             row = Row(canvas, recipe, options, slots, canvas.fork(), capacity=length, held=held)
             if complete(canvas) and not held:
                 return row
@@ -120,7 +121,7 @@ class Engine(Work[Row, Step]):
         with self._lock:
             row.canvas, row.trials, row.previous, row.jobs = canvas, (), None, []
             if not kept:
-                row.slots = Slots.empty(row.capacity, row.slots.shift, row.slots.block_length)
+                row.slots = row.slots.fresh(row.capacity)
             row.slots.age[kept:] = -1
             row.slots.pending[:] = False
 
@@ -139,7 +140,7 @@ class Engine(Work[Row, Step]):
         known = self._checked.get(id(recipe))
         if known is None:
             check_recipe(recipe, self.cache, self.model)
-            known = recipe, Options.of(recipe, self.model)
+            known = recipe, Options.of(recipe, self.model, self.cache.statistics)
             if len(self._checked) > 1024:  # a server meets a new one with every request
                 self._checked.clear()
             self._checked[id(recipe)] = known

@@ -83,13 +83,17 @@ class Options:
     classes: TokenClasses | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, model: DiffusionModel) -> Options:
+    def of(
+        cls, recipe: Recipe, model: DiffusionModel, cached: frozenset[str] = frozenset()
+    ) -> Options:
+        """Those of a row; ``cached``: the statistics that its cache reads."""
         sampler, config = recipe.sampler, recipe.config
         # At temperature 0 the proposal itself is the likeliest token.
-        clean_top = int("top_token" in sampler.statistics and config.temperature > 0)
+        own = int("top_token" in sampler.statistics and config.temperature > 0)
+        own = max(own, *(part.candidates for part in sampler.parts))
         return cls(
             *_bans(recipe, model), config.temperature, config.top_p, config.top_k,
-            max(config.top_candidates, clean_top), sampler.statistics,
+            max(config.top_candidates, own), sampler.statistics | cached,
             sampler.maps(model.hf.config.num_hidden_layers),
             None if recipe.format is None else recipe.format.automaton.classes,
         )  # fmt: skip

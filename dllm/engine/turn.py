@@ -87,7 +87,7 @@ def settle(
     gained, plan = _keep(row, kept, buffer), jobs[kept].plan
     slots.computed(plan.compute, canvas.step)
     prediction, shadow = predictions[kept]
-    cache.after_step(canvas, slots, prediction.positions, prediction.logprob)
+    cache.after_step(canvas, slots, prediction.positions, prediction.logprob, prediction.kl)
     if (wanted := jobs[kept].wanted) is not None:
         prediction = prediction.take(wanted)
     decision = Decision(NOTHING, NOTHING)
@@ -147,8 +147,7 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
             to = [row.lane(other + lane) for other in others]
             buffer.copy(job.base(lane), to, torch.from_numpy(job.plan.compute))
     if job.logprobs is not None:
-        own = slice(None) if job.wanted is None else job.wanted
-        row.previous = job.targets[own], job.logprobs[own]
+        row.previous = job.targets, job.logprobs
     return trial
 
 

@@ -158,8 +158,13 @@ class Rows:
         """The token that plain sampling with this seed draws after ``node``."""
         if self.sampling.temperature == 0:
             return self.greedy(node)
+        return self.coupled(self.log_distribution[node + 1], node)
+
+    def coupled(self, row: torch.Tensor, node: int) -> int:
+        """What the noise of plain sampling draws after ``node`` of log-probabilities (V,)."""
+        if self.sampling.temperature == 0:
+            return int(row.argmax())
         seed, stream = self.coins.emission
-        row = self.log_distribution[node + 1]
         key = torch.tensor([[seed, stream, int(self.positions[node + 1]), 0]], device=row.device)
         alive = row.isfinite().nonzero()[:, 0]
         if 4 * len(alive) < len(row):  # filters leave few tokens that could need noise

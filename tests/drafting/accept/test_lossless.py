@@ -13,7 +13,7 @@ from dllm.drafting.accept.multi_round import MultiRound
 from dllm.drafting.accept.traversal import Traversal
 from dllm.drafting.base import Distribution, Draft, Outcome
 
-from . import toy
+from .. import toy
 
 LOSSLESS = {
     "point argmax": (Point(), toy.argmax),

@@ -16,7 +16,7 @@ from dllm.drafting.drafters.diffusion import DiffusionDrafting
 from dllm.eval.tasks import TASKS
 from dllm.prompts import encode, encode_text
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "data"
+GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 PREFIX = np.array([20, 21, 22, 23, 24, 25])
 
 

@@ -22,7 +22,7 @@ from dllm.serve.drafts import DraftServer
 from dllm.serve.run import Server, listen
 from dllm.serve.settings import Settings
 
-from .conftest import Scripted, prompts
+from ..conftest import Scripted, prompts
 
 NEW = 16
 
