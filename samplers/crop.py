@@ -35,15 +35,13 @@ class Crop(Length):
     """
 
     within = False
+    first = 1024
     limits = bounds(initial=COUNT, block=COUNT, tau=SHARE)
 
     tau: float = 0.1
     initial: int | None = None
     block: int | None = None
     eos_token_id: int | None = None
-
-    def open(self, start: int, origin: int, cap: int) -> int:
-        return self.initial or min(cap, 1024)
 
     def probes(self, canvas: Canvas) -> bool:
         return not canvas.state(Probed).done

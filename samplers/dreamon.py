@@ -57,9 +57,6 @@ class DreamOn(Length):
     def bannable(self) -> frozenset[int]:
         return frozenset({self.eos_token_id or 0, self.expand_token_id or 0})
 
-    def open(self, start: int, origin: int, cap: int) -> int:
-        return self.initial or min(cap, 64)
-
     def _room(self, canvas: Canvas) -> int:
         """How many masks may still be added, whatever the bounds of holes."""
         most = self.budget or 2 * sum(hole.most for hole in _holes(canvas))

@@ -13,6 +13,7 @@ from tests.cli.conftest import Run
 from tests.cli.conftest import cli as cli
 from tests.serve.conftest import Start
 from tests.serve.conftest import start as start
+from tests.serve.test_openai import sse
 
 PROMPTS = ["one two three", "four five"]
 HOW: dict[str, Any] = {"max_new_tokens": 24, "block_length": 8, "sampler": "threshold(tau=0.4)"}
@@ -149,5 +150,9 @@ def test_on_the_command_line_and_the_server(cli: Run, start: Start) -> None:
     answer = served.post("/v1/chat/completions", body | {"remask": [4, [7, 9]]}).json()
     assert answer["choices"][0]["message"]["content"] == plain.text
     assert answer["usage"]["completion_tokens"] == plain.decided == 3
+    how = body | {"stream": True, "stream_options": {"include_drafts": True}}
+    chunks = sse(served.post("/v1/chat/completions", how | {"remask": [4, [7, 9]]}).text)
+    opening = next(c["dllm"] for c in chunks if c.get("dllm", {}).get("type") == "canvas")
+    assert opening["length"] == len(opening["given"]) + 3  # what is left of the draft is shown
     for wrong in ({"remask": "4"}, {"remask": [[4]]}, {"seed_text": 4}, {"seed_text": ["a"]}):
         assert served.post("/v1/chat/completions", body | wrong).status_code == 400
