@@ -124,7 +124,8 @@ def test_every_number_of_a_config_has_its_range() -> None:
     plain = {field.name for field in fields(GenerationConfig)} - set(NUMBERS)
     assert plain == {
         "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
-        "seed_text", "remask", "length", "regex", "choice", "json_schema", "confidence",
+        "seed_text", "remask", "length",
+        "regex", "choice", "json_schema", "confidence", "literals", "logit_bias",
     }  # fmt: skip
 
 

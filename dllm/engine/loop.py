@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..cache import Cache, Slots
@@ -100,6 +101,9 @@ class Engine(Work[Row, Step]):
             block_length = self.model.facts.block_length or 0
             if block_length:
                 canvas.origin = 0
+            if recipe.format is not None:
+                positions, tokens = recipe.format.settled(canvas, canvas.end)
+                canvas.commit(positions, tokens, np.zeros(len(positions), np.float32))
             length = len(canvas.tokens)
             first = self.model.facts.mask_kind == "decided_first"
             slots = Slots.empty(length, self.forward.shift, block_length, first)
@@ -134,6 +138,10 @@ class Engine(Work[Row, Step]):
 
     def check(self, recipe: Recipe) -> None:
         self._options(recipe)
+
+    def change(self, row: Row, recipe: Recipe) -> None:
+        if row.recipe is not recipe:
+            row.recipe, row.options = recipe, self._options(recipe)
 
     def _options(self, recipe: Recipe) -> Options:
         """What a recipe asks of the statistics; recipes are checked when they are first met."""

@@ -70,7 +70,7 @@ class Options:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only at some
     positions, which the row says in each step.  ``maps``: the layers whose attention is wanted.
-    ``classes``: those of the row's format."""
+    ``classes``: those of the row's format; ``bias``: what is added to the logits of tokens."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -81,6 +81,8 @@ class Options:
     needs: frozenset[str]
     maps: tuple[int, ...] = ()
     classes: TokenClasses | None = None
+    bias: tuple[tuple[int, float], ...] = ()
+    min_p: float = 0.0
 
     @classmethod
     def of(
@@ -96,6 +98,7 @@ class Options:
             max(config.top_candidates, own), sampler.statistics | cached,
             sampler.maps(model.hf.config.num_hidden_layers),
             None if recipe.format is None else recipe.format.automaton.classes,
+            tuple(sorted(config.logit_bias.items())), config.min_p,
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from ..errors import ConfigError, NumericError
 from ..samplers import NOTHING, Decision, Prediction, Trial
 from .forward import Predictions
 from .kv import KVBuffer
+from .recipe import Recipe
 from .rows import Job, Row, Step
 
 MOST_IDLE_STEPS = 1_000_000  # a schedule that grants nothing for longer is broken
@@ -92,7 +93,7 @@ def settle(
         prediction = prediction.take(wanted)
     decision = Decision(NOTHING, NOTHING)
     if not canvas.finished:
-        decision = sampler.decide(canvas, prediction, shadow)
+        decision = literals_after(row.recipe, canvas, sampler.decide(canvas, prediction, shadow))
     for positions in (decision.committed, decision.remasked, decision.padded):
         if positions.size:
             slots.changed(positions)
@@ -119,6 +120,18 @@ def settle(
     return Step(
         row=row, canvas=canvas, decision=decision, positions=cost, plan=plan, prediction=prediction
     )
+
+
+def literals_after(recipe: Recipe, canvas: Canvas, decision: Decision) -> Decision:
+    """The decision, and what the format leaves no choice about in the window after it."""
+    busy = canvas.finished or canvas.revising or decision.trials or decision.edits or decision.probe
+    if recipe.format is None or recipe.format.literals is None or busy:
+        return decision
+    positions, tokens = recipe.format.settled(canvas, canvas.window[1])
+    sure = np.zeros(len(positions), np.float32)
+    canvas.commit(positions, tokens, sure)
+    trial = Trial(positions, tokens, sure) if positions.size else None
+    return decision.after(trial, decision.explored)
 
 
 def _choose(row: Row, predictions: list[Prediction]) -> int:

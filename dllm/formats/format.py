@@ -11,6 +11,7 @@ import numpy as np
 from ..canvas import PATH, Canvas
 from .automaton import Automaton, BoolArray, IntArray
 from .joint import Chain, Float64Array, Lattice
+from .literals import Literals
 
 ROOM = 1 << 22  # terms of sums that are held at once
 
@@ -33,12 +34,14 @@ class Format:
     ``start``: the state in which the text behind the prompt begins, None where only holes have a
     form.  ``holes``: the state in which each hole's text begins, None for a hole without a form;
     empty where the text as a whole has one.  ``ends``: whether a stop id may end the text early.
+    ``literals``: which text it leaves no choice about, None where the model is to be asked anyway.
     """
 
     automaton: Automaton
     start: int | None = None
     holes: tuple[int | None, ...] = ()
     ends: bool = True
+    literals: Literals | None = None
 
     def spans(self, canvas: Canvas) -> list[Span]:
         """The spans of a canvas, as it stands now."""
@@ -68,6 +71,27 @@ class Format:
             )[span.start]
             for span in self.spans(canvas)
         )
+
+    def settled(self, canvas: Canvas, end: int) -> tuple[IntArray, IntArray]:
+        """Positions before ``end`` whose text is without a choice, as far as it follows what is
+        decided from the start of a span on, and the tokens to write there."""
+        positions, written = list[int](), list[int]()
+        for span in self.spans(canvas) if self.literals is not None else ():
+            assert self.literals is not None
+            free = canvas.masked[span.low : span.high]
+            first = span.low + int(free.argmax())
+            most = int((~canvas.masked[first : min(span.high, end)]).argmax())
+            if first >= end or not free.any():
+                continue
+            most = most or min(span.high, end) - first
+            state = self.automaton.run(span.start, canvas.tokens[span.low : first])
+            tokens, state = self.literals.run(state, most)
+            here = slice(first + len(tokens), span.high)
+            rest = canvas.tokens[here], canvas.masked[here]
+            if tokens and self.automaton.leading(*rest, span.final)[state]:
+                positions += range(first, here.start)
+                written += tokens
+        return np.array(positions, np.int64), np.array(written, np.int64)
 
     def chain(
         self, canvas: Canvas, span: Span, targets: IntArray, weight: Float64Array,
