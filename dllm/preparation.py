@@ -483,10 +483,11 @@ def _unbounded(
     whose attention is causal between blocks, decoded in these, where that equals the largest canvas
     to the last bit."""
     blocks, ends = model.facts.block_length, sampler.eos.ends and sampler.stop_ids
-    named = {"length", "seed_text"} & given.keys() or config.max_new_tokens or config.formatted
+    named = given.get("length") or config.max_new_tokens or config.formatted
     whole = FIXED_WINDOW in sampler.window.offers
     own = whole and getattr(sampler.window, "block_length", None) == blocks
-    return bool(blocks and ends and own) and not named and sampler.length is None
+    drafted = config.seed_text is not None
+    return bool(blocks and ends and own) and not (named or drafted or sampler.length)
 
 
 def occurrences(items: Sequence[Hashable]) -> list[int]:
