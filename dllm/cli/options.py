@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -446,8 +446,8 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
         ]
         shared = [
             inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
-                annotation=added[field.name],
+                field.name, inspect.Parameter.KEYWORD_ONLY, annotation=added[field.name],
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
             )
             for field in fields(group)
         ]  # fmt: skip
