@@ -72,7 +72,11 @@ class Session:
     positions per forward of steps that compute a whole text, so that these do not hold up the
     others (None: no bound).  ``keep_prefixes``: most tokens of complete texts whose keys and values
     are kept for texts that begin like them (0: none; default: 16,384 for verifiers); the one whose
-    last use is longest ago goes first.  ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
+    last use is longest ago goes first.  ``under_load``: a sampler that decides more at once,
+    such as "threshold(tau=0.7)", for steps before which more than ``under_load_waiting`` requests
+    wait.  It is for requests that name no sampler, and those submitted with ``under_load=True``;
+    what they get depends on the load, and `Result.loosened` says in how many forwards it did.
+    ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
     ``observe`` is called with a `StepReport` after every step, in the engine's thread.
     """
 
@@ -96,26 +100,28 @@ class Session:
         max_batch_tokens: int | None = None,
         full_step_tokens: int | None = None,
         keep_prefixes: int | None = None,
+        under_load: SamplerLike | None = None,
+        under_load_waiting: int = 0,
         observe: Callable[[StepReport], None] | None = None,
     ) -> None:
         self.model = load(model)
         self.max_waiting, self.observe = max_waiting, observe
         for name in ("max_rows", "max_waiting", "max_positions", "max_batch_tokens",
-                     "full_step_tokens", "keep_prefixes"):  # fmt: skip
-            value, least = locals()[name], 0 if name in ("max_waiting", "keep_prefixes") else 1
+                     "full_step_tokens", "keep_prefixes", "under_load_waiting"):  # fmt: skip
+            least = int(name not in ("max_waiting", "keep_prefixes", "under_load_waiting"))
+            value = locals()[name]
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)
                                       or value < least):  # fmt: skip
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value}")
         self._how = _prepared(
             self.model, cache=cache or "none", sampler=sampler, length=length,
             cuda_graphs=cuda_graphs, compile=compile, drafter=drafter, rule=rule,
-            controller=controller,
-            vocabulary=vocabulary, exact=exact,
+            controller=controller, vocabulary=vocabulary, exact=exact, under_load=under_load,
         )  # fmt: skip
         most = max_positions or max_rows * self.model.facts.context_length
         engine = self._how.engine(most, max_rows, max_batch_tokens)
         engine.keep_prefixes(keep_prefixes)
-        self._scheduler = Scheduler(self.model, engine, full_step_tokens)
+        self._scheduler = Scheduler(self.model, engine, full_step_tokens, under_load_waiting)
         self._handles: dict[Request, Handle] = {}
         self._inbox: deque[tuple[str, Handle]] = deque()  # what other threads want of the engine's
         self._wake = threading.Condition()
@@ -348,7 +354,10 @@ def _prepared(model: DiffusionModel, **how: Any) -> RequestMaker:
         from .drafting.preparation import SpeculativePreparation as kind
     for name in how.keys() - set(kind.SESSION):
         if how.pop(name) != DEFAULTS.get(name):
-            what = "autoregressive: it has no" if verifies else "no verifier: drop"
-            raise ConfigError(f"{model.name} is {what} {name}")
+            kinds = ("diffusion", "autoregressive")
+            theirs, own = kinds if verifies else kinds[::-1]
+            raise ConfigError(
+                f"{name} is for {theirs} models, and {model.name} is decoded as {own}: drop {name}"
+            )
     made: RequestMaker = kind.for_session(model, **how)
     return made

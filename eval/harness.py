@@ -39,7 +39,7 @@ from .usage import Scored, Usage, whole
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
-SAMPLING = ("temperature", "top_p", "top_k")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 @register_model("dllm")
@@ -87,7 +87,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         where = device or "auto"
         self.model = load(pretrained, device=where, dtype=dtype, adapter=adapter) if isinstance(
             pretrained, str | os.PathLike
-        ) else load(pretrained)  # fmt: skip
+        ) else load(pretrained, adapter=adapter)  # fmt: skip
         if self.model.tokenizer is None:
             raise ConfigError(f"{self.model.name} came without a tokenizer: the harness needs text")
         self.tokenizer = self.model.tokenizer

@@ -5,6 +5,7 @@ Parts and what they see are in `base`; how a string becomes a `Sampler` is in `c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -127,6 +128,19 @@ class Sampler:
         result = {part.name: part.asks(canvas, positions) for part in parts}
         return {name: ids for name, ids in result.items() if ids is not None}
 
+    @cached_property
+    def bannable(self) -> frozenset[int]:
+        """Ids that some part forbids in some steps, and reads where they are proposed."""
+        return frozenset().union(*(part.bannable for part in self.parts))
+
+    def bans(self, canvas: Canvas, positions: IntArray, ids: Sequence[int]) -> BoolArray:
+        """(n, m) bool: which of the ``ids`` may not be proposed at which of the ``positions``."""
+        result = np.zeros((len(positions), len(ids)), np.bool_)
+        for part in self.parts:
+            for token, where in part.bans(canvas, positions).items():
+                result[:, ids.index(token)] |= where
+        return result
+
     def maps(self, layers: int) -> tuple[int, ...]:
         """Decoder layers whose attention some part reads, ascending."""
         return tuple(sorted({i for part in self.parts for i in part.maps(layers)}))
@@ -158,7 +172,8 @@ class Sampler:
         return result | self.window.offers
 
     def foreseen(self, canvas: Canvas) -> IntArray:
-        """The positions that this step is going to commit, ascending; only with foresight."""
+        """The positions that this step is going to commit, ascending; only with foresight.  For
+        `dkv_greedy`, which computes their neighbourhood in the same forward."""
         positions = canvas.masks()
         blank = Prediction(
             positions, np.zeros_like(positions), np.zeros(len(positions), np.float32)
@@ -208,7 +223,6 @@ class Sampler:
         return Decision(positions, remasked, forced, trials, 0, ids, logprobs, padded, edits)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
-        self.eos.foresee(canvas, prediction, self.stop_ids)
         here = prediction.of_window(canvas)
         score = self.scorer.score(canvas, here)
         ids = self.stop_ids if self.eos.ends else ()

@@ -139,6 +139,10 @@ class Engine(Work[Row, Step]):
     def check(self, recipe: Recipe) -> None:
         self._options(recipe)
 
+    def change(self, row: Row, recipe: Recipe) -> None:
+        if row.recipe is not recipe:
+            row.recipe, row.options = recipe, self._options(recipe)
+
     def _options(self, recipe: Recipe) -> Options:
         """What a recipe asks of the statistics; recipes are checked when they are first met."""
         known = self._checked.get(id(recipe))
@@ -256,12 +260,9 @@ class Engine(Work[Row, Step]):
     def _settle(self, row: Row, answer: Any) -> Step:
         return settle(row, answer, self.cache, self.forward.buffer)
 
-    def logits(self, row: Row) -> torch.Tensor:
-        """Raw logits (n, V) of the undecided positions of the row's window.  Decides nothing."""
-        return self.scores([row])[0]
-
     def scores(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """`logits` of several rows, in one forward."""
+        """Raw logits (n, V) of the undecided positions of each row's window, in one forward that
+        decides nothing."""
         with self._lock:
             jobs = []
             for row in rows:
