@@ -38,7 +38,7 @@ class GenerateRequest:
     False, True, or "text" for rendered lines; ``diffusing``: every chunk is the whole present text.
     ``template``: variables of the chat template.  ``tools`` as OpenAI describes them, of which
     ``tool_choice`` ("auto", "required", or a name) says whether one is called, ``most_calls`` how
-    many.
+    many, ``several`` that a required call may be a list of them.
     """
 
     kind: str
@@ -65,6 +65,7 @@ class GenerateRequest:
     tools: Sequence[dict[str, Any]] = ()
     tool_choice: str = "none"
     most_calls: int = 1
+    several: bool = False
 
     @property
     def forced(self) -> bool:
@@ -110,6 +111,7 @@ def read_chat(data: Any) -> GenerateRequest:
         "chat", body, [conversation(body.messages)], length or body.max_tokens, logprobs=logprobs,
         tools=[] if wanted == "none" else tools, tool_choice=wanted,
         most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
+        several=body.parallel_tool_calls and "parallel_tool_calls" in body.model_fields_set,
         template=body.chat_template_kwargs or {},
     )  # fmt: skip
 
