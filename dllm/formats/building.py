@@ -30,8 +30,8 @@ class Built(NamedTuple):
 def built(
     pattern: str, vocabulary: Vocabulary, stop_ids: Sequence[int], pad_id: int, size: int
 ) -> Built:
-    """The automaton of ``pattern`` over ``size`` ids; raises `ConfigError` for an expression that is
-    not understood or too large."""
+    """The automaton of ``pattern`` over ``size`` ids; raises `ConfigError` for an expression that
+    is not understood or too large."""
     tables = WORKER.compile(pattern, vocabulary)
     automaton = Automaton.ending(tables, stop_ids, pad_id, size)
     literals = Literals(automaton, vocabulary.pieces)
