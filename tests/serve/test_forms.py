@@ -145,7 +145,7 @@ def test_an_agent_loop(start: Start) -> None:
     for calls, fits in ((one, True), ([one, one], True), ([one], False), ([], False)):
         assert jsonschema.Draft202012Validator(twice).is_valid(calls) == fits
     many = ask(model="nano", messages=messages, tools=[CALCULATOR], tool_choice="required",
-               max_tokens=120, parallel_tool_calls=True, temperature=1, seed=2)  # fmt: skip
+               max_tokens=96, parallel_tool_calls=True, temperature=1, seed=2)  # fmt: skip
     assert all(c.function.name == "calculator" for c in many.choices[0].message.tool_calls)
     chunks = list(ask(model="nano", messages=messages, tools=[CALCULATOR], max_tokens=64,
                       tool_choice="required", stream=True))  # fmt: skip
