@@ -225,7 +225,8 @@ class Part:
         return None
 
     def maps(self, layers: int) -> tuple[int, ...]:
-        """Which of the ``layers`` decoder layers it reads the attention of."""
+        """Which of the ``layers`` decoder layers it reads the attention of: DAWN, which weighs
+        positions by who attends to whom, and nobody can tell that from predictions."""
         return ()
 
 
@@ -242,11 +243,13 @@ class Window(Part):
         """After a forward: bounds that depend on what the model says."""
 
     def reconsiders(self, view: View, chosen: BoolArray) -> bool:
-        """Whether the window has just grown and the step's commits should wait for that."""
+        """Whether the window has just grown and the step's commits should wait for that: DCD, whose
+        paper decides only once the window is as far as it goes."""
         return False
 
     def decides(self, canvas: Canvas) -> bool:
-        """Whether the window itself says what this step commits, in place of the selectors."""
+        """Whether the window itself says what this step commits, in place of the selectors: the
+        exploring steps of SlowFast, whose rule is another one than that of its other steps."""
         return False
 
     def select(self, view: View) -> BoolArray:
@@ -294,7 +297,7 @@ class Selector(Part):
 
     def proposals(self, view: View, chosen: BoolArray) -> tuple[IntArray, FloatArray]:
         """(n,) ids that it commits and their log-probabilities, right where it has ``chosen``:
-        what is proposed, unless it says otherwise."""
+        what is proposed, unless it says otherwise: R2, which writes what a position said before."""
         return view.prediction.token, view.prediction.logprob
 
 
@@ -315,16 +318,14 @@ class EosRule(Part):
     suppress: ClassVar[bool] = False  # whether the end-of-text id may be proposed at all
     ends: ClassVar[bool] = True  # whether a stop id ends anything
 
-    def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
-        """Before the step's own commits: cut the region by what is proposed."""
-
     @property
     def reorders(self) -> bool:
-        """Whether `rescore` does anything."""
+        """Whether `rescore` changes scores."""
         return False
 
     def rescore(self, view: View) -> FloatArray:
-        """The scores as this rule changes them."""
+        """Before the step's own commits: the scores as this rule changes them.  A rule that cuts
+        by what is proposed (EoTP) remembers it here."""
         return view.score
 
     def check(self, canvas: Canvas, committed: IntArray, stop_ids: tuple[int, ...]) -> None:
@@ -398,7 +399,8 @@ class Explorer(Part):
         raise NotImplementedError
 
     def instead(self, view: View, chosen: BoolArray) -> bool:
-        """Whether trials replace the commit that the progress guarantee would force."""
+        """Whether trials replace the commit that the progress guarantee would force: ETE, which
+        tries because nothing is sure enough."""
         return False
 
     def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import Canvas, Edit, IntArray
-from ..capabilities import ALL_LOGITS
+from ..capabilities import WHOLE_TEXT
 from ..limits import COUNT, SHARE, bounds
 from .append import after_a_miss
 from .base import Length, Part, Prediction, View
@@ -43,7 +43,7 @@ class Daedal(Length):
     an answer without an end gets another ``block`` (32); not so with ``official``.
     """
 
-    needs = frozenset({ALL_LOGITS})
+    needs = frozenset({WHOLE_TEXT})
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
     limits = bounds(
         initial=COUNT,

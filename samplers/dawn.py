@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, OWN_PREDICTIONS, PROBABILITY
+from ..capabilities import OWN_PREDICTIONS, PROBABILITY, WHOLE_TEXT
 from ..limits import COUNT, THRESHOLD, bounds
 from ..spec import FamilyDefaults
 from .base import Selector, View
@@ -37,7 +37,7 @@ class DAWN(Selector):
     rounds as there were candidates, and an index that finds none left is 0.
     """
 
-    needs = frozenset({PROBABILITY, COMMITTED_LOGITS, ATTENTION_MAPS, OWN_PREDICTIONS})
+    needs = frozenset({PROBABILITY, WHOLE_TEXT, OWN_PREDICTIONS})
 
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"tau_sink": 0.01, "tau_edge": 0.07, "tau_induce": 0.7, "tau_low": 0.75},

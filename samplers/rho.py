@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import Canvas, Edit, IntArray
-from ..capabilities import ALL_LOGITS, REGION_LOGITS, Capability
+from ..capabilities import REGION_LOGITS, WHOLE_TEXT, Capability
 from ..errors import ConfigError
 from ..limits import COUNT, bounds, one_of
 from .append import after_a_miss
@@ -95,7 +95,7 @@ class Rho(Length):
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]
-        return frozenset({ALL_LOGITS if self.signal == "confidence" else REGION_LOGITS})
+        return frozenset({WHOLE_TEXT if self.signal == "confidence" else REGION_LOGITS})
 
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(0.9),)

@@ -156,7 +156,8 @@ class Sampler:
         return result | self.window.offers
 
     def foreseen(self, canvas: Canvas) -> IntArray:
-        """The positions that this step is going to commit, ascending; only with foresight."""
+        """The positions that this step is going to commit, ascending; only with foresight.  For
+        `dkv_greedy`, which computes their neighbourhood in the same forward."""
         positions = canvas.masks()
         blank = Prediction(
             positions, np.zeros_like(positions), np.zeros(len(positions), np.float32)
@@ -206,7 +207,6 @@ class Sampler:
         return Decision(positions, remasked, forced, trials, 0, ids, logprobs, padded, edits)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
-        self.eos.foresee(canvas, prediction, self.stop_ids)
         here = prediction.of_window(canvas)
         score = self.scorer.score(canvas, here)
         ids = self.stop_ids if self.eos.ends else ()

@@ -224,8 +224,8 @@ class Feedback:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is known when a sequence begins.  ``prompt`` (P,) int64; ``vocab_size`` and
+class DraftRequest:
+    """What a drafter is told when a sequence begins.  ``prompt`` (P,) int64; ``vocab_size`` and
     ``stop_ids`` are the verifier's; ``limit`` is the longest the sequence can get; ``noise_key`` is
     (seed, stream) of the verifier's emission noise, for drafters that share it; ``trees``: whether
     verifier and accept rule take trees; ``verifier`` is the verifier's model where it runs in this
@@ -289,7 +289,7 @@ class Drafter(DraftPart):
     timed: ClassVar[bool] = False
     outside: ClassVar[bool] = False
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         """Start on a new sequence."""
         raise NotImplementedError
 

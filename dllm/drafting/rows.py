@@ -25,9 +25,9 @@ from .base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
     Outcome,
-    Request,
     RoundStats,
 )
 from .length.control import LengthController
@@ -73,7 +73,8 @@ class SpeculativeRecipe:
         if self.format is not None:  # last: nothing is to bring back what it takes
             processors = (*processors, FormatProcessor(self.format, len(prompt), limit))
         return Sampling(
-            config.temperature, config.top_p, config.top_k, 1.0 if penalty is None else penalty,
+            config.temperature, config.top_p, config.top_k, config.min_p,
+            tuple(config.logit_bias.items()), 1.0 if penalty is None else penalty,
             processors, self.stop_ids, len(prompt) + config.min_new_tokens,
         )  # fmt: skip
 
@@ -149,9 +150,9 @@ class SpeculativeRow(Row):
             verifier.close(self.text)
             raise
 
-    def _request(self, prompt: IntArray, limit: int) -> Request:
+    def _request(self, prompt: IntArray, limit: int) -> DraftRequest:
         model, recipe = self.verifier.model, self.recipe
-        return Request(
+        return DraftRequest(
             prompt=prompt, vocab_size=model.facts.vocab_size, limit=limit,
             stop_ids=model.facts.stop_token_ids, temperature=recipe.config.temperature,
             noise_key=self.noise.emission, draft_key=self.noise.drafting, tokenizer=model.tokenizer,

@@ -19,7 +19,15 @@ from ..canvas import FloatArray, IntArray
 from ..errors import NumericError
 from ..formats.format import Question, complete
 from ..kernels.divergence import divergence, log_probabilities
-from ..kernels.statistics import COLDEST, TokenStatistics, logprobs_of, to_host, token_statistics
+from ..kernels.statistics import (
+    COLDEST,
+    Biased,
+    Head,
+    TokenStatistics,
+    logprobs_of,
+    to_host,
+    token_statistics,
+)
 from ..models import DiffusionModel
 from ..models.linears import check_linears
 from ..samplers import Prediction
@@ -193,13 +201,15 @@ class Forward:
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
             if "kl" in options.needs:
-                job.logprobs = log_probabilities(hidden[here], self.head, options.banned)
+                job.logprobs = log_probabilities(hidden[here], self._head(options), options.banned)
                 own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
             for name, ids in job.ids.items():
-                own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids)
+                own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
             if job.shadow.size:
                 standing = job.canvas.tokens[job.shadow][:, None]
-                own["stands"] = self._logprobs(hidden, clean, slice(here.stop, at), standing)
+                own["stands"] = self._logprobs(
+                    hidden, clean, slice(here.stop, at), standing, options
+                )
         return result
 
     def _banned_rows(self, jobs: list[Job], options: Options, count: int) -> torch.Tensor | None:
@@ -216,12 +226,13 @@ class Forward:
     ) -> TokenStatistics:
         return token_statistics(
             hidden,
-            self.head,
+            self._head(options),
             banned=options.banned,
             banned_rows=rows,
             temperature=options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
+            min_p=options.min_p,
             tempered=self._tempered,
             noise_keys=noise_keys(jobs).to(hidden.device) if options.temperature else None,
             top=options.top,
@@ -235,19 +246,24 @@ class Forward:
     ) -> TokenStatistics:  # fmt: skip
         """Tokens with log-probabilities of the clean distribution: ``result`` unless it describes
         what temperature and filters leave."""
-        filtered = options.temperature or options.top_p < 1 or options.top_k
+        filtered = options.temperature or options.top_p < 1 or options.top_k or options.min_p
         if not self._tempered or not filtered:
             return result
         return token_statistics(
-            hidden, self.head, banned=options.banned, banned_rows=rows, needs=()
+            hidden, self._head(options), banned=options.banned, banned_rows=rows, needs=()
         )
 
+    def _head(self, options: Options) -> Head:
+        return Biased(self.head, options.bias) if options.bias else self.head
+
     def _logprobs(
-        self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: IntArray
-    ) -> torch.Tensor:
+        self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: IntArray,
+        options: Options,
+    ) -> torch.Tensor:  # fmt: skip
         """(n, m) clean log-probabilities of ``ids``, beside the clean statistics."""
         wanted = torch.from_numpy(ids).to(hidden.device)
-        return logprobs_of(hidden[here], self.head, wanted, clean.token[here], clean.logprob[here])
+        known = clean.token[here], clean.logprob[here]
+        return logprobs_of(hidden[here], self._head(options), wanted, *known)
 
 
 def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:

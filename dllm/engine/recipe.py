@@ -68,7 +68,7 @@ class Options:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only where the
     text is too short.  ``maps``: the layers whose attention is wanted.  ``classes``: those of the
-    row's format."""
+    row's format; ``bias``: what is added to the logits of tokens."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -79,6 +79,8 @@ class Options:
     needs: frozenset[str]
     maps: tuple[int, ...] = ()
     classes: TokenClasses | None = None
+    bias: tuple[tuple[int, float], ...] = ()
+    min_p: float = 0.0
 
     @classmethod
     def of(
@@ -94,6 +96,7 @@ class Options:
             max(config.top_candidates, own), sampler.statistics | cached,
             sampler.maps(model.hf.config.num_hidden_layers),
             None if recipe.format is None else recipe.format.automaton.classes,
+            tuple(sorted(config.logit_bias.items())), config.min_p,
         )  # fmt: skip
 
 

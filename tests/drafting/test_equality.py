@@ -12,7 +12,7 @@ from scipy.stats import chi2_contingency
 
 import dllm
 from dllm.drafting.accept.rows import ACCEPT, PURPOSES, RESIDUAL, KeyedNoise
-from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, Request
+from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest
 from dllm.drafting.preparation import SpeculativePreparation
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
 from dllm.drafting.verifiers.rowwise import VerifierCache
@@ -280,7 +280,7 @@ def test_a_drafter_sees_every_emitted_token(verifier: dllm.DiffusionModel) -> No
     seen: list[list[int]] = []
 
     class Watching(Scripted):
-        def open(self, request: Request) -> Drafting:
+        def open(self, request: DraftRequest) -> Drafting:
             inner = super().open(request)
             propose = inner.propose
 

@@ -242,7 +242,7 @@ def test_crop_cuts_where_the_end_is_likely() -> None:
         ({"length": "rho", "sampler": "llada"}, "llada plans for a text"),
         ({"length": "daedal", "sampler": "wino"}, "wino plans for a text"),
         ({"length": "append", "sampler": "slowfast"}, "slowfast needs a text whose length"),
-        ({"length": "rho", "cache": "dual"}, "decided positions included"),
+        ({"length": "rho", "cache": "dual"}, "a forward over the whole text"),
         ({"length": "rho(signal=density)", "cache": "dual"}, "every undecided position"),
         ({"length": "grow"}, "unknown length"),
         ({"length": "threshold"}, "unknown length"),

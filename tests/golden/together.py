@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm import preparation
+from dllm import canvases
 from dllm.canvas import FloatArray, IntArray, UniformNoise
 from dllm.kernels.noise import uniform
 
@@ -73,7 +73,7 @@ class Together:
             )  # fmt: skip
         if case["id"] not in self._results:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(preparation, "uniform", self._uniform)
+                patch.setattr(canvases, "uniform", self._uniform)
                 self._decode(*_model(case), call.cache)
         result = self._results[case["id"]]
         if isinstance(result, BaseException):

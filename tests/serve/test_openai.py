@@ -174,12 +174,25 @@ def test_log_probabilities(served: Served, tiny: dllm.DiffusionModel) -> None:
     assert len(shape.tokens) == len(shape.token_logprobs or []) == len(shape.top_logprobs)
 
 
+def test_biases_and_filters_of_the_proposals(served: Served, tiny: dllm.DiffusionModel) -> None:
+    wanted = tiny.facts.vocab_size - 1
+    body = {"prompt": "one", "max_tokens": 8, "return_token_ids": True}
+    (only,) = served.post("/v1/completions", body | {"logit_bias": {str(wanted): 100}}).json()[
+        "choices"
+    ]
+    assert only["token_ids"] == [wanted] * 8
+    drawn = {"temperature": 1.5, "seed": 3, "min_p": 1.0}  # leaves the best
+    greedy, best = (served.post("/v1/completions", body | how).json() for how in ({}, drawn))
+    assert greedy["choices"][0]["token_ids"] == best["choices"][0]["token_ids"]
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "param"),
     [
         ({"model": "gpt-4o"}, "NotFoundError", "model"),
         ({"temperature": -1}, "BadRequestError", "temperature"),
         ({"frequency_penalty": 1}, "BadRequestError", "frequency_penalty"),
+        ({"logit_bias": {"999999": 1}}, "BadRequestError", None),
         ({"max_tokens": 4000}, "BadRequestError", None),
         ({"extra_body": {"sampler": "thresold"}}, "BadRequestError", None),
         ({"extra_body": {"cache": "prefix"}}, "BadRequestError", "cache"),

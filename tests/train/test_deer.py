@@ -92,9 +92,9 @@ def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, 
     save_aligned(model, recipe, tmp_path / "aligned")
     drafter = dllm.DiffusionDrafter(tmp_path / "aligned", search="argmax", window=4)
     assert (drafter.end_marker, drafter.marker_position) == (recipe.marker_for(tiny), where)
-    from dllm.drafting.base import Budget, Request
+    from dllm.drafting.base import Budget, DraftRequest
 
-    drafting = drafter.open(Request(np.array([5, 6, 7]), tiny.facts.vocab_size, (), 60))
+    drafting = drafter.open(DraftRequest(np.array([5, 6, 7]), tiny.facts.vocab_size, (), 60))
     draft = drafting.propose(np.array([5, 6, 7, 20]), Budget(4, 4))
     assert draft.tokens.tolist() == [30, 40, 21, 31]
     draft = drafting.propose(np.array([5, 6, 7, 20, 30, 40]), Budget(2, 2))  # reuses the first four

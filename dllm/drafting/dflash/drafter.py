@@ -26,8 +26,8 @@ from ..base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
     single,
 )
 from ..search.chains import SEARCHES, Search, SearchContext
@@ -95,7 +95,7 @@ class BlockDrafter(Drafter):
         kind = Distribution.POINT if self.search is None else self.search.distribution
         return frozenset({kind})
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         if request.verifier is None:
             raise ConfigError(
                 f"{self.model.name} reads the verifier's hidden states, which this engine does not "
@@ -184,7 +184,7 @@ class BlockDrafting(Drafting):
 
     part: BlockDrafter
     bound: Binding
-    request: Request
+    request: DraftRequest
     text: TextKeys = field(init=False)
     anchor: int = -1
     rounds: int = 0

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import Budget, Draft, Drafter, Drafting, Feedback, Request, chain
+from ..base import Budget, Draft, Drafter, Drafting, DraftRequest, Feedback, chain
 from .hits import HitRates
 from .prompt_lookup import register
 
@@ -38,7 +38,7 @@ class AdaptiveNGram(Drafter):
             raise ConfigError("anpd takes n >= 2 and 1 <= k <= k_max")
         self.hits = HitRates()
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _NGrams(self)
 
 

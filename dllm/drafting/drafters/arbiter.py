@@ -11,14 +11,14 @@ from ..base import (
     Budget,
     Draft,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
 )
 from .first_of import _FirstOf, _Several
 
 
 class _Arbiter(_FirstOf):
-    def __init__(self, part: Arbiter, request: Request) -> None:
+    def __init__(self, part: Arbiter, request: DraftRequest) -> None:
         super().__init__(part, request)
         count = len(self.members)
         self.part, self.round, self.chosen = part, 0, 0
@@ -63,5 +63,5 @@ class Arbiter(_Several):
 
     timed = True
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Arbiter(self, request)

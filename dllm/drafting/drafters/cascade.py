@@ -14,7 +14,7 @@ from ..base import (
     Distribution,
     Draft,
     Drafting,
-    Request,
+    DraftRequest,
 )
 from .first_of import _FirstOf, _Several
 
@@ -66,5 +66,5 @@ class Cascade(_Several):
     the third, and so on.
     """
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Cascading(self, request)

@@ -34,8 +34,8 @@ from ..base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
     single,
 )
 from ..search.chains import SEARCHES, Search, SearchContext
@@ -170,7 +170,7 @@ class DiffusionDrafter(Drafter):
             return result
         return SEARCHES["coupled" if temperature > 0 else "cps"]()
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return DiffusionDrafting(self, request)
 
     def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
@@ -247,7 +247,7 @@ class DiffusionDrafting(Drafting):
     """A diffusion drafter on one sequence: its row in the drafter's engine."""
 
     part: DiffusionDrafter
-    request: Request
+    request: DraftRequest
     rounds: int = 0
     first: int = 0  # position of the first mask, and how many there are
     window: int = 0

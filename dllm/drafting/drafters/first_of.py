@@ -16,13 +16,13 @@ from ..base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
 )
 
 
 class _FirstOf(Drafting):
-    def __init__(self, several: _Several, request: Request) -> None:
+    def __init__(self, several: _Several, request: DraftRequest) -> None:
         self.several = several
         self.members = [drafter.open(request) for drafter in several.drafters]
 
@@ -83,7 +83,7 @@ class _Several(Drafter):
 class FirstOf(_Several):
     """The first drafter that has something to say, e.g. a lookup before a model."""
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _FirstOf(self, request)
 
     def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:

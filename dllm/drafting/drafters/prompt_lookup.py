@@ -8,7 +8,7 @@ import numpy as np
 
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request, chain
+from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback, chain
 from .hits import HitRates
 
 register = DRAFTERS.register
@@ -41,7 +41,7 @@ class PromptLookup(Drafter):
             raise ConfigError("prompt_lookup takes 1 <= least <= n and k >= 1")
         self.hits = HitRates()
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Copying(self)
 
 

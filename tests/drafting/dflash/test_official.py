@@ -278,9 +278,11 @@ def test_what_is_sent_of_a_drawn_walk_does_not_depend_on_what_comes_later() -> N
 
     verifier = make_verifier("full")
     part = BlockDrafter(with_selector(verifier), head="sample")
-    from dllm.drafting.base import Request
+    from dllm.drafting.base import DraftRequest
 
-    request = Request(np.array([4, 5]), verifier.facts.vocab_size, (), 40, 0.8, verifier=verifier)
+    request = DraftRequest(
+        np.array([4, 5]), verifier.facts.vocab_size, (), 40, 0.8, verifier=verifier
+    )
     drafting: Any = part.open(request)
     drafting.bound.network.read(drafting.text, torch.randn(1, 32))
     draft = drafting.propose(np.array([4, 5]), Budget(9, 9, refine))

@@ -15,7 +15,16 @@ from dllm.drafting import register_all
 from dllm.drafting.accept.fly import FLy
 from dllm.drafting.accept.pivot import Pivot, fit_pivot
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
-from dllm.drafting.base import DRAFTERS, Budget, Draft, Drafter, Drafting, Feedback, Request, single
+from dllm.drafting.base import (
+    DRAFTERS,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    DraftRequest,
+    Feedback,
+    single,
+)
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.aded import ADED
 from dllm.drafting.drafters.cascade import Cascade
@@ -31,8 +40,8 @@ register_all()
 NEW = 20
 
 
-def request(prefix: list[int], trees: bool = True) -> Request:
-    return Request(np.array(prefix), 100, (99,), 200, trees=trees)
+def request(prefix: list[int], trees: bool = True) -> DraftRequest:
+    return DraftRequest(np.array(prefix), 100, (99,), 200, trees=trees)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +119,7 @@ class _Fixed(Drafter):
     def __init__(self, tokens: dict[int, list[int]]) -> None:
         self.tokens = tokens
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Context(self.tokens)
 
 
@@ -148,7 +157,7 @@ def test_a_trimmed_drafter_drafts_among_the_kept_only(tmp_path: Path) -> None:
     assert result.tokens == plain.tokens and result.accepted > 5
     few = [int(plain.tokens[0]), *model.facts.stop_token_ids]
     drafter = dllm.DiffusionDrafter("nano", search="sample", trim=few, window=8)
-    drafting = drafter.open(Request(np.arange(5, 15), model.facts.vocab_size, (0,), 90))
+    drafting = drafter.open(DraftRequest(np.arange(5, 15), model.facts.vocab_size, (0,), 90))
     draft = drafting.propose(np.arange(5, 15), Budget(6, 20))
     assert set(draft.tokens.tolist()) <= set(few) and len(draft) == 6
     assert draft.log_q is not None
