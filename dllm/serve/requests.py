@@ -41,8 +41,9 @@ class GenerateRequest:
     False, True, or "text" for rendered lines; ``diffusing``: every chunk is the whole present text.
     ``template``: variables of the chat template.  ``tools`` as OpenAI describes them, of which
     ``tool_choice`` ("auto", "required", or a name) says whether one is called, ``most_calls`` how
-    many, ``several`` that a required call may be a list of them.  ``penalties`` by name, those that change something.  ``response``: of
-    ``/v1/responses``, what its answer repeats; None for all others.
+    many, ``several`` that a required call may be a list of them.  ``penalties`` by name, those that
+    change something.  ``response``: of ``/v1/responses``, what its answer repeats; None for all
+    others.
     """
 
     kind: str
