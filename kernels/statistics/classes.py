@@ -71,10 +71,7 @@ def reduce_classes(
         columns["class_warm"] = empty
     if not len(cut.columns):
         return columns
-    fold = folded
-    if x.device.type == "cuda" and find_spec("triton") is not None:
-        from .segments import folded as fold
-    best, at, total, warmer = fold(x, noisy, cut, scale, temperature, warm)
+    best, at, total, warmer = folded(x, noisy, cut, scale, temperature, warm)
     token = cut.columns[at]
     found = {
         "class_best": best, "class_token": token + low, "class_logit": x.gather(1, token),
@@ -99,6 +96,11 @@ def folded(
     warm: bool,
 ) -> Folded:  # fmt: skip
     """The segments of ``x`` (R, n); the best are those of ``noisy`` where it is given."""
+    if x.device.type == "cuda" and find_spec("triton") is not None:
+        from . import segments
+
+        given = cut.columns, cut.first, scale, temperature, warm
+        return Folded(*segments.folded(x, noisy, *given))
     mine = x.index_select(1, cut.columns)
     best, at = top, _ = _largest(mine, cut)
     if noisy is not None:

@@ -9,7 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .classes import Folded, Segments
 from .tiles import _INF, _LOWEST, _NONE, key_logit, key_token, to_key
 
 BLOCK = 256  # tokens at a time
@@ -60,17 +59,17 @@ def fold(x_ptr, noisy_ptr, columns_ptr, bounds_ptr, best_ptr, at_ptr, total_ptr,
 
 
 def folded(
-    x: torch.Tensor, noisy: torch.Tensor | None, cut: Segments, scale: float, temperature: float,
-    warm: bool,
-) -> Folded:  # fmt: skip
-    """As `classes.folded`."""
-    x, rows, count = x.contiguous(), len(x), len(cut.first)
+    x: torch.Tensor, noisy: torch.Tensor | None, columns: torch.Tensor, first: torch.Tensor,
+    scale: float, temperature: float, warm: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """The fields of `classes.Folded` for a cut with these ``columns`` and ``first`` ones."""
+    x, rows, count = x.contiguous(), len(x), len(first)
     other = x if noisy is None else noisy.contiguous()
     best, total, warmer = x.new_empty((3, rows, count)).unbind(0)
     at = torch.empty((rows, count), dtype=torch.int64, device=x.device)
-    bounds = torch.cat([cut.first, cut.first.new_tensor([len(cut.columns)])])
+    bounds = torch.cat([first, first.new_tensor([len(columns)])])
     fold[(rows, count)](
-        x, other, cut.columns, bounds, best, at, total, warmer, count, x.stride(0), scale,
+        x, other, columns, bounds, best, at, total, warmer, count, x.stride(0), scale,
         temperature, NOISE=noisy is not None, WARM=warm, BLOCK=BLOCK,
     )  # fmt: skip
-    return Folded(best, at, total, warmer if warm else None)
+    return best, at, total, warmer if warm else None
