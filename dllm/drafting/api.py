@@ -28,6 +28,7 @@ DRAFTING = (
     "trim",
     "head",
     "nodes",
+    "copies",
 )
 
 

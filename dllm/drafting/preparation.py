@@ -26,7 +26,7 @@ ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k"
              "seed", "max_rows", "regex", "choice", "json_schema")  # fmt: skip
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
 OTHERS = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds", "end_marker",
-          "marker_position", "trim", "head", "nodes", "exact", "chat", "tokenizer",
+          "marker_position", "trim", "head", "nodes", "copies", "exact", "chat", "tokenizer",
           "vocabulary")  # fmt: skip
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import Budget, Draft, Drafter, Drafting, Feedback, Request, chain
+from .followers import Followers
 from .hits import HitRates
 from .prompt_lookup import register
 
@@ -45,46 +46,26 @@ class AdaptiveNGram(Drafter):
 @dataclass
 class _NGrams(Drafting):
     part: AdaptiveNGram
-    counts: dict[tuple[int, ...], dict[int, int]] = field(default_factory=dict)
-    known: int = 0  # tokens that were counted
 
     def __post_init__(self) -> None:
-        self.length = self.part.k
+        self.length, self.counts = self.part.k, Followers(self.part.n - 1)
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        tokens = prefix.tolist()
-        self._learn(tokens)
+        self.counts.learn(prefix)
+        text: list[int] = prefix[-self.part.n :].tolist()
         drafted: list[int] = []
         confidence: list[float] = []
         self.levels: list[int] = []
         while len(drafted) < min(self.length, budget.length):
-            successor = self._successor(tokens[-self.part.n :] + drafted)
-            if successor is None:
+            level, seen = next(self.counts.behind(text + drafted), (0, {}))
+            if not seen:
                 break
-            token, level, share = successor
-            drafted.append(token)
+            most = max(seen.values())  # of equal counts the later occurrence
+            drafted.append([token for token, count in seen.items() if count == most][-1])
             self.levels.append(level)
-            confidence.append(share * self.part.hits(level))
+            confidence.append(most / sum(seen.values()) * self.part.hits(level))
         length = budget.chain_length(np.array(confidence))
         return chain(drafted[:length], self.part.name, np.array(confidence[:length]))
-
-    def _learn(self, tokens: list[int]) -> None:
-        for end in range(max(1, self.known), len(tokens)):
-            for n in range(1, min(self.part.n, end + 1)):
-                seen = self.counts.setdefault(tuple(tokens[end - n : end]), {})
-                # an equal count of a later occurrence wins: it moves to the end
-                seen[tokens[end]] = seen.pop(tokens[end], 0) + 1
-        self.known = len(tokens)
-
-    def _successor(self, tokens: list[int]) -> tuple[int, int, float] | None:
-        """The most frequent successor, the length of its context, and its share."""
-        for n in range(self.part.n - 1, 0, -1):
-            seen = self.counts.get(tuple(tokens[-n:])) if len(tokens) >= n else None
-            if seen:
-                most = max(seen.values())
-                token = [token for token, count in seen.items() if count == most][-1]
-                return token, n, most / sum(seen.values())
-        return None
 
     def observe(self, feedback: Feedback) -> None:
         drafted = len(feedback.draft)

@@ -140,9 +140,5 @@ class _Cached(Drafting):
         return tokens, parents, alive
 
     def observe(self, feedback: Feedback) -> None:
-        draft, path = feedback.draft, set(feedback.path)
-        if draft.source != self.part.name:
-            return
-        for parent in (ROOT, *feedback.path):
-            for child in draft.children(parent):
-                self.part.hits.update(self.ranks[child], int(child in path), 1)
+        if feedback.draft.source == self.part.name:
+            self.part.hits.update_tree(self.ranks, feedback)

@@ -111,11 +111,8 @@ class _Recycling(Drafting):
                      confidence=np.array(alive[:n]), source=self.part.name)  # fmt: skip
 
     def observe(self, feedback: Feedback) -> None:
-        draft, path = feedback.draft, set(feedback.path)
-        if draft.source == self.part.name:
-            for parent in (ROOT, *feedback.path):
-                for child in draft.children(parent):
-                    self.part.hits.update(self.ranks[child], int(child in path), 1)
+        if feedback.draft.source == self.part.name:
+            self.part.hits.update_tree(self.ranks, feedback)
         scores: Any = feedback.scores
         best = scores.topk(min(self.part.width, scores.shape[-1]), dim=-1).indices.tolist()
         for token, successors in zip(feedback.fed.tolist(), best, strict=True):
