@@ -383,7 +383,8 @@ def test_copies_of_the_text_join_the_draft(
         drafted = dllm.speculate(verifier, drafter, texts, controller=controller, **how)
         assert [one.tokens for one in drafted] == [one.tokens for one in plain]
         depth = max(stats.depth for one in drafted for stats in one.rounds)
-        assert depth > checkpoint.config.block_size - 1 or controller == "rate"
+        if controller != "rate" and (head == "tree" or not temperature):
+            assert depth > checkpoint.config.block_size - 1
         assert drafter.hits[temperature > 0]._judged and not drafter.hits[temperature == 0]._judged
 
 

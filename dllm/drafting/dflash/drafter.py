@@ -34,8 +34,7 @@ from ..drafters.followers import Followers
 from ..drafters.hits import HitRates
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
-from ..search.ngram import NGram
-from ..search.proxies import PROXIES, Proxy
+from ..search.proxies import PROXIES, NGram, Proxy
 from .checkpoint import BlockCheckpoint, load_checkpoint
 from .heads import WalkHead, confidence_of, head_of
 from .network import BlockNetwork, TextKeys

@@ -1,4 +1,4 @@
-"""ANPD: n-gram counts that adapt to the text so far."""
+"""Drafters that copy what followed the present n-gram before."""
 
 from __future__ import annotations
 
@@ -8,10 +8,61 @@ import numpy as np
 
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import Budget, Draft, Drafter, Drafting, Feedback, Request, chain
+from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request
 from .followers import Followers
 from .hits import HitRates
-from .prompt_lookup import register
+
+register = DRAFTERS.register
+
+
+def last_match(tokens: IntArray, n: int) -> int:
+    """Where the latest earlier occurrence of the last ``n`` tokens ends (exclusive); -1 if none."""
+    if n == 0 or len(tokens) <= n:
+        return -1
+    windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], n)
+    result = np.flatnonzero((windows == tokens[-n:]).all(1))
+    return int(result[-1]) + n if result.size else -1
+
+
+@register("prompt_lookup", paper="Prompt Lookup Decoding (github.com/apoorvumang)")
+@dataclass
+class PromptLookup(Drafter):
+    """Copy what followed the last n-gram the last time, trying longer n-grams first.
+
+    n-grams of ``n`` down to ``least`` tokens, at most ``k`` tokens copied.  Its confidence is how
+    often copies after an n-gram of that length were right so far.
+    """
+
+    n: int = 3
+    k: int = 10
+    least: int = 2
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.n or self.k < 1:
+            raise ConfigError("prompt_lookup takes 1 <= least <= n and k >= 1")
+        self.hits = HitRates()
+
+    def open(self, request: Request) -> Drafting:
+        return _Copying(self)
+
+
+class _Copying(Drafting):
+    def __init__(self, part: PromptLookup) -> None:
+        self.part, self.matched = part, 0
+
+    def propose(self, prefix: IntArray, budget: Budget) -> Draft:
+        for n in range(self.part.n, self.part.least - 1, -1):
+            at = last_match(prefix, n)
+            if at >= 0:
+                self.matched = n
+                tokens = prefix[at : at + self.part.k]
+                return budget.chain(tokens, [self.part.hits(n)] * len(tokens), self.part.name)
+        return EMPTY
+
+    def observe(self, feedback: Feedback) -> None:
+        if feedback.draft.source == self.part.name and len(feedback.draft):
+            hits = self.part.hits
+            hits.update_chain(self.matched, feedback.accepted, len(feedback.draft))
 
 
 @register(
@@ -64,8 +115,7 @@ class _NGrams(Drafting):
             drafted.append([token for token, count in seen.items() if count == most][-1])
             self.levels.append(level)
             confidence.append(most / sum(seen.values()) * self.part.hits(level))
-        length = budget.chain_length(np.array(confidence))
-        return chain(drafted[:length], self.part.name, np.array(confidence[:length]))
+        return budget.chain(drafted, confidence, self.part.name)
 
     def observe(self, feedback: Feedback) -> None:
         drafted = len(feedback.draft)
