@@ -27,7 +27,7 @@ import torch
 import dllm
 from dllm.formats import regex_pattern, schema_pattern
 from dllm.formats.automaton import Automaton
-from dllm.formats.joint import Chain, drawn, likeliest, marginals
+from dllm.formats.joint import Chain, Lattice
 from dllm.formats.vocabulary import Vocabulary, vocabulary_of
 from dllm.formats.worker import Worker
 from dllm.kernels.statistics import TokenClasses, token_statistics
@@ -71,23 +71,21 @@ def host(worker: Worker, vocabulary: Vocabulary, pattern: str) -> dict[str, Any]
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(WINDOW, automaton.next.shape[1])) * 3
     final = (automaton.accepting | automaton.closed) | (automaton.need <= 64)
-    chain = Chain(weight, np.full(WINDOW, -1), tables.start, final)
+    chain = Chain(weight, weight, tables.start, final)
     noise = rng.random(WINDOW)
 
-    def best() -> None:
-        path = likeliest(automaton, chain)
-        assert path is not None
-        marginals(automaton, chain, path)
+    def likeliest() -> None:
+        lattice = Lattice(automaton, [chain])
+        lattice.marginals(chain, lattice.likeliest(chain))
 
-    def sample() -> None:
-        path = drawn(automaton, chain, noise)
-        assert path is not None
-        marginals(automaton, chain, path)
+    def drawn() -> None:
+        lattice = Lattice(automaton, [chain])
+        lattice.marginals(chain, lattice.drawn(chain, noise))
 
     result = {
         "compile_seconds": compiling, "states": len(automaton.accepting),
-        "classes": automaton.next.shape[1], "edges": len(automaton.out.source),
-        "likeliest_ms": 1e3 * seconds(best), "drawn_ms": 1e3 * seconds(sample),
+        "classes": automaton.next.shape[1], "edges": len(automaton.out.label),
+        "likeliest_ms": 1e3 * seconds(likeliest), "drawn_ms": 1e3 * seconds(drawn),
     }  # fmt: skip
     return {**result, "share_of_15_ms": result["likeliest_ms"] / STEP_8B}
 

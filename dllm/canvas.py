@@ -80,6 +80,16 @@ class Suffix:
     window: tuple[int, int] = (-1, 0)
 
 
+@dataclass(slots=True)
+class Fed:
+    """What released code feeds, where a sampler has to know it (``official`` of DSB and LoPA): the
+    ``whole`` text, or positions ``first`` to ``end``."""
+
+    first: int = -1
+    end: int = 0
+    whole: bool = True
+
+
 @dataclass
 class Cycle:
     """SlowFast's phase, which its window sets and its cache reads: positions ``start`` to

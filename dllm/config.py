@@ -33,6 +33,7 @@ NUMBERS = {
     "temperature": Range(0, MAX_TEMPERATURE, whole=False),
     "top_p": Range(0, 1, whole=False),
     "top_k": Range(0, MOST),
+    "min_p": Range(0, 1, whole=False),
     "cfg_scale": Range(0, MAX_TEMPERATURE, whole=False),
     "seed": Range(0, SEEDS - 1),
     "max_rows": Range(1, MOST),
@@ -41,13 +42,12 @@ NUMBERS = {
 }
 FORMATS = ("regex", "choice", "json_schema")
 NOT_WITH_FORMATS = {
-    "top_p": "what it leaves may hold no text of the form",
-    "top_k": "what it leaves may hold no text of the form",
+    **dict.fromkeys(("top_p", "top_k", "min_p"), "what it leaves may hold no text of the form"),
     "min_new_tokens": "the form says how long the answer is",
     "stop_strings": "they may cut it before its end",
     "length": "the form is fitted to a canvas of one length",
 }
-SWITCHES = ("cuda_graphs", "compile", "suppress_mask")
+SWITCHES = ("cuda_graphs", "compile", "suppress_mask", "literals")
 
 # What other libraries call it, and what to write here.
 ELSEWHERE = {
@@ -83,6 +83,8 @@ class GenerationArguments(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    logit_bias: Mapping[int, float]
     cfg_scale: float
     eos_policy: str | None
     stop_strings: str | Iterable[str]
@@ -99,6 +101,7 @@ class GenerationArguments(TypedDict, total=False):
     choice: Iterable[str] | None
     json_schema: Any
     confidence: str | None
+    literals: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +115,9 @@ class GenerationConfig:
     of the context.  ``min_new_tokens``: stop ids
     are not proposed among the first that many positions.  ``steps`` and ``block_length`` go to the
     parts of the sampler that have such a field; None leaves their default.  ``temperature`` 0 is
-    greedy, and so is anything below 1e-6; ``top_p``, ``top_k`` (0 = off) filter proposals.
+    greedy, and so is anything below 1e-6; ``top_p``, ``top_k`` (0 = off) and ``min_p`` (of the
+    largest probability, 0 = off) filter proposals.  ``logit_bias``: token id -> what is added to
+    its logit, wherever the answer might have it.
     ``cfg_scale`` > 0: classifier-free guidance, two lanes per row.  ``eos_policy``: what a stop id
     does (see `dllm.samplers.eos`).  ``stop_strings`` end the text where they first appear.
     ``seed``: all random choices are a function of it, the prompt's repetition count, position and
@@ -128,7 +133,8 @@ class GenerationConfig:
     these says which form the answer has: ``regex``, an expression that the whole of it matches;
     ``choice``, the texts it is one of; ``json_schema``, a pydantic class, a schema as a dictionary,
     or a file with one.  How sure the model then is of a token is measured among the answers of this
-    form, with ``confidence="model"`` as without it.
+    form, with ``confidence="model"`` as without it.  ``literals``: text that the form leaves no
+    choice about, such as the names of a JSON object, is written without asking the model.
     """
 
     max_new_tokens: int | None = None
@@ -138,6 +144,8 @@ class GenerationConfig:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     cfg_scale: float = 0.0
     eos_policy: str | None = None
     stop_strings: tuple[str, ...] = ()
@@ -154,6 +162,7 @@ class GenerationConfig:
     choice: tuple[str, ...] | None = None
     json_schema: Any = None
     confidence: str | None = None
+    literals: bool = False
 
     def __new__(cls, **given: Any) -> GenerationConfig:
         """Raises `UnknownNameError` for names that are no field."""
@@ -188,6 +197,7 @@ class GenerationConfig:
             object.__setattr__(self, "length", None)
         object.__setattr__(self, "stop_strings", _texts("stop_strings", self.stop_strings))
         object.__setattr__(self, "constraints", _constraints(self.constraints))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         self._check_format()
 
     @property
@@ -217,8 +227,9 @@ class GenerationConfig:
             raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
         name = self.formatted
         if name is None:
-            if self.confidence:
-                raise ConfigError("confidence is about answers with a form: pass one, or drop it")
+            for other in ("confidence", "literals"):
+                if getattr(self, other):
+                    raise ConfigError(f"{other} is about answers with a form: pass one, or drop it")
             return
         for other, why in NOT_WITH_FORMATS.items():
             if getattr(self, other) != getattr(type(self), other):
@@ -241,7 +252,7 @@ class GenerationConfig:
         ``canvas``: positions of the longest answer; ``tempered``: whether samplers see the
         probabilities after temperature and filters; ``traced``: whether there is a trace.
         """
-        for name in ("top_p", "top_k"):
+        for name in ("top_p", "top_k", "min_p"):
             plain = getattr(self, name) == getattr(type(self), name) or name not in given
             if not (plain or self.temperature or tempered):
                 raise ConfigError(
@@ -306,6 +317,17 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
             raise ConfigError(f"{name} must not be empty strings")
         check_unicode(text, name)
     return texts
+
+
+def _bias(value: Any) -> dict[int, float]:
+    """Ids of tokens and what is added to their logits."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"logit_bias maps token ids to numbers, not {short(value)}")
+    whole, number = Range(0, MOST), Range(-MAX_TEMPERATURE, MAX_TEMPERATURE, whole=False)
+    return {
+        _number("an id of logit_bias", token, whole): _number(f"logit_bias[{token}]", bias, number)
+        for token, bias in value.items()
+    }
 
 
 def _constraints(value: Any) -> dict[int, int | str]:

@@ -16,6 +16,7 @@ from . import samplers
 from .cache import Cache
 from .cache.base import CacheLike
 from .canvas import BoolArray, Canvas, IntArray
+from .canvases import canvas_facts, canvas_length, check_constraint, fixed_ids
 from .config import FORMATS, GenerationConfig
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError, short
@@ -29,18 +30,16 @@ from .formats import (
     schema_pattern,
 )
 from .holes import measured
-from .kernels.noise import uniform
 from .models import DiffusionModel
-from .prompts import encode, encode_continuation, hole_forms
+from .prompts import encode, hole_forms
 from .result import Result
 from .samplers import Sampler
 from .samplers.compose import SamplerLike
 from .scheduler import Request, Scheduler
-from .text import stop_at
+from .stopping import stop_strings
 from .work import Work
 
-ORDERED = ("sampler", "chat", "trace", "repetition", "config")
-DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many
+ORDERED = ("sampler", "chat", "trace", "repetition", "config", "under_load")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,13 +98,13 @@ class RequestMaker:
         self._check_used(max(caps), traced)
         requests: list[Request] = []
         given = [
-            (offset, _constraint(self.model, wanted))
+            (offset, fixed_ids(self.model, wanted))
             for offset, wanted in self.config.constraints.items()
         ]
         fixed = max([offset + len(tokens) for offset, tokens in given], default=0)
         for ids, cap, first in zip(encoded, caps, repetitions, strict=True):
             for offset, tokens in given:
-                _check_constraint(offset, tokens, cap)
+                check_constraint(offset, tokens, cap)
             length = max(self.first_length(len(ids), cap), fixed)
             if self.recipe.format is not None:
                 self._check_room(self._canvas(ids, length, cap, 0, given))
@@ -152,6 +151,12 @@ class RequestMaker:
 
     def _check_used(self, canvas: int, traced: bool) -> None:
         """Refuse what the caller named and what would change nothing."""
+        size = self.model.facts.vocab_size
+        for token in self.config.logit_bias:
+            if token >= size:
+                raise ConfigError(
+                    f"logit_bias: token id {token} is outside the vocabulary of {size}"
+                )
         self.config.check_used(
             self.given, canvas=canvas, tempered=self.model.facts.score_source == "tempered",
             traced=traced,
@@ -174,7 +179,7 @@ class RequestMaker:
         self, ids: IntArray, length: int, cap: int, repetition: int,
         given: list[tuple[int, IntArray]],
     ) -> Canvas:  # fmt: skip
-        facts = _facts(self.model, self.config)
+        facts = canvas_facts(self.model, self.config)
         canvas = Canvas.for_prompt(ids, length, row=repetition, **facts)
         canvas.cap = cap
         for offset, tokens in given:
@@ -190,21 +195,32 @@ class Preparation(RequestMaker):
     cache: Cache = field(kw_only=True)
     named: SamplerLike = field(kw_only=True)  # the sampler, as the caller named it
     holes: str = field(default="sure", kw_only=True)  # how long holes are that do not say
+    loose: SamplerLike | None = field(default=None, kw_only=True)  # of steps while others wait
 
-    SESSION = (
-        "cache",
-        "sampler",
-        "length",
-        "cuda_graphs",
-        "compile",
-    )  # what a session takes for it
+    # What a session takes for it.
+    SESSION = ("cache", "sampler", "length", "cuda_graphs", "compile", "under_load")
 
     @classmethod
     def for_session(
-        cls, model: DiffusionModel, cache: CacheLike, sampler: SamplerLike | None, **arguments: Any
-    ) -> Preparation:
+        cls, model: DiffusionModel, cache: CacheLike, sampler: SamplerLike | None,
+        under_load: SamplerLike | None = None, **arguments: Any,
+    ) -> Preparation:  # fmt: skip
         """What the requests of a session have in common."""
-        return cls.of(model, sampler or "threshold", cache, None, arguments)
+        made = cls.of(model, sampler or "threshold", cache, None, arguments)
+        if under_load is not None:
+            made.loosened(under_load)
+        return replace(made, loose=under_load)
+
+    def loosened(self, sampler: SamplerLike) -> Recipe:
+        """The recipe with another sampler, to which a row can change at any step."""
+        own = self.sampler
+        other = _compose(self.model, sampler, self.config, dict.fromkeys(self.given))
+        if replace(other, spec=own.spec, selectors=own.selectors) != own:
+            raise ConfigError(
+                f"under_load={other.spec!r} differs from {own.spec!r} in more than which positions "
+                "a step decides: name a rule for the same window, such as 'threshold(tau=0.7)'"
+            )
+        return replace(self.recipe, sampler=other)
 
     @property
     def sampler(self) -> Sampler:
@@ -279,7 +295,7 @@ class Preparation(RequestMaker):
 
         def make() -> Canvas:
             canvas = Canvas.for_infill(
-                tokens, masked, len(before), row=repetition, **_facts(self.model, self.config)
+                tokens, masked, len(before), row=repetition, **canvas_facts(self.model, self.config)
             )
             canvas.probes = canvas.nfe = found.probes
             canvas.computed = found.computed
@@ -321,15 +337,21 @@ class Preparation(RequestMaker):
             order.config, arguments, order.text is not None,
         )  # fmt: skip
         if order.text is not None:
-            return how.text(order.text, order.prompt, order.trace, order.repetition)
-        (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
+            request = how.text(order.text, order.prompt, order.trace, order.repetition)
+        else:
+            (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
+        allowed = order.sampler is None if order.under_load is None else order.under_load
+        if self.loose is not None and allowed:
+            request.loose = how.loosened(self.loose)
         return request
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
     """What was asked of a session: plain data, of which any process can make the same request.
-    ``text`` is what is to be filled; None to answer ``prompt``."""
+    ``text`` is what is to be filled; None to answer ``prompt``.
+    ``under_load``: whether the session may decide more at once while others wait; None: where no
+    sampler is named."""
 
     prompt: Any
     text: Any = None
@@ -338,6 +360,7 @@ class Order:
     trace: bool = False
     repetition: int = 0
     config: GenerationConfig | None = None
+    under_load: bool | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -364,13 +387,14 @@ def format_for(
 ) -> Format | None:
     """Which texts may be written; None where any may."""
     if config.regex is not None:
-        return format_of(model, regex_pattern(config.regex), ends=not holes)
-    if config.choice is not None:
-        return format_of(model, choice_pattern(config.choice), ends=not holes)
-    if config.json_schema is not None:
+        pattern = regex_pattern(config.regex)
+    elif config.choice is not None:
+        pattern = choice_pattern(config.choice)
+    elif config.json_schema is not None:
         pattern = schema_pattern(schema_of(config.json_schema))
-        return format_of(model, pattern, ends=not holes)
-    return None
+    else:
+        return None
+    return format_of(model, pattern, not holes, config.literals)
 
 
 def _compose(
@@ -413,119 +437,3 @@ def _check_repetitions(repetitions: Any, prompts: int) -> None:
         raise ConfigError(f"repetitions are whole numbers from 0, not {short(repetitions)}")
     if len(repetitions) != prompts:
         raise ConfigError(f"{prompts} prompts have as many repetitions, not {len(repetitions)}")
-
-
-def _constraint(model: DiffusionModel, wanted: int | str) -> IntArray:
-    """The ids that a constraint fixes."""
-    if isinstance(wanted, int):
-        ids = [wanted]
-    elif model.tokenizer is None:
-        raise PromptError(f"{model.name} came without a tokenizer: constrain to token ids")
-    else:
-        ids = encode_continuation(model.tokenizer, wanted)
-    if not all(0 <= token < model.facts.vocab_size for token in ids):
-        raise ConfigError(
-            f"the constraint {wanted!r} is no id of the vocabulary of {model.facts.vocab_size}"
-        )
-    return np.asarray(ids, np.int64)
-
-
-def _check_constraint(offset: int, tokens: IntArray, length: int) -> None:
-    if offset + len(tokens) > length:
-        raise ConfigError(
-            f"the constraint of {len(tokens)} tokens at offset {offset} does not fit an answer of "
-            f"{length} tokens: raise max_new_tokens"
-        )
-
-
-def _facts(model: DiffusionModel, config: GenerationConfig) -> dict[str, Any]:
-    """What every canvas of a model is made with."""
-    facts = model.facts
-    mask = -1 if facts.mask_token_id is None else facts.mask_token_id
-    pad = facts.pad_token_id if facts.pad_token_id is not None else facts.eos_token_id
-    return {
-        "mask_id": mask,
-        "pad_id": mask if pad is None else pad,
-        "noise": lambda stream, step, at: uniform(config.seed, stream, at, step, 0),
-    }
-
-
-def canvas_length(
-    model: DiffusionModel, prompt: int, config: GenerationConfig, given: bool = True
-) -> int:
-    """How many positions to write after ``prompt`` tokens, within the context.  A length that is
-    not ``given`` by the caller is shortened to what fits."""
-    limit = model.facts.context_length
-    room, wanted = limit - prompt, config.max_new_tokens
-    if room < 1:
-        raise PromptError(
-            f"the prompt has {prompt} tokens, the context {limit}: shorten it by at least "
-            f"{prompt - limit + 1}"
-        )
-    if wanted is None or not given:
-        wanted = max(config.min_new_tokens, min(wanted or DEFAULT_LENGTH, room))
-    if wanted > room:
-        raise PromptError(
-            f"{prompt} prompt tokens and {wanted} new ones exceed the context of {limit}: "
-            f"shorten the prompt or pass max_new_tokens={room}"
-        )
-    return wanted
-
-
-@dataclass(slots=True)
-class StopSearch:
-    """What the search for stop strings remembers of a row: how far it has looked."""
-
-    frontier: int | None = None
-
-
-def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[Canvas], None]:
-    """After a step: finish a row whose decided beginning contains a stop string, also where a stop
-    id of the same step lies behind it.  The text does not end before what is given in it."""
-    if model.tokenizer is None:
-        raise ConfigError(f"{model.name} came without a tokenizer: it has no stop_strings")
-    tokenizer = model.tokenizer
-
-    def decode(tokens: IntArray) -> str:
-        return str(tokenizer.decode(tokens.tolist()))
-
-    def check(canvas: Canvas) -> None:
-        if canvas.revising:
-            return
-        undecided = canvas.masked[canvas.start : canvas.end]
-        frontier = int(undecided.argmax()) if undecided.any() else len(undecided)
-        search = canvas.state(StopSearch)
-        if frontier == search.frontier:
-            return
-        search.frontier = frontier
-        tokens = canvas.tokens[canvas.start : canvas.start + frontier]
-        last = _stop_in(decode, tokens, config.stop_strings, canvas.text_floor - canvas.start)
-        if last is not None:
-            canvas.stop_position = canvas.start + last
-            canvas.cut(canvas.stop_position)
-            canvas.finish("stop")
-
-    return check
-
-
-def _stop_in(
-    decode: Callable[[IntArray], str], tokens: IntArray, stops: Sequence[str], floor: int
-) -> int | None:
-    """Index of the token that completes the first stop string, beyond the first ``floor`` ones."""
-    if len(tokens) <= floor:
-        return None
-    least = len(decode(tokens[:floor])) if floor > 0 else 0
-
-    def stopped(index: int) -> bool:
-        return stop_at(decode(tokens[: index + 1]), stops, least) is not None
-
-    if not stopped(len(tokens) - 1):
-        return None
-    low, high = max(0, floor), len(tokens) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if stopped(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low

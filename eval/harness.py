@@ -29,7 +29,7 @@ from ..api import as_completed
 from ..cache import compose as compose_cache
 from ..config import GenerationConfig
 from ..errors import ConfigError, UnknownNameError
-from ..likelihood.scoring import Request, Score, Scoring, score_requests
+from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
 from ..models import load
 from ..preparation import occurrences
 from ..prompts import chat_openings, encode_chat, encode_text
@@ -39,7 +39,7 @@ from .usage import Scored, Usage, whole
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
-SAMPLING = ("temperature", "top_p", "top_k")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 @register_model("dllm")
@@ -174,7 +174,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
         """See `dllm.score`; choices of one question are known as such, for ``early_stop``."""
-        prepared: list[Request] = []
+        prepared: list[ScoreRequest] = []
         groups: dict[Any, int] = {}
         for instance in requests:
             context, continuation = instance.args
@@ -206,7 +206,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
         """Whole texts, in windows of the context; every token is scored once."""
-        windows: list[Request] = []
+        windows: list[ScoreRequest] = []
         owner: list[int] = []
         for i, instance in enumerate(requests):
             ids = self.tok_encode(instance.args[0], False)
@@ -223,16 +223,16 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
             self.cache_hook.add_partial("loglikelihood_rolling", instance.args, answers[-1])
         return answers
 
-    def _request(self, prompt: list[int], text: list[int], group: int, length: int) -> Request:
+    def _request(self, prompt: list[int], text: list[int], group: int, length: int) -> ScoreRequest:
         """A request that fits the context: the beginning is cut, if need be of the text, too."""
         most = self.max_length - 1  # the end token that Dream's estimator adds
         if len(prompt) + len(text) > most:
             self._shortened()
             text = text[-most:]
             prompt = prompt[max(0, len(prompt) + len(text) - most) :]
-        return Request(np.asarray(prompt, np.int64), np.asarray(text, np.int64), group, length)
+        return ScoreRequest(np.asarray(prompt, np.int64), np.asarray(text, np.int64), group, length)
 
-    def _scored(self, requests: list[Request], quiet: bool) -> Iterator[Score]:
+    def _scored(self, requests: list[ScoreRequest], quiet: bool) -> Iterator[Score]:
         for batch in self._batches(requests, quiet):
             yield from score_requests(self.model, batch, self.scoring)
 
@@ -244,9 +244,9 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         self.usage.largest_stderr = max(self.usage.largest_stderr, score.stderr)
         return score.logprob, bool(score.greedy)
 
-    def _batches(self, requests: list[Request], quiet: bool) -> Iterator[list[Request]]:
+    def _batches(self, requests: list[ScoreRequest], quiet: bool) -> Iterator[list[ScoreRequest]]:
         """Runs of whole questions: choices must meet to be compared."""
-        batch: list[Request] = []
+        batch: list[ScoreRequest] = []
         with tqdm(total=len(requests), desc="likelihood", disable=quiet or self.rank > 0) as bar:
             for _, members in groupby(requests, key=lambda request: request.group):
                 batch += members

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import Capability
+from ..limits import Limits, check_limits
 from ..spec import FamilyDefaults
 
 NOTHING: IntArray = np.zeros(0, np.int64)
@@ -188,10 +189,14 @@ class Part:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     offers: ClassVar[frozenset[Capability]] = frozenset()
     statistics: ClassVar[frozenset[str]] = frozenset()  # fields of Prediction it reads
+    limits: ClassVar[Limits] = {}  # what values its arguments may take
     # Family -> field -> value: what the paper uses there, for fields left at None.
     family_defaults: ClassVar[FamilyDefaults] = {}
     # Family -> parts that its `companions` stand behind there.
     family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {}
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
     def __str__(self) -> str:
         return self.name
@@ -205,6 +210,11 @@ class Part:
         """Before a forward, when the window has just been opened: set up what belongs to a block,
         e.g. a schedule.  What is asked before a forward (`wants`, `asks`, `Selector.rests`, ...)
         only reads."""
+
+    @property
+    def candidates(self) -> int:
+        """How many of the likeliest tokens it reads at each position (`Prediction.top_token`)."""
+        return 0
 
     def wants(self, canvas: Canvas) -> IntArray | None:
         """Positions beyond the window's masks whose predictions it reads, ascending."""

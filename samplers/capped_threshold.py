@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FIXED_LENGTH, FIXED_WINDOW, PROBABILITY
-from ..errors import ConfigError
+from ..limits import COUNT, THRESHOLD, bounds
 from .base import NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
 from .llada import block_steps
-from .threshold import FAST_DLLM, check_probability
+from .threshold import FAST_DLLM
 from .windows import WholeRegion
 
 
@@ -35,14 +35,10 @@ class CappedThreshold(Selector):
 
     needs = frozenset({PROBABILITY, FIXED_WINDOW, FIXED_LENGTH})
     scheduled = True
+    limits = bounds(tau=THRESHOLD, steps=COUNT)
 
     tau: float = 0.9
     steps: int | None = None
-
-    def __post_init__(self) -> None:
-        check_probability("tau", self.tau)
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, not {self.steps}")
 
     def companions(self) -> tuple[Part, ...]:
         return (WholeRegion(),)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, Edit, IntArray
-from ..errors import ConfigError
-from .append import after_a_miss, check_counts
+from ..limits import COUNT, SHARE, bounds
+from .append import after_a_miss
 from .base import Length, Prediction, View
 from .compose import register
 
@@ -35,16 +35,12 @@ class Crop(Length):
     """
 
     within = False
+    limits = bounds(initial=COUNT, block=COUNT, tau=SHARE)
 
     tau: float = 0.1
     initial: int | None = None
     block: int | None = None
     eos_token_id: int | None = None
-
-    def __post_init__(self) -> None:
-        check_counts(self, "initial", "block")
-        if not 0 <= self.tau <= 1:
-            raise ConfigError(f"tau must lie in [0, 1], not {self.tau}")
 
     def open(self, start: int, origin: int, cap: int) -> int:
         return self.initial or min(cap, 1024)

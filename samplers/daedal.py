@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import Canvas, Edit, IntArray
-from ..capabilities import ALL_LOGITS
-from ..errors import ConfigError
-from .append import after_a_miss, check_counts
+from ..capabilities import WHOLE_TEXT
+from ..limits import COUNT, SHARE, bounds
+from .append import after_a_miss
 from .base import Length, Part, Prediction, View
 from .compose import register
 from .rho import end_confidence
@@ -43,8 +43,18 @@ class Daedal(Length):
     an answer without an end gets another ``block`` (32); not so with ``official``.
     """
 
-    needs = frozenset({ALL_LOGITS})
+    needs = frozenset({WHOLE_TEXT})
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
+    limits = bounds(
+        initial=COUNT,
+        expand=COUNT,
+        tokens=COUNT,
+        block=COUNT,
+        growth=COUNT,
+        enough=SHARE,
+        insert_until=SHARE,
+        low=SHARE,
+    )
 
     initial: int | None = None
     expand: int = 8
@@ -57,12 +67,6 @@ class Daedal(Length):
     block: int | None = None
     official: bool = False
     eos_token_id: int | None = None
-
-    def __post_init__(self) -> None:
-        check_counts(self, "initial", "expand", "tokens", "block", "growth")
-        for name in ("enough", "insert_until", "low"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} must lie in [0, 1], not {getattr(self, name)}")
 
     @property
     def moves(self) -> bool:  # type: ignore[override]

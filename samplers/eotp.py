@@ -8,11 +8,11 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import FIXED_LENGTH, FIXED_WINDOW
+from ..limits import THRESHOLD, bounds
 from .base import EosRule, Prediction
 from .compose import register
 from .eos import is_stop, prefix_complete
 from .learn2pd import LEARN2PD
-from .threshold import check_probability
 
 
 @dataclass
@@ -34,11 +34,9 @@ class EoTP(EosRule):
     """
 
     needs = frozenset({FIXED_WINDOW, FIXED_LENGTH})  # a window that slides has an end of its own
+    limits = bounds(tau=THRESHOLD)
 
     tau: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_probability("tau", self.tau)
 
     def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
         p, proposed = prediction, canvas.state(ProposedEnd)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FIXED_WINDOW, FORESIGHT
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError
+from ..limits import COUNT, bounds, one_of
 from .base import NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
 from .scorers import Probability, Random
@@ -53,15 +54,10 @@ class LLaDA(Selector):
     needs = frozenset({FIXED_WINDOW})
     offers = frozenset({FORESIGHT})  # what it looks at is the score
     scheduled = True
+    limits = bounds(steps=COUNT, remasking=one_of(("low_confidence", "random")))
 
     steps: int | None = None
     remasking: str = "low_confidence"
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, not {self.steps}")
-        if self.remasking not in ("low_confidence", "random"):
-            raise UnknownNameError("remasking", self.remasking, ("low_confidence", "random"))
 
     def companions(self) -> tuple[Part, ...]:
         return (Random() if self.remasking == "random" else Probability(),)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import Canvas, FloatArray
 from ..capabilities import ENTROPY, FRESH_LOGITS, PROBABILITY, Capability
-from ..errors import ConfigError, UnknownNameError
+from ..limits import NOT_NEGATIVE, bounds, one_of
 from .base import Prediction, Scorer
 from .compose import register
 from .scorers import Margin, NegEntropy, Probability
@@ -35,15 +35,10 @@ class Stability(Scorer):
     """
 
     needs = frozenset({FRESH_LOGITS})
+    limits = bounds(weight=NOT_NEGATIVE, of=one_of(BASES))
 
     weight: float = 1.0
     of: str = "prob"
-
-    def __post_init__(self) -> None:
-        if not self.weight >= 0:
-            raise ConfigError(f"weight must not be negative, not {self.weight}")
-        if self.of not in BASES:
-            raise UnknownNameError("of", self.of, BASES)
 
     @property
     def statistics(self) -> frozenset[str]:  # type: ignore[override]

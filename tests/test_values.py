@@ -125,7 +125,7 @@ def test_every_number_of_a_config_has_its_range() -> None:
     assert plain == {
         "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
         "length",
-        "regex", "choice", "json_schema", "confidence",
+        "regex", "choice", "json_schema", "confidence", "literals", "logit_bias",
     }  # fmt: skip
 
 

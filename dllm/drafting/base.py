@@ -240,8 +240,8 @@ class Feedback:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is known when a sequence begins.  ``prompt`` (P,) int64; ``vocab_size`` and
+class DraftRequest:
+    """What a drafter is told when a sequence begins.  ``prompt`` (P,) int64; ``vocab_size`` and
     ``stop_ids`` are the verifier's; ``limit`` is the longest the sequence can get; ``noise_key`` is
     (seed, stream) of the verifier's emission noise, for drafters that share it; ``trees``: whether
     verifier and accept rule take trees; ``verifier`` is the verifier's model where it runs in this
@@ -305,7 +305,7 @@ class Drafter(DraftPart):
     timed: ClassVar[bool] = False
     outside: ClassVar[bool] = False
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         """Start on a new sequence."""
         raise NotImplementedError
 
@@ -319,11 +319,13 @@ class Drafter(DraftPart):
 class AcceptRule(DraftPart):
     """Which drafted tokens are kept.  ``accepts`` are the distributions for which it is
     lossless; a ``lossy`` rule is so for none, and says so wherever its results are shown.
+    ``beyond``: tokens that it emits beyond those of a draft that it accepts whole.
     """
 
     accepts: ClassVar[frozenset[Distribution]] = frozenset(Distribution)
     trees: ClassVar[bool] = False
     lossy: ClassVar[bool] = False
+    beyond: ClassVar[int] = 1
 
     def check(self, distribution: Distribution, tree: bool) -> None:
         """The distribution guard: raise when the rule would bias the output."""

@@ -68,7 +68,7 @@ class Options:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only where the
     text is too short.  ``maps``: the layers whose attention is wanted.  ``classes``: those of the
-    row's format."""
+    row's format; ``bias``: what is added to the logits of tokens."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -79,17 +79,24 @@ class Options:
     needs: frozenset[str]
     maps: tuple[int, ...] = ()
     classes: TokenClasses | None = None
+    bias: tuple[tuple[int, float], ...] = ()
+    min_p: float = 0.0
 
     @classmethod
-    def of(cls, recipe: Recipe, model: DiffusionModel) -> Options:
+    def of(
+        cls, recipe: Recipe, model: DiffusionModel, cached: frozenset[str] = frozenset()
+    ) -> Options:
+        """Those of a row; ``cached``: the statistics that its cache reads."""
         sampler, config = recipe.sampler, recipe.config
         # At temperature 0 the proposal itself is the likeliest token.
-        clean_top = int("top_token" in sampler.statistics and config.temperature > 0)
+        own = int("top_token" in sampler.statistics and config.temperature > 0)
+        own = max(own, *(part.candidates for part in sampler.parts))
         return cls(
             *_bans(recipe, model), config.temperature, config.top_p, config.top_k,
-            max(config.top_candidates, clean_top), sampler.statistics,
+            max(config.top_candidates, own), sampler.statistics | cached,
             sampler.maps(model.hf.config.num_hidden_layers),
             None if recipe.format is None else recipe.format.automaton.classes,
+            tuple(sorted(config.logit_bias.items())), config.min_p,
         )  # fmt: skip
 
 

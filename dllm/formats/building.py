@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .automaton import Automaton
 from .compiling import Tables
 from .format import Format
+from .literals import Literals
 from .vocabulary import Vocabulary, vocabulary_of
 from .worker import Worker
 
@@ -24,6 +25,13 @@ class Built:
     automaton: Automaton
     start: int
     stripped_start: int
+    _literals: list[Literals] = field(default_factory=list)
+
+    def literals(self, vocabulary: Vocabulary) -> Literals:
+        """What a text leaves no choice about; remembered."""
+        if not self._literals:
+            self._literals.append(Literals(self.automaton, vocabulary.pieces))
+        return self._literals[0]
 
 
 class Builder:
@@ -58,12 +66,14 @@ class Builder:
 BUILDER = Builder()
 
 
-def format_of(model: Any, pattern: str, ends: bool = True) -> Format:
+def format_of(model: Any, pattern: str, ends: bool = True, literals: bool = False) -> Format:
     """The format whose texts match ``pattern``, of a `dllm.DiffusionModel`.  ``ends``: whether a
-    stop id may end the text before its canvas does."""
+    stop id may end the text before its canvas does; ``literals``: whether text that it leaves no
+    choice about is written without asking the model."""
     built, vocabulary = _built(model, pattern)
     start = built.stripped_start if vocabulary.strips else built.start
-    return Format(built.automaton, start, ends=ends)
+    spelt = built.literals(vocabulary) if literals else None
+    return Format(built.automaton, start, ends=ends, literals=spelt)
 
 
 def holes_format(model: Any, patterns: Sequence[str | None], opens: bool) -> Format:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, short
+from ..errors import ConfigError, missing, short
 from . import compiling
 from .compiling import MEMORY, OK, Tables, receive, send
 from .vocabulary import Vocabulary
@@ -79,7 +79,7 @@ class Worker:
         ):
             return
         if find_spec("outlines_core") is None:
-            raise ConfigError("formats need outlines-core: pip install 'dllm[structured]'")
+            raise missing("outlines-core, which compiles formats,", "structured")
         self._end()
         self._owner = os.getpid()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)

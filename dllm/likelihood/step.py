@@ -16,7 +16,7 @@ from ..errors import ConfigError, PromptError
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel, load
 from ..prompts import encode, encode_holes
-from .scoring import Request, Scoring, job_of, recipe_of
+from .scoring import ScoreRequest, Scoring, job_of, recipe_of
 
 MOST_TOP = 1000
 
@@ -61,7 +61,7 @@ def _step(
     nothing, recipe = caches.compose("none"), recipe_of(how)
     check_recipe(recipe, nothing, model)
     forward, wanted = Forward(model, nothing), np.flatnonzero(holes)
-    job = job_of(model, recipe, Request(before, ids), holes, wanted)
+    job = job_of(model, recipe, ScoreRequest(before, ids), holes, wanted)
     with torch.inference_mode():
         result = token_statistics(
             forward.hidden([job]), forward.head, top=min(top, model.facts.vocab_size), needs=()

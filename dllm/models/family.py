@@ -176,7 +176,7 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("MDLM", "BD3LM", "SEDD"),
-        "it is a diffusion transformer with adaptive norms, which no class of transformers is",
+        "it is a diffusion transformer with adaptive norms, and transformers has no class for it",
     ),
 }
 

@@ -14,11 +14,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 
 from .. import __version__
 from ..drafting.verifiers.base import is_causal_model
 from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
+from ..handle import Handle
 from ..likelihood.api import score
 from ..likelihood.step import Guesses, step
 from ..preparation import Preparation
@@ -30,7 +32,7 @@ from ..prompts import (
     hole_forms,
     tokenizer_of,
 )
-from ..session import Handle, Session
+from ..session import Session
 from .body import shortened
 from .drafts import DraftRoutes
 from .encoding import Encoder, with_own_tokenizer
@@ -158,7 +160,8 @@ class Service:
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
         sampler, cache = ask.sampler or self.settings.sampler or SAMPLER, self.cache_of(ask)
-        facts = (__version__, self.model.name, str(self.model.dtype), sampler, cache)
+        facts = [__version__, self.model.name, str(self.model.dtype), sampler, cache]
+        facts += [self.settings.under_load] if self.settings.under_load else []
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
     def cache_of(self, ask: GenerateRequest) -> str:
@@ -171,6 +174,12 @@ class Service:
             raise Problem(
                 400, f"{self.model.name} is autoregressive: it has no drafts of a canvas, and no "
                 "alternatives beside its tokens", code="unsupported_value",
+            )  # fmt: skip
+        for name in () if is_causal_model(self.model) else ask.penalties:
+            raise Problem(
+                400, f"{name}={ask.penalties[name]} is not supported: tokens of a canvas are "
+                "decided several at a time, so that there is no past to penalise", name,
+                "unsupported_value",
             )  # fmt: skip
         if ask.tool_choice == "auto" and ask.tools and not shows_tools(self.template):
             raise Problem(
@@ -249,13 +258,15 @@ class Service:
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
-            "sampler": ask.sampler, "trace": ask.trace or bool(ask.logprobs), **arguments
+            "sampler": ask.sampler, "under_load": ask.under_load,
+            "trace": ask.trace or bool(ask.logprobs), **arguments,
         }  # fmt: skip
         try:
             for prompt, text in encoded:
                 for given["repetition"] in range(ask.n):
                     given["deadline"] = round(until - time.monotonic(), 3)
                     if text is None:
+                        given |= penalties(ask.penalties, len(prompt))
                         handles.append(session.submit(prompt, **given))
                     else:
                         handles.append(session.infill(text, prompt=prompt, **given))
@@ -406,6 +417,19 @@ class Service:
         self._scorer.shutdown(wait=True, cancel_futures=True)
         if self.drafting is not None:
             self.drafting.close()
+
+
+def penalties(wanted: Mapping[str, float], prompt: int) -> dict[str, Any]:
+    """Arguments of a verifier.  ``repetition_penalty`` is of prompt and answer; the others of what
+    is written behind a prompt of so many tokens, as OpenAI defines them."""
+    given: dict[str, Any] = dict(wanted)
+    frequency, presence = (given.pop(f"{name}_penalty", 0.0) for name in ("frequency", "presence"))
+
+    def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(ids[0, prompt:], minlength=scores.shape[1])
+        return scores - frequency * counts - presence * (counts > 0)
+
+    return given | ({"logits_processor": [process]} if frequency or presence else {})
 
 
 def cancel_all(handles: Sequence[Handle]) -> None:

@@ -77,6 +77,7 @@ def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
         "temperature": temperature,
         "top_p": draw(st.sampled_from([1.0, 1.0, 0.9, 0.4, 0.0])),
         "top_k": draw(st.sampled_from([0, 0, 1, 5, 10_000])),
+        "min_p": draw(st.sampled_from([0.0, 0.0, 0.05, 0.4])),
         "tempered": draw(st.booleans()),
         "noise_keys": keys(rows, draw(st.integers(0, 99))) if temperature else None,
         "top": draw(st.integers(0, 7)),
@@ -86,7 +87,7 @@ def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
     if banned is not None and draw(st.booleans()):
         pick = st.lists(st.booleans(), min_size=rows * len(banned), max_size=rows * len(banned))
         chosen["banned_rows"] = torch.tensor(draw(pick), dtype=torch.bool).view(rows, -1)
-    filtered = chosen["top_p"] < 1 or chosen["top_k"] > 0
+    filtered = chosen["top_p"] < 1 or chosen["top_k"] > 0 or chosen["min_p"] > 0
     if not (filtered and (temperature or chosen["tempered"])) and draw(st.booleans()):
         count = draw(st.integers(1, 9))
         of = np.random.default_rng(draw(st.integers(0, 99))).integers(-1, count, size)
@@ -243,20 +244,27 @@ def test_log_probabilities_near_zero_keep_their_precision() -> None:
     assert (got.entropy > 0).all()
 
 
-@pytest.mark.parametrize("top_p, top_k, expected", [
-    (0.65, 0, [0, 1]),  # 0.4, then 0.7 crosses and stays
-    (0.1, 0, [0]),
-    (1.0, 2, [0, 1, 2]),  # the third equals the second
-    (1.0, 1, [0]),
-    (0.6, 2, [0, 1]),  # the tie with the second was taken away by top-p before
-    (0.95, 3, [0, 1, 2]),
+@pytest.mark.parametrize("top_p, top_k, min_p, expected", [
+    (0.65, 0, 0.0, [0, 1]),  # 0.4, then 0.7 crosses and stays
+    (0.1, 0, 0.0, [0]),
+    (1.0, 2, 0.0, [0, 1, 2]),  # the third equals the second
+    (1.0, 1, 0.0, [0]),
+    (0.6, 2, 0.0, [0, 1]),  # the tie with the second was taken away by top-p before
+    (0.95, 3, 0.0, [0, 1, 2]),
+    (1.0, 0, 0.49, [0, 1, 2]),  # what has at least 0.196
+    (1.0, 0, 0.6, [0, 1]),
+    (0.65, 0, 0.1, [0, 1]),
+    (1.0, 3, 0.6, [0, 1, 2]),
+    (1.0, 0, 1.0, [0]),
 ])  # fmt: skip
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_filters(top_p: float, top_k: int, expected: list[int], temperature: float) -> None:
+def test_filters(
+    top_p: float, top_k: int, min_p: float, expected: list[int], temperature: float
+) -> None:
     tied = top_k > 0
     p = torch.tensor([0.4, 0.25, 0.25, 0.08, 0.02] if tied else [0.4, 0.3, 0.2, 0.08, 0.02])
     got = logits_statistics(
-        p.log()[None], top_p=top_p, top_k=top_k, tempered=True, top=5,
+        p.log()[None], top_p=top_p, top_k=top_k, min_p=min_p, tempered=True, top=5,
         temperature=temperature, noise_keys=keys(1),
     )  # fmt: skip
     left = [t for t, lp in zip(got.top_token[0].tolist(), got.top_logprob[0].tolist(), strict=True)

@@ -232,7 +232,7 @@ def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
     size = len(weight)
     assume(cut < size and chosen["top"] <= min(cut, size - cut))
     hidden, weight, chosen = hidden.to(DEVICE), weight.to(DEVICE), on_device(chosen)
-    names = ("temperature", "top_p", "top_k", "tempered", "top", "needs")
+    names = ("temperature", "top_p", "top_k", "min_p", "tempered", "top", "needs")
     chosen["needs"] = OPTIONAL if chosen["needs"] is None else chosen["needs"]
     options = Options(**{name: chosen.pop(name) for name in names})
     names = ("banned", "banned_rows", "noise_keys", "select")

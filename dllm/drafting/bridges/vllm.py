@@ -21,7 +21,7 @@ import numpy as np
 
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import Budget, Request
+from ..base import Budget, DraftRequest
 from ..naming import make_drafter
 from .follow import TextFollower
 
@@ -126,7 +126,7 @@ class DllmProposer:
             state.close()
             self.states = [one for one in self.states if one is not state]
         limit = min(self.limit, max(LEAST, 2 * (len(tokens) + room)))
-        request = Request(tokens, self.vocab_size, (), limit)
+        request = DraftRequest(tokens, self.vocab_size, (), limit)
         new = TextFollower(self.drafter.open(request), tokens.copy(), limit=limit)
         self.states.append(new)
         return new

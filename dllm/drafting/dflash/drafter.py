@@ -26,8 +26,8 @@ from ..base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
     single,
 )
 from ..drafters.followers import Followers
@@ -100,7 +100,7 @@ class BlockDrafter(Drafter):
         kind = Distribution.POINT if self.search is None else self.search.distribution
         return frozenset({kind})
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         if request.verifier is None:
             raise ConfigError(
                 f"{self.model.name} reads the verifier's hidden states, which this engine does not "
@@ -189,7 +189,7 @@ class BlockDrafting(Drafting):
 
     part: BlockDrafter
     bound: Binding
-    request: Request
+    request: DraftRequest
     text: TextKeys = field(init=False)
     anchor: int = -1
     rounds: int = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import DRAFTERS, EMPTY, ROOT, Budget, Draft, Drafter, Drafting, Feedback, Request
+from ..base import DRAFTERS, EMPTY, ROOT, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class ADED(Drafter):
             )
         self.table: dict[tuple[int, int], dict[int, float]] = {}
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Searching(self, request.trees)
 
     def learn(self, pair: tuple[int, int], tokens: list[int], chances: list[float]) -> None:

@@ -16,8 +16,8 @@ from ..base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
 )
 from .hits import HitRates
 
@@ -82,12 +82,12 @@ class Cacheback(Drafter):
             middle = end - self.follower
             self.recent.add(tuple(tokens[end - n : middle]), tuple(tokens[middle:end]))
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Cached(self, request)
 
 
 class _Cached(Drafting):
-    def __init__(self, part: Cacheback, request: Request) -> None:
+    def __init__(self, part: Cacheback, request: DraftRequest) -> None:
         self.part, self.trees, self.known = part, request.trees, 0
         self.ranks: list[int] = []  # of the nodes of the last draft
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request
+from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
 from .followers import Followers
 from .hits import HitRates
 
@@ -42,7 +42,7 @@ class PromptLookup(Drafter):
             raise ConfigError("prompt_lookup takes 1 <= least <= n and k >= 1")
         self.hits = HitRates()
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Copying(self)
 
 
@@ -90,7 +90,7 @@ class AdaptiveNGram(Drafter):
             raise ConfigError("anpd takes n >= 2 and 1 <= k <= k_max")
         self.hits = HitRates()
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _NGrams(self)
 
 

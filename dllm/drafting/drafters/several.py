@@ -20,13 +20,13 @@ from ..base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
 )
 
 
 class _FirstOf(Drafting):
-    def __init__(self, several: _Several, request: Request) -> None:
+    def __init__(self, several: _Several, request: DraftRequest) -> None:
         self.several = several
         self.members = [drafter.open(request) for drafter in several.drafters]
 
@@ -87,7 +87,7 @@ class _Several(Drafter):
 class FirstOf(_Several):
     """The first drafter that has something to say, e.g. a lookup before a model."""
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _FirstOf(self, request)
 
     def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
@@ -103,7 +103,7 @@ class FirstOf(_Several):
 
 
 class _Arbiter(_FirstOf):
-    def __init__(self, part: Arbiter, request: Request) -> None:
+    def __init__(self, part: Arbiter, request: DraftRequest) -> None:
         super().__init__(part, request)
         count = len(self.members)
         self.part, self.round, self.chosen = part, 0, 0
@@ -148,7 +148,7 @@ class Arbiter(_Several):
 
     timed = True
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Arbiter(self, request)
 
 
@@ -199,5 +199,5 @@ class Cascade(_Several):
     the third, and so on.
     """
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Cascading(self, request)

@@ -16,8 +16,8 @@ from ..base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
 )
 from .hits import HitRates
 
@@ -58,7 +58,7 @@ class TokenRecycling(Drafter):
         self.table: dict[int, list[int]] = {}
         self.hits = HitRates()  # by rank among siblings
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Recycling(self, request.trees and self.tree)
 
 

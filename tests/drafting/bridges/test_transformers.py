@@ -17,7 +17,7 @@ from dllm.drafting.drafters.suffix import SuffixDecoding
 from dllm.drafting.drafters.token_recycling import TokenRecycling
 from dllm.drafting.length.rate import Rate
 
-from .conftest import Scripted, make_verifier, prompts
+from ..conftest import Scripted, make_verifier, prompts
 
 NEW = 16
 

@@ -18,8 +18,8 @@ from dllm.drafting.base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
     RoundStats,
     single,
 )
@@ -122,8 +122,8 @@ def propose(spec: str, prefix: list[int], k: int = 10) -> list[int]:
     return drafting.propose(np.array(prefix), Budget(k, k)).tokens.tolist()
 
 
-def request(prefix: list[int]) -> Request:
-    return Request(np.array(prefix), 100, (99,), 200)
+def request(prefix: list[int]) -> DraftRequest:
+    return DraftRequest(np.array(prefix), 100, (99,), 200)
 
 
 @pytest.mark.parametrize("spec", ["prompt_lookup", "anpd", "suffix(factor=4.0)"])

@@ -17,7 +17,8 @@ from dllm.drafting.verifiers.packed import open_verifier
 from dllm.drafting.verifiers.recurrent import RecurrentVerifier
 from dllm.train.dflash.model import drafter_config, new_drafter
 
-from .conftest import Scripted
+from ...thin import covering
+from ..conftest import Scripted
 
 COMMON: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
@@ -110,8 +111,7 @@ def test_states_and_logits_after_drafts_are_those_of_plain_decoding(
         assert got.forwards == 8  # never a second forward
 
 
-@pytest.mark.parametrize("kind", STEPPED)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("kind", "temperature"), covering(STEPPED, [0.0, 0.8]))
 def test_texts_are_those_of_plain_decoding(
     models: dict[str, dllm.DiffusionModel], kind: str, temperature: float
 ) -> None:

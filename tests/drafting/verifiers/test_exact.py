@@ -15,7 +15,7 @@ from dllm.drafting.base import EMPTY, Draft, chain
 from dllm.drafting.verifiers.packed import WASTE, PackedVerifier, open_verifier
 from dllm.engine.packing import Packing
 
-from .conftest import Scripted
+from ..conftest import Scripted
 
 CPU = Path("/proc/cpuinfo")
 FLAGS = set(CPU.read_text(encoding="utf-8").split()) if CPU.exists() else set[str]()
@@ -67,8 +67,8 @@ def test_trees_do_not_change_a_bit(model: dllm.DiffusionModel, length: int) -> N
     tree = Draft(tokens, parents)
     verifier = open_verifier(model)
     rows = verifier.score([(verifier.open(ids, length + 40), tree)])[0].logits
-    leaves = set(range(24)) - set(parents.tolist())
-    for leaf in leaves:
+    leaves = sorted(set(range(24)) - set(parents.tolist()))
+    for leaf in leaves if length < 1000 else leaves[::4]:
         path = tree.path(leaf)
         text = verifier.open(ids, length + 40)
         along = verifier.score([(text, chain(tokens[path]))])[0].logits
@@ -121,8 +121,8 @@ def test_trees_of_one_size_are_attended_together(model: dllm.DiffusionModel) -> 
 def test_texts_are_the_same_in_bfloat16(model: dllm.DiffusionModel, temperature: float) -> None:
     """Plain, drafted as chains and trees, and in batches: the same tokens and log-probabilities."""
     rng = np.random.default_rng(2)
-    prompts = [rng.integers(0, SIZE, n).tolist() for n in (5, 30, 80)]
-    how: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+    prompts = [rng.integers(0, SIZE, n).tolist() for n in (5, 80)]
+    how: dict[str, Any] = {"max_new_tokens": 16, "temperature": temperature, "seed": 3}
     plain = [dllm.speculate(model, None, prompt, **how) for prompt in prompts]
     batch = dllm.speculate(model, None, prompts, **how)
     for prompt, one, other in zip(prompts, plain, batch, strict=True):

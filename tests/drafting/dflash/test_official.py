@@ -27,10 +27,10 @@ from dllm.train.dflash.export import export
 from dllm.train.dflash.model import drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective, trainee_of
 
-from .conftest import prompts
+from ..conftest import prompts
 
 pytestmark = pytest.mark.filterwarnings("default")
-DATA = Path(__file__).parents[1] / "golden" / "data" / "dflash"
+DATA = Path(__file__).parents[2] / "golden" / "data" / "dflash"
 CASES = sorted(folder.name for folder in DATA.iterdir())
 MASK = 3
 
@@ -244,7 +244,7 @@ def test_a_drawn_walk_has_the_distribution_it_says() -> None:
 
 
 def test_ratio_with_a_drawn_walk_keeps_the_verifiers_distribution() -> None:
-    """A toy of three ids: the first emitted token over 4,000 seeds is the verifier's."""
+    """A toy of three ids: the first emitted token over 1,000 seeds is the verifier's."""
     from dllm.drafting.accept.chains import Ratio
     from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 
@@ -253,7 +253,7 @@ def test_ratio_with_a_drawn_walk_keeps_the_verifiers_distribution() -> None:
     table = torch.randn(3, 2, 3).numpy()
     walk = Walk(lambda _, token, row: (table[token, row], None), 0, np.zeros((2, 3), np.float32),
                 np.arange(3)[None].repeat(2, 0), 1.0)  # fmt: skip
-    counts, runs = np.zeros(3), 4000
+    counts, runs = np.zeros(3), 1000
     rng = np.random.default_rng(1)
     for seed in range(runs):
         draft = walk.chain(2, rng.random(2), 3)
@@ -273,13 +273,15 @@ def test_what_is_sent_of_a_drawn_walk_does_not_depend_on_what_comes_later() -> N
         return len(confidence)
 
     torch.manual_seed(0)
-    from .conftest import make_verifier
+    from ..conftest import make_verifier
 
     verifier = make_verifier("full")
     part = BlockDrafter(with_selector(verifier), head="sample")
-    from dllm.drafting.base import Request
+    from dllm.drafting.base import DraftRequest
 
-    request = Request(np.array([4, 5]), verifier.facts.vocab_size, (), 40, 0.8, verifier=verifier)
+    request = DraftRequest(
+        np.array([4, 5]), verifier.facts.vocab_size, (), 40, 0.8, verifier=verifier
+    )
     drafting: Any = part.open(request)
     drafting.bound.network.read(drafting.text, torch.randn(1, 32))
     draft = drafting.propose(np.array([4, 5]), Budget(9, 9, refine))

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import dllm
-from dllm.drafting.base import Budget, Feedback, Request
+from dllm.drafting.base import Budget, DraftRequest, Feedback
 from dllm.drafting.drafters.diffusion import DiffusionDrafting
 from dllm.eval.tasks import TASKS
 from dllm.prompts import encode, encode_text
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "data"
+GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 PREFIX = np.array([20, 21, 22, 23, 24, 25])
 
 
@@ -28,7 +28,7 @@ def dream() -> dllm.DiffusionModel:
 def start(model: dllm.DiffusionModel, limit: int = 60, **how: Any) -> DiffusionDrafting:
     size = model.facts.vocab_size
     drafter = dllm.DiffusionDrafter(model, **({"window": 5} | how))
-    opened = drafter.open(Request(PREFIX, size, (), limit))
+    opened = drafter.open(DraftRequest(PREFIX, size, (), limit))
     assert isinstance(opened, DiffusionDrafting)
     return opened
 
@@ -68,7 +68,7 @@ def test_a_trained_drafter_knows_what_comes_next() -> None:
         known = np.array([*encode(nano, example.prompt), *answer[:2]])
         for name, model in zip(right, (nano, wrong), strict=True):
             opened = dllm.DiffusionDrafter(model, search="argmax", window=8).open(
-                Request(known, nano.facts.vocab_size, (0,), 120)
+                DraftRequest(known, nano.facts.vocab_size, (0,), 120)
             )
             drafted = opened.propose(known, Budget(2, 2)).tokens.tolist()
             right[name] += drafted == answer[2:4]
@@ -134,7 +134,7 @@ def test_the_window_is_not_the_draft(tiny: dllm.DiffusionModel) -> None:
 
 def test_longer_drafts_get_more_masks() -> None:
     nano = dllm.load("nano")
-    request = Request(np.arange(5, 12), nano.facts.vocab_size, (0,), 7 + 60)
+    request = DraftRequest(np.arange(5, 12), nano.facts.vocab_size, (0,), 7 + 60)
     drafting = dllm.DiffusionDrafter(nano, search="argmax").open(request)
     assert len(drafting.propose(request.prompt, Budget(48, 60))) == 48
     assert (drafting.row.canvas.length, drafting.part.window) == (7 + 48, None)  # type: ignore[attr-defined]
@@ -145,7 +145,7 @@ def test_longer_drafts_get_more_masks() -> None:
 def test_tokens_that_may_not_be_drafted_are_not_decided_either() -> None:
     nano = dllm.load("nano")
     prompt = encode(nano, "Compute 69 + 49.")
-    request = Request(prompt, nano.facts.vocab_size, (0,), len(prompt) + 60)
+    request = DraftRequest(prompt, nano.facts.vocab_size, (0,), len(prompt) + 60)
     free = dllm.DiffusionDrafter(nano, search="argmax", window=8).open(request)
     banned = tuple(set(free.propose(prompt, Budget(8, 8)).tokens.tolist()))
     part = dllm.DiffusionDrafter(nano, search="argmax", window=8, steps=3, banned=banned)

@@ -11,7 +11,7 @@ from dllm.drafting.accept.chains import Match, Point, Ratio, residual
 from dllm.drafting.accept.sampled import Block, MultiRound, Traversal
 from dllm.drafting.base import Distribution, Draft, Outcome
 
-from . import toy
+from .. import toy
 
 LOSSLESS = {
     "point argmax": (Point(), toy.argmax),

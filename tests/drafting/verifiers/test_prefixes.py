@@ -17,7 +17,7 @@ from dllm.drafting.verifiers.prefixes import Prefixes, weights_of
 from dllm.drafting.verifiers.rowwise import RowVerifier
 from dllm.train.dflash.model import drafter_config, new_drafter
 
-from .conftest import make_verifier
+from ..conftest import make_verifier
 from .test_recurrent import network
 
 rng = np.random.default_rng(0)

@@ -14,7 +14,16 @@ import dllm
 from dllm.drafting import register_all
 from dllm.drafting.accept.lossy import FLy, Pivot, fit_pivot
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
-from dllm.drafting.base import DRAFTERS, Budget, Draft, Drafter, Drafting, Feedback, Request, single
+from dllm.drafting.base import (
+    DRAFTERS,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    DraftRequest,
+    Feedback,
+    single,
+)
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.aded import ADED
 from dllm.drafting.drafters.several import Cascade
@@ -23,19 +32,22 @@ from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
 from dllm.drafting.trimming import TrimmedHead, frequent_ids
 
-from .conftest import Scripted, prompts
+from ...thin import covering
+from ..conftest import Scripted, prompts
 
 register_all()
 NEW = 20
 
 
-def request(prefix: list[int], trees: bool = True) -> Request:
-    return Request(np.array(prefix), 100, (99,), 200, trees=trees)
+def request(prefix: list[int], trees: bool = True) -> DraftRequest:
+    return DraftRequest(np.array(prefix), 100, (99,), 200, trees=trees)
 
 
-@pytest.mark.parametrize("kind", ["full", "windowed"])
-@pytest.mark.parametrize("name", ["cacheback", "aded", "cascade(prompt_lookup+anpd)", "suffix"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("name", "kind", "temperature"),
+    covering(["cacheback", "aded", "cascade(prompt_lookup+anpd)", "suffix"], ["full", "windowed"],
+             [0.0, 1.0]),
+)  # fmt: skip
 def test_the_text_is_the_verifiers(
     verifiers: dict[str, dllm.DiffusionModel], kind: str, name: str, temperature: float
 ) -> None:
@@ -106,7 +118,7 @@ class _Fixed(Drafter):
     def __init__(self, tokens: dict[int, list[int]]) -> None:
         self.tokens = tokens
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Context(self.tokens)
 
 
@@ -144,7 +156,7 @@ def test_a_trimmed_drafter_drafts_among_the_kept_only(tmp_path: Path) -> None:
     assert result.tokens == plain.tokens and result.accepted > 5
     few = [int(plain.tokens[0]), *model.facts.stop_token_ids]
     drafter = dllm.DiffusionDrafter("nano", search="sample", trim=few, window=8)
-    drafting = drafter.open(Request(np.arange(5, 15), model.facts.vocab_size, (0,), 90))
+    drafting = drafter.open(DraftRequest(np.arange(5, 15), model.facts.vocab_size, (0,), 90))
     draft = drafting.propose(np.arange(5, 15), Budget(6, 20))
     assert set(draft.tokens.tolist()) <= set(few) and len(draft) == 6
     assert draft.log_q is not None
@@ -256,7 +268,23 @@ def test_lossy_rules_say_so(verifier: dllm.DiffusionModel) -> None:
     from dllm.drafting import available
 
     named = {part.name: part.summary for part in available() if part.role == "accept rule"}
-    assert {name for name, text in named.items() if "LOSSY" in text} == {"fly", "pivot"}
+    assert {name for name, text in named.items() if "LOSSY" in text} == {"apd", "fly", "pivot"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_two_models_that_share_noise_agree_where_the_drafter_alone_counts(
+    temperature: float,
+) -> None:
+    verifier, drafter = dllm.load("nano-ar"), dllm.load("nano")
+    prompt = "Write one sentence about Tom."
+    how: dict[str, Any] = {"controller": "fixed(k=6)", "max_new_tokens": 24, "seed": 5,
+                           "temperature": temperature, "search": "apd"}  # fmt: skip
+    alone = dllm.speculate(verifier, drafter, prompt, rule="apd(weight=1)", **how)
+    assert {r.emitted for r in alone.rounds[:-1]} <= {6}
+    mixed = dllm.speculate(verifier, drafter, prompt, rule="apd(weight=0.5)", **how)
+    assert mixed.lossy and mixed.tokens
+    with pytest.raises(dllm.ConfigError, match="search='apd'"):
+        dllm.speculate(verifier, drafter, prompt, rule="apd", **how | {"search": "coupled"})
 
 
 @pytest.mark.parametrize(("confidence", "expected"), [(0.5, 2), (0.95, 6), (0.999, 20)])
@@ -274,7 +302,7 @@ def test_adl_counts_the_raw_draft() -> None:
     have cut the chain."""
     from dllm.drafting.length.lengths import AdaptiveDraftLength
 
-    from .test_control import tell
+    from ..length.test_control import tell
 
     adl, other = AdaptiveDraftLength(), AdaptiveDraftLength()
     adl.next(100, 10)

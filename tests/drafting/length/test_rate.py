@@ -13,6 +13,7 @@ from dllm.drafting.base import single
 from dllm.drafting.length.control import CONTROLLERS, LengthController
 from dllm.drafting.length.rate import Acceptance, LineFit, Rate
 
+from ...thin import covering
 from .test_control import length, tell
 
 
@@ -71,8 +72,11 @@ def worlds(kind: str, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     return np.full(shape, float(kind)), np.full(shape, 0.9)
 
 
-@pytest.mark.parametrize("costs", [(0.3, 0.02), (1.0, 0.05), (0.1, 0.2), (2.0, 0.0)])
-@pytest.mark.parametrize("kind", ["0.4", "0.8", "0.95", "informed", "in runs"])
+@pytest.mark.parametrize(
+    ("kind", "costs"),
+    covering(["0.4", "0.8", "0.95", "informed", "in runs"],
+             [(0.3, 0.02), (1.0, 0.05), (0.1, 0.2), (2.0, 0.0)]),
+)  # fmt: skip
 def test_rate_is_within_four_percent_of_the_best_fixed_length(
     kind: str, costs: tuple[float, float]
 ) -> None:

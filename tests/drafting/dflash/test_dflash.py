@@ -36,7 +36,8 @@ from dllm.train.dflash.export import export
 from dllm.train.dflash.model import copy_layers, drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective, trainee_of
 
-from .conftest import make_verifier, prompts
+from ...thin import covering
+from ..conftest import make_verifier, prompts
 
 pytestmark = pytest.mark.filterwarnings("default")
 BLOCK, MASK, LENGTH = 5, 3, 24
@@ -92,7 +93,7 @@ def test_the_same_text_and_as_many_forwards_as_in_transformers(
     native, info = MuseGlimmerAssistantModel.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     saved = 0
-    for ids in prompts(4):
+    for ids in prompts(2):
         calls: list[int] = []
         handle = hf.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         theirs = hf.generate(
@@ -108,16 +109,18 @@ def test_the_same_text_and_as_many_forwards_as_in_transformers(
         assert ours.tokens == theirs == plain.tokens
         assert abs(ours.nfe - len(calls)) <= 1  # the last round may be cut differently
         saved += plain.nfe - ours.nfe
-    assert saved > 8  # the drafter is right often enough for this to mean something
+    assert saved > 4  # the drafter is right often enough for this to mean something
 
 
-@pytest.mark.parametrize("search", ["argmax", "cps", "coupled", "best_first_tree", "sample"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("search", "temperature"),
+    covering(["argmax", "cps", "coupled", "best_first_tree", "sample"], [0.0, 0.8]),
+)
 def test_no_search_changes_the_text(
     verifier: dllm.DiffusionModel, folder: Path, search: str, temperature: float
 ) -> None:
     how: dict[str, Any] = {"max_new_tokens": LENGTH, "temperature": temperature, "seed": 3}
-    for ids in prompts(2):
+    for ids in prompts(1):
         plain = dllm.speculate(verifier, None, ids, **how)
         result = dllm.speculate(verifier, str(folder), ids, search=search, **how)
         assert result.tokens == plain.tokens

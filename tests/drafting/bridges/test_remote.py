@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.drafting.base import Budget, Draft, Drafter, Drafting, Request
+from dllm.drafting.base import Budget, Draft, Drafter, Drafting, DraftRequest
 from dllm.drafting.bridges.remote import checked
 from dllm.drafting.bridges.service import Service, with_window
 from dllm.drafting.naming import make_drafter
@@ -22,7 +22,7 @@ from dllm.serve.drafts import DraftServer
 from dllm.serve.run import Server, listen
 from dllm.serve.settings import Settings
 
-from .conftest import Scripted, prompts
+from ..conftest import Scripted, prompts
 
 NEW = 16
 
@@ -33,7 +33,7 @@ class Slow(Drafter):
     def __init__(self, inner: Any, seconds: float = 0.0) -> None:
         self.inner, self.seconds = inner, seconds
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         drafting, part = self.inner.open(request), self
 
         class One(Drafting):
@@ -111,7 +111,7 @@ def asked(url: str, **how: Any) -> Drafting:
     """A client at work on the text [1, 2, 3]."""
     options = ", ".join(f"{name}={value}" for name, value in how.items())
     part: Any = make_drafter(f"remote(url={url!r}, {options})")
-    result: Drafting = part.open(Request(np.array([1, 2, 3]), 50, (), 40))
+    result: Drafting = part.open(DraftRequest(np.array([1, 2, 3]), 50, (), 40))
     return result
 
 

@@ -120,7 +120,7 @@ def test_what_cannot_draft_for_itself_says_why(base: Path, adapter: Path) -> Non
         SelfDrafter(0)
     with pytest.raises(ConfigError, match="acts on masks only"):
         dllm.load(tiny(), adapter=adapter, merge_adapter=True)
-    with pytest.raises(CheckpointError, match="no adapter for this model"):
+    with pytest.raises(CheckpointError, match="there is no folder"):
         dllm.load(tiny(), adapter=adapter / "nowhere")
 
 
