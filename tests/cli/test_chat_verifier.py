@@ -12,6 +12,9 @@ from ..drafting.conftest import make_verifier
 from .conftest import Run
 
 
+FIRST = "Reverse this list: Tom, Anna, Ben, Mia, Max, Eva, Zoe, Tim, Lea, Jan, Ida, Paul"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("verifier")
@@ -32,10 +35,10 @@ def test_a_second_turn_goes_on_from_the_first(
 
     monkeypatch.setattr(dllm.SpeculativeResult, "footer", spied)
     result = cli("chat", "--model", str(folder), "--max-new-tokens", "16", *drafter,
-                 stdin="Reverse this list: Tom, Anna, Ben\nAnd sort it\n")  # fmt: skip
+                 stdin=f"{FIRST}\nAnd sort it\n")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     model, messages, answers = dllm.load(folder), [], []
-    for text in ("Reverse this list: Tom, Anna, Ben", "And sort it"):
+    for text in (FIRST, "And sort it"):
         messages.append({"role": "user", "content": text})
         answers.append(dllm.speculate(model, None, messages, max_new_tokens=16).text)
         messages.append({"role": "assistant", "content": answers[-1]})
@@ -46,4 +49,4 @@ def test_a_second_turn_goes_on_from_the_first(
 def test_what_chat_cannot_do_is_one_line(cli: Run, folder: Path) -> None:
     for arguments in (("--model", str(folder), "--watch"), ("--drafter", "prompt_lookup")):
         result = cli("chat", *arguments, stdin="Tom\n")
-        assert result.exit_code == 1 and result.stderr.splitlines()[-1].startswith("error: ")
+        assert result.exit_code == 2 and result.stderr.splitlines()[-1].startswith("error: ")
