@@ -11,7 +11,6 @@ import dllm
 from ..drafting.conftest import make_verifier
 from .conftest import Run
 
-
 FIRST = "Reverse this list: Tom, Anna, Ben, Mia, Max, Eva, Zoe, Tim, Lea, Jan, Ida, Paul"
 
 
