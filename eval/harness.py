@@ -87,7 +87,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         where = device or "auto"
         self.model = load(pretrained, device=where, dtype=dtype, adapter=adapter) if isinstance(
             pretrained, str | os.PathLike
-        ) else load(pretrained)  # fmt: skip
+        ) else load(pretrained, adapter=adapter)  # fmt: skip
         if self.model.tokenizer is None:
             raise ConfigError(f"{self.model.name} came without a tokenizer: the harness needs text")
         self.tokenizer = self.model.tokenizer

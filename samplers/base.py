@@ -224,6 +224,15 @@ class Part:
         """(n, m) ids whose log-probabilities it reads at ``positions``."""
         return None
 
+    @property
+    def bannable(self) -> frozenset[int]:
+        """Ids that it may forbid in some steps."""
+        return frozenset()
+
+    def bans(self, canvas: Canvas, positions: IntArray) -> Mapping[int, BoolArray]:
+        """Id -> (n,) bool: at which of the ``positions`` it may not be proposed in this step."""
+        return {}
+
     def maps(self, layers: int) -> tuple[int, ...]:
         """Which of the ``layers`` decoder layers it reads the attention of: DAWN, which weighs
         positions by who attends to whom, and nobody can tell that from predictions."""
@@ -363,11 +372,14 @@ class Length(Part):
     within: ClassVar[bool] = True  # whether blocks that are open change, which no schedule foresees
     moves: ClassVar[bool] = False  # whether decided text may move to the right or to the left
     ends: ClassVar[bool] = True  # whether it needs the end-of-text id
+    first: ClassVar[int] = 64  # positions to begin with, where it is not told
+    fills: ClassVar[bool] = False  # whether it changes the length of holes in a text
 
     def open(self, start: int, origin: int, cap: int) -> int:
         """Positions of the region to begin with, which starts at ``start``; blocks are counted
-        from ``origin`` on."""
-        raise NotImplementedError
+        from ``origin`` on.  By default its field ``initial``, else `first`."""
+        initial: int | None = getattr(self, "initial", None)
+        return initial or min(cap, self.first)
 
     def probes(self, canvas: Canvas) -> bool:
         """Whether the next forward only looks for the length: it predicts what the rule `wants`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
-from ..capabilities import Capability
+from ..capabilities import FIXED_WINDOW, Capability
 from ..errors import ConfigError, UnknownNameError
 from ..registry import Registry
 from ..spec import Info, arguments, fill_open, info, parse
@@ -111,6 +111,8 @@ def compose(
         "tau_low": cast(Scorer, roles["scorer"][0]).tau_low,
         "progress": "steps" if _scheduled(roles) else "tokens",
     }
+    if FIXED_WINDOW not in roles["window"][0].offers:  # it reaches into the next block
+        known["lookahead"] = 1
     roles = {
         role: [fill_open(part, family, known) for part in group] for role, group in roles.items()
     }
@@ -148,8 +150,12 @@ def _complete(parts: Iterable[Part], family: str) -> dict[str, list[Part]]:
         roles[part.role].append(part)
     given = [part for group in roles.values() for part in group]
 
-    def companions(part: Part) -> tuple[Part, ...]:
-        return (*part.family_companions.get(family, ()), *part.companions())
+    def companions(part: Part) -> list[Part]:
+        named = [*part.family_companions.get(family, ()), *part.companions()]
+        if part.role != "length":
+            return named
+        # One beside another method leaves that method its own parts.
+        return [one for one in named if not any(_lacks(other, one) for other in given)]
 
     brought = _join(roles, [companion for part in given for companion in companions(part)])
     # A companion may bring companions of its own, e.g. the score its rule is about.
@@ -164,15 +170,16 @@ def _join(roles: dict[str, list[Part]], parts: Iterable[Part]) -> list[Part]:
     for part in parts:
         group = roles[part.role]
         open_ = all(part.role == "selector" and getattr(p, "extends", False) for p in group)
-        if open_ and not any(
-            SOURCES.get(role, f"a {role}") in need.remedies and need not in other.offers
-            for role, others in roles.items()
-            for other in others
-            for need in part.needs
-        ):
+        if open_ and not any(_lacks(part, other) for group in roles.values() for other in group):
             group.insert(0, part)
             joined.append(part)
     return joined
+
+
+def _lacks(part: Part, other: Part) -> bool:
+    """Whether a part needs something that another in that role could offer, and does not."""
+    source = SOURCES.get(other.role, f"a {other.role}")
+    return any(source in need.remedies and need not in other.offers for need in part.needs)
 
 
 def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> None:
@@ -185,9 +192,15 @@ def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> No
     _check_length(roles)
 
 
+def lengths(fills: bool = False) -> list[str]:
+    """Names of the parts that change the length of an answer, or with ``fills`` of holes."""
+    known = [cast("type[Length]", SAMPLERS[n]) for n in SAMPLERS if SAMPLERS[n].role == "length"]
+    return sorted(part.name for part in known if part.fills or not fills)
+
+
 def _length(length: Any) -> tuple[Part, ...]:
     """The part that ``length=`` names."""
-    known = sorted(name for name in SAMPLERS if SAMPLERS[name].role == "length")
+    known = lengths()
     if isinstance(length, str) and length.split("(")[0].strip() not in known:
         raise UnknownNameError("length", length, ["fixed", *known])
     parts = _as_parts(length)
@@ -205,6 +218,11 @@ def _check_length(roles: Mapping[str, list[Part]]) -> None:
         raise ConfigError(
             f"{length.name} looks for the end-of-text token and the model has none: pass "
             "eos_token_id to dllm.load, or use length='fixed'"
+        )
+    if getattr(length, "expand_token_id", 0) is None:
+        raise ConfigError(
+            f"{length.name} is for models with a token that asks for another mask: load one of "
+            "family 'dreamon', or pass expand_token_id to dllm.load"
         )
     refused = [*roles["explorer"], *(roles["reviser"] if length.moves else ())]
     for part in roles["selector"]:

@@ -75,9 +75,6 @@ class Daedal(Length):
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(0.9),)
 
-    def open(self, start: int, origin: int, cap: int) -> int:
-        return self.initial or min(cap, 64)
-
     def probes(self, canvas: Canvas) -> bool:
         return not canvas.state(First).found
 

@@ -53,7 +53,6 @@ class DCD(Window):
     same code is ``threshold`` with ``eos_policy="block_contains"``.
     """
 
-    needs = frozenset({FIXED_LENGTH})
     limits = bounds(s_init=COUNT, s_max=COUNT, e_step=COUNT, block_length=COUNT, e_max=NOT_NEGATIVE)
 
     s_init: int = 16
@@ -67,6 +66,10 @@ class DCD(Window):
         super().__post_init__()
         if self.e_max and self.block_length is None:
             raise ConfigError("e_max extends blocks: pass block_length too")
+
+    @property
+    def needs(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset({FIXED_LENGTH} if self.block_length else ())
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]

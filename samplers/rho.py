@@ -100,9 +100,6 @@ class Rho(Length):
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(0.9),)
 
-    def open(self, start: int, origin: int, cap: int) -> int:
-        return self.initial or min(cap, 64)
-
     def wants(self, canvas: Canvas) -> IntArray | None:
         here = np.arange(canvas.start, canvas.end)
         return here if self.signal == "confidence" else here[canvas.masked[here]]

@@ -5,6 +5,7 @@ Parts and what they see are in `base`; how a string becomes a `Sampler` is in `c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -130,6 +131,19 @@ class Sampler:
         parts = self._asked(self._asking, canvas)
         result = {part.name: part.asks(canvas, positions) for part in parts}
         return {name: ids for name, ids in result.items() if ids is not None}
+
+    @cached_property
+    def bannable(self) -> frozenset[int]:
+        """Ids that some part forbids in some steps, and reads where they are proposed."""
+        return frozenset().union(*(part.bannable for part in self.parts))
+
+    def bans(self, canvas: Canvas, positions: IntArray, ids: Sequence[int]) -> BoolArray:
+        """(n, m) bool: which of the ``ids`` may not be proposed at which of the ``positions``."""
+        result = np.zeros((len(positions), len(ids)), np.bool_)
+        for part in self.parts:
+            for token, where in part.bans(canvas, positions).items():
+                result[:, ids.index(token)] |= where
+        return result
 
     def maps(self, layers: int) -> tuple[int, ...]:
         """Decoder layers whose attention some part reads, ascending."""

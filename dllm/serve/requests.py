@@ -27,7 +27,8 @@ from .problems import Problem
 MOST_CALLS = 16
 PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
 SAMPLED = ("top_p", "min_p")  # of proposals that are drawn
-SAME_NAME = ("temperature", *SAMPLED, "steps", "block_length", "cfg_scale", "eos_policy", "seed")
+SAME_NAME = ("temperature", *SAMPLED, "steps", "block_length", "length", "cfg_scale", "eos_policy",
+             "seed")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,9 @@ def read_text(data: Any) -> GenerateRequest:
     body = TextBody.read(data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     for name in (
-        ("stop", "min_tokens", "ignore_eos", "constraints", "length") if body.suffix else ()
+        ("stop", "min_tokens", "ignore_eos", "constraints", "length", "seed_text")
+        if body.suffix
+        else ()
     ):
         if getattr(body, name):
             raise Problem(
@@ -219,12 +222,14 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
             raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
         if body.ignore_eos or body.min_tokens:
             result["min_new_tokens"] = length if body.ignore_eos else body.min_tokens
-        if body.length is not None:
-            result["length"] = body.length
         if body.stop:
             stop = body.stop
             result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
         result |= _form(body)
+        if body.seed_text is not None:
+            result["seed_text"] = body.seed_text
+        if body.remask:
+            result["remask"] = tuple(body.remask)
         if body.constraints:
             result["constraints"] = {int(k): v for k, v in body.constraints.items()}
     return result
