@@ -98,6 +98,11 @@ METHODS: dict[tuple[str, str], str] = {
     ("sampler", "daedal"): "An insertion is as long as there is room for, an answer without an end "
     "of text gets another block, and the text ends where its end is decided; the first length may "
     "grow geometrically (`growth`).",
+    (
+        "sampler",
+        "dreamon",
+    ): "No recorded case: a loop of the published rules is compared on a small "
+    "checkpoint. Each hole has bounds of its own, and `delete_to_right` ends at its hole.",
     ("sampler", "rho"): "A cut stops at decided text, an answer without an end of text gets "
     "another block.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
@@ -117,6 +122,7 @@ METHODS: dict[tuple[str, str], str] = {
         "append",
     ): "Blocks are appended as block diffusion does; on models without a causal "
     "mask the lookahead is this library's.",
+    ("sampler", "anti_loop"): "SGLang's code was read, not run. At temperature 0 only.",
     ("sampler", "crop"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "random"): "Recorded orders are replayed; the draws are this library's.",
     ("sampler", "factor"): "The official scan commits the last-ranked position when it alone fails "

@@ -103,8 +103,9 @@ class Plan:
     itself wants, which only `Cache.after_step` sees.
 
     ``borders``: ascending positions; what is computed reads only what lies left of the next border
-    to its right, beside what the model itself allows.  ``floor``: where logits are shifted, the
-    first row that scores; a target whose row lies left of it is scored by it."""
+    to its right, beside what the model itself allows: D2F, whose checkpoints were trained
+    so, in one forward for several blocks.  ``floor``: where logits are shifted, the first row that
+    scores; a target whose row lies left of it is scored by it."""
 
     compute: IntArray
     read: IntArray | None = None

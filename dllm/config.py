@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from os import PathLike
@@ -45,7 +45,6 @@ NOT_WITH_FORMATS = {
     **dict.fromkeys(("top_p", "top_k", "min_p"), "what it leaves may hold no text of the form"),
     "min_new_tokens": "the form says how long the answer is",
     "stop_strings": "they may cut it before its end",
-    "length": "the form is fitted to a canvas of one length",
 }
 SWITCHES = ("cuda_graphs", "compile", "suppress_mask", "literals")
 
@@ -96,6 +95,8 @@ class GenerationArguments(TypedDict, total=False):
     compile: bool
     suppress_mask: bool
     constraints: Mapping[int, int | str]
+    seed_text: Any
+    remask: Iterable[int | tuple[int, int]]
     length: str | None
     regex: str | None
     choice: Iterable[str] | None
@@ -109,7 +110,9 @@ class GenerationConfig:
     """How to decode.  Names follow transformers where it has one.
 
     ``max_new_tokens``: positions of the canvas after the prompt; None (default) takes what the
-    checkpoint recommends, else 128 or what is left of the context.  ``length``: how many of them
+    checkpoint recommends, else 128 or what is left of the context.  On models whose attention is
+    causal between blocks, decoded in these, None lets the answer get block after block until it
+    ends, which gives the same text.  ``length``: how many of them
     the answer gets is found while it is written, by a rule such as "append" or "daedal" (see
     `dllm.samplers.base.Length`); ``max_new_tokens`` is then the most it may get, None what is left
     of the context.  ``min_new_tokens``: stop ids
@@ -129,8 +132,13 @@ class GenerationConfig:
     network of such steps through `torch.compile`.  ``suppress_mask=False`` lets the model propose
     [MASK], as most official code does: only for exact reproduction of its probabilities.
     ``constraints`` fixes parts of the answer: offset from its start -> token id, or text whose
-    tokens stand from there on; the answer does not end before the last of them.  At most one of
-    these says which form the answer has: ``regex``, an expression that the whole of it matches;
+    tokens stand from there on; the answer does not end before the last of them.  ``seed_text``: a
+    draft that the answer begins as, in place of masks: a text, in which ``[[8]]`` stands for 8 open
+    positions, or token ids with -1 for one; of several prompts a list with one each.  ``remask``:
+    which tokens of it are open too, as positions from its start or (first, past the last) pairs.
+    What is left of the draft is decided, and may be changed by samplers that revise; without
+    ``max_new_tokens`` an answer with open positions in its draft is as long as that.  At most one
+    of these says which form the answer has: ``regex``, an expression that the whole of it matches;
     ``choice``, the texts it is one of; ``json_schema``, a pydantic class, a schema as a dictionary,
     or a file with one.  How sure the model then is of a token is measured among the answers of this
     form, with ``confidence="model"`` as without it.  ``literals``: text that the form leaves no
@@ -157,6 +165,8 @@ class GenerationConfig:
     compile: bool = False
     suppress_mask: bool = True
     constraints: Mapping[int, int | str] = field(default_factory=dict)
+    seed_text: Any = None
+    remask: tuple[tuple[int, int], ...] = ()
     length: str | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
@@ -197,6 +207,10 @@ class GenerationConfig:
             object.__setattr__(self, "length", None)
         object.__setattr__(self, "stop_strings", _texts("stop_strings", self.stop_strings))
         object.__setattr__(self, "constraints", _constraints(self.constraints))
+        object.__setattr__(self, "seed_text", _draft(self.seed_text))
+        object.__setattr__(self, "remask", _spans(self.remask))
+        if self.remask and self.seed_text is None:
+            raise ConfigError("remask opens tokens of a draft: pass seed_text, or drop it")
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         self._check_format()
 
@@ -302,6 +316,34 @@ def _number(name: str, value: Any, allowed: Range) -> Any:
     if number > allowed.high:
         raise ConfigError(f"{name} must be at most {allowed.high:g}, not {short(value)}")
     return int(number) if allowed.whole else float(number)
+
+
+def _draft(value: Any) -> Any:
+    """A text, ids, or several of either; arrays as lists."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str):
+        check_unicode(value, "seed_text")
+    elif not isinstance(value, list | tuple | None) or value in ([], ()):
+        raise ConfigError(f"seed_text is a draft, a text or token ids, not {short(value)}")
+    return value
+
+
+def _spans(value: Any) -> tuple[tuple[int, int], ...]:
+    """Positions and (first, past the last) pairs, all as pairs."""
+    kinds = "remask is a list of positions and (first, past the last) pairs"
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise ConfigError(f"{kinds}, not {short(value)}")
+    spans = []
+    for item in value:
+        pair = (item, item + 1) if isinstance(item, Integral) else item
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ConfigError(f"{kinds}, not a list with {short(item)}")
+        low, high = (_number("a position to remask", at, Range(0, MOST)) for at in pair)
+        if low >= high:
+            raise ConfigError(f"{kinds}, the first before the last, not {short(item)}")
+        spans.append((low, high))
+    return tuple(spans)
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from .cache import Cache
 from .cache.base import CacheLike
 from .canvas import BoolArray, Canvas, IntArray
 from .canvases import canvas_facts, canvas_length, check_constraint, fixed_ids
+from .capabilities import FIXED_WINDOW
 from .config import FORMATS, GenerationConfig
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError, short
@@ -29,12 +31,13 @@ from .formats import (
     schema_of,
     schema_pattern,
 )
-from .holes import measured
+from .holes import measured, name_of
 from .models import DiffusionModel
-from .prompts import encode, hole_forms
+from .prompts import encode, encode_open, hole_forms, is_batch
 from .result import Result
-from .samplers import Sampler
+from .samplers import NOTHING, Sampler
 from .samplers.compose import SamplerLike
+from .samplers.compose import lengths as length_rules
 from .scheduler import Request, Scheduler
 from .stopping import stop_strings
 from .work import Work
@@ -94,7 +97,8 @@ class RequestMaker:
         if repetitions is None:
             repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]
         _check_repetitions(repetitions, len(prompts))
-        caps = [self.cap(len(ids)) for ids in encoded]
+        drafts = self._drafts(len(prompts))
+        caps = [self.cap(len(ids), draft) for ids, draft in zip(encoded, drafts, strict=True)]
         self._check_used(max(caps), traced)
         requests: list[Request] = []
         given = [
@@ -102,14 +106,16 @@ class RequestMaker:
             for offset, wanted in self.config.constraints.items()
         ]
         fixed = max([offset + len(tokens) for offset, tokens in given], default=0)
-        for ids, cap, first in zip(encoded, caps, repetitions, strict=True):
+        for ids, draft, cap, first in zip(encoded, drafts, caps, repetitions, strict=True):
             for offset, tokens in given:
                 check_constraint(offset, tokens, cap)
-            length = max(self.first_length(len(ids), cap), fixed)
+            begun = len(draft)
+            length = begun + self.first_length(len(ids), begun, cap - begun)
+            length = max(length, fixed)
             if self.recipe.format is not None:
-                self._check_room(self._canvas(ids, length, cap, 0, given))
+                self._check_room(self._canvas(ids, draft, length, cap, given, 0))
             for i in range(n):
-                make = partial(self._canvas, ids, length, cap, first + i, given)
+                make = partial(self._canvas, ids, draft, length, cap, given, first + i)
                 requests.append(
                     self._request(len(requests), make, len(ids) + length, length, traced)
                 )
@@ -120,12 +126,40 @@ class RequestMaker:
         """Whether answers find their length."""
         return False
 
-    def cap(self, prompt: int) -> int:
-        """Most positions of the answer to a prompt of so many tokens."""
-        return canvas_length(self.model, prompt, self.config, "max_new_tokens" in self.given)
+    def _drafts(self, count: int) -> list[IntArray]:
+        """What each of so many answers begins as, -1 where it is open."""
+        seed = self.config.seed_text
+        if seed is None:
+            return [NOTHING] * count
+        each = list(seed) if is_batch(seed) else [seed] * count
+        if len(each) != count:
+            raise ConfigError(f"{count} prompts have one draft, or as many, not {len(each)}")
+        drafts = [encode_open(self.model, one, "a draft", continued=True) for one in each]
+        for draft in drafts:
+            for low, high in self.config.remask:
+                if high > len(draft):
+                    raise ConfigError(
+                        f"remask names position {high - 1} of a draft of {len(draft)} tokens"
+                    )
+                draft[low:high] = -1
+        return drafts
 
-    def first_length(self, prompt: int, cap: int) -> int:
-        """Positions of the answer when its row begins."""
+    def cap(self, prompt: int, draft: IntArray = NOTHING) -> int:
+        """Most positions of the answer to a prompt of so many tokens, which begins as ``draft``."""
+        given = "max_new_tokens" in self.given
+        if (draft < 0).any() and not given:
+            return canvas_length(
+                self.model, prompt, replace(self.config, max_new_tokens=len(draft))
+            )
+        cap = canvas_length(self.model, prompt, self.config, given)
+        if len(draft) > cap:
+            raise ConfigError(
+                f"the draft has {len(draft)} tokens, the answer at most {cap}: raise max_new_tokens"
+            )
+        return cap
+
+    def first_length(self, prompt: int, begun: int, cap: int) -> int:
+        """Positions behind the ``begun`` ones of a draft when the row begins."""
         return cap
 
     def _request(
@@ -139,7 +173,7 @@ class RequestMaker:
         if form is None or form.fits(canvas):
             return
         room, least = int(canvas.masked.sum()), form.least()
-        if canvas.text_floor <= canvas.prompt_length and least > room:
+        if room == canvas.end - canvas.start and least > room:
             raise ConfigError(
                 f"a text of this {name} has at least {least} tokens, max_new_tokens is {room}: "
                 "raise it"
@@ -176,12 +210,13 @@ class RequestMaker:
         return scheduler
 
     def _canvas(
-        self, ids: IntArray, length: int, cap: int, repetition: int,
-        given: list[tuple[int, IntArray]],
+        self, ids: IntArray, draft: IntArray, length: int, cap: int,
+        given: list[tuple[int, IntArray]], repetition: int,
     ) -> Canvas:  # fmt: skip
         facts = canvas_facts(self.model, self.config)
         canvas = Canvas.for_prompt(ids, length, row=repetition, **facts)
         canvas.cap = cap
+        canvas.draft(draft)
         for offset, tokens in given:
             canvas.give(canvas.start + offset, tokens)
         return canvas
@@ -241,40 +276,61 @@ class Preparation(RequestMaker):
         given = given_of(config, arguments)
         defaults = dict(model.generation_defaults) if config is None else {}
         if holes:
-            fixed = set(given) & {"max_new_tokens", "min_new_tokens", "eos_policy", "constraints"}
+            fixed = set(given) & {"max_new_tokens", "min_new_tokens", "eos_policy", "constraints",
+                                  "seed_text", "remask"}  # fmt: skip
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
             defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
-        rule = given.pop("length", None) if holes else None
+        rule = given.get("length") or "sure"
+        if holes and name_of(rule) not in length_rules(fills=True):
+            given.pop("length", None)
         built = GenerationConfig.build(defaults, given)
         composed = _compose(model, sampler, built, given)
+        if not holes and _unbounded(model, built, given, composed):
+            with suppress(ConfigError):  # what plans for a canvas of one length has one
+                composed = _compose(model, sampler, replace(built, length="append"), given)
         watch = stop_strings(model, built) if built.stop_strings else None
         form = format_for(model, built, holes)
+        part = composed.length
+        if holes and part is not None:
+            rule = part.name
+            if not part.fills:
+                raise ConfigError(
+                    f"{rule} lengthens an answer at its end, and a text with holes has none: "
+                    "write [[*]], or drop it"
+                )
+        if composed.bannable and built.min_new_tokens:
+            raise ConfigError(
+                "min_new_tokens does not go with a length that shrinks where it is written: drop it"
+            )
         recipe = Recipe(composed, built, ban_stops=holes, after_step=watch, format=form)
         chosen = caches.compose(cache, model.family.name)
         return cls(model, recipe, frozenset(given), cache=chosen, named=sampler,
-                   holes=rule or "sure")  # fmt: skip
+                   holes=rule)  # fmt: skip
 
     @property
     def grows(self) -> bool:
         return self.sampler.length is not None
 
-    def cap(self, prompt: int) -> int:
-        cap = super().cap(prompt)
+    def cap(self, prompt: int, draft: IntArray = NOTHING) -> int:
+        if self.grows and "max_new_tokens" not in self.given:
+            draft = NOTHING
+        cap = super().cap(prompt, draft)
         given = "max_new_tokens" in self.given or not self.grows
         return cap if given else self.model.facts.context_length - prompt
 
-    def first_length(self, prompt: int, cap: int) -> int:
+    def first_length(self, prompt: int, begun: int, cap: int) -> int:
         rule = self.sampler.length
-        if rule is None:
+        if rule is None or not cap:
             return cap
-        length = rule.open(prompt, 0 if self.model.facts.block_length else prompt, cap)
+        origin = 0 if self.model.facts.block_length else prompt
+        length = rule.open(prompt + begun, origin, cap)
         if length > cap:
             raise ConfigError(
                 f"{rule.name} begins with {length} positions, and {cap} are the most there may be: "
                 f"raise max_new_tokens, or lower what {rule.name} begins with"
             )
-        return max(length, self.config.min_new_tokens)
+        return max(length, self.config.min_new_tokens - begun)
 
     def text(
         self, text: Any, prompt: Any = None, traced: bool = False, repetition: int = 0
@@ -295,8 +351,9 @@ class Preparation(RequestMaker):
 
         def make() -> Canvas:
             canvas = Canvas.for_infill(
-                tokens, masked, len(before), row=repetition, **canvas_facts(self.model, self.config)
-            )
+                tokens, masked, len(before), row=repetition, sizes=found.sizes,
+                bounds=found.bounds, **canvas_facts(self.model, self.config),
+            )  # fmt: skip
             canvas.probes = canvas.nfe = found.probes
             canvas.computed = found.computed
             return canvas
@@ -409,6 +466,7 @@ def _compose(
     facts = {
         **config.sampler_options, "delimiters": model.delimiters,
         "eos_token_id": model.facts.eos_token_id,
+        "expand_token_id": model.facts.expand_token_id,
         "block": model.facts.block_length or config.block_length,
         "lookahead": int(model.facts.mask_kind == "bidirectional"),
     }  # fmt: skip
@@ -416,6 +474,20 @@ def _compose(
         sampler, length=config.length, options=options, stop_ids=model.facts.stop_token_ids,
         family=model.family.name, facts=facts,
     )  # fmt: skip
+
+
+def _unbounded(
+    model: DiffusionModel, config: GenerationConfig, given: Mapping[str, Any], sampler: Sampler
+) -> bool:
+    """Whether nobody names a length and the answer gets block after block until it ends: on models
+    whose attention is causal between blocks, decoded in these, where that equals the largest canvas
+    to the last bit."""
+    blocks, ends = model.facts.block_length, sampler.eos.ends and sampler.stop_ids
+    named = given.get("length") or config.max_new_tokens or config.formatted
+    whole = FIXED_WINDOW in sampler.window.offers
+    own = whole and getattr(sampler.window, "block_length", None) == blocks
+    drafted = config.seed_text is not None
+    return bool(blocks and ends and own) and not (named or drafted or sampler.length)
 
 
 def occurrences(items: Sequence[Hashable]) -> list[int]:

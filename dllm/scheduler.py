@@ -216,7 +216,11 @@ class Scheduler:
         tokens, reason = answer(canvas, request.stop_ids)
         row.recipe = request.recipe
         here = slice(canvas.prompt_length, canvas.prompt_length + len(tokens))
+        low = canvas.prompt_length
         fields: dict[str, Any] = {
+            "holes": hole_texts(
+                self.model, tokens, [(h.low - low, h.high - low) for h in canvas.holes]
+            ),
             "text": text_of(
                 self.model,
                 tokens,
@@ -279,6 +283,19 @@ def answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
     if where.size:
         return canvas.tokens[canvas.prompt_length : int(where[0]) + 1], "stop"
     return tokens, canvas.finish_reason or "length"
+
+
+def hole_texts(
+    model: DiffusionModel, tokens: IntArray, holes: Sequence[tuple[int, int]]
+) -> list[str]:
+    """What each of the ``holes`` adds to the text before it: tokenizers write a token differently
+    at the start of a text."""
+    texts = []
+    for low, high in holes:
+        before, after = (text_of(model, tokens[:end], ()) for end in (low, high))
+        alone = not after.startswith(before)
+        texts.append(text_of(model, tokens[low:high], ()) if alone else after[len(before) :])
+    return texts
 
 
 def text_of(

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from ..api import as_completed
 from ..cache import compose as compose_cache
-from ..config import GenerationConfig
+from ..config import FORMATS, GenerationConfig
 from ..errors import ConfigError, UnknownNameError
 from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
 from ..models import load
@@ -87,7 +87,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         where = device or "auto"
         self.model = load(pretrained, device=where, dtype=dtype, adapter=adapter) if isinstance(
             pretrained, str | os.PathLike
-        ) else load(pretrained)  # fmt: skip
+        ) else load(pretrained, adapter=adapter)  # fmt: skip
         if self.model.tokenizer is None:
             raise ConfigError(f"{self.model.name} came without a tokenizer: the harness needs text")
         self.tokenizer = self.model.tokenizer
@@ -301,7 +301,9 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         until = [until] if isinstance(until, str) else [text for text in until if text]
         lengths = [given.pop(name) for name in LENGTH_NAMES if name in given]
         new = min(int(lengths[0]) if lengths else self.max_gen_toks, self.max_length - 1)
-        result: dict[str, Any] = {"max_new_tokens": new, "stop_strings": tuple(until)}
+        result: dict[str, Any] = {"max_new_tokens": new}
+        if not self.how.keys() & FORMATS:  # which say themselves where an answer ends
+            result["stop_strings"] = tuple(until)
         drawn = bool(given.pop("do_sample", float(given.get("temperature") or 0) > 0))
         for name in SAMPLING:
             value = given.pop(name, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, Edit, IntArray
+from ..capabilities import CONSTRAINED
 from ..limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Length, View
 from .compose import register
@@ -42,13 +43,15 @@ class Append(Length):
 
     ``lookahead`` blocks of masks (1; 0 for models whose text does not see what is right of its
     block) stand behind the block that is being decided, because a model without a causal mask
-    writes towards the end that it sees.  Nothing is appended behind an end of text.  On
-    block-causal models, decoded in their own blocks, the answer is that of a canvas of the largest
-    size, to the last bit; on others it is an approximation.
+    writes towards the end that it sees; windows that slide have one, too.  Nothing is appended
+    behind an end of text.  On block-causal models, decoded in their own blocks, and on WeDLM's the
+    answer is that of a canvas of the largest size, to the last bit; on others it is an
+    approximation.
     """
 
     within = False
     ends = False
+    offers = frozenset({CONSTRAINED})  # there is always more room while a text has not ended
     limits = bounds(block=COUNT, lookahead=NOT_NEGATIVE)
 
     block: int | None = None

@@ -35,15 +35,13 @@ class Crop(Length):
     """
 
     within = False
+    first = 1024
     limits = bounds(initial=COUNT, block=COUNT, tau=SHARE)
 
     tau: float = 0.1
     initial: int | None = None
     block: int | None = None
     eos_token_id: int | None = None
-
-    def open(self, start: int, origin: int, cap: int) -> int:
-        return self.initial or min(cap, 1024)
 
     def probes(self, canvas: Canvas) -> bool:
         return not canvas.state(Probed).done
@@ -59,7 +57,7 @@ class Crop(Length):
         lasts = np.cumprod(1 - np.exp(prediction.asked[self.name][:, 0].astype(np.float64)))
         over = np.flatnonzero(lasts < self.tau)
         end = int(prediction.positions[over[0]]) + 1 if over.size else canvas.end
-        end = max(end, canvas.text_floor)
+        end = max(end, int(np.flatnonzero(~canvas.masked[: canvas.end])[-1]) + 1)
         return (Edit(end, canvas.end - end, 0),) if end < canvas.end else ()
 
     def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:

@@ -46,15 +46,9 @@ class Daedal(Length):
     needs = frozenset({WHOLE_TEXT})
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
     limits = bounds(
-        initial=COUNT,
-        expand=COUNT,
-        tokens=COUNT,
-        block=COUNT,
-        growth=COUNT,
-        enough=SHARE,
-        insert_until=SHARE,
-        low=SHARE,
-    )
+        initial=COUNT, expand=COUNT, tokens=COUNT, block=COUNT, growth=COUNT, enough=SHARE,
+        insert_until=SHARE, low=SHARE
+    )  # fmt: skip
 
     initial: int | None = None
     expand: int = 8
@@ -74,9 +68,6 @@ class Daedal(Length):
 
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(0.9),)
-
-    def open(self, start: int, origin: int, cap: int) -> int:
-        return self.initial or min(cap, 64)
 
     def probes(self, canvas: Canvas) -> bool:
         return not canvas.state(First).found

@@ -53,7 +53,6 @@ class DCD(Window):
     same code is ``threshold`` with ``eos_policy="block_contains"``.
     """
 
-    needs = frozenset({FIXED_LENGTH})
     limits = bounds(s_init=COUNT, s_max=COUNT, e_step=COUNT, block_length=COUNT, e_max=NOT_NEGATIVE)
 
     s_init: int = 16
@@ -69,6 +68,10 @@ class DCD(Window):
             raise ConfigError("e_max extends blocks: pass block_length too")
 
     @property
+    def needs(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset({FIXED_LENGTH} if self.block_length else ())
+
+    @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
         return frozenset() if self.e_max else frozenset({REPEATABLE})
 
@@ -77,8 +80,6 @@ class DCD(Window):
 
     def advance(self, canvas: Canvas) -> None:
         where = np.flatnonzero(canvas.masked[: canvas.end])
-        if not where.size:
-            return
         low = int(where[0])
         end = canvas.end if canvas.stop_position is None else canvas.stop_position
         high = int(where[self.s_init]) if len(where) > self.s_init else end

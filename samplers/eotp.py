@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
+from ..canvas import Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_LENGTH, FIXED_WINDOW
 from ..limits import THRESHOLD, bounds
-from .base import EosRule, Prediction
+from .base import EosRule, View
 from .compose import register
 from .eos import is_stop, prefix_complete
 from .learn2pd import LEARN2PD
@@ -38,12 +38,14 @@ class EoTP(EosRule):
 
     tau: float = 0.9
 
-    def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
-        p, proposed = prediction, canvas.state(ProposedEnd)
-        ends = is_stop(p.token, stop_ids) & (np.exp(p.logprob) >= self.tau)
+    def rescore(self, view: View) -> FloatArray:
+        canvas, p = view.canvas, view.all_predictions
+        proposed = canvas.state(ProposedEnd)
+        ends = is_stop(p.token, view.stop_ids) & (np.exp(p.logprob) >= self.tau)
         ends &= canvas.masked[p.positions] & (p.positions >= canvas.text_floor)
         at = ends.nonzero()[0]
         proposed.position = int(p.positions[at[p.logprob[at].argmax()]]) if at.size else None
+        return view.score
 
     def check(self, canvas: Canvas, committed: IntArray, stop_ids: tuple[int, ...]) -> None:
         proposed = canvas.state(ProposedEnd)

@@ -69,13 +69,9 @@ class Rho(Length):
 
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
     limits = bounds(
-        initial=COUNT,
-        expand=COUNT,
-        tokens=COUNT,
-        block=COUNT,
-        schedule=one_of(SCHEDULES),
-        signal=one_of(("confidence", "density")),
-    )
+        initial=COUNT, expand=COUNT, tokens=COUNT, block=COUNT, schedule=one_of(SCHEDULES),
+        signal=one_of(("confidence", "density"))
+    )  # fmt: skip
 
     initial: int | None = None
     low: float = 0.4
@@ -99,9 +95,6 @@ class Rho(Length):
 
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(0.9),)
-
-    def open(self, start: int, origin: int, cap: int) -> int:
-        return self.initial or min(cap, 64)
 
     def wants(self, canvas: Canvas) -> IntArray | None:
         here = np.arange(canvas.start, canvas.end)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -381,6 +381,15 @@ class Generation(Decoding):
         list[str] | None,
         option("--constraint", panel=DECODING, text="OFFSET=TEXT fixed in the answer; repeatable."),
     ] = None
+    seed_text: Annotated[
+        str | None,
+        option("--seed-text", panel=DECODING,
+               text="Draft that the answer begins as; [[8]] in it: 8 open tokens."),
+    ] = None  # fmt: skip
+    remask: Annotated[
+        str | None,
+        option("--remask", panel=DECODING, text="Tokens of the draft to write anew: 0,4..9."),
+    ] = None
     watch: Annotated[
         bool,
         option("--watch", "-w", panel=OUTPUT, text="Show the canvas while it is written."),
@@ -400,6 +409,8 @@ class Generation(Decoding):
             given["stop_strings"] = tuple(self.stop)
         if self.constraint:
             given["constraints"] = dict(map(_constraint, self.constraint))
+        if self.remask:
+            given["remask"] = tuple(map(_span, self.remask.split(",")))
         return given
 
 
@@ -409,6 +420,14 @@ def _constraint(text: str) -> tuple[int, str]:
     if not equals or not offset.strip().isdigit() or not wanted:
         raise ConfigError(f"--constraint is OFFSET=TEXT, e.g. '20=The answer is', not {text!r}")
     return int(offset), wanted
+
+
+def _span(text: str) -> tuple[int, int]:
+    """``4`` or ``4..9``, the last one left out: positions of a draft."""
+    low, dots, high = text.strip().partition("..")
+    if not low.isdigit() or (dots and not high.isdigit()):
+        raise ConfigError(f"--remask is a list of positions and spans such as 0,4..9, not {text!r}")
+    return int(low), int(high) if dots else int(low) + 1
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -427,8 +446,8 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
         ]
         shared = [
             inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
-                annotation=added[field.name],
+                field.name, inspect.Parameter.KEYWORD_ONLY, annotation=added[field.name],
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
             )
             for field in fields(group)
         ]  # fmt: skip

@@ -36,7 +36,7 @@ from .kv import KVBuffer
 from .layers import LayerHook
 from .maps import AttentionMaps
 from .packing import Packed, noise_keys, pack
-from .recipe import Options
+from .recipe import Options, bans
 from .rows import Job
 from .visibility import Visibility
 
@@ -216,9 +216,11 @@ class Forward:
         """Which of the banned ids are so in each row, (R, n) bool; None: all of them."""
         if not options.conditional:
             return None
-        short = [j.asked < j.canvas.start + j.row.recipe.config.min_new_tokens for j in jobs]
+        ids = options.banned[-options.conditional :]
         rows = np.ones((count, len(options.banned)), np.bool_)
-        rows[:, -options.conditional :] = np.concatenate(short)[:, None]
+        rows[:, -options.conditional :] = np.concatenate(
+            [bans(job.row.recipe, job.canvas, job.asked, ids) for job in jobs]
+        )
         return torch.from_numpy(rows).to(self.device)
 
     def _statistics(

@@ -260,12 +260,9 @@ class Engine(Work[Row, Step]):
     def _settle(self, row: Row, answer: Any) -> Step:
         return settle(row, answer, self.cache, self.forward.buffer)
 
-    def logits(self, row: Row) -> torch.Tensor:
-        """Raw logits (n, V) of the undecided positions of the row's window.  Decides nothing."""
-        return self.scores([row])[0]
-
     def scores(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """`logits` of several rows, in one forward."""
+        """Raw logits (n, V) of the undecided positions of each row's window, in one forward that
+        decides nothing."""
         with self._lock:
             jobs = []
             for row in rows:

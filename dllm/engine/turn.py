@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
@@ -111,12 +109,10 @@ def settle(
     canvas.computed += cost
     canvas.step += 1
     canvas.block_step += 1
+    if decision.edits:
+        row.edit(decision.edits, cache)
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
-    if decision.edits and not canvas.finished:
-        row.edit(decision.edits, cache)
-    elif decision.edits:
-        decision = replace(decision, edits=())
     if decision.probe:
         row.slots = row.slots.fresh(canvas.length)
     else:
@@ -173,6 +169,7 @@ def complete(canvas: Canvas) -> bool:
     settled = not canvas.finished and not canvas.revising
     if settled and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
         # A rule may also end the text at a stop id that is proposed and never committed.
-        ended = canvas.stop_position is not None or canvas.end < canvas.region[1]
+        most = max(canvas.start + canvas.cap, canvas.region[1])
+        ended = canvas.stop_position is not None or canvas.end < most
         canvas.finish("stop" if ended else "length")
     return canvas.finished

@@ -49,7 +49,10 @@ class Format:
         low = canvas.prompt_length
         if self.start is not None:
             if self.ends:
-                return [Span(low, canvas.end, self.start, final | self.automaton.closed)]
+                # A region that grows ends where the rest has room; one that was cut off has ended.
+                whole = canvas.end == canvas.region[1]
+                room = max(0, canvas.start + canvas.cap - canvas.end) if whole else 0
+                return [Span(low, canvas.end, self.start, self.automaton.need <= room)]
             return [Span(low, canvas.length, self.start, final)]
         edges = np.flatnonzero(np.diff(np.concatenate([[True], canvas.given[low:], [True]])))
         runs = (edges + low).reshape(-1, 2).tolist()

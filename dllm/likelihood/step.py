@@ -47,7 +47,7 @@ def step(
         raise ConfigError(f"top is a whole number from 1 to {MOST_TOP}, not {top!r}")
     if loaded.facts.mask_token_id is None:
         raise ConfigError(f"{loaded.name} is autoregressive: it predicts no masks")
-    ids, holes = encode_holes(loaded, canvas)
+    ids, holes, _ = encode_holes(loaded, canvas)
     before = np.zeros(0, np.int64) if prompt is None else encode(loaded, prompt)
     return _step(loaded, before, ids, holes, top, Scoring(cfg_scale=cfg_scale))
 

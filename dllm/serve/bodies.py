@@ -99,6 +99,18 @@ Bias = Annotated[
     Field(max_length=MOST_CONSTRAINTS, description=f"an object of at most {MOST_CONSTRAINTS} "
           'numbers from -100 to 100 by token id, {"17": -2.5}'),
 ]  # fmt: skip
+Draft = Annotated[
+    Any,
+    Must("a string, in which [[8]] stands for 8 open tokens, or token ids with -1",
+         lambda v: (isinstance(v, str) and v.count("[[") <= MOST_HOLES)
+         or (isinstance(v, list) and all(type(item) is int for item in v)),
+         {"anyOf": [STRING, {"type": "array", "items": {"type": "integer"}}]}),
+]  # fmt: skip
+Spans = Annotated[
+    list[Any],
+    Must(f"a list of at most {MOST_HOLES} positions and [first, past the last] pairs",
+         lambda v: isinstance(v, list) and len(v) <= MOST_HOLES, {"type": "array"}),
+]  # fmt: skip
 Prompt = Annotated[
     str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=MOST_TEXTS)],
     Field(description=f"a string, token ids, or a list of at most {MOST_TEXTS} of either"),
@@ -246,6 +258,7 @@ class Decoding(Body):
     cache: str | None = None
     steps: Count | None = None
     block_length: Count | None = None
+    length: Sampler | None = None
     cfg_scale: Scale | None = None
     eos_policy: str | None = None
     temperature: Scale | None = None
@@ -283,11 +296,12 @@ class Writing(Decoding):
     """Answers of a length that is asked for, and what OpenAI's and vLLM's clients send beside."""
 
     max_tokens: Count | None = None
-    length: Sampler | None = None
     min_tokens: Number = 0
     ignore_eos: bool = False
     stop: Stop = ()
     constraints: Constraints | None = None
+    seed_text: Draft | None = None
+    remask: Spans | None = None
     diffusing: bool = False
 
     frequency_penalty: Penalty = 0.0
@@ -322,7 +336,9 @@ class Writing(Decoding):
     store: Annotated[Any, Only("nothing is stored", False)] = None
     modalities: Annotated[Any, Only(OTHER, ["text"])] = None
     audio: Annotated[Any, Only(OTHER)] = None
-    prediction: Annotated[Any, Only("fix parts of the canvas with constraints")] = None
+    prediction: Annotated[
+        Any, Only("begin with a draft, seed_text, or fix parts with constraints")
+    ] = None
     moderation: Annotated[Any, Only(OTHER)] = None
     priority: Annotated[Any, Only("requests are served in the order they come", 0)] = None
     user: str | None = None
@@ -369,7 +385,8 @@ class TextBody(Writing):
 
 
 class InfillBody(Decoding):
-    """``POST /v1/infill``: ``text`` with ``[[8]]`` for a hole of 8 tokens."""
+    """``POST /v1/infill``: ``text`` with ``[[8]]`` for a hole of 8 tokens, ``[[*]]`` for one whose
+    length is measured, by the rule ``length``."""
 
     text: Holed
     prompt: str | None = None

@@ -35,12 +35,11 @@ def event(value: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Choice:
-    """One finished answer.  ``text`` is what the client gets, of ``result``; ``holes`` are the
-    texts of the holes of an infill, ``said`` the calls and thoughts in the text of a chat."""
+    """One finished answer.  ``text`` is what the client gets, of ``result``; ``said`` the calls and
+    thoughts in the text of a chat."""
 
     result: Result
     text: str
-    holes: Sequence[str] = ()
     said: Said | None = None
 
 
@@ -71,7 +70,7 @@ class Reply:
             else:
                 entry["text"] = choice.text
             if ask.kind == "infill":
-                entry["holes"] = list(choice.holes)
+                entry["holes"] = choice.result.holes
             listed.append(entry | self._ending(choice))
         results = [choice.result for choice in choices]
         return self._head(OBJECTS[ask.kind]) | {
@@ -108,7 +107,7 @@ class Reply:
         empty: dict[str, Any] = {"delta": {}} if self.ask.kind == "chat" else {"text": ""}
         entry |= empty
         if self.ask.kind == "infill":
-            entry["holes"] = list(choice.holes)
+            entry["holes"] = choice.result.holes
         return [self._chunk([entry | self._ending(choice)])]
 
     def totals(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
@@ -192,6 +191,7 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     forwards, written = sum(r.nfe for r in results), sum(map(written_tokens, results))
     return {
         "forwards": forwards,
+        "probes": sum(r.probes for r in results),
         "computed": sum(r.computed for r in results),
         "tokens_per_forward": round(written / max(1, forwards), 3),
         "queue_seconds": round(max(r.queue_seconds for r in results), 6),

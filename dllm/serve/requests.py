@@ -27,7 +27,8 @@ from .problems import Problem
 MOST_CALLS = 16
 PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
 SAMPLED = ("top_p", "min_p")  # of proposals that are drawn
-SAME_NAME = ("temperature", *SAMPLED, "steps", "block_length", "cfg_scale", "eos_policy", "seed")
+SAME_NAME = ("temperature", *SAMPLED, "steps", "block_length", "length", "cfg_scale", "eos_policy",
+             "seed")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,9 @@ class GenerateRequest:
     False, True, or "text" for rendered lines; ``diffusing``: every chunk is the whole present text.
     ``template``: variables of the chat template.  ``tools`` as OpenAI describes them, of which
     ``tool_choice`` ("auto", "required", or a name) says whether one is called, ``most_calls`` how
-    many.  ``penalties`` by name, those that change something.  ``response``: of
-    ``/v1/responses``, what its answer repeats; None for all others.
+    many, ``several`` that a required call may be a list of them.  ``penalties`` by name, those that
+    change something.  ``response``: of ``/v1/responses``, what its answer repeats; None for all
+    others.
     """
 
     kind: str
@@ -72,6 +74,7 @@ class GenerateRequest:
     tools: Sequence[dict[str, Any]] = ()
     tool_choice: str = "none"
     most_calls: int = 1
+    several: bool = False
 
     @property
     def forced(self) -> bool:
@@ -126,6 +129,7 @@ def chat_request(
     return _request(
         "chat", body, [messages], length, tools=[] if wanted == "none" else tools,
         tool_choice=wanted, most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
+        several=body.parallel_tool_calls and "parallel_tool_calls" in body.model_fields_set,
         template=body.chat_template_kwargs or {}, **more,
     )  # fmt: skip
 
@@ -135,7 +139,9 @@ def read_text(data: Any) -> GenerateRequest:
     body = TextBody.read(data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     for name in (
-        ("stop", "min_tokens", "ignore_eos", "constraints", "length") if body.suffix else ()
+        ("stop", "min_tokens", "ignore_eos", "constraints", "length", "seed_text")
+        if body.suffix
+        else ()
     ):
         if getattr(body, name):
             raise Problem(
@@ -219,12 +225,14 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
             raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
         if body.ignore_eos or body.min_tokens:
             result["min_new_tokens"] = length if body.ignore_eos else body.min_tokens
-        if body.length is not None:
-            result["length"] = body.length
         if body.stop:
             stop = body.stop
             result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
         result |= _form(body)
+        if body.seed_text is not None:
+            result["seed_text"] = body.seed_text
+        if body.remask:
+            result["remask"] = tuple(body.remask)
         if body.constraints:
             result["constraints"] = {int(k): v for k, v in body.constraints.items()}
     return result

@@ -67,7 +67,7 @@ class TextRoutes:
         return await self._write(request, read_response)
 
     async def infill(self, request: Request) -> Response:
-        """A text with ``[[8]]`` for a hole of 8 tokens: any number of holes."""
+        """A text with ``[[8]]`` for a hole of 8 tokens, ``[[*]]`` for one that is measured."""
         return await self._write(request, read_infill)
 
     async def _write(self, request: Request, read: Callable[[Any], GenerateRequest]) -> Response:

@@ -21,17 +21,11 @@ from ..drafting.verifiers.base import is_causal_model
 from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..handle import Handle
+from ..holes import measured, open_holes
 from ..likelihood.api import score
 from ..likelihood.step import Guesses, step
 from ..preparation import Preparation
-from ..prompts import (
-    encode,
-    encode_continuation,
-    encode_holes,
-    encode_markup,
-    hole_forms,
-    tokenizer_of,
-)
+from ..prompts import encode, encode_continuation, encode_markup, hole_forms, tokenizer_of
 from ..session import Session
 from .body import shortened
 from .drafts import DraftRoutes
@@ -42,7 +36,6 @@ from .problems import Problem, problem_of
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
 from .settings import SAMPLER, Settings
-from .texts import hole_sizes, hole_texts
 from .tools import THINK, Bare, Parser, Syntax, shows_tools, syntax_of, thinks
 from .verify import VerifyRoutes
 
@@ -53,6 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
+MOST_UNKNOWN = 16  # holes of a request that are measured
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
 TAIL = 16  # tokens at the end of a prompt, where thoughts may be opened
 ANCHOR = "x"  # some text before a token whose text is wanted
@@ -210,6 +204,15 @@ class Service:
         self.check(ask)
         until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)
         texts = [*ask.prompts, *([ask.text] if ask.text else []), ask.suffix]
+        unknown = open_holes(ask.text)
+        if unknown > MOST_UNKNOWN:
+            raise Problem(400, f"at most {MOST_UNKNOWN} holes of a text may have an unknown length",
+                          "text", "unsupported_value")  # fmt: skip
+        if unknown and self.ranks is not None:
+            raise Problem(
+                400, "a model that is split over processes does not measure holes: say how long "
+                "they are, such as [[8]]", "text", "unsupported_value",
+            )  # fmt: skip
 
         def submit(model: DiffusionModel, go_on: Callable[[], None]) -> list[Handle]:
             encoded = []
@@ -219,7 +222,7 @@ class Service:
             go_on()
             return self._submitted(ask, encoded, until)
 
-        return await self.encoder.run(submit, texts, until, cancel_all, ask.formed)
+        return await self.encoder.run(submit, texts, until, cancel_all, ask.formed or unknown > 0)
 
     def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
@@ -237,8 +240,9 @@ class Service:
                 f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
             )
         if ask.text is not None:
-            given, holes = encode_holes(model, ask.text)
-            text = ask.text if any(hole_forms(ask.text)) else np.where(holes, -1, given)
+            text, before = ask.text, np.zeros(0, np.int64) if ids is None else ids
+            if not any(hole_forms(text)):
+                text = measured(model, text, before, ask.arguments.get("length", "sure"))
         elif ask.suffix is not None:
             length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
             behind = encode_continuation(tokenizer_of(model), ask.suffix)
@@ -254,7 +258,8 @@ class Service:
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
         if ask.forced:
-            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice)
+            several = ask.several and ask.tool_choice == "required"
+            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, several)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
@@ -307,11 +312,7 @@ class Service:
     def choice(self, ask: GenerateRequest, result: Result) -> Choice:
         """What the client gets of a result."""
         if ask.suffix is not None:
-            return Choice(result, "".join(hole_texts(result, self.decode)))
-        if ask.kind == "infill":
-            assert ask.text is not None
-            holes = hole_texts(result, self.decode, hole_sizes(ask.text))
-            return Choice(result, result.text, holes)
+            return Choice(result, "".join(result.holes))
         prompt = result.sequences[: result.prompt_length].tolist()
         parser = self.parser(ask, prompt)
         if parser is not None:

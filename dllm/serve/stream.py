@@ -202,13 +202,14 @@ class Stream:
         frames: list[dict[str, Any]] = []
         more = sum(edit.added - edit.removed for edit in happened.edits)
         if not shown.frames:
+            begun = ~canvas.masked & (canvas.commit_step < 0)  # given, or left of a draft
             shown.length = len(canvas.tokens) - base - more
             opening: dict[str, Any] = {
                 "type": "canvas", "index": index, "length": shown.length,
                 "window": [at - base for at in happened.window],
                 "given": [
                     [at - base, piece(int(canvas.tokens[at]))]
-                    for at in canvas.given.nonzero()[0].tolist() if at >= base or self.ask.trace
+                    for at in begun.nonzero()[0].tolist() if at >= base or self.ask.trace
                 ],
             }  # fmt: skip
             frames.append(opening)

@@ -73,7 +73,7 @@ def recipes(model: dllm.DiffusionModel, cache: str) -> list[Recipe]:
             try:
                 sampler = compose(spec, stop_ids=model.facts.stop_token_ids)
                 recipe = Recipe(sampler, GenerationConfig(**options))
-                Engine(model, caches.compose(cache))._options(recipe)
+                Engine(model, caches.compose(cache)).check(recipe)
             except dllm.ConfigError:
                 continue
             result.append(recipe)

@@ -14,14 +14,17 @@ import torch
 import dllm
 from dllm.models.adapters import CONFIG, SECTION, WEIGHTS
 
-from .test_checkpoints import (
+from .damage import (
     HOSTILE,
     bytes_damage,
+    damage,
     files,
     header,
+    of_each,
     rewrite,
     tensors,
     text_damage,
+    works,
 )
 
 FIELDS = ("peft_type", "r", "lora_alpha", "target_modules", "bias", "rank_pattern", "use_dora",
@@ -66,35 +69,24 @@ def adapter(base: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFactory)
 
 
 def check(base: dllm.DiffusionModel, adapter: Path, folder: Path, seed: int) -> bool:
-    """Load and decode; whether it could be.  Anything but one sentence is a failure."""
+    """Load and decode with a damaged copy; whether it could be."""
     rng = random.Random(seed)
     shutil.copytree(adapter, folder)
-    done = []
-    for _ in range(rng.choice([1, 1, 1, 2])):
-        try:
-            done.append(rng.choice(FAULTS)(folder, rng))
-        except Exception:  # of whatever the fault before it has broken
-            done.append("a fault on top of a fault that it needs whole")
-    try:
+    done = damage(folder, rng, FAULTS, (1, 1, 1, 2))
+
+    def read() -> None:
         model = dllm.load(base.hf, family="autoregressive", adapter=folder)
         if model.facts.mask_token_id is not None:
             dllm.generate(model, [1, 2, 3], max_new_tokens=2)
-        return True
-    except dllm.DllmError as error:
-        message = str(error)
-        assert "\n" not in message and 20 < len(message) < 1500, (seed, done, message)
-        return False
-    except Exception as error:
-        pytest.fail(f"seed {seed}: {done}: {type(error).__name__}: {error!s:.300}")
+
+    return works(read, (seed, done))
 
 
 @pytest.mark.fuzz(14)
 def test_a_damaged_adapter_is_one_sentence(adapter: Path, tmp_path: Path, seeds: range) -> None:
-    results = []
-    for seed in seeds:
-        folder = tmp_path / str(seed)
-        results.append(check(dllm.load("nano-ar"), adapter, folder, seed))
-        shutil.rmtree(folder)
+    results = of_each(
+        seeds, tmp_path, lambda folder, seed: check(dllm.load("nano-ar"), adapter, folder, seed)
+    )
     assert True in results and False in results
 
 

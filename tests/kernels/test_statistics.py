@@ -11,6 +11,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dllm.errors import ConfigError, UnknownNameError
 from dllm.kernels import noise
@@ -187,18 +189,26 @@ class TestAgainstTheOracle:
             assert got.entropy.shape == (0,)
 
 
-def test_default_tiles_cut_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths = []
-    original = fast.Call.tile
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that operations make."""
 
-    def spy(self: Any, logits: torch.Tensor, first: int, low: int, owned: bool) -> Any:
-        widths.append((low, logits.shape))
-        return original(self, logits, first, low, owned)
+    bytes = 0
 
-    monkeypatch.setattr(fast.Call, "tile", spy)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, torch.Tensor) and made.layout == torch.strided:
+                self.bytes = max(self.bytes, made.untyped_storage().nbytes())
+        return result
+
+
+def test_the_logits_of_a_large_vocabulary_never_exist_together() -> None:
     hidden, weight = torch.randn(1100, 4), torch.randn(9001, 4)
-    got = token_statistics(hidden, weight, banned=[9000, 0], top=2, select=torch.arange(1100) * 8)
-    assert len(widths) == 4 and max(s.numel() for _, s in widths) * 4 <= fast.TILE_BYTES
+    with Largest() as largest:
+        got = token_statistics(
+            hidden, weight, banned=[9000, 0], top=2, select=torch.arange(1100) * 8
+        )
+    assert largest.bytes <= fast.TILE_BYTES < 4 * 1100 * 9001
     some = torch.tensor([0, 500, 1023, 1024, 1099])
     expected = logits_statistics(
         hidden[some] @ weight.T, banned=[9000, 0], top=2, select=some * 8, backend="naive"

@@ -11,7 +11,7 @@ import torch
 
 import dllm
 from dllm.eval.tasks import TASKS
-from dllm.train.accuracy import accuracy
+from dllm.train.recipes.nano import accuracy
 from dllm.train.tokenizer import build_tokenizer
 
 MOST_BYTES = 12_000_000

@@ -39,6 +39,7 @@ function request(way) {
     cache: way.querySelector(".cache").value || undefined,
   };
   for (const id of ["max_tokens", "block_length", "temperature", "seed"]) if (field(id)) body[id] = Number(field(id));
+  if (field("length")) body.length = field("length");
   return body;
 }
 
