@@ -9,7 +9,8 @@ from typing import Any
 from ..config import ELSEWHERE, GenerationConfig
 from ..errors import ConfigError, UnknownNameError, short
 from ..models import DiffusionModel
-from ..preparation import Order, RequestMaker, format_for, given_of
+from ..preparation import format_for
+from ..request_maker import Order, RequestMaker, given_of
 from ..scheduler import Request
 from ..stopping import stop_strings
 from . import register_all
