@@ -13,9 +13,7 @@ from .sliding import Edge, span
 
 
 @register(
-    "dcd",
-    paper="Deferred Commitment Decoding for Diffusion Language Models",
-    arxiv="2601.02076",
+    "dcd", paper="Deferred Commitment Decoding for Diffusion Language Models", arxiv="2601.02076"
 )
 @dataclass(frozen=True)
 class DCDCache(Refreshing):

@@ -92,9 +92,7 @@ class DKVPrefill(Refreshing):
 
     offers = REGION
 
-    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        if self.due(canvas, slots):
-            return full_plan(canvas)
+    def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         return Plan(np.arange(first_row(canvas, slots), canvas.length))
 
 
@@ -137,9 +135,7 @@ class DKVGreedy(Refreshing):
     window: int = 4
     center: str = "next"
 
-    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        if self.due(canvas, slots):
-            return full_plan(canvas)
+    def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         center = targets if self.center == "next" else np.flatnonzero(slots.pending)
         return Plan(np.union1d(targets, neighbours(canvas, center, targets, self.window)))
 

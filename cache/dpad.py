@@ -33,12 +33,9 @@ class DPadCache(SuffixCache):
     """
 
     limits = bounds(
-        dropout=one_of(DROPOUTS),
-        window=COUNT,
-        number=NOT_NEGATIVE,
-        sigma=NOT_NEGATIVE,
-        scale=NOT_NEGATIVE,
-    )
+        dropout=one_of(DROPOUTS), window=COUNT, number=NOT_NEGATIVE, sigma=NOT_NEGATIVE,
+        scale=NOT_NEGATIVE
+    )  # fmt: skip
 
     dropout: str = "gaussian"
     sigma: float = 4.0

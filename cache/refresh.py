@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..canvas import Canvas
+from ..canvas import Canvas, IntArray
 from ..limits import COUNT, bounds
-from .base import Cache, Slots
+from .base import Cache, Plan, Slots, full_plan
 
 
 @dataclass(slots=True)
@@ -37,6 +37,14 @@ class Refreshing(Cache):
     refresh_after: float | None = None
 
     by_block: ClassVar[bool] = False  # refresh at every block opening and count from there
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        due = self.due(canvas, slots)
+        return full_plan(canvas) if due else self.between(canvas, slots, targets)
+
+    def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        """What a step computes and reads that refreshes nothing."""
+        raise NotImplementedError
 
     def due(self, canvas: Canvas, slots: Slots) -> bool:
         """Whether this step refreshes; remembers when it does."""

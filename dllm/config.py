@@ -45,7 +45,6 @@ NOT_WITH_FORMATS = {
     **dict.fromkeys(("top_p", "top_k", "min_p"), "what it leaves may hold no text of the form"),
     "min_new_tokens": "the form says how long the answer is",
     "stop_strings": "they may cut it before its end",
-    "length": "the form is fitted to a canvas of one length",
 }
 SWITCHES = ("cuda_graphs", "compile", "suppress_mask", "literals")
 

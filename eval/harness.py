@@ -27,12 +27,12 @@ from tqdm import tqdm
 
 from ..api import as_completed
 from ..cache import compose as compose_cache
-from ..config import GenerationConfig
+from ..config import FORMATS, GenerationConfig
 from ..errors import ConfigError, UnknownNameError
 from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
 from ..models import load
-from ..preparation import occurrences
 from ..prompts import chat_openings, encode_chat, encode_text
+from ..request_maker import occurrences
 from ..samplers import compose as compose_sampler
 from .ranks import Ranks
 from .usage import Scored, Usage, whole
@@ -301,7 +301,9 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         until = [until] if isinstance(until, str) else [text for text in until if text]
         lengths = [given.pop(name) for name in LENGTH_NAMES if name in given]
         new = min(int(lengths[0]) if lengths else self.max_gen_toks, self.max_length - 1)
-        result: dict[str, Any] = {"max_new_tokens": new, "stop_strings": tuple(until)}
+        result: dict[str, Any] = {"max_new_tokens": new}
+        if not self.how.keys() & FORMATS:  # which say themselves where an answer ends
+            result["stop_strings"] = tuple(until)
         drawn = bool(given.pop("do_sample", float(given.get("temperature") or 0) > 0))
         for name in SAMPLING:
             value = given.pop(name, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, Edit, IntArray
+from ..capabilities import CONSTRAINED
 from ..limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Length, View
 from .compose import register
@@ -50,6 +51,7 @@ class Append(Length):
 
     within = False
     ends = False
+    offers = frozenset({CONSTRAINED})  # there is always more room while a text has not ended
     limits = bounds(block=COUNT, lookahead=NOT_NEGATIVE)
 
     block: int | None = None

@@ -245,7 +245,7 @@ class Window(Part):
     role: ClassVar[str] = "window"
 
     def advance(self, canvas: Canvas) -> None:
-        """Before a forward: make sure the window holds an undecided position, if any is left."""
+        """Before a forward, while something is undecided: make sure the window holds some of it."""
         raise NotImplementedError
 
     def settle(self, canvas: Canvas, prediction: Prediction) -> None:
@@ -262,8 +262,9 @@ class Window(Part):
         return False
 
     def select(self, view: View) -> BoolArray:
-        """(n,) bool over ``view.positions``, in a step that the window `decides`."""
-        raise NotImplementedError
+        """(n,) bool over ``view.positions``, in a step that the window `decides`: the first."""
+        first: BoolArray = np.arange(len(view.positions)) == 0
+        return first
 
 
 class Transform(Part):

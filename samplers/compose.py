@@ -10,25 +10,15 @@ from ..capabilities import FIXED_WINDOW, Capability
 from ..errors import ConfigError, UnknownNameError
 from ..registry import Registry
 from ..spec import Info, arguments, fill_open, info, parse
-from .base import (
-    EosRule,
-    Explorer,
-    Length,
-    Part,
-    Reviser,
-    Scorer,
-    Selector,
-    Stop,
-    Transform,
-    Window,
-)
+from .base import Length, Part, Scorer, Selector
 from .sampler import Sampler
 
 SAMPLERS: Registry[Part] = Registry("sampler")
 register = SAMPLERS.register
 
 EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer", "length")
-ROLES = (*EXCLUSIVE, "selector", "stop", "transform")
+SHARED = ("selector", "stop", "transform")
+ROLES = (*EXCLUSIVE, *SHARED)
 # What fills a role that nobody asks for; where scores are no probabilities, one token per step.
 DEFAULTS = ("threshold", "fixed", "blocks", "prob", "eos")
 # What kind of part the needs of others call it by, where that is not its role.
@@ -117,19 +107,9 @@ def compose(
         role: [fill_open(part, family, known) for part in group] for role, group in roles.items()
     }
     _check_composition([part for group in roles.values() for part in group], roles)
-    return Sampler(
-        spec=spec,
-        window=cast(Window, roles["window"][0]),
-        scorer=cast(Scorer, roles["scorer"][0]),
-        selectors=cast("tuple[Selector, ...]", tuple(roles["selector"])),
-        eos=cast(EosRule, roles["eos"][0]),
-        stops=cast("tuple[Stop, ...]", tuple(roles["stop"])),
-        transforms=cast("tuple[Transform, ...]", tuple(roles["transform"])),
-        reviser=cast("Reviser | None", next(iter(roles["reviser"]), None)),
-        explorer=cast("Explorer | None", next(iter(roles["explorer"]), None)),
-        length=cast("Length | None", next(iter(roles["length"]), None)),
-        stop_ids=tuple(stop_ids),
-    )
+    several: dict[str, Any] = {f"{role}s": tuple(roles[role]) for role in SHARED}
+    single: dict[str, Any] = {role: next(iter(roles[role]), None) for role in EXCLUSIVE}
+    return Sampler(spec, **single, **several, stop_ids=tuple(stop_ids))
 
 
 def _scheduled(roles: Mapping[str, list[Part]]) -> bool:
@@ -258,10 +238,7 @@ def _spec_of(sampler: SamplerLike) -> str:
 
 
 def _fill_options(
-    roles: dict[str, list[Part]],
-    options: Mapping[str, Any],
-    spec: str,
-    given: Sequence[Part],
+    roles: dict[str, list[Part]], options: Mapping[str, Any], spec: str, given: Sequence[Part]
 ) -> dict[str, list[Part]]:
     """Copies of the parts with their open fields set from ``options``, which also overrule what
     parts have brought along, but nothing that was ``given``."""

@@ -46,15 +46,9 @@ class Daedal(Length):
     needs = frozenset({WHOLE_TEXT})
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
     limits = bounds(
-        initial=COUNT,
-        expand=COUNT,
-        tokens=COUNT,
-        block=COUNT,
-        growth=COUNT,
-        enough=SHARE,
-        insert_until=SHARE,
-        low=SHARE,
-    )
+        initial=COUNT, expand=COUNT, tokens=COUNT, block=COUNT, growth=COUNT, enough=SHARE,
+        insert_until=SHARE, low=SHARE
+    )  # fmt: skip
 
     initial: int | None = None
     expand: int = 8

@@ -16,9 +16,7 @@ from .compose import register
 
 
 @register(
-    "dawn",
-    paper="DAWN: Dependency-Aware Fast Inference for Diffusion LLMs",
-    arxiv="2602.06953",
+    "dawn", paper="DAWN: Dependency-Aware Fast Inference for Diffusion LLMs", arxiv="2602.06953"
 )
 @dataclass(frozen=True)
 class DAWN(Selector):
@@ -44,13 +42,9 @@ class DAWN(Selector):
         "dream": {"tau_sink": 0.03, "tau_edge": 0.10, "tau_induce": 0.75, "tau_low": 0.8},
     }
     limits = bounds(
-        tau=THRESHOLD,
-        tau_sink=THRESHOLD,
-        tau_edge=THRESHOLD,
-        tau_induce=THRESHOLD,
-        tau_low=THRESHOLD,
-        layers=COUNT,
-    )
+        tau=THRESHOLD, tau_sink=THRESHOLD, tau_edge=THRESHOLD, tau_induce=THRESHOLD,
+        tau_low=THRESHOLD, layers=COUNT
+    )  # fmt: skip
 
     tau: float = 0.9
     tau_sink: float | None = None
@@ -87,7 +81,6 @@ class DAWN(Selector):
         attention = view.all_predictions.attention
         assert attention is not None, "the engine provides the maps"
         assert self.tau_edge is not None and self.tau_sink is not None, "compose sets open fields"
-        assert self.tau_edge is not None and self.tau_sink is not None
         edge: BoolArray = attention >= self.tau_edge
         edge[:, attention.mean(0) > self.tau_sink] = False
         np.fill_diagonal(edge, False)

@@ -80,8 +80,6 @@ class DCD(Window):
 
     def advance(self, canvas: Canvas) -> None:
         where = np.flatnonzero(canvas.masked[: canvas.end])
-        if not where.size:
-            return
         low = int(where[0])
         end = canvas.end if canvas.stop_position is None else canvas.stop_position
         high = int(where[self.s_init]) if len(where) > self.s_init else end

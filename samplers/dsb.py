@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, Fed, FloatArray
+from ..canvas import Canvas, Fed, FloatArray
 from ..capabilities import DSB_CACHE, REPEATABLE, Capability
 from ..limits import COUNT, NOT_NEGATIVE, bounds
 from ..spec import FamilyDefaults
-from .base import Part, Prediction, View, Window
+from .base import Part, Prediction, Window
 from .compose import register
 from .dcd import slide
 from .scorers import Probability
@@ -29,9 +29,7 @@ class ReleasedBlock:
 
 
 @register(
-    "dsb",
-    paper="DSB: Dynamic Sliding Block Scheduling for Diffusion LLMs",
-    arxiv="2602.05992",
+    "dsb", paper="DSB: Dynamic Sliding Block Scheduling for Diffusion LLMs", arxiv="2602.05992"
 )
 @dataclass(frozen=True)
 class DSB(Window):
@@ -76,8 +74,6 @@ class DSB(Window):
 
     def advance(self, canvas: Canvas) -> None:
         open_ = canvas.masked[canvas.start : canvas.end]
-        if not open_.any():
-            return
         if self.official:
             return self._released(canvas)
         low = canvas.start + int(open_.argmax())
@@ -113,10 +109,6 @@ class DSB(Window):
 
     def decides(self, canvas: Canvas) -> bool:
         return self.official and bool(self.force_first) and canvas.state(Fed).whole
-
-    def select(self, view: View) -> BoolArray:
-        first: BoolArray = np.arange(len(view.positions)) == 0
-        return first
 
 
 @dataclass(frozen=True)

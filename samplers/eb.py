@@ -13,11 +13,7 @@ from .base import Part, Scorer, Selector, View, top
 from .compose import register
 from .scorers import Margin, NegEntropy, Probability
 
-PROXIES: dict[str, type[Scorer]] = {
-    "prob": Probability,
-    "entropy": NegEntropy,
-    "margin": Margin,
-}
+PROXIES: dict[str, type[Scorer]] = {"prob": Probability, "entropy": NegEntropy, "margin": Margin}
 
 
 @register(

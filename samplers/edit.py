@@ -38,9 +38,7 @@ class Edits:
 
 
 @register(
-    "edit",
-    paper="LLaDA2.1: Speeding Up Text Diffusion via Token Editing",
-    arxiv="2602.08676",
+    "edit", paper="LLaDA2.1: Speeding Up Text Diffusion via Token Editing", arxiv="2602.08676"
 )
 @dataclass(frozen=True)
 class Edit(Reviser):
@@ -67,12 +65,9 @@ class Edit(Reviser):
 
     needs = frozenset({WINDOW_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS})
     limits = bounds(
-        mode=one_of(MODES),
-        tau=THRESHOLD,
-        post_steps=NOT_NEGATIVE,
-        per_position=COUNT,
-        share=SOME_SHARE,
-    )
+        mode=one_of(MODES), tau=THRESHOLD, post_steps=NOT_NEGATIVE, per_position=COUNT,
+        share=SOME_SHARE
+    )  # fmt: skip
 
     tau: float | None = None
     mode: str = "t2t"

@@ -12,27 +12,23 @@ from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_LENGTH, FRESH_LOGITS, PROBABILITY
 from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, THRESHOLD, bounds, one_of
 from ..spec import FamilyDefaults
-from .base import NO_SCORES, NOTHING, Part, Selector, View, even_quota, top
+from .base import NO_SCORES, Part, Selector, View, top
 from .compose import register
-from .llada import block_steps
+from .llada import Quota, schedule
 from .windows import StaticBlocks, WholeRegion
 
 STRATEGIES = ("all", "max_conf", "min_kl", "random")
 
 
 @dataclass
-class Divergences:
-    """(N, history) latest divergences of every position, none yet at first, and the schedule of
-    the block: (steps,) positions to commit where none is ready."""
+class Divergences(Quota):
+    """The schedule where none is ready; (N, history) latest divergences, none yet at first."""
 
     ring: FloatArray = field(default_factory=lambda: NO_SCORES)
-    quota: IntArray = field(default_factory=lambda: NOTHING)
 
 
 @register(
-    "klass",
-    paper="KLASS: KL-Guided Fast Inference in Masked Diffusion Models",
-    arxiv="2511.05664",
+    "klass", paper="KLASS: KL-Guided Fast Inference in Masked Diffusion Models", arxiv="2511.05664"
 )
 @dataclass(frozen=True)
 class KLASS(Selector):
@@ -60,13 +56,9 @@ class KLASS(Selector):
     }
     family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {"dream": (WholeRegion(),)}
     limits = bounds(
-        tau=THRESHOLD,
-        kappa=POSITIVE,
-        history=COUNT,
-        steps=COUNT,
-        top_k=NOT_NEGATIVE,
-        unmask_strategy=one_of(STRATEGIES),
-    )
+        tau=THRESHOLD, kappa=POSITIVE, history=COUNT, steps=COUNT, top_k=NOT_NEGATIVE,
+        unmask_strategy=one_of(STRATEGIES)
+    )  # fmt: skip
 
     tau: float | None = None
     kappa: float | None = None
@@ -85,8 +77,7 @@ class KLASS(Selector):
         return (StaticBlocks(64),)
 
     def begin_block(self, canvas: Canvas) -> None:
-        steps = block_steps(canvas, self.steps)
-        canvas.state(Divergences).quota = even_quota(len(canvas.masks()), steps)
+        schedule(canvas, self.steps, Divergences)
 
     def wants(self, canvas: Canvas) -> IntArray | None:
         return canvas.masked[: canvas.end].nonzero()[0] if self.official else None
@@ -111,7 +102,7 @@ class KLASS(Selector):
 
     def _quota(self, canvas: Canvas) -> int:
         """Positions to commit where none is ready; one, once the schedule has run out."""
-        quota, step = canvas.state(Divergences).quota, canvas.block_step
+        quota, step = canvas.state(Divergences).table, canvas.block_step
         return max(int(quota[step]), 1) if step < len(quota) else 1
 
     def select(self, view: View) -> BoolArray:

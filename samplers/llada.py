@@ -40,6 +40,11 @@ class Quota:
     table: IntArray = field(default_factory=lambda: NOTHING)
 
 
+def schedule(canvas: Canvas, steps: int | None, kind: type[Quota] = Quota) -> None:
+    """Share the positions of the window that has just been opened out over its steps."""
+    canvas.state(kind).table = even_quota(len(canvas.masks()), block_steps(canvas, steps))
+
+
 @register("llada", paper="Large Language Diffusion Models", arxiv="2502.09992")
 @dataclass(frozen=True)
 class LLaDA(Selector):
@@ -63,8 +68,7 @@ class LLaDA(Selector):
         return (Random() if self.remasking == "random" else Probability(),)
 
     def begin_block(self, canvas: Canvas) -> None:
-        quota = canvas.state(Quota)
-        quota.table = even_quota(len(canvas.masks()), block_steps(canvas, self.steps))
+        schedule(canvas, self.steps)
 
     def quota(self, canvas: Canvas) -> int:
         """Positions to commit in this step; all that are left when the schedule has run out."""

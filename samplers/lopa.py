@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,14 +10,10 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, Fed
 from ..capabilities import BRANCHES, SLIDING_BRANCHES
 from ..limits import COUNT, SHARE, SOME_SHARE, bounds, one_of
-from .base import Decide, Explorer, Part, Prediction, Scorer, Transform, View
+from .base import Decide, Explorer, Part, Prediction, Transform, View
 from .compose import register
-from .scorers import Margin, NegEntropy, Probability
+from .scorers import SCORES
 from .threshold import Threshold
-
-CONFIDENCES: Mapping[str, Scorer] = {
-    "neg_entropy": NegEntropy(), "prob": Probability(), "margin": Margin(),
-}  # fmt: skip
 
 
 @dataclass
@@ -63,9 +59,7 @@ class KeepsLogits(Transform):
 
 
 @register(
-    "lopa",
-    paper="LoPA: Scaling dLLM Inference via Lookahead Parallel Decoding",
-    arxiv="2512.16229",
+    "lopa", paper="LoPA: Scaling dLLM Inference via Lookahead Parallel Decoding", arxiv="2512.16229"
 )
 @dataclass(frozen=True)
 class LoPA(Explorer):
@@ -87,7 +81,7 @@ class LoPA(Explorer):
     """
 
     needs = frozenset({BRANCHES, SLIDING_BRANCHES})
-    limits = bounds(k=COUNT, alpha=SHARE, branch_topp=SOME_SHARE, confidence=one_of(CONFIDENCES))
+    limits = bounds(k=COUNT, alpha=SHARE, branch_topp=SOME_SHARE, confidence=one_of(SCORES))
 
     base: tuple[Part, ...] = ()
     k: int = 2
@@ -99,7 +93,7 @@ class LoPA(Explorer):
 
     @property
     def statistics(self) -> frozenset[str]:  # type: ignore[override]
-        return CONFIDENCES[self.confidence].statistics
+        return SCORES[self.confidence].statistics
 
     @property
     def width(self) -> int:
@@ -137,5 +131,5 @@ class LoPA(Explorer):
     def _future(self, canvas: Canvas, prediction: Prediction) -> float:
         if not len(prediction.positions):
             return 1.0
-        score = np.sort(CONFIDENCES[self.confidence].score(canvas, prediction))
+        score = np.sort(SCORES[self.confidence].score(canvas, prediction))
         return float(np.mean(score[: max(1, int(self.branch_topp * len(score)))]))

@@ -37,8 +37,6 @@ class MultiBlocks(Window):
 
     def advance(self, canvas: Canvas) -> None:
         size, open_ = self.block_length or 32, canvas.masked[canvas.start : canvas.end]
-        if not open_.any():
-            return
         low = canvas.start + int(open_.argmax()) // size * size
         window = (low, min(low + size * (1 + self.lookahead), canvas.end))
         canvas.state(FirstBlock).end = low + size

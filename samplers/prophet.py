@@ -19,9 +19,7 @@ PROGRESS = ("steps", "tokens")
 
 
 @register(
-    "prophet",
-    paper="Diffusion Language Models Know the Answer Before Decoding",
-    arxiv="2508.19982",
+    "prophet", paper="Diffusion Language Models Know the Answer Before Decoding", arxiv="2508.19982"
 )
 @dataclass(frozen=True)
 class Prophet(Stop):

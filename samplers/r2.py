@@ -78,13 +78,10 @@ class R2(Selector):
     extends = True
     offers = frozenset({CONSTRAINED})
     limits = bounds(
-        spatial_threshold=THRESHOLD,
-        temporal_threshold=THRESHOLD,
-        token_cluster=one_of(CLUSTER_MODES),
-        temporal_eval=one_of(EVALUATIONS),
-        confidence_cluster_size=COUNT,
-        temporal_steps=COUNT,
-    )
+        spatial_threshold=THRESHOLD, temporal_threshold=THRESHOLD,
+        token_cluster=one_of(CLUSTER_MODES), temporal_eval=one_of(EVALUATIONS),
+        confidence_cluster_size=COUNT, temporal_steps=COUNT
+    )  # fmt: skip
 
     confidence_cluster_size: int | None = 3
     spatial_threshold: float = 0.8

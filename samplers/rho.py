@@ -69,13 +69,9 @@ class Rho(Length):
 
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
     limits = bounds(
-        initial=COUNT,
-        expand=COUNT,
-        tokens=COUNT,
-        block=COUNT,
-        schedule=one_of(SCHEDULES),
-        signal=one_of(("confidence", "density")),
-    )
+        initial=COUNT, expand=COUNT, tokens=COUNT, block=COUNT, schedule=one_of(SCHEDULES),
+        signal=one_of(("confidence", "density"))
+    )  # fmt: skip
 
     initial: int | None = None
     low: float = 0.4

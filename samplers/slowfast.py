@@ -71,13 +71,9 @@ class SlowFast(Window):
         "dream": {"tau_reach": 0.1, "spread": "variance"},
     }
     limits = bounds(
-        tau_reach=THRESHOLD,
-        explore=COUNT,
-        estimates=COUNT,
-        block_length=COUNT,
-        stable=POSITIVE,
-        spread=one_of(SPREADS),
-    )
+        tau_reach=THRESHOLD, explore=COUNT, estimates=COUNT, block_length=COUNT, stable=POSITIVE,
+        spread=one_of(SPREADS)
+    )  # fmt: skip
 
     explore: int = 6
     tau_reach: float | None = None
@@ -92,8 +88,6 @@ class SlowFast(Window):
 
     def advance(self, canvas: Canvas) -> None:
         cycle, open_ = canvas.state(Cycle), canvas.masked[canvas.start : canvas.end]
-        if not open_.any():
-            return
         first = canvas.start + int(open_.argmax())
         if first >= cycle.block_end:
             low = self._block(canvas, first)

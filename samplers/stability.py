@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +11,7 @@ from ..capabilities import ENTROPY, FRESH_LOGITS, PROBABILITY, Capability
 from ..limits import NOT_NEGATIVE, bounds, one_of
 from .base import Prediction, Scorer
 from .compose import register
-from .scorers import Margin, NegEntropy, Probability
-
-BASES: Mapping[str, Scorer] = {
-    "prob": Probability(), "neg_entropy": NegEntropy(), "margin": Margin(),
-}  # fmt: skip
+from .scorers import SCORES
 
 
 @register(
@@ -35,24 +30,24 @@ class Stability(Scorer):
     """
 
     needs = frozenset({FRESH_LOGITS})
-    limits = bounds(weight=NOT_NEGATIVE, of=one_of(BASES))
+    limits = bounds(weight=NOT_NEGATIVE, of=one_of(SCORES))
 
     weight: float = 1.0
     of: str = "prob"
 
     @property
     def statistics(self) -> frozenset[str]:  # type: ignore[override]
-        return BASES[self.of].statistics | {"kl"}
+        return SCORES[self.of].statistics | {"kl"}
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
-        return BASES[self.of].offers & {PROBABILITY, ENTROPY}  # depends on steps before
+        return SCORES[self.of].offers & {PROBABILITY, ENTROPY}  # depends on steps before
 
     @property
     def tau_low(self) -> float:  # type: ignore[override]
-        return BASES[self.of].tau_low
+        return SCORES[self.of].tau_low
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
-        score, moved = BASES[self.of].score(canvas, prediction), prediction.kl
+        score, moved = SCORES[self.of].score(canvas, prediction), prediction.kl
         assert moved is not None, "asked for by name"
         return np.where(np.isfinite(moved), score - self.weight * moved, score).astype(np.float32)

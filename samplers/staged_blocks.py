@@ -45,8 +45,6 @@ class StagedBlocks(Window):
     def advance(self, canvas: Canvas) -> None:
         size = self.block_length or 32
         open_ = canvas.masked[canvas.start : canvas.end]
-        if not open_.any():
-            return
         edges = np.arange(canvas.start, canvas.end, size)
         masks = np.add.reduceat(open_.astype(np.int64), edges - canvas.start)
         progress = 1 - masks / np.diff(edges, append=canvas.end)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas
+from ..canvas import Canvas
 from ..capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
 from ..limits import COUNT, NOT_NEGATIVE, bounds
-from .base import View, Window
+from .base import Window
 from .compose import register
 
 
@@ -52,10 +52,6 @@ class StaticBlocks(Window):
     def decides(self, canvas: Canvas) -> bool:
         return self.force_first and canvas.block_step == 0
 
-    def select(self, view: View) -> BoolArray:
-        first: BoolArray = np.arange(len(view.positions)) == 0
-        return first
-
 
 @register("cumulative_blocks", paper="Large Language Diffusion Models", arxiv="2502.09992")
 @dataclass(frozen=True)
@@ -92,7 +88,3 @@ class WholeRegion(Window):
 
     def decides(self, canvas: Canvas) -> bool:
         return self.force_first > 0 and canvas.step % self.force_first == 0
-
-    def select(self, view: View) -> BoolArray:
-        first: BoolArray = np.arange(len(view.positions)) == 0
-        return first

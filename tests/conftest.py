@@ -11,7 +11,8 @@ import torch
 if not torch.cuda.is_available():
     # Triton's interpreter has to be asked for before anything imports Triton, as transformers does.
     os.environ.setdefault("TRITON_INTERPRET", "1")
-os.environ["DLLM_RATE"] = ""  # tests learn nothing from other calls, and leave nothing behind
+# Tests learn nothing from other calls, and leave nothing behind.
+os.environ["DLLM_RATE"] = os.environ["DLLM_FORMATS"] = ""
 
 import dllm
 

@@ -161,11 +161,11 @@ def check_pair(sampler: Sampler, cache: Cache) -> None:
 
 def check_format(sampler: Sampler) -> None:
     """Refuse parts that put tokens of their own in place of a joint completion, unless they say
-    that they respect one, and canvases whose length is not known before."""
-    if sampler.length is not None:
+    that they respect one, and rules of length that may leave too little room for a text."""
+    if sampler.length is not None and CONSTRAINED not in sampler.length.offers:
         raise ConfigError(
-            f"{sampler.length.name} changes the length of the answer, which a format has to know: "
-            "pass max_new_tokens instead, or no format"
+            f"{sampler.length.name} changes the length of the answer, which may then be too short "
+            "for the format: pass length='append', max_new_tokens alone, or no format"
         )
     for part in sampler.parts:
         rewrites = (

@@ -16,21 +16,6 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Edges:
-    """Edges (E,) in the order of their sources and classes: ``label`` is the class, ``target`` the
-    state behind; ``bounds`` (S + 1,) is where those of each state begin."""
-
-    label: IntArray
-    target: IntArray
-    bounds: IntArray
-
-    def of(self, state: int) -> tuple[IntArray, IntArray]:
-        """The classes that may follow in a state, and where they lead."""
-        here = slice(self.bounds[state], self.bounds[state + 1])
-        return self.label[here], self.target[here]
-
-
 class Arcs:
     """Edges between the same two states as one, an arc (A,): ``source``, ``target`` and the set of
     its classes, ``label``.  Many arcs have equal sets: ``labels`` are the classes of all sets side
@@ -130,10 +115,16 @@ class Automaton:
             return np.asarray(np.log(counts / len(self.of)))
 
     @cached_property
-    def out(self) -> Edges:
+    def _ways(self) -> tuple[IntArray, IntArray, IntArray]:
         source, label = (self.next >= 0).nonzero()
         bounds = np.searchsorted(source, np.arange(len(self.next) + 1))
-        return Edges(label, self.next[source, label], bounds)
+        return label, self.next[source, label], bounds
+
+    def ways(self, state: int) -> tuple[IntArray, IntArray]:
+        """The classes that may follow in a state, ascending, and where they lead."""
+        label, target, bounds = self._ways
+        here = slice(bounds[state], bounds[state + 1])
+        return label[here], target[here]
 
     @cached_property
     def arcs(self) -> Arcs:

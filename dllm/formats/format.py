@@ -49,7 +49,10 @@ class Format:
         low = canvas.prompt_length
         if self.start is not None:
             if self.ends:
-                return [Span(low, canvas.end, self.start, final | self.automaton.closed)]
+                # A region that grows ends where the rest has room; one that was cut off has ended.
+                whole = canvas.end == canvas.region[1]
+                room = max(0, canvas.start + canvas.cap - canvas.end) if whole else 0
+                return [Span(low, canvas.end, self.start, self.automaton.need <= room)]
             return [Span(low, canvas.length, self.start, final)]
         edges = np.flatnonzero(np.diff(np.concatenate([[True], canvas.given[low:], [True]])))
         runs = (edges + low).reshape(-1, 2).tolist()
@@ -80,16 +83,16 @@ class Format:
             assert self.literals is not None
             free = canvas.masked[span.low : span.high]
             first = span.low + int(free.argmax())
-            most = int((~canvas.masked[first : min(span.high, end)]).argmax())
             if first >= end or not free.any():
                 continue
-            most = most or min(span.high, end) - first
+            here = free[first - span.low : end - span.low]
+            most = len(here) if here.all() else int(here.argmin())
             state = self.automaton.run(span.start, canvas.tokens[span.low : first])
             tokens, state = self.literals.run(state, most)
-            here = slice(first + len(tokens), span.high)
-            rest = canvas.tokens[here], canvas.masked[here]
+            last = first + len(tokens)
+            rest = canvas.tokens[last : span.high], canvas.masked[last : span.high]
             if tokens and self.automaton.leading(*rest, span.final)[state]:
-                positions += range(first, here.start)
+                positions += range(first, last)
                 written += tokens
         return np.array(positions, np.int64), np.array(written, np.int64)
 

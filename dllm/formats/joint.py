@@ -95,10 +95,10 @@ class Lattice:
     def likeliest(self, chain: Chain) -> IntArray:
         """(L,) classes of the completion with the largest sum of weights, ties going to the lowest
         class at the first position where they differ."""
-        best, out = self.best[self.rows[chain], self._first(chain) :], self.automaton.out
+        best = self.best[self.rows[chain], self._first(chain) :]
         state, path = chain.start, np.empty(len(chain.weight), np.int64)
         for i, weight in enumerate(chain.weight):
-            label, follow = out.of(state)
+            label, follow = self.automaton.ways(state)
             at = int((weight[label] + best[i + 1, follow]).argmax())
             path[i], state = label[at], int(follow[at])
         return path
@@ -106,11 +106,11 @@ class Lattice:
     def drawn(self, chain: Chain, noise: Float64Array) -> IntArray:
         """(L,) classes of a completion drawn with probability proportional to the exponential of
         its weight; ``noise`` (L,) are uniform numbers."""
-        row, first, out = self.rows[chain], self._first(chain), self.automaton.out
+        row, first = self.rows[chain], self._first(chain)
         best, scaled = self.best[row, first:], self.scaled[row, first:]
         state, path = chain.start, np.empty(len(chain.weight), np.int64)
         for i, weight in enumerate(chain.law):
-            label, follow = out.of(state)
+            label, follow = self.automaton.ways(state)
             share = np.exp(weight[label] + best[i + 1, follow] - best[i, state])
             share = (share * scaled[i + 1, follow]).cumsum()
             at = min(int(share.searchsorted(noise[i] * share[-1], "right")), len(label) - 1)
@@ -124,9 +124,9 @@ class Lattice:
         best, mass, scaled, visits = (
             x[row, first:] for x in (self.best, self.mass, self.scaled, self._visits)
         )
-        at, state = np.nonzero(visits[:-1])
-        follow = self.automaton.next[state, path[at]]
-        at, state, follow = (x[follow >= 0] for x in (at, state, follow))
+        follow = self.automaton.next[:, path].T
+        at, state = np.nonzero((follow >= 0) & (visits[:-1] > 0))
+        follow = follow[at, state]
         share = np.exp(chain.law[at, path[at]] + best[at + 1, follow] - best[at, state])
         share *= scaled[at + 1, follow] * visits[at, state] / mass[at, state]
         return np.asarray(np.log(np.bincount(at, share, len(path)).clip(LEAST, 1.0)))

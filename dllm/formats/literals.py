@@ -47,7 +47,7 @@ class Literals:
         """The tokens that may stand in a state; none where they are many, or the text may end."""
         automaton = self.automaton
         if state not in self._tokens:
-            classes, _ = automaton.out.of(state)
+            classes, _ = automaton.ways(state)
             ends = automaton.accepting[state] or automaton.closed[state]
             many = (self._starts[classes + 1] - self._starts[classes]).sum() > MOST
             ranges = [] if ends or many else classes.tolist()

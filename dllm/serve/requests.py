@@ -42,8 +42,9 @@ class GenerateRequest:
     False, True, or "text" for rendered lines; ``diffusing``: every chunk is the whole present text.
     ``template``: variables of the chat template.  ``tools`` as OpenAI describes them, of which
     ``tool_choice`` ("auto", "required", or a name) says whether one is called, ``most_calls`` how
-    many.  ``penalties`` by name, those that change something.  ``response``: of
-    ``/v1/responses``, what its answer repeats; None for all others.
+    many, ``several`` that a required call may be a list of them.  ``penalties`` by name, those that
+    change something.  ``response``: of ``/v1/responses``, what its answer repeats; None for all
+    others.
     """
 
     kind: str
@@ -73,6 +74,7 @@ class GenerateRequest:
     tools: Sequence[dict[str, Any]] = ()
     tool_choice: str = "none"
     most_calls: int = 1
+    several: bool = False
 
     @property
     def forced(self) -> bool:
@@ -127,6 +129,7 @@ def chat_request(
     return _request(
         "chat", body, [messages], length, tools=[] if wanted == "none" else tools,
         tool_choice=wanted, most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
+        several=body.parallel_tool_calls and "parallel_tool_calls" in body.model_fields_set,
         template=body.chat_template_kwargs or {}, **more,
     )  # fmt: skip
 

@@ -258,7 +258,8 @@ class Service:
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
         if ask.forced:
-            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice)
+            several = ask.several and ask.tool_choice == "required"
+            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, several)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
