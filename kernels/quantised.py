@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from .linear import ROWS, available, product
+from .mapped import release
 
 GROUPS = (32, 64, 128)  # inputs that share a scale, of 4-bit weights
 EVEN = 32  # inputs are a multiple of this: kernels read that many at once
@@ -241,6 +242,7 @@ class QuantisedLinear(nn.Module):
             with _LOCK:
                 if self._parts is None:
                     self._parts = self._laid_out()
+                    release(self.numbers)
                     self.numbers = self.numbers.new_empty(0)
         return self._parts
 

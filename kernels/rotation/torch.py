@@ -16,5 +16,6 @@ def rotate_scatter(
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    x = x.to(torch.promote_types(x.dtype, cos.dtype))  # once, not in every product
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
