@@ -145,7 +145,8 @@ def main() -> None:
     if options.one:
         one(options)
         return
-    cases: list[dict[str, Any]] = []
+    known = json.loads(options.output.read_text())["cases"] if options.output.exists() else []
+    cases = [case for case in known if case["way"] not in options.ways]
     for way in options.ways:
         command = [sys.executable, *sys.argv, "--one", way]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -25,7 +25,7 @@ def release(tensor: torch.Tensor) -> bool:
     file when somebody wants them.  False: it is not mapped, or the system keeps it."""
     if not is_mapped(tensor):
         return False
-    first, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    first, size = tensor.data_ptr(), tensor.nbytes
     inner = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
     pages = (first + size - inner) // mmap.PAGESIZE
     advise = ctypes.CDLL(None).madvise
@@ -35,7 +35,7 @@ def release(tensor: torch.Tensor) -> bool:
 
 def is_mapped(tensor: torch.Tensor) -> bool:
     """Whether a dense ``tensor`` of at least `LEAST` bytes lies in a mapped file."""
-    first, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    first, size = tensor.data_ptr(), tensor.nbytes
     if size < LEAST or tensor.device.type != "cpu":
         return False
     last = first + size

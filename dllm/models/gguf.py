@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ..errors import CheckpointError, ConfigError, one_line
+from ..kernels.mapped import release
 from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, halves, quantise
 from .family import get_family
 from .headers import blueprint
@@ -119,6 +120,7 @@ def _fill(network: Any, kind: str, tensors: dict[str, Any], dtype: torch.dtype, 
             if rounded is not None:
                 network.set_submodule(inner, rounded)
                 done[f"{stored} as {how}"] += 1
+                release(torch.from_numpy(tensor.data))
                 continue
         value = _plain(tensor, stored).to(dtype)
         value = value if order is None else value[order]

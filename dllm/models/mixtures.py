@@ -12,8 +12,8 @@ from typing import Any
 from transformers import PreTrainedConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from ..errors import CheckpointError
-from .a2d import rotation
 from .family import ConfigDict, Family, Published, Release, demand, register_family, require
+from .native import rotation
 
 FIELDS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act",
@@ -85,7 +85,6 @@ LLADA_MOE = register_family(
         architectures=("LLaDAMoEModelLM", "LLaDAMoEModel"),
         model_class=Qwen3MoeForCausalLM,
         to_native=llada_moe_config,
-        to_official=None,
         end_of_turn="<|role_end|>",
         releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
         checkpoints=(
@@ -101,7 +100,6 @@ SDAR_MOE = register_family(
         architectures=("SDARMoeForCausalLM",),
         model_class=Qwen3MoeForCausalLM,
         to_native=sdar_moe_config,
-        to_official=None,
         mask_kind="block_causal",
         block_field="block_size",
         end_of_turn="<|im_end|>",

@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers import Ministral3Config, Ministral3ForCausalLM, PreTrainedConfig
 
-from .a2d import FIELDS, IDS, rotation
 from .family import ConfigDict, Family, Published, Release, demand, register_family, require
+from .native import FIELDS, IDS, rotation
 
 ONLY = {
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "sliding_window": False,
@@ -45,7 +45,6 @@ NEMOTRON_CAUSAL = register_family(
         architectures=ARCHITECTURES,
         model_class=Ministral3ForCausalLM,
         to_native=nemotron_config,
-        to_official=None,
         logit_shift=1,
         mask_kind="causal",
         key_map=KEY_MAP,
@@ -57,7 +56,6 @@ NEMOTRON = register_family(  # the later of two is what an architecture means
         architectures=ARCHITECTURES,
         model_class=Ministral3ForCausalLM,
         to_native=nemotron_config,
-        to_official=None,
         mask_kind="block_causal",
         block_field="block_size",
         key_map=KEY_MAP,

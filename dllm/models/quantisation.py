@@ -19,6 +19,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..errors import CheckpointError, ConfigError
+from ..kernels.mapped import release
 from ..kernels.quantised import BLOCK, EVEN, GROUPS, QuantisedEmbedding, QuantisedLinear
 from ..registry import Registry
 from ..spec import parse
@@ -123,6 +124,7 @@ def quantise(hf: PreTrainedModel, how: Any) -> None:
             rounded: nn.Module = QuantisedEmbedding.of(layer)
         else:
             rounded = QuantisedLinear.of(layer, width, how.group_of(width))
+        release(layer.weight)
         hf.set_submodule(name, rounded)
     hf.requires_grad_(False)
     hf.config.quantization_config = DllmQuantization(**settings(how))
