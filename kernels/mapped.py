@@ -50,8 +50,11 @@ def is_mapped(tensor: torch.Tensor) -> bool:
 def _read() -> list[tuple[int, int, bool]]:
     """All ranges of addresses, and whether a file lies behind them."""
     try:
-        lines = [line.split(maxsplit=5) for line in MAPS.read_text(errors="replace").splitlines()]
+        lines = MAPS.read_text(errors="replace").splitlines()
     except OSError:
         return []
-    ends = [(*line[0].split("-"), line[-1].startswith("/")) for line in lines]
-    return [(int(low, 16), int(high, 16), file) for low, high, file in ends]
+    found = []
+    for first, *_, last in (line.split(maxsplit=5) for line in lines):
+        low, _, high = first.partition("-")
+        found.append((int(low, 16), int(high, 16), last.startswith("/")))
+    return found

@@ -200,12 +200,17 @@ class QuantisedLinear(nn.Module):
         self._parts: list[Any] | None = None
 
     @classmethod
+    def like(cls, layer: nn.Linear, bits: int, group: int, dtype: torch.dtype) -> QuantisedLinear:
+        """One of the size of ``layer``, without numbers."""
+        outputs, inputs = layer.weight.shape
+        with torch.device("meta"):
+            return cls(inputs, outputs, bits, group, layer.bias is not None, dtype)
+
+    @classmethod
     def of(cls, layer: nn.Linear, bits: int, group: int = 0) -> QuantisedLinear:
         """The layer with its weight rounded."""
-        outputs, inputs = layer.weight.shape
         dtype, bias = layer.weight.dtype, layer.bias
-        with torch.device("meta"):
-            result = cls(inputs, outputs, bits, group, bias is not None, dtype)
+        result = cls.like(layer, bits, group, dtype)
         parts = [quantise(part, bits, group) for part in _cuts(layer.weight)]
         for name in parts[0]:
             value = torch.cat([part[name] for part in parts])

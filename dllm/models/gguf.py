@@ -180,9 +180,7 @@ def _rounded(
         bits, parts = 8, quantise(torch.from_numpy(_numbers(tensor)), 8)
     else:
         return None, ""
-    with torch.device("meta"):
-        group = GROUP if bits == 4 else 0
-        result = QuantisedLinear(inputs, outputs, bits, group, layer.bias is not None, dtype)
+    result = QuantisedLinear.like(layer, bits, GROUP if bits == 4 else 0, dtype)
     for name, value in parts.items():
         value = value if order is None else value[order]
         setattr(result, name, value if name == "numbers" else value.to(dtype))

@@ -13,7 +13,6 @@ FIELDS = (
     "num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps",
     "tie_word_embeddings",
 )  # fmt: skip
-IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 ONLY = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
 
 
@@ -25,16 +24,21 @@ def native(
     extra = ("head_dim",) if kind is Qwen3Config else ()
     c = require(config, (*FIELDS, *extra, *required), name)
     demand(config, ONLY | ({} if kind is Qwen2Config else {"attention_bias": False}), name)
-    fields: dict[str, Any] = {
-        "rope_parameters": rotation(config, name),
-        "initializer_range": config.get("initializer_range", 0.02),
-        **{key: config.get(key) for key in IDS},
-    }
+    fields = shared(config, name)
     if kind is LlamaConfig and config.get("head_dim"):
         fields["head_dim"] = config["head_dim"]
     if kind is not LlamaConfig:
         fields |= {"use_sliding_window": False, "sliding_window": None}
     return kind(**{key: c[key] for key in (*FIELDS, *extra)}, **fields)
+
+
+def shared(config: ConfigDict, name: str) -> dict[str, Any]:
+    """What configs of all classes have: rotation, ids, the spread of new weights."""
+    return {
+        "rope_parameters": rotation(config, name),
+        "initializer_range": config.get("initializer_range", 0.02),
+        **{key: config.get(key) for key in ("eos_token_id", "bos_token_id", "pad_token_id")},
+    }
 
 
 def rotation(config: ConfigDict, name: str) -> dict[str, Any]:

@@ -8,12 +8,10 @@ model; here finished blocks are attended as they were decoded, and blocks are co
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import Ministral3Config, Ministral3ForCausalLM, PreTrainedConfig
 
 from .family import ConfigDict, Family, Published, Release, demand, register_family, require
-from .native import FIELDS, IDS, rotation
+from .native import FIELDS, shared
 
 ONLY = {
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "sliding_window": False,
@@ -30,13 +28,8 @@ def nemotron_config(config: ConfigDict) -> PreTrainedConfig:
     demand(config, ONLY, name)
     scale = ("llama_4_scaling_beta", "original_max_position_embeddings")
     require(c["rope_parameters"], scale, name)
-    known: dict[str, Any] = {key: c[key] for key in (*FIELDS, "head_dim")}
-    known |= {key: config.get(key) for key in IDS}
-    return Ministral3Config(
-        **known,
-        rope_parameters=rotation(config, name),
-        initializer_range=config.get("initializer_range", 0.02),
-    )
+    known = {key: c[key] for key in (*FIELDS, "head_dim")}
+    return Ministral3Config(**known, **shared(config, name))
 
 
 NEMOTRON_CAUSAL = register_family(

@@ -196,15 +196,11 @@ class Quantiser(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, **options: Any) -> Any:
         for name, layer, width in list(layers_of(model, self.how)):
             dtype = layer.weight.dtype
-            with torch.device("meta"):
-                if isinstance(layer, nn.Embedding):
-                    rows, inner = layer.weight.shape
-                    new: nn.Module = QuantisedEmbedding(rows, inner, dtype)
-                else:
-                    outputs, inputs = layer.weight.shape
-                    group = self.how.group_of(width)
-                    bias = layer.bias is not None
-                    new = QuantisedLinear(inputs, outputs, width, group, bias, dtype)
+            if isinstance(layer, nn.Embedding):
+                with torch.device("meta"):
+                    new: nn.Module = QuantisedEmbedding(*layer.weight.shape, dtype)
+            else:
+                new = QuantisedLinear.like(layer, width, self.how.group_of(width), dtype)
             model.set_submodule(name, new)
         return model
 
