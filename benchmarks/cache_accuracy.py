@@ -20,7 +20,7 @@ import torch
 import dllm
 from dllm.eval.metrics import wilson
 from dllm.eval.tasks import TASKS
-from dllm.train.accuracy import accuracy
+from dllm.train.recipes.nano import accuracy
 
 from caches import CACHES  # isort: skip
 from report import RESULTS, write  # isort: skip

@@ -38,6 +38,7 @@ MODELS: dict[str, Callable[[], dllm.DiffusionModel]] = {"llada": llada_135m, "dr
 CACHES = (
     "none", "prefix", "dual", "dkv", "dkv_prefill", "dkv_pd", "dkv_greedy", "window_diffusion",
     "dllm_cache", "dsb", "dcd", "vicinity", "sparse", "d2", "elastic",
+    "surelock",
 )  # fmt: skip
 HEADLINE = ("llada", 512, 256)
 LONG, ROUNDS = 20.0, 3  # seconds without a cache beyond which one round has to do

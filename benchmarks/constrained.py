@@ -5,10 +5,12 @@
 Per format: seconds to compile it, states, classes and edges over the vocabulary of ``--tokens`` (a
 folder or hub id of a tokenizer; default the bundled model's), and the processor time of one step on
 the host, for a window of 32 undecided positions with random predictions: the likeliest completion,
-or a drawn one, with its marginals.  On the device: token statistics of 32 rows with classes beside
-those without, on a head of 135M's shape (576 -> 49,152).  With the bundled model: processor time of
-decoding with and without a form, and the share of right answers on additions, paired.  Times are
-medians of interleaved runs; the share of a step at 8B is that of a step of 15 ms.
+or a drawn one, with its marginals; also with half of the window decided, as in the middle of an
+answer, and per row where eight rows have the format.  On the device: token statistics of 32 rows
+with classes beside those without, on a head of 135M's shape (576 -> 49,152).  With the bundled
+model: processor time of decoding with and without a form, and the share of right answers on
+additions, paired; forwards and right answers with `literals` beside those without, where the answer
+is in a JSON object.  Times are medians; the share of a step at 8B is that of a step of 15 ms.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +30,7 @@ import torch
 import dllm
 from dllm.formats import regex_pattern, schema_pattern
 from dllm.formats.automaton import Automaton
-from dllm.formats.joint import Chain, drawn, likeliest, marginals
+from dllm.formats.joint import Chain, Lattice
 from dllm.formats.vocabulary import Vocabulary, vocabulary_of
 from dllm.formats.worker import Worker
 from dllm.kernels.statistics import TokenClasses, token_statistics
@@ -71,23 +74,28 @@ def host(worker: Worker, vocabulary: Vocabulary, pattern: str) -> dict[str, Any]
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(WINDOW, automaton.next.shape[1])) * 3
     final = (automaton.accepting | automaton.closed) | (automaton.need <= 64)
-    chain = Chain(weight, np.full(WINDOW, -1), tables.start, final)
-    noise = rng.random(WINDOW)
+    chain = Chain(weight, weight, tables.start, final)
+    noise, middle = rng.random(WINDOW), Lattice(automaton, [chain]).likeliest(chain)
+    state = tables.start
+    for label in middle[: WINDOW // 2].tolist():
+        state = int(automaton.next[state, label])
+    half = Chain(weight[WINDOW // 2 :], weight[WINDOW // 2 :], state, final)
 
-    def best() -> None:
-        path = likeliest(automaton, chain)
-        assert path is not None
-        marginals(automaton, chain, path)
+    def likeliest(*chains: Chain) -> None:
+        lattice = Lattice(automaton, chains)
+        for each in chains:
+            lattice.marginals(each, lattice.likeliest(each))
 
-    def sample() -> None:
-        path = drawn(automaton, chain, noise)
-        assert path is not None
-        marginals(automaton, chain, path)
+    def drawn() -> None:
+        lattice = Lattice(automaton, [chain])
+        lattice.marginals(chain, lattice.drawn(chain, noise))
 
     result = {
         "compile_seconds": compiling, "states": len(automaton.accepting),
-        "classes": automaton.next.shape[1], "edges": len(automaton.out.source),
-        "likeliest_ms": 1e3 * seconds(best), "drawn_ms": 1e3 * seconds(sample),
+        "classes": automaton.next.shape[1], "edges": int((automaton.next >= 0).sum()),
+        "likeliest_ms": 1e3 * seconds(lambda: likeliest(chain)), "drawn_ms": 1e3 * seconds(drawn),
+        "half_decided_ms": 1e3 * seconds(lambda: likeliest(half)),
+        "one_of_8_rows_ms": 1e3 / 8 * seconds(lambda: likeliest(*map(copy, [chain] * 8))),
     }  # fmt: skip
     return {**result, "share_of_15_ms": result["likeliest_ms"] / STEP_8B}
 
@@ -132,6 +140,30 @@ def accuracy(count: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def literals(count: int) -> dict[str, Any]:
+    """Sums as the value of a JSON object, with and without asking for what is always there."""
+    model, rng = dllm.load("nano"), np.random.default_rng(1)
+    schema = {
+        "type": "object", "required": ["question", "answer"],
+        "properties": {"question": {"type": "string", "pattern": "^[0-9]+ \\+ [0-9]+$"},
+                       "answer": {"type": "integer", "minimum": 0, "maximum": 199}},
+    }  # fmt: skip
+    result: dict[str, Any] = {}
+    for _ in range(count):
+        a, b = (int(x) for x in rng.integers(10, 90, 2))
+        for sampler in ("threshold", "llada", "llada(remasking=random)"):
+            for asked in (False, True):
+                out = dllm.generate(
+                    model, f"What is {a} + {b}?", sampler=sampler, max_new_tokens=48,
+                    json_schema=schema, literals=asked,
+                )  # fmt: skip
+                name = f"{sampler}, {'literals' if asked else 'plain'}"
+                row = result.setdefault(name, {"forwards": 0, "right": 0})
+                row["forwards"] += out.nfe
+                row["right"] += out.parsed["answer"] == a + b
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", help="folder or hub id of a tokenizer")
@@ -150,6 +182,7 @@ def main() -> None:
         "threads": torch.get_num_threads(), "tokens": len(vocabulary.pieces),
         "formats": {name: host(worker, vocabulary, p) for name, p in FORMATS.items()},
         "statistics_ms": device(), "nano": accuracy(options.prompts),
+        "literals": literals(options.prompts // 4),
     }  # fmt: skip
     worker.close()
     text = json.dumps(result, indent=2)

@@ -53,7 +53,7 @@ def cases() -> Iterator[tuple[dict[str, Any], bool]]:
     for module in MODULES:
         for p in getattr(module, "CASES", ()):
             case = p if isinstance(p, dict) else p.values[0]
-            whole = True
+            case["drafting"], whole = getattr(module, "PARTS", None), True
             if module is test_traces and case["algorithm"] not in test_traces.REVISING:
                 whole = "batch" in case or test_traces.sound(case, _steps(case))[1]
             yield case, whole
@@ -78,8 +78,8 @@ def parts_of(case: dict[str, Any]) -> tuple[set[str], str]:
 
 
 def stands_in(case: dict[str, Any]) -> bool:
-    """Whether a part of the tests, and not of the library, replays a case; one that only watches
-    does not count."""
+    """Whether a part of the tests, and not of the library, replays a case, so that what a user gets
+    by name is not what is replayed; one that only watches does not count."""
     if case["algorithm"] not in BUILDERS:
         return False
     sampler, cache, _ = BUILDERS[case["algorithm"]](case)
@@ -96,7 +96,11 @@ def main() -> int:
     for case, whole in cases():
         stem = max((s for s in recorded if case["id"].startswith(s)), key=len)
         count.setdefault(stem, Counter())["whole" if whole else "part"] += 1
-        count[stem]["stand-in"] += stands_in(case)
+        if stands_in(case):
+            raise SystemExit(f"{case['id']} is replayed by a part of the tests: make it an option")
+        if case["drafting"]:
+            names.setdefault(stem, set()).update(case["drafting"])
+            continue
         parts, cache = parts_of(case)
         names.setdefault(stem, set()).update(parts - BESIDES, {cache} & set(CACHES) - {"none"})
         seen["sampler"].update(parts)
@@ -120,18 +124,13 @@ def routines(
     recorded: dict[str, Path], count: dict[str, Counter[str]], names: dict[str, set[str]]
 ) -> list[str]:  # fmt: skip
     """One row per file of recorded runs."""
-    whole, part, ours = (
-        sum(c[kind] for c in count.values()) for kind in ("whole", "part", "stand-in")
-    )
+    whole, part = (sum(c[kind] for c in count.values()) for kind in ("whole", "part"))
     lines = [
         "## Recorded runs", "",
         f"{whole + part} decoding traces are replayed, {whole} of them whole, {part} in part.",
-        f"In {ours} of them a part of the tests stands in for one of the library, to do what only "
-        "the released code does (column *by a stand-in*): there what a user gets by name is not "
-        "what is replayed.", "",
-        "| recorded | source | replayed by | cases | whole | by a stand-in | "
-        "what deviates, and why |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "All of them by parts of the library, which a user gets by the same names.", "",
+        "| recorded | source | replayed by | cases | whole | what deviates, and why |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for stem, path in recorded.items():
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -145,8 +144,7 @@ def routines(
         if (seen < len(data["cases"]) or own["part"]) and not note:
             raise SystemExit(f"{stem}: say in fidelity_notes.py what is not replayed, and why")
         lines.append(
-            f"| `{stem}` | {link}, {source['file']} | {by} | {replayed} | {own['whole']} | "
-            f"{own['stand-in'] or ''} | {note} |"
+            f"| `{stem}` | {link}, {source['file']} | {by} | {replayed} | {own['whole']} | {note} |"
         )
     return [*lines, ""]
 
@@ -173,8 +171,9 @@ def drafting() -> list[str]:
     """One row per registered part of drafting that follows a paper."""
     lines = [
         "## Drafting", "",
-        "No official drafting code was recorded.  What is exact is held to plain decoding of the "
-        "verifier, what keeps a distribution to that distribution, by tests.", "",
+        "Recorded is official code of `apd` alone (above), and of block drafters "
+        "(`tests/drafting`).  What is exact is held to plain decoding of the verifier, what keeps "
+        "a distribution to that distribution, by tests.", "",
         "| role | name | paper | what deviates, and why |", "| --- | --- | --- | --- |",
     ]  # fmt: skip
     for part in drafting_parts():

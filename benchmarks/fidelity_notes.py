@@ -31,9 +31,9 @@ ROUTINES: dict[str, str] = {
     "mask. " + OVERWRITES,
     "klass_llada": "With `official=True`. A block whose steps run out while masks are left is left "
     "for good by the official loop; here it is decoded to its end.",
-    "klass_dream": "The official loop ends after its steps, also with masks left; here they are "
-    "decoded, and what is compared ends there. Where nothing is ready the official code ranks by "
-    "probabilities that transformers' own `top_k=50` has filtered, here by unfiltered ones.",
+    "klass_dream": "With `klass(top_k=50)`, transformers' own default, by which the released "
+    "code filters where nothing is ready. The official loop ends after its steps, also with "
+    "masks left; here they are decoded, and what is compared ends there.",
     "freedave_llada": "Not replayed: eager acceptance over several blocks. There the official code "
     "goes on drafting from predictions made before its last commits and keeps the first draft "
     "unchecked, so that the text is no longer that of the base. A draft is committed one "
@@ -41,13 +41,21 @@ ROUTINES: dict[str, str] = {
     "drafts repeat once they are complete, and a forward may feed nothing else: not paid for here.",
     "freedave_dream": "As for LLaDA. In eager mode the official code also overwrites the first "
     "position of a block.",
-    "lopa_dream": "Every branch of every round is compared. The official code keeps the logits of "
-    "the row left of the open blocks, this one computes that row again: the same where "
-    "attention is block-causal; where it is not, a part that keeps them replays it. With "
-    "nothing to try the official code feeds the row twice.",
-    "d3llm_multi_block_dream": "With `delayed(official=True)`: of the positions fed the first is "
-    "predicted from its own row, because the slice is shifted and not the canvas. Not recorded: "
-    "where two blocks wait together, the official cache holds the first of them twice.",
+    "lopa_dream": "Every branch of every round is compared. The official code keeps the "
+    "logits of the row left of the open blocks, this one computes that row again: the same "
+    "where attention is block-causal; where it is not, with `lopa(official=True)` and "
+    "`d2f(causal=False, official=True)`. With nothing to try the official code feeds the row "
+    "twice.",
+    "d3llm_multi_block_dream": "With `delayed(official=True)`: of the positions fed the first "
+    "is predicted from its own row, because the slice is shifted and not the canvas. Of "
+    "cached runs with an early stop only those are recorded in which no decided block waits "
+    "to be kept when a text ends: the official code then marks the blocks behind the end as "
+    "kept without having computed them, and what waits in front of them is kept twice.",
+    "dkv_cache_llada_greedy": "With `llada(remasking=random)`; numbers that give the "
+    "recorded order replace this library's noise, because the official ones are not at hand.",
+    "apd_dream": 'With `speculate(rule="apd", search="apd")`; its baseline from left to right with '
+    "`threshold(tau=0)+blocks`. The official code keeps the verifier's logits of the last token, "
+    "this one feeds that token again, with the draft.",
     "saber_llada": "With `official=True` and `cumulative_blocks`.",
     "slowfast_llada": "With cache `slowfast`, which leaves out what lies behind a cycle as the "
     "official code does.",
@@ -61,12 +69,12 @@ ROUTINES: dict[str, str] = {
     "dcd_llada": "With `dcd(official=True)` where cached: what the window has left and the padding "
     "behind an end of text stay as they were until the next refresh.",
     "dcd_dream": "As for LLaDA.",
-    "dsb_llada": "Beside its cache the official code also commits in the suffix that is only to be "
-    "computed: its mask is cut by a position in the canvas, in an array that begins with the "
-    "slice. A part of the replay does the same, not one of the library, in all of these cases.",
-    "dsb_dream": "Beside its cache the official code commits exactly the first mask in every full "
-    "pass, and predicts the first position of a fed slice from its own row. Parts that do the same "
-    "replay it.",
+    "dsb_llada": "Where cached with `dsb(official=True)` as sampler and as cache: the "
+    "official code also commits in the suffix that is only to be computed, because its mask "
+    "is cut by a position in the canvas, in an array that begins with the slice.",
+    "dsb_dream": "Where cached with `dsb(official=True)` as sampler and as cache: every full "
+    "pass commits exactly the first mask, and the first position of a fed slice is predicted "
+    "from its own row.",
     "d2cache_llada": "With `d2(official=True)`: the released code never updates its confidences "
     "(it assigns to a copy), and its block shrinks with every commit (it is narrowed in place).",
     "d2cache_dream": "As for LLaDA; the last position of the prompt is fed only if it scores a "
@@ -79,10 +87,9 @@ ROUTINES: dict[str, str] = {
     "last in one more; here the prompt goes with the first window, and what nobody will read is "
     "not fed. Its window looks past `max_new_tokens`, and what it decides there is seen by what is "
     "left to decide: replayed on a canvas that is longer by a window.",
-    "wedlm_blocks": "With `threshold` or `fixed`, and a cache of the replay that feeds nothing "
-    "behind the open block, as nothing there is seen. The official code knows masks by their id: "
-    "one that the model proposes counts as undecided from the next block on. A part that does the "
-    "same replays it; in the library `suppress_mask` proposes none.",
+    "wedlm_blocks": "With `threshold` or `fixed`, and `blocks(official=True)`: the official "
+    "code knows masks by their id, and one that the model proposes counts as undecided from "
+    "the next block on. By default `suppress_mask` proposes none.",
     "r2_dllm_llada": "Its factor cases with the official scan (`factor(official=True)`).",
 }
 
@@ -91,6 +98,11 @@ METHODS: dict[tuple[str, str], str] = {
     ("sampler", "daedal"): "An insertion is as long as there is room for, an answer without an end "
     "of text gets another block, and the text ends where its end is decided; the first length may "
     "grow geometrically (`growth`).",
+    (
+        "sampler",
+        "dreamon",
+    ): "No recorded case: a loop of the published rules is compared on a small "
+    "checkpoint. Each hole has bounds of its own, and `delete_to_right` ends at its hole.",
     ("sampler", "rho"): "A cut stops at decided text, an answer without an end of text gets "
     "another block.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
@@ -110,6 +122,7 @@ METHODS: dict[tuple[str, str], str] = {
         "append",
     ): "Blocks are appended as block diffusion does; on models without a causal "
     "mask the lookahead is this library's.",
+    ("sampler", "anti_loop"): "SGLang's code was read, not run. At temperature 0 only.",
     ("sampler", "crop"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "random"): "Recorded orders are replayed; the draws are this library's.",
     ("sampler", "factor"): "The official scan commits the last-ranked position when it alone fails "
@@ -174,6 +187,9 @@ METHODS: dict[tuple[str, str], str] = {
     ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
     "again and predicts its first position; `official=True` has the released code's shift.",
     ("cache", "d2f"): "Keeps no logits: where they are shifted, one row more is computed.",
+    ("cache", "surelock"): "No official code was at hand: the rule follows the paper's abstract, "
+    "without its optional gate by confidence. Compared are only steps that both saw the token, and "
+    "the threshold is this library's.",
     ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",
     ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",
     ("cache", "vicinity"): "Not recorded: the rule follows dInfer's code.",
@@ -211,6 +227,8 @@ DRAFTING: dict[str, str] = {
     "as context; here one forward gives all pieces.",
     "threshold": "The token that crosses the bound is sent, bound and lengths are the official "
     "code's. The paper trains a head to predict acceptance; here it is calibrated confidence.",
+    "apd": "LOSSY. Log-probabilities are mixed, in the official code raw logits: the same choice. "
+    "The weight is this library's.",
     "block": "Tested to be lossless in distribution.",
     "fly": "LOSSY. Constants of the paper: five tokens that follow, entropy of the three most "
     "probable tokens in nats; vLLM asks for six.",

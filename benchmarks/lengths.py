@@ -84,10 +84,10 @@ def pool(length: str | None, prompts: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def holes(count: int = 12) -> dict[str, Any]:
+def holes(count: int, seed: int) -> dict[str, Any]:
     """How often a hole ``[[1..24]]`` of some words of a known answer is found exactly."""
-    model, draw, wanted = dllm.load("nano"), random.Random(0), list[tuple[Any, str, int]]()
-    for example in (e for name in HOLES for e in TASKS[name].examples(count)):
+    model, draw, wanted = dllm.load("nano"), random.Random(seed), list[tuple[Any, str, int]]()
+    for example in (e for name in HOLES for e in TASKS[name].examples(count, seed)):
         answer = example.answer
         words = [match.start() for match in re.finditer(r"(?<=[ ,])", answer)]
         if len(words) < 4:
@@ -137,7 +137,7 @@ def main() -> None:
     pools = {str(rule): pool(rule, prompts) for rule in (None, "append(block=16)", "crop(tau=0.1)")}
     for rule, found in pools.items():
         print(rule, found, flush=True)
-    measured_holes = holes()
+    measured_holes = {"chosen on": holes(12, 0), "fresh": holes(36, 1)}
     print("holes", measured_holes, flush=True)
     tokens = sorted(row["tokens"] for row in fixed[CAP])
     write(options.output, {

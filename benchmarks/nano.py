@@ -17,7 +17,7 @@ import torch
 
 import dllm
 from dllm.eval.tasks import TASKS
-from dllm.train.accuracy import accuracy
+from dllm.train.recipes.nano import accuracy
 
 from report import RESULTS, write  # isort: skip
 

@@ -64,6 +64,8 @@ PAGES = {
     "wino": ("wino", "When early mistakes should be taken back. Feeds the block twice, no cache."),
     "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit; its remasking modes "
              "(`edit(mode=low_prob)`) need no training. Low thresholds first, repair after."),
+    "anti_loop": ("anti_loop+edit", "Where editing fills a block with one token: repeating the "
+                  "token to the left costs something."),
     "remdm": ("remdm", "More forwards for better text: the least sure tokens of a block are "
               "written again and again before it closes."),
     "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
@@ -74,8 +76,8 @@ PAGES = {
     "wedlm": ("wedlm", "Streams from left to right and looks a little ahead."),
     "streaming": ("streaming", "Long canvases, with cache `streaming`: the threshold falls as the "
                   "block fills."),
-    "stability": ("stability", "With any selector: positions about which the model has just "
-                  "changed its mind wait. Needs memory for distributions."),
+    "stability": ("stability+threshold", "With any selector: positions about which the model has "
+                  "just changed its mind wait. Needs memory for distributions."),
     "certainty_prior": ("certainty_prior", "A gentle left-to-right order without blocks."),
 }  # fmt: skip
 
@@ -230,7 +232,7 @@ def main() -> None:
         text = re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(cls.__doc__ or ""))
         summary, _, body = text.partition("\n\n")
         paper = f"*{cls.paper}*, arXiv [{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})"
-        needs = ", ".join(sorted(map(str, cls.needs))) or "nothing"
+        needs = ", ".join(sorted(map(str, cls().needs))) or "nothing"
         page = (
             f"# {name}\n\n{summary}\n\n{paper}\n\n{body}\n\n**When.** {advice}\n\n"
             f"**Needs** {needs}.\n\n## What it costs\n\n{rows_of(outcome, spec)}\n"

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import dllm
 from dllm.drafting.base import chain
 from dllm.drafting.verifiers.recurrent import ROLLBACKS, RecurrentVerifier
-from dllm.train.dflash.run import machine_has_bf16
+from dllm.train.loop import machine_has_bf16
 
 from report import RESULTS, write  # isort: skip
 

@@ -347,23 +347,24 @@ def draw(result: dict[str, Any], file: Path) -> None:
     """p50 and p99 against load, a line per mode."""
     from dllm.eval.plot import new_figure
 
-    with new_figure(9.6, 3.0, [file]) as figure:
+    with new_figure(9.6, 3.4, [file]) as figure:
         panels = figure.subplots(1, 3, sharey=True)
         for axes, what in zip(panels, ("first draft", "first text", "end to end"), strict=True):
             colours = ("#b4470f", "#5b86bd", "#8f6bb0", "#6d6d68")
             for mode, colour in zip(MODES, colours, strict=True):
                 points = [point for point in result["points"] if point["mode"] == mode]
                 loads = [point["load"] for point in points]
-                for p, style, width in (("p50", ":", 0.9), ("p99", "-", 1.6)):
+                for p, style in (("p50", "o--"), ("p99", "-")):
                     seconds = [point[what][p] / result["alone_seconds"] for point in points]
-                    axes.plot(loads, seconds, style, color=colour, linewidth=width,
+                    axes.plot(loads, seconds, style, color=colour, linewidth=1.4, markersize=3,
                               label=f"{mode}, {p}")  # fmt: skip
             axes.set_title(what, fontsize=9)
             axes.set_yscale("log")
-            axes.set_xlabel("load (1: all that serial can do)", fontsize=8)
         panels[0].set_ylabel("times a request alone", fontsize=8)
-        panels[0].legend(fontsize=6)
-        figure.tight_layout()
+        lines, names = panels[0].get_legend_handles_labels()
+        figure.supxlabel("load, as a multiple of what serial can do at all", fontsize=8, y=0.12)
+        figure.legend(lines, names, ncols=8, fontsize=6.5, loc="lower center", frameon=False)
+        figure.tight_layout(rect=(0, 0.08, 1, 1))
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from ..capabilities import (
     Capability,
 )
 from ..errors import ConfigError
+from ..limits import Limits, check_limits
 from ..registry import Registry
 from ..spec import FamilyDefaults, Info, fill_open, info, parse
 
@@ -43,7 +44,8 @@ class Slots:
     """Freshness of one row's slots.  ``age`` (N,) int64: step of the last computation, -1 never;
     ``pending`` (N,) bool: the stored key and value belong to another token than the present one;
     ``shift``: target t is scored by row t - shift; ``block_length`` of block-causal attention,
-    0 for bidirectional; ``layers``: what the cache remembers per lane and layer (see
+    0 for bidirectional; ``decided_first``: whether masks are seen by masks behind them alone
+    (WeDLM); ``layers``: what the cache remembers per lane and layer (see
     `Layer.memory`), ``states`` the rest of what it remembers.
     """
 
@@ -51,16 +53,20 @@ class Slots:
     pending: BoolArray
     shift: int = 0
     block_length: int = 0
+    decided_first: bool = False
     layers: dict[int, dict[Any, Any]] = field(default_factory=dict)
     states: dict[type, Any] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, length: int, shift: int = 0, block_length: int = 0) -> Slots:
-        return cls(np.full(length, -1), np.zeros(length, np.bool_), shift, block_length)
+    def empty(
+        cls, length: int, shift: int = 0, block_length: int = 0, decided_first: bool = False
+    ) -> Slots:
+        pending = np.zeros(length, np.bool_)
+        return cls(np.full(length, -1), pending, shift, block_length, decided_first)
 
     def fresh(self, length: int) -> Slots:
         """The same for ``length`` slots of which nothing has been computed."""
-        return Slots.empty(length, self.shift, self.block_length)
+        return Slots.empty(length, self.shift, self.block_length, self.decided_first)
 
     def resize(self, length: int) -> None:
         """Add slots at the end of which nothing has been computed, or drop some."""
@@ -97,8 +103,9 @@ class Plan:
     itself wants, which only `Cache.after_step` sees.
 
     ``borders``: ascending positions; what is computed reads only what lies left of the next border
-    to its right, beside what the model itself allows.  ``floor``: where logits are shifted, the
-    first row that scores; a target whose row lies left of it is scored by it."""
+    to its right, beside what the model itself allows: D2F, whose checkpoints were trained
+    so, in one forward for several blocks.  ``floor``: where logits are shifted, the first row that
+    scores; a target whose row lies left of it is scored by it."""
 
     compute: IntArray
     read: IntArray | None = None
@@ -176,6 +183,11 @@ class Cache:
     keeps: ClassVar[str | None] = None
     # Family -> field -> value: what the paper uses there, for fields left at None.
     family_defaults: ClassVar[FamilyDefaults] = {}
+    limits: ClassVar[Limits] = {}  # what values its arguments may take
+    statistics: ClassVar[frozenset[str]] = frozenset()  # what it reads of the predictions: "kl"
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
     @property
     def recompute_pending(self) -> bool:
@@ -208,9 +220,16 @@ class Cache:
         """A chance to look at the attention of a layer."""
 
     def after_step(
-        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
+        self,
+        canvas: Canvas,
+        slots: Slots,
+        positions: IntArray,
+        logprob: FloatArray,
+        kl: FloatArray | None = None,
     ) -> None:
-        """A chance to look at the predictions, before anything is decided."""
+        """A chance to look at the predictions, before anything is decided: of ``positions`` the
+        ``logprob`` of what is proposed and, where `statistics` name it, how far the distribution
+        has moved since the step before, in nats."""
 
 
 CACHES: Registry[Cache] = Registry("cache")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import Canvas, FloatArray, IntArray, certainty_density
 from ..capabilities import WHOLE_REGION
-from ..errors import ConfigError
+from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, bounds
 from .base import PARTIAL, Layer, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
@@ -49,17 +49,13 @@ class D2Cache(Refreshing):
 
     offers = PARTIAL - {WHOLE_REGION}
     layerwise = True
+    limits = bounds(k=COUNT, p=SHARE, sigma=POSITIVE, inflate=NOT_NEGATIVE)
 
     k: int = 32
     p: float = 0.1
     sigma: float = 10.0
     inflate: int = 0
     official: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.k < 1 or self.inflate < 0 or not self.sigma > 0 or not 0 <= self.p <= 1:
-            raise ConfigError("d2 wants k >= 1, p in [0, 1], sigma > 0 and inflate >= 0")
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         flow = rollout(slots.layers.get(0, {}), canvas.length)
@@ -101,7 +97,12 @@ class D2Cache(Refreshing):
         layer.memory[layer.index] = layer.stream, layer.attention(layer.stream)
 
     def after_step(
-        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray
+        self,
+        canvas: Canvas,
+        slots: Slots,
+        positions: IntArray,
+        logprob: FloatArray,
+        kl: FloatArray | None = None,
     ) -> None:
         seen = slots.state(Seen)
         seen.masks = canvas.masks()

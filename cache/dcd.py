@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import Capability
-from ..errors import UnknownNameError
+from ..limits import NOT_NEGATIVE, bounds, one_of
 from .base import BLOCK, REGION, Plan, Slots, full_plan, register
 from .refresh import Refreshing
-from .sliding import Edge, _check, span
+from .sliding import Edge, span
 
 
 @register(
-    "dcd",
-    paper="Deferred Commitment Decoding for Diffusion Language Models",
-    arxiv="2601.02076",
+    "dcd", paper="Deferred Commitment Decoding for Diffusion Language Models", arxiv="2601.02076"
 )
 @dataclass(frozen=True)
 class DCDCache(Refreshing):
@@ -35,18 +33,13 @@ class DCDCache(Refreshing):
     """
 
     by_block = True
+    limits = bounds(delay=NOT_NEGATIVE, mode=one_of(("dual", "prefix")))
 
     refresh_after: float | None = 32
     delay: int = 2
     mode: str = "dual"
     official: bool = False
     lookahead: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check(delay=self.delay)
-        if self.mode not in ("dual", "prefix"):
-            raise UnknownNameError("mode", self.mode, ("dual", "prefix"))
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]

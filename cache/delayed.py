@@ -11,10 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import Blocks, Canvas, IntArray
-from ..errors import ConfigError
+from ..limits import COUNT, NOT_NEGATIVE, bounds
 from ..spec import FamilyDefaults
 from .base import REGION, Cache, Plan, Slots, full_plan, register
-from .refresh import check_interval
 
 
 @dataclass
@@ -73,16 +72,12 @@ class DelayedCache(Cache):
         "llada": {"in_turn": True},
         "dream": {"in_turn": False},
     }
+    limits = bounds(delay=NOT_NEGATIVE, refresh_every=COUNT)
 
     delay: int = 1
     refresh_every: float | None = None
     in_turn: bool | None = None
     official: bool = False
-
-    def __post_init__(self) -> None:
-        if self.delay < 0:
-            raise ConfigError(f"delay must not be negative, not {self.delay}")
-        check_interval("refresh_every", self.refresh_every)
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         kept, forward = slots.state(KeptBlocks), canvas.nfe + 1

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FORESIGHT
-from ..errors import ConfigError, UnknownNameError
+from ..limits import NOT_NEGATIVE, bounds, one_of
 from ..spec import FamilyDefaults
 from .base import REGION, Plan, Slots, full_plan, register
 from .refresh import Clock, Refreshing
@@ -49,14 +49,10 @@ class DKVDecode(Refreshing):
         "llada": {"refresh_every": 8},
         "dream": {"refresh_every": 4},
     }
+    limits = bounds(official=one_of(OFFICIAL))
 
     refresh_every: float | None = None
     official: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.official is not None and self.official not in OFFICIAL:
-            raise UnknownNameError("official", self.official, OFFICIAL)
 
     @property
     def by_block(self) -> bool:  # type: ignore[override]
@@ -96,9 +92,7 @@ class DKVPrefill(Refreshing):
 
     offers = REGION
 
-    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        if self.due(canvas, slots):
-            return full_plan(canvas)
+    def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         return Plan(np.arange(first_row(canvas, slots), canvas.length))
 
 
@@ -135,21 +129,13 @@ class DKVGreedy(Refreshing):
 
     needs = frozenset({FORESIGHT})
     by_block = True
+    limits = bounds(window=NOT_NEGATIVE, center=one_of(("next", "prev")))
 
     refresh_every: float | None = 2
     window: int = 4
     center: str = "next"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.window < 0:
-            raise ConfigError(f"window must not be negative, not {self.window}")
-        if self.center not in ("next", "prev"):
-            raise UnknownNameError("center", self.center, ("next", "prev"))
-
-    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        if self.due(canvas, slots):
-            return full_plan(canvas)
+    def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         center = targets if self.center == "next" else np.flatnonzero(slots.pending)
         return Plan(np.union1d(targets, neighbours(canvas, center, targets, self.window)))
 

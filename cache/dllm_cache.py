@@ -9,10 +9,9 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import BRANCHES, COMMITTED_LOGITS, FRESH_LOGITS
-from ..errors import ConfigError
+from ..limits import COUNT, SHARE, bounds
 from ..spec import FamilyDefaults
 from .base import REGION, Cache, Layer, LayerPlan, Plan, Slots, register
-from .refresh import check_interval
 
 
 @dataclass(slots=True)
@@ -55,17 +54,12 @@ class DLLMCache(Cache):
         "llada": {"prompt_every": 50, "response_every": 7},
         "dream": {"prompt_every": 25, "response_every": 2},
     }
+    limits = bounds(prompt_every=COUNT, response_every=COUNT, ratio=SHARE)
 
     prompt_every: float | None = None
     response_every: float | None = None
     ratio: float = 0.25
     force_pending: bool = True
-
-    def __post_init__(self) -> None:
-        check_interval("prompt_every", self.prompt_every)
-        check_interval("response_every", self.response_every)
-        if not 0 <= self.ratio <= 1:
-            raise ConfigError(f"ratio must lie in [0, 1], not {self.ratio}")
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         assert self.prompt_every and self.response_every, "compose sets open fields"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import SELECTION, Canvas, IntArray
-from ..errors import ConfigError, UnknownNameError
+from ..limits import COUNT, NOT_NEGATIVE, bounds, one_of
 from .base import register
 from .suffix import SuffixCache
 
@@ -32,18 +32,16 @@ class DPadCache(SuffixCache):
     ``eos_policy="block_contains"``.
     """
 
+    limits = bounds(
+        dropout=one_of(DROPOUTS), window=COUNT, number=NOT_NEGATIVE, sigma=NOT_NEGATIVE,
+        scale=NOT_NEGATIVE
+    )  # fmt: skip
+
     dropout: str = "gaussian"
     sigma: float = 4.0
     scale: float = 2.0
     window: int = 128
     number: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dropout not in DROPOUTS:
-            raise UnknownNameError("dropout", self.dropout, DROPOUTS)
-        if self.window < 1 or self.number < 0 or not self.sigma >= 0 or not self.scale >= 0:
-            raise ConfigError("dpad wants window >= 1, number >= 0, sigma >= 0 and scale >= 0")
 
     def kept(self, canvas: Canvas, behind: IntArray) -> IntArray:
         near = behind[behind < canvas.window[1] + self.window]

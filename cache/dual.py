@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..canvas import Canvas
-from .base import BLOCK, register
-from .prefix import FAST_DLLM, BlockCache
+import numpy as np
+
+from ..canvas import Canvas, IntArray
+from .base import BLOCK, Plan, Slots, register
+from .prefix import FAST_DLLM
+from .refresh import Refreshing
 
 
 @register("dual", paper=FAST_DLLM, arxiv="2505.22618")
 @dataclass(frozen=True)
-class DualCache(BlockCache):
+class DualCache(Refreshing):
     """Freeze everything outside the open block; recompute the block alone."""
 
     offers = BLOCK
+    by_block = True
 
-    def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
-        return canvas.window
+    def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        return Plan(np.arange(*canvas.window))

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import WHOLE_REGION
-from ..errors import ConfigError
+from ..limits import COUNT, bounds
 from .base import PARTIAL, Layer, LayerPlan, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
@@ -42,14 +42,10 @@ class ElasticCache(Refreshing):
     offers = PARTIAL - {WHOLE_REGION}
     layerwise = True
     keeps = "input"
+    limits = bounds(beta=COUNT)
 
     beta: int = 16
     gamma: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.beta < 1:
-            raise ConfigError(f"beta must be at least 1, not {self.beta}")
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         watch, active = slots.state(Watch), targets[: self.beta]

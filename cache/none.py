@@ -7,21 +7,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import ALL_LOGITS, ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW
+from ..capabilities import COMMITTED_LOGITS, REORDERING, SHADOW, WHOLE_TEXT
 from .base import REGION, Cache, Plan, Slots, full_plan, register
 
 
 @register("none")
 @dataclass(frozen=True)
 class NoCache(Cache):
-    """Recompute every position in every step: exact."""
+    """Recompute every position in every step, but for those that nobody sees: exact."""
 
-    offers = REGION | {ALL_LOGITS, ATTENTION_MAPS, COMMITTED_LOGITS, REORDERING, SHADOW}
+    offers = REGION | {COMMITTED_LOGITS, REORDERING, SHADOW, WHOLE_TEXT}
     stores = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        if not slots.block_length:
+        # What lies behind the last block, or mask, that is asked about is seen by nobody.
+        if slots.decided_first:
+            decided = np.flatnonzero(~canvas.masked[: canvas.length])
+            end = int(max(targets[-1], decided[-1] if decided.size else 0)) + 1
+        elif slots.block_length:
+            end = (int(targets[-1]) // slots.block_length + 1) * slots.block_length
+        else:
             return full_plan(canvas)
-        # What lies behind the last block that is asked about is seen by nobody.
-        end = (int(targets[-1]) // slots.block_length + 1) * slots.block_length
         return Plan(np.arange(min(end, canvas.length)), refresh=True)

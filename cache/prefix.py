@@ -12,34 +12,19 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import COMMITTED_LOGITS
-from .base import REGION, Plan, Slots, full_plan, register
+from .base import REGION, Plan, Slots, register
 from .refresh import Refreshing
 
 FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
 
 
-@dataclass(frozen=True)
-class BlockCache(Refreshing):
-    """Shared by both: besides every block opening, refresh on the clock or after some commits."""
-
-    by_block = True
-
-    def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
-        """Positions recomputed between refreshes."""
-        raise NotImplementedError
-
-    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        if self.due(canvas, slots):
-            return full_plan(canvas)
-        return Plan(np.arange(*self.first_to_last(canvas)))
-
-
 @register("prefix", paper=FAST_DLLM, arxiv="2505.22618")
 @dataclass(frozen=True)
-class PrefixCache(BlockCache):
+class PrefixCache(Refreshing):
     """Freeze everything left of the open block; recompute from its start to the end."""
 
     offers = REGION | {COMMITTED_LOGITS}
+    by_block = True
 
-    def first_to_last(self, canvas: Canvas) -> tuple[int, int]:
-        return canvas.window[0], canvas.length
+    def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        return Plan(np.arange(canvas.window[0], canvas.length))

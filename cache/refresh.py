@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..canvas import Canvas
-from ..errors import ConfigError
-from .base import Cache, Slots
-
-
-def check_interval(name: str, value: float | None) -> None:
-    """An interval is at least 1, infinite for never; None is open, and never if it stays so."""
-    if value is not None and value < 1:
-        raise ConfigError(f"{name} must be at least 1, not {value}")
+from ..canvas import Canvas, IntArray
+from ..limits import COUNT, bounds
+from .base import Cache, Plan, Slots, full_plan
 
 
 @dataclass(slots=True)
@@ -37,14 +31,20 @@ class Refreshing(Cache):
     tokens are committed per step, ``refresh_after`` is the steadier measure.
     """
 
+    limits = bounds(refresh_every=COUNT, refresh_after=COUNT)
+
     refresh_every: float | None = None
     refresh_after: float | None = None
 
     by_block: ClassVar[bool] = False  # refresh at every block opening and count from there
 
-    def __post_init__(self) -> None:
-        check_interval("refresh_every", self.refresh_every)
-        check_interval("refresh_after", self.refresh_after)
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        due = self.due(canvas, slots)
+        return full_plan(canvas) if due else self.between(canvas, slots, targets)
+
+    def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        """What a step computes and reads that refreshes nothing."""
+        raise NotImplementedError
 
     def due(self, canvas: Canvas, slots: Slots) -> bool:
         """Whether this step refreshes; remembers when it does."""

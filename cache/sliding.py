@@ -11,18 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..errors import ConfigError
 
 
 def span(canvas: Canvas, low: int, high: int) -> IntArray:
     """The live positions of ``[low, high)``."""
     return np.arange(max(0, low), min(high, canvas.length))
-
-
-def _check(**values: int) -> None:
-    for name, value in values.items():
-        if value < 0:
-            raise ConfigError(f"{name} must not be negative, not {value}")
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Canvas, FloatArray, IntArray
 from ..capabilities import BRANCHES, WHOLE_REGION
-from ..errors import ConfigError
+from ..limits import SHARE, bounds, limit
 from .base import BLOCK, Layer, LayerPlan, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
@@ -39,16 +39,13 @@ class SparseCache(Refreshing):
     offers = BLOCK - {BRANCHES, WHOLE_REGION}
     by_block = True
     layerwise = True
+    limits = bounds(
+        retain=SHARE,
+        kernel=limit(lambda n: n % 2 == 1, "{name} must be an odd number, not {value}"),
+    )
 
     retain: float = 0.5
     kernel: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.retain <= 1:
-            raise ConfigError(f"retain must lie in [0, 1], not {self.retain}")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ConfigError(f"kernel must be an odd number, not {self.kernel}")
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         due, stage = self.due(canvas, slots), slots.state(Stage)

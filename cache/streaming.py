@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..errors import ConfigError
+from ..limits import NOT_NEGATIVE, bounds
 from .base import register
 from .suffix import SuffixCache
 
@@ -27,12 +27,9 @@ class StreamingCache(SuffixCache):
     method is the sampler ``streaming``.
     """
 
-    window: int = 96
+    limits = bounds(window=NOT_NEGATIVE)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.window < 0:
-            raise ConfigError(f"window must not be negative, not {self.window}")
+    window: int = 96
 
     def kept(self, canvas: Canvas, behind: IntArray) -> IntArray:
         return np.union1d(behind[: self.window], behind[-1:])

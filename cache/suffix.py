@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray, Suffix
-from ..errors import UnknownNameError
+from ..limits import bounds, one_of
 from .base import BLOCK, Plan, Slots
 from .refresh import Refreshing
 
@@ -26,13 +26,9 @@ class SuffixCache(Refreshing):
 
     offers = BLOCK
     by_block = True
+    limits = bounds(base=one_of(BASES))
 
     base: str = "prefix"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.base not in BASES:
-            raise UnknownNameError("base", self.base, BASES)
 
     def kept(self, canvas: Canvas, behind: IntArray) -> IntArray:
         """Those of the undecided positions ``behind`` the window that stay, ascending."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, IntArray
+from ..limits import NOT_NEGATIVE, bounds
 from .base import BLOCK, Plan, Slots, full_plan, register
 from .refresh import Refreshing
-from .sliding import _check, span
+from .sliding import span
 
 
 @register(
@@ -25,14 +26,11 @@ class VicinityCache(Refreshing):
 
     offers = BLOCK
     by_block = True
+    limits = bounds(before=NOT_NEGATIVE, after=NOT_NEGATIVE, warmup=NOT_NEGATIVE)
 
     before: int = 16
     after: int = 16
     warmup: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check(before=self.before, after=self.after, warmup=self.warmup)
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         if self.due(canvas, slots) or canvas.nfe <= self.warmup:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..errors import ConfigError
+from ..limits import COUNT, bounds, one_of
 from ..spec import FamilyDefaults
 from .base import Plan, Slots, full_plan, register
 from .refresh import Refreshing
@@ -51,6 +52,7 @@ class WindowDiffusion(Refreshing):
         "llada": {"window": 64, "far": True},
         "dream": {"window": 128, "far": False},
     }
+    limits = bounds(active=COUNT, official=one_of(("llada", "dream", "dream_sliding")))
 
     refresh_every: float | None = 32
     active: int = 16
@@ -60,12 +62,8 @@ class WindowDiffusion(Refreshing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.active < 1 or (self.window is not None and self.active > self.window):
+        if self.window is not None and self.active > self.window:
             raise ConfigError(f"active={self.active} must lie between 1 and window={self.window}")
-        if self.official not in (None, "llada", "dream", "dream_sliding"):
-            raise ConfigError(
-                f"official must be llada, dream or dream_sliding, not {self.official!r}"
-            )
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         assert self.window is not None, "compose sets open fields"

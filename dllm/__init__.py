@@ -35,12 +35,13 @@ if TYPE_CHECKING:
         UnknownNameError,
     )
     from .events import Event
+    from .handle import Handle
     from .likelihood.api import score
     from .likelihood.scoring import Score
     from .likelihood.step import Guesses, step
     from .models import DiffusionModel, load
     from .result import Result
-    from .session import Handle, Session, StepReport
+    from .session import Session, StepReport
     from .trace import Trace
 
 __version__ = "0.1.0"
@@ -54,7 +55,7 @@ _WHERE = {
     "UnknownNameError": "errors", "CancelledError": "errors", "DeadlineError": "errors",
     "NumericError": "errors", "QueueFullError": "errors", "Score": "likelihood",
     "score": "likelihood", "step": "likelihood.step", "Guesses": "likelihood.step",
-    "Handle": "session", "Session": "session", "StepReport": "session",
+    "Handle": "handle", "Session": "session", "StepReport": "session",
     "speculate": "drafting", "stream_speculate": "drafting", "SpeculativeResult": "drafting",
     "DiffusionDrafter": "drafting",
 }  # fmt: skip

@@ -7,8 +7,9 @@ It knows nothing about models, samplers or other rows; there is no batch dimensi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,6 +44,11 @@ class Edit:
     added: int
     token: int | None = None
 
+    @property
+    def written(self) -> bool:
+        """Whether what it adds is decided."""
+        return self.token is not None
+
     def moved(self, position: int) -> int | None:
         """Where a position is afterwards, None where it was removed."""
         if position < self.at:
@@ -63,6 +69,27 @@ def moved(position: int, edits: Iterable[Edit]) -> int | None:
     return at
 
 
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A part ``[low, high)`` of a text that is to be filled in.  It has ``least`` to ``most``
+    positions, where a rule may change how many."""
+
+    low: int
+    high: int
+    least: int
+    most: int
+
+    @property
+    def size(self) -> int:
+        return self.high - self.low
+
+    def after(self, edit: Edit) -> Hole:
+        """Where it is after an edit."""
+        more = edit.added - edit.removed
+        low, high = (i if i <= edit.at else max(edit.at, i + more) for i in (self.low, self.high))
+        return replace(self, low=low, high=high)
+
+
 @dataclass(slots=True)
 class Blocks:
     """The blocks that a window with several of them has opened so far, as ascending ``edges``, one
@@ -78,6 +105,16 @@ class Suffix:
 
     positions: IntArray | None = None
     window: tuple[int, int] = (-1, 0)
+
+
+@dataclass(slots=True)
+class Fed:
+    """What released code feeds, where a sampler has to know it (``official`` of DSB and LoPA): the
+    ``whole`` text, or positions ``first`` to ``end``."""
+
+    first: int = -1
+    end: int = 0
+    whole: bool = True
 
 
 @dataclass
@@ -135,6 +172,7 @@ class Canvas:
     revising: bool = False  # whether decisions of the window may still change
     cap: int = 0  # most positions of the region, where a rule finds its length
     probes: int = 0  # forwards, among `nfe`, that only looked for the length
+    holes: tuple[Hole, ...] = ()  # of a text with holes, in turn
     region: tuple[int, int] = field(init=False)  # start and end before anything was cut off
     given: BoolArray = field(init=False)
     commit_step: IntArray = field(init=False)
@@ -163,14 +201,22 @@ class Canvas:
 
     @classmethod
     def for_infill(
-        cls, tokens: IntArray, holes: BoolArray, prompt_length: int, *, mask_id: int, pad_id: int,
-        row: int = 0, noise: UniformNoise = no_noise,
+        cls, tokens: IntArray, masked: BoolArray, prompt_length: int, *, mask_id: int,
+        pad_id: int, row: int = 0, noise: UniformNoise = no_noise, sizes: Sequence[int] = (),
+        bounds: Sequence[tuple[int, int]] = (),
     ) -> Canvas:  # fmt: skip
-        """A prompt and a text with holes: the region reaches from the first hole to the last."""
-        where = np.flatnonzero(holes)
-        start, end = int(where[0]), int(where[-1]) + 1
-        tokens = np.where(holes, mask_id, tokens)
-        return cls(tokens, holes.copy(), prompt_length, start, end, mask_id, pad_id, row, noise)
+        """A prompt and a text with holes of those ``sizes``, which stay within ``bounds``: the
+        region reaches from the first to the last."""
+        where = [*np.flatnonzero(masked).tolist(), len(tokens)]
+        tokens = np.where(masked, mask_id, tokens)
+        canvas = cls(tokens, masked.copy(), prompt_length, where[0], where[-2] + 1, mask_id,
+                     pad_id, row, noise)  # fmt: skip
+        firsts = [where[first] for first in accumulate(sizes, initial=0)]
+        canvas.holes = tuple(
+            Hole(low, low + n, *bound)
+            for low, n, bound in zip(firsts, sizes, bounds or [(n, n) for n in sizes], strict=False)
+        )
+        return canvas
 
     @property
     def finished(self) -> bool:
@@ -214,6 +260,13 @@ class Canvas:
         self.given[here] = True
         self.text_floor = max(self.text_floor, here.stop)
 
+    def draft(self, tokens: IntArray) -> None:
+        """Begin the region with a draft, -1 where it is open: it counts as decided, and not as
+        given, so that a reviser may change it and the text may end within it."""
+        here = slice(self.start, self.start + len(tokens))
+        self.masked[here] = tokens < 0
+        self.tokens[here] = np.where(tokens < 0, self.mask_id, tokens)
+
     def remask(self, positions: IntArray) -> None:
         """Take decisions back; given text cannot be taken back."""
         positions = positions[~self.given[positions]]
@@ -242,10 +295,9 @@ class Canvas:
             raise ValueError(f"{edit} does not fit the region [{self.start}, {self.end})")
         if at == self.end and self.text_floor > self.end:
             raise ValueError("text follows the region: it cannot grow at its end")
-        written = edit.token is not None
         fills = {
-            "tokens": self.mask_id if edit.token is None else edit.token, "masked": not written,
-            "given": False, "commit_step": self.step if written else -1, "logprob": 0,
+            "tokens": edit.token if edit.written else self.mask_id, "masked": not edit.written,
+            "given": False, "commit_step": self.step if edit.written else -1, "logprob": 0,
         }  # fmt: skip
         for name, fill in fills.items():
             setattr(self, name, edit.spliced(getattr(self, name)[: self.length], fill))
@@ -254,6 +306,7 @@ class Canvas:
         self.region = self.region[0], self.end
         if self.text_floor > at:
             self.text_floor += more
+        self.holes = tuple(hole.after(edit) for hole in self.holes)
         low, high = self.window
         self.window = min(low, self.end), min(high, self.end)
         for state in self.states.values():

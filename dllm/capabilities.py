@@ -23,67 +23,97 @@ class Capability:
 
 NO_CACHE = "use cache='none'"
 
+# Of the row: what the parts of a sampler need of one another.
+
+# Selectors compare scores with thresholds, which are meant for one of the two scales.
 PROBABILITY = Capability("probability scores", {"a scorer": ""})
 ENTROPY = Capability("negative-entropy scores", {"a scorer": ""})
+# Quotas and revisers count within a block, which therefore must not move.
 FIXED_WINDOW = Capability("a window that stays until it is decided", {"a window": "use blocks"})
+# FreeDave takes a step ahead and compares: the same row has to decide the same again.
 REPEATABLE = Capability(
     "steps that follow from the row alone",
     {"a window": "use blocks", "a scorer": "use prob", "a selector": "use threshold or fixed"},
 )
+# FreeDave and Prophet: what is decided early would be taken back by a reviser.
 FINAL = Capability("decisions that nobody takes back", {"a reviser": "leave the reviser out"})
+# Revisers and FreeDave look at decided tokens again, which padding would have replaced.
 KEEPS_TEXT = Capability(
     "an end-of-text rule that overwrites nothing decided",
     {"an eos rule": "use eos_policy='prefix_complete'"},
 )
+# CreditDecoding and FreeDave reason about the likeliest token, not about one that was drawn.
 GREEDY = Capability("greedy proposals", {"a temperature": "use temperature=0"})
+# Schedules that are planned for a number of positions, before the first step.
+FIXED_LENGTH = Capability(
+    "a text whose length does not change", {"a length rule": "use length='fixed'"}
+)
+# Revisers that only take back, and parts that replace nothing: they go with a format.
+CONSTRAINED = Capability(
+    "tokens that nobody rewrites", {"a sampler": "use a sampler without it, or no format"}
+)
+
+# Of the model: what a checkpoint was trained for.
+
+# The cache `block`: keys of a finished block depend on nothing that comes later.
 BLOCK_CAUSAL = Capability("block-causal attention", {"a model": "use cache='dual'"})
+# The cache `wedlm`: keys of a decided token depend on what was decided before it only.
 DECIDED_FIRST = Capability(
     "attention in which decided tokens come before masks", {"a model": "use cache='dual'"}
 )
-REORDERING = Capability(
-    "keys and values that follow the order of decisions",
-    {"a cache": "use cache='wedlm' or cache='none'"},
-)
+# Revisers and stops read what the model says at decided positions: there its own token.
 OWN_PREDICTIONS = Capability(
     "decided tokens that predict themselves",
     {"a model": "use a sampler that reads undecided positions only, such as threshold,"},
 )
+# Guidance compares with the text whose prompt is masked.
 UNCONDITIONAL = Capability(
     "predictions of a text whose beginning is masked", {"a model": "use cfg_scale=0"}
 )
-REGION_LOGITS = Capability(
-    "predictions of every undecided position at every step", {"a cache": NO_CACHE}
-)
-WINDOW_LOGITS = Capability("predictions of the whole window at every step", {"a cache": NO_CACHE})
-COMMITTED_LOGITS = Capability(
-    "predictions of decided positions at every step", {"a cache": NO_CACHE}
-)
-FRESH_LOGITS = Capability("predictions that every step computes anew", {"a cache": NO_CACHE})
-WHOLE_REGION = Capability(
-    "choices among the whole region", {"a cache": "use a window of blocks, or cache='none'"}
-)
-BRANCHES = Capability("several continuations of a row in one forward", {"a cache": NO_CACHE})
-SLIDING_BRANCHES = Capability(
-    "branches whose windows slide, each computed anew", {"a cache": f"{NO_CACHE} or blocks"}
-)
-ATTENTION_MAPS = Capability(
-    "the attention between all positions at every step", {"a cache": NO_CACHE}
-)
-FIXED_LENGTH = Capability(
-    "a text whose length does not change", {"a length rule": "use length='fixed'"}
-)
-ALL_LOGITS = Capability(
-    "predictions of the whole answer, decided positions included, at every step",
-    {"a cache": NO_CACHE},
-)
+
+# Of the cache: what is computed in a step, from all to part of what is asked.
+
+# DAWN reads the attention between all positions; DAEDAL and rho-EOS what the model says of all.
+WHOLE_TEXT = Capability("a forward over the whole text at every step", {"a cache": NO_CACHE})
+# WINO feeds every position of its block a second time, as a mask that does not see its token.
 SHADOW = Capability(
     "second predictions of the window's positions",
     {"a cache": NO_CACHE, "a model": "use a model that predicts in place, such as LLaDA,"},
 )
+# Prophet ends the text once all that is left is sure; rho-EOS counts ends among the masks.
+REGION_LOGITS = Capability(
+    "predictions of every undecided position at every step", {"a cache": NO_CACHE}
+)
+# T2T edits and Learn2PD's filter read decided positions of the window, too.
+WINDOW_LOGITS = Capability("predictions of the whole window at every step", {"a cache": NO_CACHE})
+# Saber compares a decided token with what the model says there now.
+COMMITTED_LOGITS = Capability(
+    "predictions of decided positions at every step", {"a cache": NO_CACHE}
+)
+# Methods that compare with the step before: a cached prediction has not changed.
+FRESH_LOGITS = Capability("predictions that every step computes anew", {"a cache": NO_CACHE})
+# A window that is the whole region, where a cache plans for blocks.
+WHOLE_REGION = Capability(
+    "choices among the whole region", {"a cache": "use a window of blocks, or cache='none'"}
+)
+# LoPA, ETE and FreeDave feed several continuations, which share the keys and values of the row.
+BRANCHES = Capability("several continuations of a row in one forward", {"a cache": NO_CACHE})
+# The same of continuations that move the window, each its own way.
+SLIDING_BRANCHES = Capability(
+    "branches whose windows slide, each computed anew", {"a cache": f"{NO_CACHE} or blocks"}
+)
+# WeDLM's models: a decided token is moved before the masks, its key with it.
+REORDERING = Capability(
+    "keys and values that follow the order of decisions",
+    {"a cache": "use cache='wedlm' or cache='none'"},
+)
+# The cache `dkv_greedy` computes the neighbourhood of what will be committed.
 FORESIGHT = Capability(
     "commits that are known before the forward",
     {"a sampler": "use sampler='llada(remasking=random)'"},
 )
-CONSTRAINED = Capability(
-    "tokens that nobody rewrites", {"a sampler": "use a sampler without it, or no format"}
+# The window and the cache of DSB's released code depend on one another.
+DSB_CACHE = Capability(
+    "what the released code of DSB does beside its cache",
+    {"a cache": "use cache='dsb(official=True)'", "a sampler": "use sampler='dsb(official=True)'"},
 )

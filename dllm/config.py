@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from os import PathLike
@@ -33,6 +33,7 @@ NUMBERS = {
     "temperature": Range(0, MAX_TEMPERATURE, whole=False),
     "top_p": Range(0, 1, whole=False),
     "top_k": Range(0, MOST),
+    "min_p": Range(0, 1, whole=False),
     "cfg_scale": Range(0, MAX_TEMPERATURE, whole=False),
     "seed": Range(0, SEEDS - 1),
     "max_rows": Range(1, MOST),
@@ -41,13 +42,11 @@ NUMBERS = {
 }
 FORMATS = ("regex", "choice", "json_schema")
 NOT_WITH_FORMATS = {
-    "top_p": "what it leaves may hold no text of the form",
-    "top_k": "what it leaves may hold no text of the form",
+    **dict.fromkeys(("top_p", "top_k", "min_p"), "what it leaves may hold no text of the form"),
     "min_new_tokens": "the form says how long the answer is",
     "stop_strings": "they may cut it before its end",
-    "length": "the form is fitted to a canvas of one length",
 }
-SWITCHES = ("cuda_graphs", "compile", "suppress_mask")
+SWITCHES = ("cuda_graphs", "compile", "suppress_mask", "literals")
 
 # What other libraries call it, and what to write here.
 ELSEWHERE = {
@@ -83,6 +82,8 @@ class GenerationArguments(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    logit_bias: Mapping[int, float]
     cfg_scale: float
     eos_policy: str | None
     stop_strings: str | Iterable[str]
@@ -94,11 +95,14 @@ class GenerationArguments(TypedDict, total=False):
     compile: bool
     suppress_mask: bool
     constraints: Mapping[int, int | str]
+    seed_text: Any
+    remask: Iterable[int | tuple[int, int]]
     length: str | None
     regex: str | None
     choice: Iterable[str] | None
     json_schema: Any
     confidence: str | None
+    literals: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +110,17 @@ class GenerationConfig:
     """How to decode.  Names follow transformers where it has one.
 
     ``max_new_tokens``: positions of the canvas after the prompt; None (default) takes what the
-    checkpoint recommends, else 128 or what is left of the context.  ``length``: how many of them
+    checkpoint recommends, else 128 or what is left of the context.  On models whose attention is
+    causal between blocks, decoded in these, None lets the answer get block after block until it
+    ends, which gives the same text.  ``length``: how many of them
     the answer gets is found while it is written, by a rule such as "append" or "daedal" (see
     `dllm.samplers.base.Length`); ``max_new_tokens`` is then the most it may get, None what is left
     of the context.  ``min_new_tokens``: stop ids
     are not proposed among the first that many positions.  ``steps`` and ``block_length`` go to the
     parts of the sampler that have such a field; None leaves their default.  ``temperature`` 0 is
-    greedy, and so is anything below 1e-6; ``top_p``, ``top_k`` (0 = off) filter proposals.
+    greedy, and so is anything below 1e-6; ``top_p``, ``top_k`` (0 = off) and ``min_p`` (of the
+    largest probability, 0 = off) filter proposals.  ``logit_bias``: token id -> what is added to
+    its logit, wherever the answer might have it.
     ``cfg_scale`` > 0: classifier-free guidance, two lanes per row.  ``eos_policy``: what a stop id
     does (see `dllm.samplers.eos`).  ``stop_strings`` end the text where they first appear.
     ``seed``: all random choices are a function of it, the prompt's repetition count, position and
@@ -124,11 +132,17 @@ class GenerationConfig:
     network of such steps through `torch.compile`.  ``suppress_mask=False`` lets the model propose
     [MASK], as most official code does: only for exact reproduction of its probabilities.
     ``constraints`` fixes parts of the answer: offset from its start -> token id, or text whose
-    tokens stand from there on; the answer does not end before the last of them.  At most one of
-    these says which form the answer has: ``regex``, an expression that the whole of it matches;
+    tokens stand from there on; the answer does not end before the last of them.  ``seed_text``: a
+    draft that the answer begins as, in place of masks: a text, in which ``[[8]]`` stands for 8 open
+    positions, or token ids with -1 for one; of several prompts a list with one each.  ``remask``:
+    which tokens of it are open too, as positions from its start or (first, past the last) pairs.
+    What is left of the draft is decided, and may be changed by samplers that revise; without
+    ``max_new_tokens`` an answer with open positions in its draft is as long as that.  At most one
+    of these says which form the answer has: ``regex``, an expression that the whole of it matches;
     ``choice``, the texts it is one of; ``json_schema``, a pydantic class, a schema as a dictionary,
     or a file with one.  How sure the model then is of a token is measured among the answers of this
-    form, with ``confidence="model"`` as without it.
+    form, with ``confidence="model"`` as without it.  ``literals``: text that the form leaves no
+    choice about, such as the names of a JSON object, is written without asking the model.
     """
 
     max_new_tokens: int | None = None
@@ -138,6 +152,8 @@ class GenerationConfig:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     cfg_scale: float = 0.0
     eos_policy: str | None = None
     stop_strings: tuple[str, ...] = ()
@@ -149,11 +165,14 @@ class GenerationConfig:
     compile: bool = False
     suppress_mask: bool = True
     constraints: Mapping[int, int | str] = field(default_factory=dict)
+    seed_text: Any = None
+    remask: tuple[tuple[int, int], ...] = ()
     length: str | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     json_schema: Any = None
     confidence: str | None = None
+    literals: bool = False
 
     def __new__(cls, **given: Any) -> GenerationConfig:
         """Raises `UnknownNameError` for names that are no field."""
@@ -188,6 +207,11 @@ class GenerationConfig:
             object.__setattr__(self, "length", None)
         object.__setattr__(self, "stop_strings", _texts("stop_strings", self.stop_strings))
         object.__setattr__(self, "constraints", _constraints(self.constraints))
+        object.__setattr__(self, "seed_text", _draft(self.seed_text))
+        object.__setattr__(self, "remask", _spans(self.remask))
+        if self.remask and self.seed_text is None:
+            raise ConfigError("remask opens tokens of a draft: pass seed_text, or drop it")
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         self._check_format()
 
     @property
@@ -217,8 +241,9 @@ class GenerationConfig:
             raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
         name = self.formatted
         if name is None:
-            if self.confidence:
-                raise ConfigError("confidence is about answers with a form: pass one, or drop it")
+            for other in ("confidence", "literals"):
+                if getattr(self, other):
+                    raise ConfigError(f"{other} is about answers with a form: pass one, or drop it")
             return
         for other, why in NOT_WITH_FORMATS.items():
             if getattr(self, other) != getattr(type(self), other):
@@ -241,7 +266,7 @@ class GenerationConfig:
         ``canvas``: positions of the longest answer; ``tempered``: whether samplers see the
         probabilities after temperature and filters; ``traced``: whether there is a trace.
         """
-        for name in ("top_p", "top_k"):
+        for name in ("top_p", "top_k", "min_p"):
             plain = getattr(self, name) == getattr(type(self), name) or name not in given
             if not (plain or self.temperature or tempered):
                 raise ConfigError(
@@ -293,6 +318,34 @@ def _number(name: str, value: Any, allowed: Range) -> Any:
     return int(number) if allowed.whole else float(number)
 
 
+def _draft(value: Any) -> Any:
+    """A text, ids, or several of either; arrays as lists."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str):
+        check_unicode(value, "seed_text")
+    elif not isinstance(value, list | tuple | None) or value in ([], ()):
+        raise ConfigError(f"seed_text is a draft, a text or token ids, not {short(value)}")
+    return value
+
+
+def _spans(value: Any) -> tuple[tuple[int, int], ...]:
+    """Positions and (first, past the last) pairs, all as pairs."""
+    kinds = "remask is a list of positions and (first, past the last) pairs"
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise ConfigError(f"{kinds}, not {short(value)}")
+    spans = []
+    for item in value:
+        pair = (item, item + 1) if isinstance(item, Integral) else item
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ConfigError(f"{kinds}, not a list with {short(item)}")
+        low, high = (_number("a position to remask", at, Range(0, MOST)) for at in pair)
+        if low >= high:
+            raise ConfigError(f"{kinds}, the first before the last, not {short(item)}")
+        spans.append((low, high))
+    return tuple(spans)
+
+
 def _texts(name: str, value: Any) -> tuple[str, ...]:
     """One text or several, as a tuple."""
     texts = (value,) if isinstance(value, str) else value
@@ -306,6 +359,17 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
             raise ConfigError(f"{name} must not be empty strings")
         check_unicode(text, name)
     return texts
+
+
+def _bias(value: Any) -> dict[int, float]:
+    """Ids of tokens and what is added to their logits."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"logit_bias maps token ids to numbers, not {short(value)}")
+    whole, number = Range(0, MOST), Range(-MAX_TEMPERATURE, MAX_TEMPERATURE, whole=False)
+    return {
+        _number("an id of logit_bias", token, whole): _number(f"logit_bias[{token}]", bias, number)
+        for token, bias in value.items()
+    }
 
 
 def _constraints(value: Any) -> dict[int, int | str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.metadata import requires
 
 LONGEST_NAME = 100  # characters of an unknown name that are quoted
 
@@ -73,6 +75,16 @@ def missing(what: str, extra: str, otherwise: str = "") -> ConfigError:
     ``what`` names it; ``otherwise``: what to do without it, e.g. ", or pass --no-plot".
     """
     return ConfigError(f"{what} is missing: {INSTALL_EXTRA.format(extra=extra)}{otherwise}")
+
+
+def missing_module(error: ModuleNotFoundError) -> ConfigError | None:
+    """`missing` for a module that an extra of the installed package brings; None for others."""
+    name = (error.name or "").partition(".")[0].replace("_", "-")
+    for line in requires("dllm") or ():
+        found = re.match(r"(?!dllm\b)([\w-]+).*extra == ['\"](\w+)['\"]", line)
+        if found and found[1].replace("_", "-") == name:
+            return missing(name, found[2])
+    return None
 
 
 def check_unicode(text: str, what: str = "the prompt") -> None:

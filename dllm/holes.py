@@ -31,6 +31,7 @@ from .engine.rows import Job, Row
 from .errors import PromptError, UnknownNameError
 from .models import DiffusionModel
 from .prompts import encode_continuation, encode_holes, encode_text, hole_forms, tokenizer_of
+from .samplers.compose import lengths as length_rules
 
 OPEN = re.compile(r"\[\[(\*|\d{1,9}\.\.\d{1,9}|\d{1,9})\]\]")
 MOST = 64  # positions of a ``[[*]]``
@@ -68,23 +69,30 @@ RULES: dict[str, Callable[[Floats, Floats], Floats]] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """A text with holes of known length: ``ids`` (n,), any at the ``holes`` (n,) bool; ``probes``
-    forwards that it took to know them, which were fed ``computed`` positions."""
+    """A text with holes of known ``sizes``, or of sizes to begin with that stay within ``bounds``:
+    ``ids`` (n,), any at the ``holes`` (n,) bool; ``probes`` forwards that it took to know them,
+    which were fed ``computed`` positions."""
 
     ids: IntArray
     holes: BoolArray
+    sizes: tuple[int, ...]
     probes: int = 0
     computed: int = 0
+    bounds: tuple[tuple[int, int], ...] = ()
 
 
 def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "sure") -> Measured:
     """The text with every hole as long as it says, or as it seems to be by ``rule``.  ``before``
     (P,): the prompt.  Raises `PromptError` for holes that are none."""
-    if rule not in RULES:
-        raise UnknownNameError("length of holes", rule, RULES)
-    pieces = OPEN.split(text) if isinstance(text, str) else []
-    if all(piece.isdigit() for piece in pieces[1::2]):
+    if isinstance(text, Measured):
+        return text
+    known = [*RULES, *length_rules(fills=True)]
+    name = name_of(rule)
+    if name not in known:
+        raise UnknownNameError("length of holes", rule, known)
+    if not open_holes(text):
         return Measured(*encode_holes(model, text))
+    pieces = OPEN.split(text)
     if any(hole_forms(text)):
         raise PromptError("a text with [[*]] has no holes with a form: write how long each one is")
     ranges = [_range(piece) for piece in pieces[1::2]]
@@ -100,11 +108,14 @@ def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "su
             f"the holes have {sum(low for low, _ in ranges)} tokens at least, and the context has "
             f"room for {room}: shorten the text"
         )
-    probe = _Probe(model, before, given, rule)
+    probe, bounds = _Probe(model, before, given, rule), list[tuple[int, int]]()
     for i, (low, high) in enumerate(ranges):
-        high = min(high, room - sum(lengths[:i]) - sum(low for low, _ in ranges[i + 1 :]))
-        if low == high:
-            lengths[i] = low
+        taken = bounds if name not in RULES else [(n, n) for n in lengths[:i]]
+        later = sum(low for low, _ in ranges[i + 1 :])
+        high = min(high, room - sum(most for _, most in taken) - later)
+        bounds.append((low, high))
+        lengths[i] = min(lengths[i], high)
+        if low == high or name not in RULES:
             continue
         powers = [1 << k for k in range(high.bit_length())]
         every = range(low, high + 1)
@@ -114,7 +125,19 @@ def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "su
         near = range(candidates[max(0, at - 1)], candidates[min(at + 1, len(candidates) - 1)] + 1)
         lengths[i] = probe.best(lengths, i, list(near), candidates)
     ids, holes = _joined(given, lengths)
-    return Measured(ids, holes, probe.count, probe.computed)
+    ends = () if name in RULES else tuple(bounds)
+    return Measured(ids, holes, tuple(lengths), probe.count, probe.computed, ends)
+
+
+def name_of(rule: str) -> str:
+    """What a rule is called, without its arguments."""
+    return rule.partition("(")[0].strip()
+
+
+def open_holes(text: Any) -> int:
+    """How many holes of a text do not say how long they are."""
+    found = OPEN.findall(text) if isinstance(text, str) else []
+    return sum(not piece.isdigit() for piece in found)
 
 
 def _range(piece: str) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -146,24 +147,34 @@ def check_ids(model: DiffusionModel, ids: Sequence[int], least: int = 0) -> IntA
     return np.asarray(ids, np.int64)
 
 
-def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray]:
-    """A text with ``[[n]]`` holes, or ids with -1 for them: ids (n,), any at holes, and where the
-    holes are.
+def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray, tuple[int, ...]]:
+    """A text with ``[[n]]`` holes, or ids with -1 for them: ids (n,), any at holes, where the
+    holes are, and how long each is.
 
     Raises `PromptError` where there is no hole, or more than the context holds.
     """
-    if isinstance(text, str):
-        array = np.asarray(_pieces(model, text), np.int64)
-    else:
-        kinds = "a text to fill in is a string with [[8]] for 8 tokens, or token ids with -1"
-        if isinstance(text, np.ndarray | torch.Tensor):
-            text = text.tolist()
-        if isinstance(text, Mapping | bytes) or not isinstance(text, Iterable):
-            raise PromptError(f"{kinds}, not {short(text)}")
-        array = check_ids(model, _numbers(list(text), kinds), least=-1)
-    if not (array == -1).any():
+    array = encode_open(model, text, "a text to fill in")
+    holes = array == -1
+    if not holes.any():
         raise PromptError("there is no hole to fill: mark one as [[8]] (tokens), or -1 among ids")
-    return np.maximum(array, 0), array == -1
+    if isinstance(text, str):
+        sizes = tuple(int(size) for size, _ in HOLE.findall(text))
+    else:
+        sizes = tuple(len(list(run)) for hole, run in groupby(holes.tolist()) if hole)
+    return np.maximum(array, 0), holes, sizes
+
+
+def encode_open(model: DiffusionModel, text: Any, what: str, continued: bool = False) -> IntArray:
+    """Ids (n,) of a text with ``[[n]]`` holes, or of ids, -1 where it is open; ``continued``: it
+    stands behind other text."""
+    if isinstance(text, str):
+        return np.asarray(_pieces(model, text, continued), np.int64)
+    kinds = f"{what} is a string with [[8]] for 8 tokens, or token ids with -1"
+    if isinstance(text, np.ndarray | torch.Tensor):
+        text = text.tolist()
+    if isinstance(text, Mapping | bytes) or not isinstance(text, Iterable):
+        raise PromptError(f"{kinds}, not {short(text)}")
+    return check_ids(model, _numbers(list(text), kinds), least=-1)
 
 
 def hole_forms(text: Any) -> list[str | None]:
@@ -173,7 +184,7 @@ def hole_forms(text: Any) -> list[str | None]:
     return [form or None for size, form in found if int(size[:9])]
 
 
-def _pieces(model: DiffusionModel, text: str) -> list[int]:
+def _pieces(model: DiffusionModel, text: str, continued: bool = False) -> list[int]:
     """Ids of a text, -1 for each position of a hole."""
     if model.tokenizer is None:
         raise PromptError(f"{model.name} came without a tokenizer: pass ids with -1 for holes")
@@ -189,7 +200,8 @@ def _pieces(model: DiffusionModel, text: str) -> list[int]:
                 )
             ids += [-1] * int(piece)
         elif piece:
-            ids += (encode_continuation if ids else encode_text)(model.tokenizer, piece)
+            follows = bool(ids) or continued
+            ids += (encode_continuation if follows else encode_text)(model.tokenizer, piece)
     return ids
 
 

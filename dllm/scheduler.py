@@ -33,6 +33,7 @@ class Request:
     ``deadline``: seconds since `submitted` after which it fails with `DeadlineError`.  ``at_once``:
     it overtakes those that wait, because it takes nobody's place.  When it is done, either
     ``result`` or ``error`` is set.  ``frontier``: how far its final text has been reported.
+    ``loose``: the recipe of steps before which too many others wait; it took ``loosened`` of them.
     """
 
     index: int
@@ -53,6 +54,8 @@ class Request:
     result: Result | None = None
     error: BaseException | None = None
     frontier: int = -1
+    loose: Any = None
+    loosened: int = 0
 
     @property
     def done(self) -> bool:
@@ -67,12 +70,14 @@ class Scheduler:
 
     ``full_step_tokens``: most token positions that steps which compute a whole text may take per
     forward beside those that do not (Sangam's deficit budget, arXiv 2607.04206); None: no bound.
+    ``patience``: requests that may wait before `Request.loose` is what rows are decoded by.
     """
 
     def __init__(
-        self, model: DiffusionModel, engine: Work[Any, Any], full_step_tokens: int | None = None
-    ) -> None:
-        self.model, self.engine = model, engine
+        self, model: DiffusionModel, engine: Work[Any, Any], full_step_tokens: int | None = None,
+        patience: int = 0,
+    ) -> None:  # fmt: skip
+        self.model, self.engine, self.patience = model, engine, patience
         self.waiting: deque[Request] = deque()
         self.running: dict[Row, Request] = {}
         self.budget = None if full_step_tokens is None else DeficitBudget(full_step_tokens)
@@ -115,8 +120,10 @@ class Scheduler:
         progress: Progress = [(request, None) for request in self._admit()]
         if not self.running:
             return progress
+        self._loosen()
         for step in self.engine.step(self._chosen()):
             request = self.running[step.row]
+            request.loosened += step.row.recipe is request.loose
             if request.trace is not None:
                 request.trace.add(step)
             if step.canvas.finished and step.row.error is None:
@@ -177,6 +184,14 @@ class Scheduler:
         names = request.recipe.sampler.spec, self.engine.cache_name, self.model.name
         return Trace.start(canvas, *names)
 
+    def _loosen(self) -> None:
+        """Quality follows load (Optimus, arXiv 2605.24832): rows that may be decoded otherwise are
+        while others wait.  Only counts of requests decide, so that all ranks do the same."""
+        pressed = len(self.waiting) > self.patience
+        for row, request in self.running.items():
+            if request.loose is not None and not row.planned:
+                self.engine.change(row, request.loose if pressed else request.recipe)
+
     def _chosen(self) -> list[Row]:
         """The rows whose step runs now."""
         rows = list(self.running)
@@ -199,8 +214,13 @@ class Scheduler:
         if request.trace is not None:
             request.trace.close(canvas, tokenizer.decode if tokenizer else None)
         tokens, reason = answer(canvas, request.stop_ids)
+        row.recipe = request.recipe
         here = slice(canvas.prompt_length, canvas.prompt_length + len(tokens))
+        low = canvas.prompt_length
         fields: dict[str, Any] = {
+            "holes": hole_texts(
+                self.model, tokens, [(h.low - low, h.high - low) for h in canvas.holes]
+            ),
             "text": text_of(
                 self.model,
                 tokens,
@@ -226,6 +246,7 @@ class Scheduler:
             "schema": config.json_schema,
             "canvas": canvas.region[1] - canvas.region[0],
             "probes": canvas.probes,
+            "loosened": request.loosened,
         }
         return request.kind(**fields | self.engine.figures(row))
 
@@ -262,6 +283,19 @@ def answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:
     if where.size:
         return canvas.tokens[canvas.prompt_length : int(where[0]) + 1], "stop"
     return tokens, canvas.finish_reason or "length"
+
+
+def hole_texts(
+    model: DiffusionModel, tokens: IntArray, holes: Sequence[tuple[int, int]]
+) -> list[str]:
+    """What each of the ``holes`` adds to the text before it: tokenizers write a token differently
+    at the start of a text."""
+    texts = []
+    for low, high in holes:
+        before, after = (text_of(model, tokens[:end], ()) for end in (low, high))
+        alone = not after.startswith(before)
+        texts.append(text_of(model, tokens[low:high], ()) if alone else after[len(before) :])
+    return texts
 
 
 def text_of(

@@ -6,22 +6,21 @@ finished, cancelled or late; who else is there makes no difference to what a req
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .cache.base import CacheLike
 from .errors import CancelledError, ConfigError, QueueFullError
-from .events import Event, Reader, events
+from .events import events
+from .handle import Handle
 from .models import DiffusionModel, load
-from .preparation import Order, Preparation, RequestMaker
-from .result import Result
+from .preparation import Preparation
+from .request_maker import Order, RequestMaker
 from .samplers.compose import SamplerLike
 from .scheduler import Progress, Request, Scheduler
 
@@ -55,148 +54,6 @@ class Change:
     order: Order | None = None
 
 
-class Handle:
-    """A request that was submitted: iterate for its events, or wait for its result.
-
-    Events can be read by one reader, in a thread (``for``) or a task (``async for``).  A reader
-    that lags behind by more than ``max_events`` gets several steps merged into one event; nothing
-    that was committed is lost, and the engine never waits.
-    """
-
-    def __init__(self, session: Session, request: Request, order: Order, max_events: int) -> None:
-        self._session, self._request, self._order = session, request, order
-        self._reader = Reader(session.model, request.recipe.config.stop_strings)
-        self._events: deque[Event] = deque()
-        self._most = max_events
-        self._changed = threading.Condition()
-        self._wakers: list[Callable[[], None]] = []
-        self._closed = False
-
-    def __repr__(self) -> str:
-        state = "done" if self.done else "waiting" if self.queue_seconds is None else "running"
-        return f"<request {self.id}: {state}>"
-
-    @property
-    def id(self) -> int:
-        """Number of the request in its session."""
-        return self._request.index
-
-    @property
-    def done(self) -> bool:
-        """Whether there is a result, or an error in its place."""
-        return self._closed
-
-    @property
-    def queue_seconds(self) -> float | None:
-        """Seconds from submission to admission; None before."""
-        return self._request.queue_seconds
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens that were given: of the prompt, and of a text around holes."""
-        return self._request.positions - self._request.size
-
-    @property
-    def positions(self) -> int:
-        """Positions that the text may have, prompt included."""
-        return self._request.positions
-
-    def cancel(self) -> None:
-        """Give the request up: its row and slots are free before the next step."""
-        self._session._cancel(self)
-
-    def result(self, timeout: float | None = None) -> Result:
-        """Wait for the result.  Raises what went wrong with this request, and `TimeoutError` when
-        there is neither after ``timeout`` seconds."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._closed, timeout):
-                raise TimeoutError(f"request {self.id} has no result after {timeout:g} s")
-        return self._outcome()
-
-    def __iter__(self) -> Iterator[Event]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(self._any)
-            if (event := self._pop()) is None:
-                return
-            yield event
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while True:
-            await self._news(self._any)
-            if (event := self._pop()) is None:
-                return
-            yield event
-
-    def _any(self) -> bool:
-        return bool(self._events) or self._closed
-
-    def _pop(self) -> Event | None:
-        """The next event; None, or the request's error, when there are no more."""
-        with self._changed:
-            event = self._events.popleft() if self._events else None
-        if event is None:
-            self._raise()
-            return None
-        return self._reader.read(event)
-
-    def __await__(self) -> Generator[Any, None, Result]:
-        return self._answer().__await__()
-
-    async def _answer(self) -> Result:
-        await self._news(lambda: self._closed)
-        return self._outcome()
-
-    async def _news(self, ready: Callable[[], bool]) -> None:
-        """Wait, without holding up the event loop, until ``ready``."""
-        loop, woken = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(woken.set)
-
-        with self._changed:
-            if ready():
-                return
-            self._wakers.append(wake)
-        try:
-            while True:
-                await woken.wait()
-                woken.clear()
-                with self._changed:
-                    if ready():
-                        return
-        finally:
-            with self._changed:
-                self._wakers.remove(wake)
-
-    def _put(self, event: Event) -> None:
-        with self._changed:
-            if len(self._events) >= self._most:
-                event = self._events.pop().merged(event)
-            self._events.append(event)
-            self._notify()
-
-    def _close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._notify()
-
-    def _notify(self) -> None:
-        self._changed.notify_all()
-        for wake in self._wakers:
-            wake()
-
-    def _outcome(self) -> Result:
-        self._raise()
-        assert self._request.result is not None
-        return self._request.result
-
-    def _raise(self) -> None:
-        if self._request.error is not None:
-            raise self._request.error
-
-
 class Session:
     """An engine with a thread of its own, to which requests are submitted.
 
@@ -216,7 +73,11 @@ class Session:
     positions per forward of steps that compute a whole text, so that these do not hold up the
     others (None: no bound).  ``keep_prefixes``: most tokens of complete texts whose keys and values
     are kept for texts that begin like them (0: none; default: 16,384 for verifiers); the one whose
-    last use is longest ago goes first.  ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
+    last use is longest ago goes first.  ``under_load``: a sampler that decides more at once,
+    such as "threshold(tau=0.7)", for steps before which more than ``under_load_waiting`` requests
+    wait.  It is for requests that name no sampler, and those submitted with ``under_load=True``;
+    what they get depends on the load, and `Result.loosened` says in how many forwards it did.
+    ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
     ``observe`` is called with a `StepReport` after every step, in the engine's thread.
     """
 
@@ -240,26 +101,28 @@ class Session:
         max_batch_tokens: int | None = None,
         full_step_tokens: int | None = None,
         keep_prefixes: int | None = None,
+        under_load: SamplerLike | None = None,
+        under_load_waiting: int = 0,
         observe: Callable[[StepReport], None] | None = None,
     ) -> None:
         self.model = load(model)
         self.max_waiting, self.observe = max_waiting, observe
         for name in ("max_rows", "max_waiting", "max_positions", "max_batch_tokens",
-                     "full_step_tokens", "keep_prefixes"):  # fmt: skip
-            value, least = locals()[name], 0 if name in ("max_waiting", "keep_prefixes") else 1
+                     "full_step_tokens", "keep_prefixes", "under_load_waiting"):  # fmt: skip
+            least = int(name not in ("max_waiting", "keep_prefixes", "under_load_waiting"))
+            value = locals()[name]
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)
                                       or value < least):  # fmt: skip
                 raise ConfigError(f"{name} must be a whole number of at least {least}, not {value}")
         self._how = _prepared(
             self.model, cache=cache or "none", sampler=sampler, length=length,
             cuda_graphs=cuda_graphs, compile=compile, drafter=drafter, rule=rule,
-            controller=controller,
-            vocabulary=vocabulary, exact=exact,
+            controller=controller, vocabulary=vocabulary, exact=exact, under_load=under_load,
         )  # fmt: skip
         most = max_positions or max_rows * self.model.facts.context_length
         engine = self._how.engine(most, max_rows, max_batch_tokens)
         engine.keep_prefixes(keep_prefixes)
-        self._scheduler = Scheduler(self.model, engine, full_step_tokens)
+        self._scheduler = Scheduler(self.model, engine, full_step_tokens, under_load_waiting)
         self._handles: dict[Request, Handle] = {}
         self._inbox: deque[tuple[str, Handle]] = deque()  # what other threads want of the engine's
         self._wake = threading.Condition()
@@ -318,7 +181,7 @@ class Session:
                 )
             request.index, request.deadline = next(self._numbers), deadline
             request.submitted = time.perf_counter()
-            handle = Handle(self, request, order, max_events)
+            handle = Handle(self.model, request, order, max_events, self._cancel)
             self._inbox.append(("submit", handle))
             self._wake.notify()
         return handle
@@ -492,7 +355,10 @@ def _prepared(model: DiffusionModel, **how: Any) -> RequestMaker:
         from .drafting.preparation import SpeculativePreparation as kind
     for name in how.keys() - set(kind.SESSION):
         if how.pop(name) != DEFAULTS.get(name):
-            what = "autoregressive: it has no" if verifies else "no verifier: drop"
-            raise ConfigError(f"{model.name} is {what} {name}")
+            kinds = ("diffusion", "autoregressive")
+            theirs, own = kinds if verifies else kinds[::-1]
+            raise ConfigError(
+                f"{name} is for {theirs} models, and {model.name} is decoded as {own}: drop {name}"
+            )
     made: RequestMaker = kind.for_session(model, **how)
     return made

@@ -86,7 +86,7 @@ class Trace:
     def start(cls, canvas: Canvas, sampler: str, cache: str, model: str) -> Trace:
         """An empty trace of a canvas that has not been touched."""
         prompt = canvas.tokens[: canvas.prompt_length].tolist()
-        region, given = (canvas.start, canvas.end), runs(canvas.given.nonzero()[0].tolist())
+        region, given = (canvas.start, canvas.end), runs((~canvas.masked).nonzero()[0].tolist())
         return cls(prompt, len(canvas.tokens), region, sampler, cache, model, given=given)
 
     def add(self, step: Step) -> None:

@@ -157,6 +157,10 @@ class Work(Generic[R, S]):
     def check(self, recipe: Any) -> None:
         """Raise what is wrong with a recipe, for this engine and its model."""
 
+    def change(self, row: R, recipe: Any) -> None:
+        """Decode a row otherwise from its next step on."""
+        raise NotImplementedError
+
     def ready(self, row: R) -> bool:
         """Whether the row can take a step now."""
         return True

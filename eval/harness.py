@@ -27,19 +27,19 @@ from tqdm import tqdm
 
 from ..api import as_completed
 from ..cache import compose as compose_cache
-from ..config import GenerationConfig
+from ..config import FORMATS, GenerationConfig
 from ..errors import ConfigError, UnknownNameError
-from ..likelihood.scoring import Request, Score, Scoring, score_requests
+from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
 from ..models import load
-from ..preparation import occurrences
 from ..prompts import chat_openings, encode_chat, encode_text
+from ..request_maker import occurrences
 from ..samplers import compose as compose_sampler
 from .ranks import Ranks
 from .usage import Scored, Usage, whole
 
 LOG = logging.getLogger(__name__)
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_length")
-SAMPLING = ("temperature", "top_p", "top_k")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 @register_model("dllm")
@@ -87,7 +87,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         where = device or "auto"
         self.model = load(pretrained, device=where, dtype=dtype, adapter=adapter) if isinstance(
             pretrained, str | os.PathLike
-        ) else load(pretrained)  # fmt: skip
+        ) else load(pretrained, adapter=adapter)  # fmt: skip
         if self.model.tokenizer is None:
             raise ConfigError(f"{self.model.name} came without a tokenizer: the harness needs text")
         self.tokenizer = self.model.tokenizer
@@ -174,7 +174,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
         """See `dllm.score`; choices of one question are known as such, for ``early_stop``."""
-        prepared: list[Request] = []
+        prepared: list[ScoreRequest] = []
         groups: dict[Any, int] = {}
         for instance in requests:
             context, continuation = instance.args
@@ -206,7 +206,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
         """Whole texts, in windows of the context; every token is scored once."""
-        windows: list[Request] = []
+        windows: list[ScoreRequest] = []
         owner: list[int] = []
         for i, instance in enumerate(requests):
             ids = self.tok_encode(instance.args[0], False)
@@ -223,16 +223,16 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
             self.cache_hook.add_partial("loglikelihood_rolling", instance.args, answers[-1])
         return answers
 
-    def _request(self, prompt: list[int], text: list[int], group: int, length: int) -> Request:
+    def _request(self, prompt: list[int], text: list[int], group: int, length: int) -> ScoreRequest:
         """A request that fits the context: the beginning is cut, if need be of the text, too."""
         most = self.max_length - 1  # the end token that Dream's estimator adds
         if len(prompt) + len(text) > most:
             self._shortened()
             text = text[-most:]
             prompt = prompt[max(0, len(prompt) + len(text) - most) :]
-        return Request(np.asarray(prompt, np.int64), np.asarray(text, np.int64), group, length)
+        return ScoreRequest(np.asarray(prompt, np.int64), np.asarray(text, np.int64), group, length)
 
-    def _scored(self, requests: list[Request], quiet: bool) -> Iterator[Score]:
+    def _scored(self, requests: list[ScoreRequest], quiet: bool) -> Iterator[Score]:
         for batch in self._batches(requests, quiet):
             yield from score_requests(self.model, batch, self.scoring)
 
@@ -244,9 +244,9 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         self.usage.largest_stderr = max(self.usage.largest_stderr, score.stderr)
         return score.logprob, bool(score.greedy)
 
-    def _batches(self, requests: list[Request], quiet: bool) -> Iterator[list[Request]]:
+    def _batches(self, requests: list[ScoreRequest], quiet: bool) -> Iterator[list[ScoreRequest]]:
         """Runs of whole questions: choices must meet to be compared."""
-        batch: list[Request] = []
+        batch: list[ScoreRequest] = []
         with tqdm(total=len(requests), desc="likelihood", disable=quiet or self.rank > 0) as bar:
             for _, members in groupby(requests, key=lambda request: request.group):
                 batch += members
@@ -301,7 +301,9 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         until = [until] if isinstance(until, str) else [text for text in until if text]
         lengths = [given.pop(name) for name in LENGTH_NAMES if name in given]
         new = min(int(lengths[0]) if lengths else self.max_gen_toks, self.max_length - 1)
-        result: dict[str, Any] = {"max_new_tokens": new, "stop_strings": tuple(until)}
+        result: dict[str, Any] = {"max_new_tokens": new}
+        if not self.how.keys() & FORMATS:  # which say themselves where an answer ends
+            result["stop_strings"] = tuple(until)
         drawn = bool(given.pop("do_sample", float(given.get("temperature") or 0) > 0))
         for name in SAMPLING:
             value = given.pop(name, None)

@@ -8,7 +8,6 @@ when it equals the reference up to blanks at its ends, or contains it where the 
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ConfigError, PromptError, UnknownNameError
+from ..json_lines import read_json_lines
 from ..models import DiffusionModel
 from ..prompts import checked, encode
 from .humaneval import HumanEval
@@ -78,24 +78,11 @@ class FileTask:
 
 def read_file(path: Path) -> FileTask:
     """A task from JSON lines.  Raises `ConfigError` with the line that is wrong."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the task file {path}: {error}") from error
-    questions = [
-        _question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()
-    ]
-    if not questions:
-        raise ConfigError(f"the task file {path} holds no questions")
-    return FileTask(path.stem, tuple(questions))
+    entries = read_json_lines(path, "questions")
+    return FileTask(path.stem, tuple(_question(path.stem, *entry) for entry in entries))
 
 
-def _question(path: Path, number: int, line: str) -> Question:
-    where = f"line {number} of {path}"
-    try:
-        result = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON: {error}") from None
+def _question(task: str, where: str, result: Any) -> Question:
     missing = {"prompt", "answer"} - set(result) if isinstance(result, Mapping) else {"prompt"}
     if missing:
         raise ConfigError(f"{where} lacks {' and '.join(sorted(missing))}")
@@ -106,7 +93,7 @@ def _question(path: Path, number: int, line: str) -> Question:
     match = result.get("match", "equals")
     if match not in MATCHES:
         raise UnknownNameError(f"match in {where}", match, MATCHES)
-    return Question(path.stem, prompt, str(result["answer"]), match)
+    return Question(task, prompt, str(result["answer"]), match)
 
 
 def task_names() -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..json_lines import read_json_lines
 from .metrics import Acceptance, acceptance
 
 PLACEHOLDER = "SPECDEC_BENCH"  # in the published files, where a licence forbids to ship the prompt
@@ -61,22 +62,10 @@ class Turn:
 
 def read_questions(path: Path) -> list[Question]:
     """Raises `ConfigError` with the line that is wrong."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the questions in {path}: {error}") from error
-    result = [_question(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]
-    if not result:
-        raise ConfigError(f"{path} holds no questions")
-    return result
+    return [_question(*entry) for entry in read_json_lines(path, "questions")]
 
 
-def _question(path: Path, number: int, line: str) -> Question:
-    where = f"line {number} of {path}"
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{where} is not JSON") from None
+def _question(where: str, entry: Any) -> Question:
     entry = entry if isinstance(entry, dict) else {}
     if "turns" not in entry and isinstance(entry.get("messages"), list):
         said = [m for m in entry["messages"] if isinstance(m, dict) and m.get("role") == "user"]

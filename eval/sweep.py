@@ -13,6 +13,7 @@ from typing import Any
 from ..cache import compose as compose_cache
 from ..engine import check_pair
 from ..errors import ConfigError
+from ..json_lines import whole_lines
 from ..models import DiffusionModel
 from ..samplers import compose as compose_sampler
 from .curves import settings
@@ -97,16 +98,12 @@ class Journal:
 
     def _read(self) -> None:
         try:
-            content = self.path.read_bytes()
+            lines = whole_lines(self.path)
         except OSError as error:
             raise ConfigError(
                 f"cannot read the results in {self.path}: {error.strerror}"
             ) from error
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            with self.path.open("rb+") as file:
-                file.truncate(len(whole))
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+        for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
                 record = Record(**{k: v for k, v in entry.items() if k in FIELDS})

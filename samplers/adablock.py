@@ -9,11 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import BoolArray, Canvas
-from ..errors import ConfigError
+from ..limits import SOME_SHARE, THRESHOLD, bounds
 from ..spec import FamilyDefaults
 from .base import Prediction
 from .compose import register
-from .threshold import check_probability
 from .windows import StaticBlocks
 
 
@@ -47,18 +46,12 @@ class AdaBlock(StaticBlocks):
         "llada": {"delimiter_threshold": 0.3, "likeliest": False},
         "dream": {"delimiter_threshold": 0.5, "likeliest": True},
     }
+    limits = bounds(delimiter_threshold=THRESHOLD, fraction=SOME_SHARE)
 
     delimiters: tuple[int, ...] | None = None
     delimiter_threshold: float | None = None
     fraction: float = 0.25
     likeliest: bool | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.delimiter_threshold is not None:
-            check_probability("delimiter_threshold", self.delimiter_threshold)
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction must lie in (0, 1], not {self.fraction}")
 
     def advance(self, canvas: Canvas) -> None:
         low, high = canvas.window

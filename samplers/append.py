@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..canvas import Canvas, Edit, IntArray
-from ..errors import ConfigError
+from ..capabilities import CONSTRAINED
+from ..limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Length, View
 from .compose import register
 from .eos import stops
@@ -31,14 +32,6 @@ def after_a_miss(view: View, block: int) -> tuple[Edit, ...]:
     return (Edit(canvas.end, 0, min(block, room)),)
 
 
-def check_counts(part: object, *names: str) -> None:
-    """Raise unless the named fields are None or whole numbers from 1 on."""
-    for name in names:
-        value = getattr(part, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}")
-
-
 @register(
     "append",
     paper="Block Diffusion: Interpolating Between Autoregressive and Diffusion Language Models",
@@ -50,21 +43,19 @@ class Append(Length):
 
     ``lookahead`` blocks of masks (1; 0 for models whose text does not see what is right of its
     block) stand behind the block that is being decided, because a model without a causal mask
-    writes towards the end that it sees.  Nothing is appended behind an end of text.  On
-    block-causal models, decoded in their own blocks, the answer is that of a canvas of the largest
-    size, to the last bit; on others it is an approximation.
+    writes towards the end that it sees; windows that slide have one, too.  Nothing is appended
+    behind an end of text.  On block-causal models, decoded in their own blocks, and on WeDLM's the
+    answer is that of a canvas of the largest size, to the last bit; on others it is an
+    approximation.
     """
 
     within = False
     ends = False
+    offers = frozenset({CONSTRAINED})  # there is always more room while a text has not ended
+    limits = bounds(block=COUNT, lookahead=NOT_NEGATIVE)
 
     block: int | None = None
     lookahead: int | None = None
-
-    def __post_init__(self) -> None:
-        check_counts(self, "block")
-        if self.lookahead is not None and self.lookahead < 0:
-            raise ConfigError(f"lookahead must not be negative, not {self.lookahead}")
 
     def _end(self, position: int, start: int, origin: int, cap: int) -> int:
         """Where the region ends while ``position`` is the first undecided one."""

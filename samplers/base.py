@@ -20,6 +20,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import Capability
+from ..limits import Limits, check_limits
 from ..spec import FamilyDefaults
 
 NOTHING: IntArray = np.zeros(0, np.int64)
@@ -188,10 +189,14 @@ class Part:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     offers: ClassVar[frozenset[Capability]] = frozenset()
     statistics: ClassVar[frozenset[str]] = frozenset()  # fields of Prediction it reads
+    limits: ClassVar[Limits] = {}  # what values its arguments may take
     # Family -> field -> value: what the paper uses there, for fields left at None.
     family_defaults: ClassVar[FamilyDefaults] = {}
     # Family -> parts that its `companions` stand behind there.
     family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {}
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
     def __str__(self) -> str:
         return self.name
@@ -206,6 +211,11 @@ class Part:
         e.g. a schedule.  What is asked before a forward (`wants`, `asks`, `Selector.rests`, ...)
         only reads."""
 
+    @property
+    def candidates(self) -> int:
+        """How many of the likeliest tokens it reads at each position (`Prediction.top_token`)."""
+        return 0
+
     def wants(self, canvas: Canvas) -> IntArray | None:
         """Positions beyond the window's masks whose predictions it reads, ascending."""
         return None
@@ -214,8 +224,18 @@ class Part:
         """(n, m) ids whose log-probabilities it reads at ``positions``."""
         return None
 
+    @property
+    def bannable(self) -> frozenset[int]:
+        """Ids that it may forbid in some steps."""
+        return frozenset()
+
+    def bans(self, canvas: Canvas, positions: IntArray) -> Mapping[int, BoolArray]:
+        """Id -> (n,) bool: at which of the ``positions`` it may not be proposed in this step."""
+        return {}
+
     def maps(self, layers: int) -> tuple[int, ...]:
-        """Which of the ``layers`` decoder layers it reads the attention of."""
+        """Which of the ``layers`` decoder layers it reads the attention of: DAWN, which weighs
+        positions by who attends to whom, and nobody can tell that from predictions."""
         return ()
 
 
@@ -225,23 +245,26 @@ class Window(Part):
     role: ClassVar[str] = "window"
 
     def advance(self, canvas: Canvas) -> None:
-        """Before a forward: make sure the window holds an undecided position, if any is left."""
+        """Before a forward, while something is undecided: make sure the window holds some of it."""
         raise NotImplementedError
 
     def settle(self, canvas: Canvas, prediction: Prediction) -> None:
         """After a forward: bounds that depend on what the model says."""
 
     def reconsiders(self, view: View, chosen: BoolArray) -> bool:
-        """Whether the window has just grown and the step's commits should wait for that."""
+        """Whether the window has just grown and the step's commits should wait for that: DCD, whose
+        paper decides only once the window is as far as it goes."""
         return False
 
     def decides(self, canvas: Canvas) -> bool:
-        """Whether the window itself says what this step commits, in place of the selectors."""
+        """Whether the window itself says what this step commits, in place of the selectors: the
+        exploring steps of SlowFast, whose rule is another one than that of its other steps."""
         return False
 
     def select(self, view: View) -> BoolArray:
-        """(n,) bool over ``view.positions``, in a step that the window `decides`."""
-        raise NotImplementedError
+        """(n,) bool over ``view.positions``, in a step that the window `decides`: the first."""
+        first: BoolArray = np.arange(len(view.positions)) == 0
+        return first
 
 
 class Transform(Part):
@@ -284,7 +307,7 @@ class Selector(Part):
 
     def proposals(self, view: View, chosen: BoolArray) -> tuple[IntArray, FloatArray]:
         """(n,) ids that it commits and their log-probabilities, right where it has ``chosen``:
-        what is proposed, unless it says otherwise."""
+        what is proposed, unless it says otherwise: R2, which writes what a position said before."""
         return view.prediction.token, view.prediction.logprob
 
 
@@ -305,16 +328,14 @@ class EosRule(Part):
     suppress: ClassVar[bool] = False  # whether the end-of-text id may be proposed at all
     ends: ClassVar[bool] = True  # whether a stop id ends anything
 
-    def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
-        """Before the step's own commits: cut the region by what is proposed."""
-
     @property
     def reorders(self) -> bool:
-        """Whether `rescore` does anything."""
+        """Whether `rescore` changes scores."""
         return False
 
     def rescore(self, view: View) -> FloatArray:
-        """The scores as this rule changes them."""
+        """Before the step's own commits: the scores as this rule changes them.  A rule that cuts
+        by what is proposed (EoTP) remembers it here."""
         return view.score
 
     def check(self, canvas: Canvas, committed: IntArray, stop_ids: tuple[int, ...]) -> None:
@@ -352,11 +373,14 @@ class Length(Part):
     within: ClassVar[bool] = True  # whether blocks that are open change, which no schedule foresees
     moves: ClassVar[bool] = False  # whether decided text may move to the right or to the left
     ends: ClassVar[bool] = True  # whether it needs the end-of-text id
+    first: ClassVar[int] = 64  # positions to begin with, where it is not told
+    fills: ClassVar[bool] = False  # whether it changes the length of holes in a text
 
     def open(self, start: int, origin: int, cap: int) -> int:
         """Positions of the region to begin with, which starts at ``start``; blocks are counted
-        from ``origin`` on."""
-        raise NotImplementedError
+        from ``origin`` on.  By default its field ``initial``, else `first`."""
+        initial: int | None = getattr(self, "initial", None)
+        return initial or min(cap, self.first)
 
     def probes(self, canvas: Canvas) -> bool:
         """Whether the next forward only looks for the length: it predicts what the rule `wants`."""
@@ -388,7 +412,8 @@ class Explorer(Part):
         raise NotImplementedError
 
     def instead(self, view: View, chosen: BoolArray) -> bool:
-        """Whether trials replace the commit that the progress guarantee would force."""
+        """Whether trials replace the commit that the progress guarantee would force: ETE, which
+        tries because nothing is sure enough."""
         return False
 
     def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:

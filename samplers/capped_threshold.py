@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ..canvas import BoolArray, Canvas, IntArray
+from ..canvas import BoolArray, Canvas
 from ..capabilities import FIXED_LENGTH, FIXED_WINDOW, PROBABILITY
-from ..errors import ConfigError
-from .base import NOTHING, Part, Selector, View, even_quota, top
+from ..limits import COUNT, THRESHOLD, bounds
+from .base import Part, Selector, View, top
 from .compose import register
-from .llada import block_steps
-from .threshold import FAST_DLLM, check_probability
+from .llada import Quota, schedule
+from .threshold import FAST_DLLM
 from .windows import WholeRegion
 
 
 @dataclass
-class Deferred:
-    """The schedule of a block, (steps,) counts, and how many scheduled positions wait."""
+class Deferred(Quota):
+    """A schedule, and how many scheduled positions wait."""
 
-    table: IntArray = field(default_factory=lambda: NOTHING)
     carry: int = 0
 
 
@@ -35,22 +34,17 @@ class CappedThreshold(Selector):
 
     needs = frozenset({PROBABILITY, FIXED_WINDOW, FIXED_LENGTH})
     scheduled = True
+    limits = bounds(tau=THRESHOLD, steps=COUNT)
 
     tau: float = 0.9
     steps: int | None = None
-
-    def __post_init__(self) -> None:
-        check_probability("tau", self.tau)
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, not {self.steps}")
 
     def companions(self) -> tuple[Part, ...]:
         return (WholeRegion(),)
 
     def begin_block(self, canvas: Canvas) -> None:
-        state = canvas.state(Deferred)
-        state.table = even_quota(len(canvas.masks()), block_steps(canvas, self.steps))
-        state.carry = 0
+        schedule(canvas, self.steps, Deferred)
+        canvas.state(Deferred).carry = 0
 
     def _scheduled(self, canvas: Canvas) -> int:
         state, step = canvas.state(Deferred), canvas.block_step

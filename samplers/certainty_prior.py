@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Canvas, FloatArray, certainty_density
 from ..capabilities import PROBABILITY, REPEATABLE, Capability
-from ..errors import ConfigError
+from ..limits import POSITIVE, bounds
 from .base import Part, Prediction, Scorer
 from .compose import register
 from .fixed import Fixed
@@ -29,11 +29,9 @@ class CertaintyPrior(Scorer):
     right.  It stays below the probability: a threshold compares what the density has left of it.
     """
 
-    sigma: float = 10.0
+    limits = bounds(sigma=POSITIVE)
 
-    def __post_init__(self) -> None:
-        if not self.sigma > 0:
-            raise ConfigError(f"sigma must be positive, not {self.sigma}")
+    sigma: float = 10.0
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]

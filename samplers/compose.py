@@ -6,29 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
-from ..capabilities import Capability
+from ..capabilities import FIXED_WINDOW, Capability
 from ..errors import ConfigError, UnknownNameError
 from ..registry import Registry
 from ..spec import Info, arguments, fill_open, info, parse
-from .base import (
-    EosRule,
-    Explorer,
-    Length,
-    Part,
-    Reviser,
-    Scorer,
-    Selector,
-    Stop,
-    Transform,
-    Window,
-)
+from .base import Length, Part, Scorer, Selector
 from .sampler import Sampler
 
 SAMPLERS: Registry[Part] = Registry("sampler")
 register = SAMPLERS.register
 
 EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer", "length")
-ROLES = (*EXCLUSIVE, "selector", "stop", "transform")
+SHARED = ("selector", "stop", "transform")
+ROLES = (*EXCLUSIVE, *SHARED)
 # What fills a role that nobody asks for; where scores are no probabilities, one token per step.
 DEFAULTS = ("threshold", "fixed", "blocks", "prob", "eos")
 # What kind of part the needs of others call it by, where that is not its role.
@@ -111,23 +101,15 @@ def compose(
         "tau_low": cast(Scorer, roles["scorer"][0]).tau_low,
         "progress": "steps" if _scheduled(roles) else "tokens",
     }
+    if FIXED_WINDOW not in roles["window"][0].offers:  # it reaches into the next block
+        known["lookahead"] = 1
     roles = {
         role: [fill_open(part, family, known) for part in group] for role, group in roles.items()
     }
     _check_composition([part for group in roles.values() for part in group], roles)
-    return Sampler(
-        spec=spec,
-        window=cast(Window, roles["window"][0]),
-        scorer=cast(Scorer, roles["scorer"][0]),
-        selectors=cast("tuple[Selector, ...]", tuple(roles["selector"])),
-        eos=cast(EosRule, roles["eos"][0]),
-        stops=cast("tuple[Stop, ...]", tuple(roles["stop"])),
-        transforms=cast("tuple[Transform, ...]", tuple(roles["transform"])),
-        reviser=cast("Reviser | None", next(iter(roles["reviser"]), None)),
-        explorer=cast("Explorer | None", next(iter(roles["explorer"]), None)),
-        length=cast("Length | None", next(iter(roles["length"]), None)),
-        stop_ids=tuple(stop_ids),
-    )
+    several: dict[str, Any] = {f"{role}s": tuple(roles[role]) for role in SHARED}
+    single: dict[str, Any] = {role: next(iter(roles[role]), None) for role in EXCLUSIVE}
+    return Sampler(spec, **single, **several, stop_ids=tuple(stop_ids))
 
 
 def _scheduled(roles: Mapping[str, list[Part]]) -> bool:
@@ -148,8 +130,12 @@ def _complete(parts: Iterable[Part], family: str) -> dict[str, list[Part]]:
         roles[part.role].append(part)
     given = [part for group in roles.values() for part in group]
 
-    def companions(part: Part) -> tuple[Part, ...]:
-        return (*part.family_companions.get(family, ()), *part.companions())
+    def companions(part: Part) -> list[Part]:
+        named = [*part.family_companions.get(family, ()), *part.companions()]
+        if part.role != "length":
+            return named
+        # One beside another method leaves that method its own parts.
+        return [one for one in named if not any(_lacks(other, one) for other in given)]
 
     brought = _join(roles, [companion for part in given for companion in companions(part)])
     # A companion may bring companions of its own, e.g. the score its rule is about.
@@ -164,15 +150,16 @@ def _join(roles: dict[str, list[Part]], parts: Iterable[Part]) -> list[Part]:
     for part in parts:
         group = roles[part.role]
         open_ = all(part.role == "selector" and getattr(p, "extends", False) for p in group)
-        if open_ and not any(
-            SOURCES.get(role, f"a {role}") in need.remedies and need not in other.offers
-            for role, others in roles.items()
-            for other in others
-            for need in part.needs
-        ):
+        if open_ and not any(_lacks(part, other) for group in roles.values() for other in group):
             group.insert(0, part)
             joined.append(part)
     return joined
+
+
+def _lacks(part: Part, other: Part) -> bool:
+    """Whether a part needs something that another in that role could offer, and does not."""
+    source = SOURCES.get(other.role, f"a {other.role}")
+    return any(source in need.remedies and need not in other.offers for need in part.needs)
 
 
 def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> None:
@@ -185,9 +172,15 @@ def _check_composition(parts: list[Part], roles: Mapping[str, list[Part]]) -> No
     _check_length(roles)
 
 
+def lengths(fills: bool = False) -> list[str]:
+    """Names of the parts that change the length of an answer, or with ``fills`` of holes."""
+    known = [cast("type[Length]", SAMPLERS[n]) for n in SAMPLERS if SAMPLERS[n].role == "length"]
+    return sorted(part.name for part in known if part.fills or not fills)
+
+
 def _length(length: Any) -> tuple[Part, ...]:
     """The part that ``length=`` names."""
-    known = sorted(name for name in SAMPLERS if SAMPLERS[name].role == "length")
+    known = lengths()
     if isinstance(length, str) and length.split("(")[0].strip() not in known:
         raise UnknownNameError("length", length, ["fixed", *known])
     parts = _as_parts(length)
@@ -205,6 +198,11 @@ def _check_length(roles: Mapping[str, list[Part]]) -> None:
         raise ConfigError(
             f"{length.name} looks for the end-of-text token and the model has none: pass "
             "eos_token_id to dllm.load, or use length='fixed'"
+        )
+    if getattr(length, "expand_token_id", 0) is None:
+        raise ConfigError(
+            f"{length.name} is for models with a token that asks for another mask: load one of "
+            "family 'dreamon', or pass expand_token_id to dllm.load"
         )
     refused = [*roles["explorer"], *(roles["reviser"] if length.moves else ())]
     for part in roles["selector"]:
@@ -240,10 +238,7 @@ def _spec_of(sampler: SamplerLike) -> str:
 
 
 def _fill_options(
-    roles: dict[str, list[Part]],
-    options: Mapping[str, Any],
-    spec: str,
-    given: Sequence[Part],
+    roles: dict[str, list[Part]], options: Mapping[str, Any], spec: str, given: Sequence[Part]
 ) -> dict[str, list[Part]]:
     """Copies of the parts with their open fields set from ``options``, which also overrule what
     parts have brought along, but nothing that was ``given``."""

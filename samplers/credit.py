@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Canvas, Edit, FloatArray, IntArray
 from ..capabilities import FRESH_LOGITS, GREEDY
-from ..errors import ConfigError
+from ..limits import NOT_NEGATIVE, SHARE, bounds
 from .base import NO_SCORES, NOTHING, Prediction, Transform
 from .compose import register
 
@@ -50,16 +50,11 @@ class Credit(Transform):
 
     needs = frozenset({GREEDY, FRESH_LOGITS})
     statistics = frozenset({"max_logprob"})
+    limits = bounds(credit_alpha=NOT_NEGATIVE, boost_gamma=NOT_NEGATIVE, decay_beta=SHARE)
 
     credit_alpha: float = 0.7
     boost_gamma: float = 0.2
     decay_beta: float = 0.8
-
-    def __post_init__(self) -> None:
-        if self.credit_alpha < 0 or self.boost_gamma < 0 or not 0 <= self.decay_beta <= 1:
-            raise ConfigError(
-                "credit_alpha and boost_gamma must not be negative, decay_beta lies in [0, 1]"
-            )
 
     def begin_block(self, canvas: Canvas) -> None:
         canvas.state(Ledger).clear(len(canvas.tokens))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, Edit, IntArray
-from ..errors import ConfigError
-from .append import after_a_miss, check_counts
+from ..limits import COUNT, SHARE, bounds
+from .append import after_a_miss
 from .base import Length, Prediction, View
 from .compose import register
 
@@ -35,19 +35,13 @@ class Crop(Length):
     """
 
     within = False
+    first = 1024
+    limits = bounds(initial=COUNT, block=COUNT, tau=SHARE)
 
     tau: float = 0.1
     initial: int | None = None
     block: int | None = None
     eos_token_id: int | None = None
-
-    def __post_init__(self) -> None:
-        check_counts(self, "initial", "block")
-        if not 0 <= self.tau <= 1:
-            raise ConfigError(f"tau must lie in [0, 1], not {self.tau}")
-
-    def open(self, start: int, origin: int, cap: int) -> int:
-        return self.initial or min(cap, 1024)
 
     def probes(self, canvas: Canvas) -> bool:
         return not canvas.state(Probed).done
@@ -63,7 +57,7 @@ class Crop(Length):
         lasts = np.cumprod(1 - np.exp(prediction.asked[self.name][:, 0].astype(np.float64)))
         over = np.flatnonzero(lasts < self.tau)
         end = int(prediction.positions[over[0]]) + 1 if over.size else canvas.end
-        end = max(end, canvas.text_floor)
+        end = max(end, int(np.flatnonzero(~canvas.masked[: canvas.end])[-1]) + 1)
         return (Edit(end, canvas.end - end, 0),) if end < canvas.end else ()
 
     def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:

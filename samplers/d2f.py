@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import BoolArray
+from ..limits import THRESHOLD, bounds
 from .base import Part, Selector, View
 from .compose import register
 from .d3llm import decide_something
 from .eos import Eos
 from .scorers import Probability
 from .staged_blocks import StagedBlocks, Stages
-from .threshold import check_probability
 
 
 @register(
@@ -31,10 +31,9 @@ class D2F(Selector):
     with cache ``d2f``, where blocks see only what stands to their left.
     """
 
-    tau: float = 0.9
+    limits = bounds(tau=THRESHOLD)
 
-    def __post_init__(self) -> None:
-        check_probability("tau", self.tau)
+    tau: float = 0.9
 
     def companions(self) -> tuple[Part, ...]:
         blocks = StagedBlocks(block_add_threshold=0.1, decoded_token_threshold=0.95)

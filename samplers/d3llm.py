@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import BoolArray, IntArray
 from ..capabilities import ENTROPY
-from ..errors import ConfigError
+from ..limits import NATS, bounds
 from ..spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
@@ -35,13 +35,10 @@ class D3LLM(Selector):
         "llada": {"anywhere": True},
         "dream": {"anywhere": False},
     }
+    limits = bounds(tau=NATS)
 
     tau: float = 0.5
     anywhere: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not self.tau >= 0:
-            raise ConfigError(f"tau must not be negative, not {self.tau}: it is an entropy in nats")
 
     def companions(self) -> tuple[Part, ...]:
         return (StagedBlocks(), NegEntropy(), Eos("first_commit"))

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import Canvas, Edit, IntArray
-from ..capabilities import ALL_LOGITS
-from ..errors import ConfigError
-from .append import after_a_miss, check_counts
+from ..capabilities import WHOLE_TEXT
+from ..limits import COUNT, SHARE, bounds
+from .append import after_a_miss
 from .base import Length, Part, Prediction, View
 from .compose import register
 from .rho import end_confidence
@@ -43,8 +43,12 @@ class Daedal(Length):
     an answer without an end gets another ``block`` (32); not so with ``official``.
     """
 
-    needs = frozenset({ALL_LOGITS})
+    needs = frozenset({WHOLE_TEXT})
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
+    limits = bounds(
+        initial=COUNT, expand=COUNT, tokens=COUNT, block=COUNT, growth=COUNT, enough=SHARE,
+        insert_until=SHARE, low=SHARE
+    )  # fmt: skip
 
     initial: int | None = None
     expand: int = 8
@@ -58,21 +62,12 @@ class Daedal(Length):
     official: bool = False
     eos_token_id: int | None = None
 
-    def __post_init__(self) -> None:
-        check_counts(self, "initial", "expand", "tokens", "block", "growth")
-        for name in ("enough", "insert_until", "low"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} must lie in [0, 1], not {getattr(self, name)}")
-
     @property
     def moves(self) -> bool:  # type: ignore[override]
         return self.insert
 
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(0.9),)
-
-    def open(self, start: int, origin: int, cap: int) -> int:
-        return self.initial or min(cap, 64)
 
     def probes(self, canvas: Canvas) -> bool:
         return not canvas.state(First).found

@@ -8,18 +8,15 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import ATTENTION_MAPS, COMMITTED_LOGITS, OWN_PREDICTIONS, PROBABILITY
-from ..errors import ConfigError
+from ..capabilities import OWN_PREDICTIONS, PROBABILITY, WHOLE_TEXT
+from ..limits import COUNT, THRESHOLD, bounds
 from ..spec import FamilyDefaults
 from .base import Selector, View
 from .compose import register
-from .threshold import check_probability
 
 
 @register(
-    "dawn",
-    paper="DAWN: Dependency-Aware Fast Inference for Diffusion LLMs",
-    arxiv="2602.06953",
+    "dawn", paper="DAWN: Dependency-Aware Fast Inference for Diffusion LLMs", arxiv="2602.06953"
 )
 @dataclass(frozen=True)
 class DAWN(Selector):
@@ -38,12 +35,16 @@ class DAWN(Selector):
     rounds as there were candidates, and an index that finds none left is 0.
     """
 
-    needs = frozenset({PROBABILITY, COMMITTED_LOGITS, ATTENTION_MAPS, OWN_PREDICTIONS})
+    needs = frozenset({PROBABILITY, WHOLE_TEXT, OWN_PREDICTIONS})
 
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"tau_sink": 0.01, "tau_edge": 0.07, "tau_induce": 0.7, "tau_low": 0.75},
         "dream": {"tau_sink": 0.03, "tau_edge": 0.10, "tau_induce": 0.75, "tau_low": 0.8},
     }
+    limits = bounds(
+        tau=THRESHOLD, tau_sink=THRESHOLD, tau_edge=THRESHOLD, tau_induce=THRESHOLD,
+        tau_low=THRESHOLD, layers=COUNT
+    )  # fmt: skip
 
     tau: float = 0.9
     tau_sink: float | None = None
@@ -52,14 +53,6 @@ class DAWN(Selector):
     tau_low: float | None = None
     layers: int = 4
     official: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("tau", "tau_sink", "tau_edge", "tau_induce", "tau_low"):
-            value = getattr(self, name)
-            if value is not None:
-                check_probability(name, value)
-        if self.layers < 1:
-            raise ConfigError(f"layers must be at least 1, not {self.layers}")
 
     def maps(self, layers: int) -> tuple[int, ...]:
         return tuple(range(max(0, layers - self.layers), layers))
@@ -88,7 +81,6 @@ class DAWN(Selector):
         attention = view.all_predictions.attention
         assert attention is not None, "the engine provides the maps"
         assert self.tau_edge is not None and self.tau_sink is not None, "compose sets open fields"
-        assert self.tau_edge is not None and self.tau_sink is not None
         edge: BoolArray = attention >= self.tau_edge
         edge[:, attention.mean(0) > self.tau_sink] = False
         np.fill_diagonal(edge, False)

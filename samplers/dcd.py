@@ -9,6 +9,7 @@ import numpy as np
 from ..canvas import BoolArray, Canvas
 from ..capabilities import FIXED_LENGTH, REPEATABLE, Capability
 from ..errors import ConfigError
+from ..limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Part, View, Window
 from .compose import register
 from .eos import Eos
@@ -52,7 +53,8 @@ class DCD(Window):
     same code is ``threshold`` with ``eos_policy="block_contains"``.
     """
 
-    needs = frozenset({FIXED_LENGTH})
+    limits = bounds(s_init=COUNT, s_max=COUNT, e_step=COUNT, block_length=COUNT, e_max=NOT_NEGATIVE)
+
     s_init: int = 16
     s_max: int = 128
     block_length: int | None = None
@@ -61,15 +63,13 @@ class DCD(Window):
     e_max: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("s_init", "s_max", "e_step"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.block_length is not None and self.block_length < 1:
-            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
-        if self.e_max < 0:
-            raise ConfigError(f"e_max must not be negative, not {self.e_max}")
+        super().__post_init__()
         if self.e_max and self.block_length is None:
             raise ConfigError("e_max extends blocks: pass block_length too")
+
+    @property
+    def needs(self) -> frozenset[Capability]:  # type: ignore[override]
+        return frozenset({FIXED_LENGTH} if self.block_length else ())
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
@@ -80,8 +80,6 @@ class DCD(Window):
 
     def advance(self, canvas: Canvas) -> None:
         where = np.flatnonzero(canvas.masked[: canvas.end])
-        if not where.size:
-            return
         low = int(where[0])
         end = canvas.end if canvas.stop_position is None else canvas.stop_position
         high = int(where[self.s_init]) if len(where) > self.s_init else end

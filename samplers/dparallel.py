@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..canvas import BoolArray
 from ..capabilities import ENTROPY, REPEATABLE
-from ..errors import ConfigError
+from ..limits import NATS, bounds
 from ..spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
@@ -32,13 +32,10 @@ class EntropyThreshold(Selector):
         "llada": {"inclusive": True},
         "dream": {"inclusive": False},
     }
+    limits = bounds(tau=NATS)
 
     tau: float = 0.5
     inclusive: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not self.tau >= 0:
-            raise ConfigError(f"tau must not be negative, not {self.tau}: it is an entropy in nats")
 
     def companions(self) -> tuple[Part, ...]:
         return (NegEntropy(),)

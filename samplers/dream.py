@@ -9,7 +9,7 @@ import numpy as np
 
 from ..canvas import SCHEDULE, SELECTION, BoolArray, Canvas, FloatArray
 from ..capabilities import FIXED_LENGTH, FIXED_WINDOW, FORESIGHT
-from ..errors import ConfigError, UnknownNameError
+from ..limits import COUNT, NOT_NEGATIVE, bounds, limit, one_of
 from .base import Part, Selector, View, top
 from .compose import register
 from .llada import block_steps
@@ -62,21 +62,17 @@ class Dream(Selector):
     needs = frozenset({FIXED_WINDOW, FIXED_LENGTH})
     offers = frozenset({FORESIGHT})  # what it looks at is the score
     scheduled = True
+    limits = bounds(
+        steps=COUNT,
+        eps=limit(lambda x: 0 <= x < 1, "{name} must lie in [0, 1), not {value}"),
+        alg=one_of(ALGORITHMS),
+        alg_temp=NOT_NEGATIVE,
+    )
 
     steps: int | None = None
     eps: float = 1e-3
     alg: str = "entropy"
     alg_temp: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, not {self.steps}")
-        if not 0 <= self.eps < 1:
-            raise ConfigError(f"eps must lie in [0, 1), not {self.eps}")
-        if self.alg not in ALGORITHMS:
-            raise UnknownNameError("alg", self.alg, ALGORITHMS)
-        if self.alg_temp < 0:
-            raise ConfigError(f"alg_temp must not be negative, not {self.alg_temp}")
 
     def companions(self) -> tuple[Part, ...]:
         return (WholeRegion(), ALGORITHMS[self.alg]())

@@ -8,16 +8,12 @@ import numpy as np
 
 from ..canvas import BoolArray
 from ..capabilities import REPEATABLE
-from ..errors import ConfigError, UnknownNameError
+from ..limits import NOT_NEGATIVE, bounds, one_of
 from .base import Part, Scorer, Selector, View, top
 from .compose import register
 from .scorers import Margin, NegEntropy, Probability
 
-PROXIES: dict[str, type[Scorer]] = {
-    "prob": Probability,
-    "entropy": NegEntropy,
-    "margin": Margin,
-}
+PROXIES: dict[str, type[Scorer]] = {"prob": Probability, "entropy": NegEntropy, "margin": Margin}
 
 
 @register(
@@ -37,15 +33,10 @@ class EntropyBounded(Selector):
 
     offers = frozenset({REPEATABLE})
     statistics = frozenset({"entropy"})
+    limits = bounds(gamma=NOT_NEGATIVE, proxy=one_of(PROXIES))
 
     gamma: float = 0.1
     proxy: str = "prob"
-
-    def __post_init__(self) -> None:
-        if not self.gamma >= 0:
-            raise ConfigError(f"gamma must not be negative, not {self.gamma}")
-        if self.proxy not in PROXIES:
-            raise UnknownNameError("proxy", self.proxy, PROXIES)
 
     def companions(self) -> tuple[Part, ...]:
         return (PROXIES[self.proxy](),)

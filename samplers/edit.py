@@ -16,11 +16,12 @@ from ..capabilities import (
     WINDOW_LOGITS,
     Capability,
 )
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError
+from ..limits import COUNT, NOT_NEGATIVE, SOME_SHARE, THRESHOLD, bounds, one_of
 from .base import NO_SCORES, NOTHING, Part, Prediction, Reviser, Revision, View, top
 from .compose import register
 from .eos import stops
-from .threshold import Threshold, check_probability
+from .threshold import Threshold
 
 # What makes a decided token a suspect -> the threshold that its authors use.
 MODES: Mapping[str, float] = {"t2t": 0.5, "low_prob": 0.1, "t2t_remask": 0.9, "logit_diff": 0.3}
@@ -37,9 +38,7 @@ class Edits:
 
 
 @register(
-    "edit",
-    paper="LLaDA2.1: Speeding Up Text Diffusion via Token Editing",
-    arxiv="2602.08676",
+    "edit", paper="LLaDA2.1: Speeding Up Text Diffusion via Token Editing", arxiv="2602.08676"
 )
 @dataclass(frozen=True)
 class Edit(Reviser):
@@ -65,6 +64,10 @@ class Edit(Reviser):
     """
 
     needs = frozenset({WINDOW_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS})
+    limits = bounds(
+        mode=one_of(MODES), tau=THRESHOLD, post_steps=NOT_NEGATIVE, per_position=COUNT,
+        share=SOME_SHARE
+    )  # fmt: skip
 
     tau: float | None = None
     mode: str = "t2t"
@@ -73,18 +76,9 @@ class Edit(Reviser):
     share: float | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UnknownNameError("mode", self.mode, MODES)
-        if self.tau is not None:
-            check_probability("tau", self.tau)
-        if self.post_steps < 0:
-            raise ConfigError(f"post_steps must not be negative, not {self.post_steps}")
+        super().__post_init__()
         if self.mode == "t2t" and (self.per_position, self.share) != (None, None):
             raise ConfigError("per_position and share limit remasking: choose a mode that does it")
-        if self.per_position is not None and self.per_position < 1:
-            raise ConfigError(f"per_position must be at least 1, not {self.per_position}")
-        if self.share is not None and not 0 < self.share <= 1:
-            raise ConfigError(f"share must lie in (0, 1], not {self.share}")
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]

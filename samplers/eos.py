@@ -28,7 +28,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import KEEPS_TEXT, Capability
-from ..errors import UnknownNameError
+from ..limits import bounds, one_of
 from .base import EosRule, View
 from .compose import register
 
@@ -138,11 +138,9 @@ CHECKS: dict[str, Callable[[Canvas, IntArray, StopIds], None]] = {
 class Eos(EosRule):
     """What ends a text: one of the policies by name (default ``prefix_complete``)."""
 
-    eos_policy: str | None = None
+    limits = bounds(eos_policy=one_of(CHECKS))
 
-    def __post_init__(self) -> None:
-        if self.eos_policy is not None and self.eos_policy not in CHECKS:
-            raise UnknownNameError("eos_policy", self.eos_policy, CHECKS)
+    eos_policy: str | None = None
 
     def __str__(self) -> str:
         return f"eos_policy={self.eos_policy!r}"

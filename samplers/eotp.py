@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
+from ..canvas import Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_LENGTH, FIXED_WINDOW
-from .base import EosRule, Prediction
+from ..limits import THRESHOLD, bounds
+from .base import EosRule, View
 from .compose import register
 from .eos import is_stop, prefix_complete
 from .learn2pd import LEARN2PD
-from .threshold import check_probability
 
 
 @dataclass
@@ -34,18 +34,18 @@ class EoTP(EosRule):
     """
 
     needs = frozenset({FIXED_WINDOW, FIXED_LENGTH})  # a window that slides has an end of its own
+    limits = bounds(tau=THRESHOLD)
 
     tau: float = 0.9
 
-    def __post_init__(self) -> None:
-        check_probability("tau", self.tau)
-
-    def foresee(self, canvas: Canvas, prediction: Prediction, stop_ids: tuple[int, ...]) -> None:
-        p, proposed = prediction, canvas.state(ProposedEnd)
-        ends = is_stop(p.token, stop_ids) & (np.exp(p.logprob) >= self.tau)
+    def rescore(self, view: View) -> FloatArray:
+        canvas, p = view.canvas, view.all_predictions
+        proposed = canvas.state(ProposedEnd)
+        ends = is_stop(p.token, view.stop_ids) & (np.exp(p.logprob) >= self.tau)
         ends &= canvas.masked[p.positions] & (p.positions >= canvas.text_floor)
         at = ends.nonzero()[0]
         proposed.position = int(p.positions[at[p.logprob[at].argmax()]]) if at.size else None
+        return view.score
 
     def check(self, canvas: Canvas, committed: IntArray, stop_ids: tuple[int, ...]) -> None:
         proposed = canvas.state(ProposedEnd)

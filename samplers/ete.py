@@ -9,11 +9,11 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, FloatArray
 from ..capabilities import BRANCHES, PROBABILITY
-from ..errors import ConfigError, UnknownNameError
+from ..limits import COUNT, THRESHOLD, bounds, one_of
 from .base import Decide, Explorer, Part, Prediction, View, top
 from .compose import register
 from .multi_blocks import BITS_TO_ROUNDS, FirstBlock, MultiBlocks
-from .threshold import Threshold, check_probability
+from .threshold import Threshold
 
 ORDERS = ("conf", "entropy", "hybrid")
 HOPELESS = 0.3  # guesses below this probability are not worth a branch
@@ -35,19 +35,13 @@ class ETE(Explorer):
 
     needs = frozenset({BRANCHES, PROBABILITY})
     statistics = frozenset({"entropy"})
+    limits = bounds(tau=THRESHOLD, k=COUNT, e_min=COUNT, order=one_of(ORDERS))
 
     base: tuple[Part, ...] = ()
     k: int = 4
     tau: float = 0.9
     e_min: int = 1
     order: str = "entropy"
-
-    def __post_init__(self) -> None:
-        check_probability("tau", self.tau)
-        if self.k < 1 or self.e_min < 1:
-            raise ConfigError(f"k={self.k} and e_min={self.e_min} must be at least 1")
-        if self.order not in ORDERS:
-            raise UnknownNameError("order", self.order, ORDERS)
 
     @property
     def width(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray
 from ..capabilities import PROBABILITY, REPEATABLE
-from ..errors import ConfigError
+from ..limits import POSITIVE, bounds
 from .base import Selector, View, top
 from .compose import register
 from .threshold import FAST_DLLM
@@ -25,13 +25,10 @@ class Factor(Selector):
 
     needs = frozenset({PROBABILITY})
     offers = frozenset({REPEATABLE})
+    limits = bounds(factor=POSITIVE)
 
     factor: float = 1.0
     official: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.factor > 0:
-            raise ConfigError(f"factor must be positive, not {self.factor}")
 
     def select(self, view: View) -> BoolArray:
         ranked = np.sort(view.score)[::-1]

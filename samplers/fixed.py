@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..canvas import BoolArray, Canvas
 from ..capabilities import REPEATABLE, Capability
 from ..errors import ConfigError
+from ..limits import COUNT, bounds
 from .base import Selector, View, top
 from .compose import register
 
@@ -21,14 +22,13 @@ class Fixed(Selector):
     a block opens, both suit windows that slide.
     """
 
+    limits = bounds(n=COUNT, steps=COUNT)
+
     n: int | None = None
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
+        super().__post_init__()
         if self.n is not None and self.steps is not None:
             raise ConfigError(f"fixed takes n={self.n} or steps={self.steps}: keep one")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas
 from ..capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES
-from ..errors import ConfigError
+from ..limits import COUNT, bounds
 from ..spec import FamilyDefaults
 from .base import Decide, Explorer, Part, Prediction, View
 from .compose import register
@@ -42,14 +42,11 @@ class FreeDave(Explorer):
         "llada": {"draft_depth": 4},
         "dream": {"draft_depth": 8},
     }
+    limits = bounds(draft_depth=COUNT)
 
     base: tuple[Part, ...] = ()
     draft_depth: int | None = None
     partial: bool = False
-
-    def __post_init__(self) -> None:
-        if self.draft_depth is not None and self.draft_depth < 1:
-            raise ConfigError(f"draft_depth must be at least 1, not {self.draft_depth}")
 
     @property
     def width(self) -> int:

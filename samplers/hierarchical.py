@@ -9,9 +9,9 @@ import numpy as np
 from ..canvas import BoolArray
 from ..capabilities import PROBABILITY, REPEATABLE
 from ..errors import ConfigError
+from ..limits import THRESHOLD, bounds
 from .base import Selector, View
 from .compose import register
-from .threshold import check_probability
 
 
 @register(
@@ -30,13 +30,13 @@ class Hierarchical(Selector):
 
     needs = frozenset({PROBABILITY})
     offers = frozenset({REPEATABLE})
+    limits = bounds(threshold=THRESHOLD, low_threshold=THRESHOLD)
 
     threshold: float = 0.9
     low_threshold: float = 0.4
 
     def __post_init__(self) -> None:
-        check_probability("threshold", self.threshold)
-        check_probability("low_threshold", self.low_threshold)
+        super().__post_init__()
         if self.low_threshold > self.threshold:
             raise ConfigError(
                 f"low_threshold={self.low_threshold} must not exceed threshold={self.threshold}"

@@ -10,30 +10,25 @@ import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_LENGTH, FRESH_LOGITS, PROBABILITY
-from ..errors import ConfigError, UnknownNameError
+from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, THRESHOLD, bounds, one_of
 from ..spec import FamilyDefaults
-from .base import NO_SCORES, NOTHING, Part, Selector, View, even_quota, top
+from .base import NO_SCORES, Part, Selector, View, top
 from .compose import register
-from .llada import block_steps
-from .threshold import check_probability
+from .llada import Quota, schedule
 from .windows import StaticBlocks, WholeRegion
 
 STRATEGIES = ("all", "max_conf", "min_kl", "random")
 
 
 @dataclass
-class Divergences:
-    """(N, history) latest divergences of every position, none yet at first, and the schedule of
-    the block: (steps,) positions to commit where none is ready."""
+class Divergences(Quota):
+    """The schedule where none is ready; (N, history) latest divergences, none yet at first."""
 
     ring: FloatArray = field(default_factory=lambda: NO_SCORES)
-    quota: IntArray = field(default_factory=lambda: NOTHING)
 
 
 @register(
-    "klass",
-    paper="KLASS: KL-Guided Fast Inference in Masked Diffusion Models",
-    arxiv="2511.05664",
+    "klass", paper="KLASS: KL-Guided Fast Inference in Masked Diffusion Models", arxiv="2511.05664"
 )
 @dataclass(frozen=True)
 class KLASS(Selector):
@@ -48,8 +43,9 @@ class KLASS(Selector):
     predicted in consecutive steps; a gap starts their history anew.  ``official`` follows, as the
     released code does, all undecided positions of the region, so that those of the next block may
     be ready ``history`` - 1 steps after it opened; without it only the window is followed, which
-    caches of a block can serve.  Costs memory: one float32 distribution over the vocabulary per
-    position that is followed.
+    caches of a block can serve.  ``top_k`` ranks, where nothing is ready, by probabilities among
+    so many tokens, as the released code for Dream does by transformers' default of 50.  Costs
+    memory: one float32 distribution over the vocabulary per position that is followed.
     """
 
     needs = frozenset({PROBABILITY, FRESH_LOGITS, FIXED_LENGTH})
@@ -59,6 +55,10 @@ class KLASS(Selector):
         "dream": {"tau": 0.9, "kappa": 0.001, "inclusive": True},
     }
     family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {"dream": (WholeRegion(),)}
+    limits = bounds(
+        tau=THRESHOLD, kappa=POSITIVE, history=COUNT, steps=COUNT, top_k=NOT_NEGATIVE,
+        unmask_strategy=one_of(STRATEGIES)
+    )  # fmt: skip
 
     tau: float | None = None
     kappa: float | None = None
@@ -67,25 +67,17 @@ class KLASS(Selector):
     inclusive: bool | None = None
     steps: int | None = None
     official: bool = False
+    top_k: int = 0
 
-    def __post_init__(self) -> None:
-        if self.tau is not None:
-            check_probability("tau", self.tau)
-        if self.kappa is not None and not self.kappa > 0:
-            raise ConfigError(f"kappa must be positive, not {self.kappa}: it is a divergence")
-        if self.history < 1:
-            raise ConfigError(f"history must be at least 1, not {self.history}")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, not {self.steps}")
-        if self.unmask_strategy not in STRATEGIES:
-            raise UnknownNameError("unmask_strategy", self.unmask_strategy, STRATEGIES)
+    @property
+    def candidates(self) -> int:
+        return self.top_k
 
     def companions(self) -> tuple[Part, ...]:
         return (StaticBlocks(64),)
 
     def begin_block(self, canvas: Canvas) -> None:
-        steps = block_steps(canvas, self.steps)
-        canvas.state(Divergences).quota = even_quota(len(canvas.masks()), steps)
+        schedule(canvas, self.steps, Divergences)
 
     def wants(self, canvas: Canvas) -> IntArray | None:
         return canvas.masked[: canvas.end].nonzero()[0] if self.official else None
@@ -100,9 +92,17 @@ class KLASS(Selector):
         ring[seen.positions] = np.column_stack([ring[seen.positions][:, 1:], seen.kl])
         return ring[view.positions]
 
+    def _filtered(self, view: View) -> FloatArray:
+        """(n,) scores where nothing is ready."""
+        likeliest = view.prediction.top_logprob
+        if not self.top_k or likeliest is None:
+            return view.score
+        mass: FloatArray = np.exp(likeliest[:, : self.top_k]).sum(1)
+        return view.score / mass
+
     def _quota(self, canvas: Canvas) -> int:
         """Positions to commit where none is ready; one, once the schedule has run out."""
-        quota, step = canvas.state(Divergences).quota, canvas.block_step
+        quota, step = canvas.state(Divergences).table, canvas.block_step
         return max(int(quota[step]), 1) if step < len(quota) else 1
 
     def select(self, view: View) -> BoolArray:
@@ -113,7 +113,7 @@ class KLASS(Selector):
         if self.official and view.canvas.block_step < self.history - 1:
             ready[:] = False
         if not ready.any():
-            return top(view.score, self._quota(view.canvas))
+            return top(self._filtered(view), self._quota(view.canvas))
         if self.unmask_strategy == "all":
             return ready
         if self.unmask_strategy == "random":

@@ -14,9 +14,9 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_WINDOW, OWN_PREDICTIONS, PROBABILITY, WINDOW_LOGITS
 from ..errors import ConfigError
+from ..limits import THRESHOLD, bounds
 from .base import Part, Selector, View, top
 from .compose import register
-from .threshold import check_probability
 from .windows import StaticBlocks
 
 LEARN2PD = "Learning to Parallel: Accelerating Diffusion LLMs via Adaptive Parallel Decoding"
@@ -60,12 +60,10 @@ class Learn2PD(Selector):
 
     needs = frozenset({PROBABILITY, WINDOW_LOGITS, FIXED_WINDOW, OWN_PREDICTIONS})
     statistics = frozenset({"max_logprob"})
+    limits = bounds(theta=THRESHOLD)
 
     theta: float = 0.96
     filter: str = "nano"
-
-    def __post_init__(self) -> None:
-        check_probability("theta", self.theta)
 
     def companions(self) -> tuple[Part, ...]:
         return (StaticBlocks(len(filter_weights(self.filter)["b2"])),)

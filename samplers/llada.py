@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import FIXED_WINDOW, FORESIGHT
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError
+from ..limits import COUNT, bounds, one_of
 from .base import NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
 from .scorers import Probability, Random
@@ -39,6 +40,11 @@ class Quota:
     table: IntArray = field(default_factory=lambda: NOTHING)
 
 
+def schedule(canvas: Canvas, steps: int | None, kind: type[Quota] = Quota) -> None:
+    """Share the positions of the window that has just been opened out over its steps."""
+    canvas.state(kind).table = even_quota(len(canvas.masks()), block_steps(canvas, steps))
+
+
 @register("llada", paper="Large Language Diffusion Models", arxiv="2502.09992")
 @dataclass(frozen=True)
 class LLaDA(Selector):
@@ -53,22 +59,16 @@ class LLaDA(Selector):
     needs = frozenset({FIXED_WINDOW})
     offers = frozenset({FORESIGHT})  # what it looks at is the score
     scheduled = True
+    limits = bounds(steps=COUNT, remasking=one_of(("low_confidence", "random")))
 
     steps: int | None = None
     remasking: str = "low_confidence"
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, not {self.steps}")
-        if self.remasking not in ("low_confidence", "random"):
-            raise UnknownNameError("remasking", self.remasking, ("low_confidence", "random"))
 
     def companions(self) -> tuple[Part, ...]:
         return (Random() if self.remasking == "random" else Probability(),)
 
     def begin_block(self, canvas: Canvas) -> None:
-        quota = canvas.state(Quota)
-        quota.table = even_quota(len(canvas.masks()), block_steps(canvas, self.steps))
+        schedule(canvas, self.steps)
 
     def quota(self, canvas: Canvas) -> int:
         """Positions to commit in this step; all that are left when the schedule has run out."""

@@ -10,10 +10,10 @@ import numpy as np
 from ..canvas import BoolArray
 from ..capabilities import PROBABILITY, REPEATABLE
 from ..errors import ConfigError
+from ..limits import THRESHOLD, bounds
 from ..spec import FamilyDefaults
 from .base import Selector, View
 from .compose import register
-from .threshold import check_probability
 
 
 @register(
@@ -35,17 +35,15 @@ class LocalLeap(Selector):
     offers = frozenset({REPEATABLE})
 
     family_defaults: ClassVar[FamilyDefaults] = {"llada": {"tau_r": 0.75}, "dream": {"tau_r": 0.8}}
+    limits = bounds(kappa=THRESHOLD, tau_r=THRESHOLD)
 
     kappa: float = 0.9
     tau_r: float | None = None
     w: int = 4
 
     def __post_init__(self) -> None:
-        check_probability("kappa", self.kappa)
-        if self.tau_r is None:
-            return
-        check_probability("tau_r", self.tau_r)
-        if self.tau_r > self.kappa:
+        super().__post_init__()
+        if self.tau_r is not None and self.tau_r > self.kappa:
             raise ConfigError(f"tau_r={self.tau_r} must not exceed kappa={self.kappa}")
 
     def select(self, view: View) -> BoolArray:

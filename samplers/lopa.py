@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas
+from ..canvas import BoolArray, Canvas, Fed
 from ..capabilities import BRANCHES, SLIDING_BRANCHES
-from ..errors import ConfigError, UnknownNameError
-from .base import Decide, Explorer, Part, Prediction, Scorer, View
+from ..limits import COUNT, SHARE, SOME_SHARE, bounds, one_of
+from .base import Decide, Explorer, Part, Prediction, Transform, View
 from .compose import register
-from .scorers import Margin, NegEntropy, Probability
+from .scorers import SCORES
 from .threshold import Threshold
-
-CONFIDENCES: Mapping[str, Scorer] = {
-    "neg_entropy": NegEntropy(), "prob": Probability(), "margin": Margin(),
-}  # fmt: skip
 
 
 @dataclass
@@ -27,10 +23,43 @@ class BranchScores:
     scores: tuple[float, ...] = (1.0,)
 
 
+@dataclass
+class KeptLogits:
+    """What was said of ``position``, the first open one, when the blocks before it were kept."""
+
+    position: int = -1
+    prediction: Prediction | None = None
+
+    def put(self, prediction: Prediction) -> Prediction:
+        """``prediction`` with what was kept."""
+        here = np.flatnonzero(prediction.positions == self.position)
+        if self.prediction is None or not here.size:
+            return prediction
+        changed = {}
+        for name in ("token", "logprob", "entropy", "margin"):
+            array, kept = getattr(prediction, name), getattr(self.prediction, name)
+            if array is not None:
+                changed[name] = array.copy()
+                changed[name][here] = kept
+        return replace(prediction, **changed)
+
+
+class KeepsLogits(Transform):
+    """Predicts the first open position as when the blocks before it were kept (cache ``d2f``)."""
+
+    name = "keeps_logits"
+
+    def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
+        kept, low = canvas.state(KeptLogits), canvas.state(Fed).first
+        if kept.position != low:
+            here = np.flatnonzero(prediction.positions == low)
+            kept.position = low
+            kept.prediction = prediction.take(here) if here.size else None
+        return kept.put(prediction)
+
+
 @register(
-    "lopa",
-    paper="LoPA: Scaling dLLM Inference via Lookahead Parallel Decoding",
-    arxiv="2512.16229",
+    "lopa", paper="LoPA: Scaling dLLM Inference via Lookahead Parallel Decoding", arxiv="2512.16229"
 )
 @dataclass(frozen=True)
 class LoPA(Explorer):
@@ -44,11 +73,15 @@ class LoPA(Explorer):
     being explored (threshold 0.9), published with ``d2f``.  The official ``branching_factor`` does
     not count the row as it stands: it is k - 1.  Without ``base_competes`` (the official code
     without branch verification) the row as it stands is not fed, and all ``k`` branches are trials.
-    A forward of k branches counts once in NFE and k
-    times in computed positions.
+    A forward of k branches counts once in NFE and k times in computed positions.
+
+    ``official`` reproduces the released code where blocks see one another, with
+    ``cache="d2f(causal=False, official=True)"``: the row left of the open blocks is not computed
+    again, what it predicts stays as it was.
     """
 
     needs = frozenset({BRANCHES, SLIDING_BRANCHES})
+    limits = bounds(k=COUNT, alpha=SHARE, branch_topp=SOME_SHARE, confidence=one_of(SCORES))
 
     base: tuple[Part, ...] = ()
     k: int = 2
@@ -56,27 +89,18 @@ class LoPA(Explorer):
     branch_topp: float = 1.0
     confidence: str = "neg_entropy"
     base_competes: bool = True
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"k must be at least 1, not {self.k}")
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha must lie in [0, 1], not {self.alpha}")
-        if not 0 < self.branch_topp <= 1:
-            raise ConfigError(f"branch_topp must lie in (0, 1], not {self.branch_topp}")
-        if self.confidence not in CONFIDENCES:
-            raise UnknownNameError("confidence", self.confidence, CONFIDENCES)
+    official: bool = False
 
     @property
     def statistics(self) -> frozenset[str]:  # type: ignore[override]
-        return CONFIDENCES[self.confidence].statistics
+        return SCORES[self.confidence].statistics
 
     @property
     def width(self) -> int:
         return self.k
 
     def companions(self) -> tuple[Part, ...]:
-        return (Threshold(),)
+        return (Threshold(), KeepsLogits()) if self.official else (Threshold(),)
 
     def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
         order = np.argsort(-view.score, kind="stable")
@@ -92,6 +116,11 @@ class LoPA(Explorer):
         self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
     ) -> int:
         committed = branches[0].state(BranchScores).scores
+        if self.official:
+            result = [
+                p.put(r) if (p := b.state(KeptLogits)).position == b.state(Fed).first else r
+                for b, r in zip(branches, result, strict=True)
+            ]
         future = [self._future(*pair) for pair in zip(branches, result, strict=True)]
         scores = [
             self.alpha * c + (1 - self.alpha) * f for c, f in zip(committed, future, strict=True)
@@ -102,5 +131,5 @@ class LoPA(Explorer):
     def _future(self, canvas: Canvas, prediction: Prediction) -> float:
         if not len(prediction.positions):
             return 1.0
-        score = np.sort(CONFIDENCES[self.confidence].score(canvas, prediction))
+        score = np.sort(SCORES[self.confidence].score(canvas, prediction))
         return float(np.mean(score[: max(1, int(self.branch_topp * len(score)))]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..canvas import Canvas
 from ..capabilities import REPEATABLE
-from ..errors import ConfigError
+from ..limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Window
 from .compose import register
 
@@ -30,20 +30,13 @@ class MultiBlocks(Window):
     """
 
     offers = frozenset({REPEATABLE})
+    limits = bounds(block_length=COUNT, lookahead=NOT_NEGATIVE)
 
     block_length: int | None = None
     lookahead: int = 1
 
-    def __post_init__(self) -> None:
-        if self.block_length is not None and self.block_length < 1:
-            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
-        if self.lookahead < 0:
-            raise ConfigError(f"lookahead must not be negative, not {self.lookahead}")
-
     def advance(self, canvas: Canvas) -> None:
         size, open_ = self.block_length or 32, canvas.masked[canvas.start : canvas.end]
-        if not open_.any():
-            return
         low = canvas.start + int(open_.argmax()) // size * size
         window = (low, min(low + size * (1 + self.lookahead), canvas.end))
         canvas.state(FirstBlock).end = low + size

@@ -8,7 +8,8 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import FINAL, FIXED_LENGTH, OWN_PREDICTIONS, REGION_LOGITS
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError
+from ..limits import COUNT, NOT_NEGATIVE, bounds, one_of
 from .base import Part, Stop, View
 from .compose import register
 from .llada import LLaDA
@@ -18,9 +19,7 @@ PROGRESS = ("steps", "tokens")
 
 
 @register(
-    "prophet",
-    paper="Diffusion Language Models Know the Answer Before Decoding",
-    arxiv="2508.19982",
+    "prophet", paper="Diffusion Language Models Know the Answer Before Decoding", arxiv="2508.19982"
 )
 @dataclass(frozen=True)
 class Prophet(Stop):
@@ -42,6 +41,9 @@ class Prophet(Stop):
 
     needs = frozenset({REGION_LOGITS, FINAL, OWN_PREDICTIONS, FIXED_LENGTH})
     statistics = frozenset({"gap"})
+    limits = bounds(
+        region=one_of(REGIONS), progress=one_of(PROGRESS), answer=COUNT, start=NOT_NEGATIVE
+    )
 
     answer: int = 5
     start: int | None = None
@@ -54,18 +56,11 @@ class Prophet(Stop):
     include_committed: bool = True
 
     def __post_init__(self) -> None:
-        if self.region is not None and self.region not in REGIONS:
-            raise UnknownNameError("region", self.region, REGIONS)
+        super().__post_init__()
         if self.start is not None and self.region not in (None, "answer_span"):
             raise ConfigError(f"start={self.start} says where the answer is: drop {self.region}")
-        if self.progress is not None and self.progress not in PROGRESS:
-            raise UnknownNameError("progress", self.progress, PROGRESS)
         if self.region == "answer_span" and self.start is None:
             raise ConfigError("region=answer_span needs to know where it starts: pass start")
-        if self.answer < 1:
-            raise ConfigError(f"answer must be at least 1 position, not {self.answer}")
-        if self.start is not None and self.start < 0:
-            raise ConfigError(f"start counts positions from 0, not {self.start}")
 
     def companions(self) -> tuple[Part, ...]:
         return (LLaDA(),)

@@ -9,10 +9,10 @@ import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import CONSTRAINED, FRESH_LOGITS, PROBABILITY
-from ..errors import ConfigError, UnknownNameError
+from ..limits import COUNT, THRESHOLD, bounds, one_of
 from .base import NO_SCORES, NOTHING, Part, Selector, View
 from .compose import register
-from .threshold import Threshold, check_probability
+from .threshold import Threshold
 
 CLUSTER_MODES = ("confidence", "mid", "random")
 EVALUATIONS = ("last", "ave", "max")
@@ -77,6 +77,11 @@ class R2(Selector):
     statistics = frozenset({"max_logprob", "top_token"})
     extends = True
     offers = frozenset({CONSTRAINED})
+    limits = bounds(
+        spatial_threshold=THRESHOLD, temporal_threshold=THRESHOLD,
+        token_cluster=one_of(CLUSTER_MODES), temporal_eval=one_of(EVALUATIONS),
+        confidence_cluster_size=COUNT, temporal_steps=COUNT
+    )  # fmt: skip
 
     confidence_cluster_size: int | None = 3
     spatial_threshold: float = 0.8
@@ -85,18 +90,6 @@ class R2(Selector):
     temporal_steps: int | None = 3
     temporal_threshold: float = 0.8
     temporal_eval: str = "last"
-
-    def __post_init__(self) -> None:
-        check_probability("spatial_threshold", self.spatial_threshold)
-        check_probability("temporal_threshold", self.temporal_threshold)
-        if self.token_cluster is not None and self.token_cluster not in CLUSTER_MODES:
-            raise UnknownNameError("token_cluster", self.token_cluster, CLUSTER_MODES)
-        if self.temporal_eval not in EVALUATIONS:
-            raise UnknownNameError("temporal_eval", self.temporal_eval, EVALUATIONS)
-        for name in ("confidence_cluster_size", "temporal_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
 
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(),)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
-from ..errors import ConfigError
+from ..limits import COUNT, SHARE, bounds
 from .base import Part, Reviser, Revision, View, top
 from .compose import register
 from .llada import LLaDA, Quota
@@ -56,15 +56,10 @@ class ReMDM(Reviser):
 
     needs = frozenset({FIXED_WINDOW, KEEPS_TEXT})
     offers = frozenset({CONSTRAINED})
+    limits = bounds(n=COUNT, start=SHARE)
 
     n: int = 1
     start: float = 0.875
-
-    def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"n must be at least 1, not {self.n}")
-        if not 0 <= self.start <= 1:
-            raise ConfigError(f"start must lie in [0, 1], not {self.start}")
 
     def companions(self) -> tuple[Part, ...]:
         return (ReMDMQuota(n=self.n, start=self.start),)

@@ -11,9 +11,10 @@ from typing import ClassVar
 import numpy as np
 
 from ..canvas import Canvas, Edit, IntArray
-from ..capabilities import ALL_LOGITS, REGION_LOGITS, Capability
-from ..errors import ConfigError, UnknownNameError
-from .append import after_a_miss, check_counts
+from ..capabilities import REGION_LOGITS, WHOLE_TEXT, Capability
+from ..errors import ConfigError
+from ..limits import COUNT, bounds, one_of
+from .append import after_a_miss
 from .base import Length, Part, Prediction, View
 from .compose import register
 from .threshold import Threshold
@@ -67,6 +68,10 @@ class Rho(Length):
     """
 
     statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
+    limits = bounds(
+        initial=COUNT, expand=COUNT, tokens=COUNT, block=COUNT, schedule=one_of(SCHEDULES),
+        signal=one_of(("confidence", "density"))
+    )  # fmt: skip
 
     initial: int | None = None
     low: float = 0.4
@@ -80,23 +85,16 @@ class Rho(Length):
     eos_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        check_counts(self, "initial", "expand", "tokens", "block")
-        if self.schedule not in SCHEDULES:
-            raise UnknownNameError("schedule", self.schedule, SCHEDULES)
-        if self.signal not in ("confidence", "density"):
-            raise UnknownNameError("signal", self.signal, ("confidence", "density"))
+        super().__post_init__()
         if not 0 <= self.low <= self.high <= 1:
             raise ConfigError(f"low={self.low} and high={self.high} lie in [0, 1], in this order")
 
     @property
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]
-        return frozenset({ALL_LOGITS if self.signal == "confidence" else REGION_LOGITS})
+        return frozenset({WHOLE_TEXT if self.signal == "confidence" else REGION_LOGITS})
 
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(0.9),)
-
-    def open(self, start: int, origin: int, cap: int) -> int:
-        return self.initial or min(cap, 64)
 
     def wants(self, canvas: Canvas) -> IntArray | None:
         here = np.arange(canvas.start, canvas.end)

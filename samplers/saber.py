@@ -16,7 +16,7 @@ from ..capabilities import (
     OWN_PREDICTIONS,
     PROBABILITY,
 )
-from ..errors import ConfigError
+from ..limits import COUNT, bounds
 from .base import NO_SCORES, Part, Reviser, Revision, Selector, View, top
 from .compose import register
 from .windows import WholeRegion
@@ -41,13 +41,10 @@ class SaberAccept(Selector):
     """
 
     needs = frozenset({PROBABILITY})
+    limits = bounds(n=COUNT)
 
     n: int = 2
     official: bool = False
-
-    def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"n must be at least 1, not {self.n}")
 
     def select(self, view: View) -> BoolArray:
         canvas = view.canvas
@@ -75,13 +72,10 @@ class Saber(Reviser):
 
     needs = frozenset({COMMITTED_LOGITS, FIXED_WINDOW, KEEPS_TEXT, OWN_PREDICTIONS, FIXED_LENGTH})
     offers = frozenset({CONSTRAINED})
+    limits = bounds(n=COUNT)
 
     n: int = 2
     official: bool = False
-
-    def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"n must be at least 1, not {self.n}")
 
     def companions(self) -> tuple[Part, ...]:
         return (SaberAccept(self.n, self.official), WholeRegion())

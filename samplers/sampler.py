@@ -5,6 +5,7 @@ Parts and what they see are in `base`; how a string becomes a `Sampler` is in `c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -81,26 +82,22 @@ class Sampler:
         return frozenset().union(*(part.statistics for part in self.parts))
 
     @cached_property
-    def _beginning(self) -> tuple[Part, ...]:
-        return tuple(p for p in self.parts if type(p).begin_block is not Part.begin_block)
-
-    @cached_property
-    def _wanting(self) -> tuple[Part, ...]:
-        return tuple(part for part in self.parts if type(part).wants is not Part.wants)
-
-    @cached_property
-    def _asking(self) -> tuple[Part, ...]:
-        return tuple(part for part in self.parts if type(part).asks is not Part.asks)
+    def _overriding(self) -> dict[str, tuple[Part, ...]]:
+        """The parts that do something in a method that does nothing by default."""
+        return {
+            name: tuple(p for p in self.parts if getattr(type(p), name) is not getattr(Part, name))
+            for name in ("begin_block", "wants", "asks")
+        }
 
     def prepare(self, canvas: Canvas) -> bool:
         """Move the window; False when the schedule grants this step nothing."""
         if self.probes(canvas):
             return True
         block = canvas.block
-        if not canvas.revising:
+        if not canvas.revising and np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
             self.window.advance(canvas)
         if canvas.block != block:
-            for part in self._beginning:
+            for part in self._overriding["begin_block"]:
                 part.begin_block(canvas)
         if self.window.decides(canvas) or not all(s.rests(canvas) for s in self.selectors):
             return True
@@ -116,7 +113,7 @@ class Sampler:
 
     def targets(self, canvas: Canvas) -> IntArray:
         """Positions whose predictions this step needs, ascending."""
-        masks, parts = canvas.masks(), self._asked(self._wanting, canvas)
+        masks, parts = canvas.masks(), self._asked(self._overriding["wants"], canvas)
         wanted = [w for part in parts if (w := part.wants(canvas)) is not None]
         return np.unique(np.concatenate([masks, *wanted])) if wanted else masks
 
@@ -127,9 +124,22 @@ class Sampler:
 
     def asks(self, canvas: Canvas, positions: IntArray) -> dict[str, IntArray]:
         """Part name -> (n, m) ids whose log-probabilities it reads at ``positions``."""
-        parts = self._asked(self._asking, canvas)
+        parts = self._asked(self._overriding["asks"], canvas)
         result = {part.name: part.asks(canvas, positions) for part in parts}
         return {name: ids for name, ids in result.items() if ids is not None}
+
+    @cached_property
+    def bannable(self) -> frozenset[int]:
+        """Ids that some part forbids in some steps, and reads where they are proposed."""
+        return frozenset().union(*(part.bannable for part in self.parts))
+
+    def bans(self, canvas: Canvas, positions: IntArray, ids: Sequence[int]) -> BoolArray:
+        """(n, m) bool: which of the ``ids`` may not be proposed at which of the ``positions``."""
+        result = np.zeros((len(positions), len(ids)), np.bool_)
+        for part in self.parts:
+            for token, where in part.bans(canvas, positions).items():
+                result[:, ids.index(token)] |= where
+        return result
 
     def maps(self, layers: int) -> tuple[int, ...]:
         """Decoder layers whose attention some part reads, ascending."""
@@ -150,13 +160,20 @@ class Sampler:
     def offers(self) -> frozenset[Capability]:
         """What it offers to a cache: foresight, when no part looks at predictions; a fixed
         window."""
-        looks = self.stops or self.reviser or self.explorer or self.transforms or self._wanting
+        looks = (
+            self.stops
+            or self.reviser
+            or self.explorer
+            or self.transforms
+            or self._overriding["wants"]
+        )
         blind = () if looks or self.eos.reorders else (self.scorer, *self.selectors)
         result = frozenset.intersection(*(p.offers for p in blind)) if blind else frozenset()
         return result | self.window.offers
 
     def foreseen(self, canvas: Canvas) -> IntArray:
-        """The positions that this step is going to commit, ascending; only with foresight."""
+        """The positions that this step is going to commit, ascending; only with foresight.  For
+        `dkv_greedy`, which computes their neighbourhood in the same forward."""
         positions = canvas.masks()
         blank = Prediction(
             positions, np.zeros_like(positions), np.zeros(len(positions), np.float32)
@@ -206,7 +223,6 @@ class Sampler:
         return Decision(positions, remasked, forced, trials, 0, ids, logprobs, padded, edits)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
-        self.eos.foresee(canvas, prediction, self.stop_ids)
         here = prediction.of_window(canvas)
         score = self.scorer.score(canvas, here)
         ids = self.stop_ids if self.eos.ends else ()

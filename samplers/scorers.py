@@ -6,6 +6,7 @@ fact of the model family (LLaDA: clean, Dream: tempered), not of the scorer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,12 @@ class NegEntropy(Scorer):
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
         assert prediction.entropy is not None
         return -prediction.entropy
+
+
+# What other parts call the scores by.
+SCORES: Mapping[str, Scorer] = {
+    "prob": Probability(), "neg_entropy": NegEntropy(), "margin": Margin(),
+}  # fmt: skip
 
 
 @register("random", paper="Large Language Diffusion Models", arxiv="2502.09992")

@@ -9,12 +9,11 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, Cycle
 from ..capabilities import FIXED_LENGTH, PROBABILITY, REPEATABLE
-from ..errors import ConfigError, UnknownNameError
+from ..limits import COUNT, POSITIVE, THRESHOLD, bounds, one_of
 from ..spec import FamilyDefaults
 from .base import Part, Prediction, Selector, View, Window
 from .compose import register
 from .dcd import slide
-from .threshold import check_probability
 
 SLOWFAST = "Accelerating Diffusion Large Language Models with SlowFast Sampling"
 SPREADS = ("std", "variance")
@@ -33,19 +32,12 @@ class Pairs(Selector):
     needs = frozenset({PROBABILITY})
     offers = frozenset({REPEATABLE})
     family_defaults: ClassVar[FamilyDefaults] = {"dream": {"tau_explore": 0.8}}
+    limits = bounds(tau=THRESHOLD, tau_explore=THRESHOLD, least=COUNT, least_explore=COUNT)
 
     tau: float = 0.9
     least: int = 2
     tau_explore: float | None = None
     least_explore: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("tau", "tau_explore"):
-            if getattr(self, name) is not None:
-                check_probability(name, getattr(self, name))
-        for name in ("least", "least_explore"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
 
     def select(self, view: View) -> BoolArray:
         cycle = view.canvas.state(Cycle)
@@ -78,6 +70,10 @@ class SlowFast(Window):
         "llada": {"tau_reach": 0.3, "spread": "std"},
         "dream": {"tau_reach": 0.1, "spread": "variance"},
     }
+    limits = bounds(
+        tau_reach=THRESHOLD, explore=COUNT, estimates=COUNT, block_length=COUNT, stable=POSITIVE,
+        spread=one_of(SPREADS)
+    )  # fmt: skip
 
     explore: int = 6
     tau_reach: float | None = None
@@ -87,25 +83,11 @@ class SlowFast(Window):
     spread: str | None = None
     block_length: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.tau_reach is not None:
-            check_probability("tau_reach", self.tau_reach)
-        for name in ("explore", "estimates", "block_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
-        if not self.stable > 0:
-            raise ConfigError(f"stable must be positive, not {self.stable}")
-        if self.spread is not None and self.spread not in SPREADS:
-            raise UnknownNameError("spread", self.spread, SPREADS)
-
     def companions(self) -> tuple[Part, ...]:
         return (Pairs(),)
 
     def advance(self, canvas: Canvas) -> None:
         cycle, open_ = canvas.state(Cycle), canvas.masked[canvas.start : canvas.end]
-        if not open_.any():
-            return
         first = canvas.start + int(open_.argmax())
         if first >= cycle.block_end:
             low = self._block(canvas, first)

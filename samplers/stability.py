@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..canvas import Canvas, FloatArray
 from ..capabilities import ENTROPY, FRESH_LOGITS, PROBABILITY, Capability
-from ..errors import ConfigError, UnknownNameError
+from ..limits import NOT_NEGATIVE, bounds, one_of
 from .base import Prediction, Scorer
 from .compose import register
-from .scorers import Margin, NegEntropy, Probability
-
-BASES: Mapping[str, Scorer] = {
-    "prob": Probability(), "neg_entropy": NegEntropy(), "margin": Margin(),
-}  # fmt: skip
+from .scorers import SCORES
 
 
 @register(
@@ -35,29 +30,24 @@ class Stability(Scorer):
     """
 
     needs = frozenset({FRESH_LOGITS})
+    limits = bounds(weight=NOT_NEGATIVE, of=one_of(SCORES))
 
     weight: float = 1.0
     of: str = "prob"
 
-    def __post_init__(self) -> None:
-        if not self.weight >= 0:
-            raise ConfigError(f"weight must not be negative, not {self.weight}")
-        if self.of not in BASES:
-            raise UnknownNameError("of", self.of, BASES)
-
     @property
     def statistics(self) -> frozenset[str]:  # type: ignore[override]
-        return BASES[self.of].statistics | {"kl"}
+        return SCORES[self.of].statistics | {"kl"}
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
-        return BASES[self.of].offers & {PROBABILITY, ENTROPY}  # depends on steps before
+        return SCORES[self.of].offers & {PROBABILITY, ENTROPY}  # depends on steps before
 
     @property
     def tau_low(self) -> float:  # type: ignore[override]
-        return BASES[self.of].tau_low
+        return SCORES[self.of].tau_low
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
-        score, moved = BASES[self.of].score(canvas, prediction), prediction.kl
+        score, moved = SCORES[self.of].score(canvas, prediction), prediction.kl
         assert moved is not None, "asked for by name"
         return np.where(np.isfinite(moved), score - self.weight * moved, score).astype(np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Blocks, Canvas
 from ..capabilities import FIXED_LENGTH
-from ..errors import ConfigError
+from ..limits import COUNT, SHARE, bounds
 from .base import Window
 from .compose import register
 
@@ -36,22 +36,15 @@ class StagedBlocks(Window):
     """
 
     needs = frozenset({FIXED_LENGTH})
+    limits = bounds(block_length=COUNT, block_add_threshold=SHARE, decoded_token_threshold=SHARE)
+
     block_length: int | None = None
     block_add_threshold: float = 0.5
     decoded_token_threshold: float = 0.5
 
-    def __post_init__(self) -> None:
-        if self.block_length is not None and self.block_length < 1:
-            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
-        for name in ("block_add_threshold", "decoded_token_threshold"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is a share in [0, 1], not {getattr(self, name)}")
-
     def advance(self, canvas: Canvas) -> None:
         size = self.block_length or 32
         open_ = canvas.masked[canvas.start : canvas.end]
-        if not open_.any():
-            return
         edges = np.arange(canvas.start, canvas.end, size)
         masks = np.add.reduceat(open_.astype(np.int64), edges - canvas.start)
         progress = 1 - masks / np.diff(edges, append=canvas.end)

@@ -8,11 +8,10 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, Suffix
 from ..capabilities import FIXED_WINDOW, PROBABILITY
-from ..errors import ConfigError
+from ..limits import SHARE, THRESHOLD, bounds
 from .base import Part, Selector, View
 from .compose import register
 from .eos import Eos
-from .threshold import check_probability
 
 
 @register(
@@ -32,14 +31,10 @@ class Streaming(Selector):
     """
 
     needs = frozenset({PROBABILITY, FIXED_WINDOW})
+    limits = bounds(tau=THRESHOLD, alpha=SHARE)
 
     tau: float = 0.9
     alpha: float = 0.3
-
-    def __post_init__(self) -> None:
-        check_probability("tau", self.tau)
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha must lie in [0, 1], not {self.alpha}")
 
     def companions(self) -> tuple[Part, ...]:
         return (Eos("block_contains"),)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ..canvas import BoolArray
 from ..capabilities import PROBABILITY, REPEATABLE
-from ..errors import ConfigError
+from ..limits import COUNT, THRESHOLD, bounds
 from .base import Selector, View, top
 from .compose import register
 
 FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
-
-
-def check_probability(name: str, value: float) -> None:
-    """A probability threshold lies in [0, 1]; infinity means one token per step."""
-    if not (0 <= value <= 1 or value == math.inf):
-        raise ConfigError(
-            f"{name}={value} is outside [0, 1]; use {name}=inf for one token per step"
-        )
 
 
 @register("threshold", paper=FAST_DLLM, arxiv="2505.22618")
@@ -33,14 +24,10 @@ class Threshold(Selector):
 
     needs = frozenset({PROBABILITY})
     offers = frozenset({REPEATABLE})
+    limits = bounds(tau=THRESHOLD, n=COUNT)
 
     tau: float = 0.9
     n: int = 1
-
-    def __post_init__(self) -> None:
-        check_probability("tau", self.tau)
-        if self.n < 1:
-            raise ConfigError(f"n must be at least 1, not {self.n}")
 
     def select(self, view: View) -> BoolArray:
         sure: BoolArray = view.score >= self.tau

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import BoolArray
 from ..capabilities import ENTROPY
-from ..errors import ConfigError
+from ..limits import NOT_NEGATIVE, bounds
 from .base import Part, Selector, View
 from .compose import register
 from .dcd import DCD
@@ -37,14 +37,10 @@ class WeDLM(Selector):
     """
 
     needs = frozenset({ENTROPY})
+    limits = bounds(tau=NOT_NEGATIVE, penalty=NOT_NEGATIVE)
 
     tau: float = 0.4
     penalty: float = 0.02
-
-    def __post_init__(self) -> None:
-        for name in ("tau", "penalty"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must not be negative, not {getattr(self, name)}")
 
     def companions(self) -> tuple[Part, ...]:
         return (NegEntropy(), Eos("prefix_complete"), DCD(s_init=16, s_max=16))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas
+from ..canvas import Canvas
 from ..capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
-from ..errors import ConfigError
-from .base import View, Window
+from ..limits import COUNT, NOT_NEGATIVE, bounds
+from .base import Window
 from .compose import register
 
 
@@ -21,16 +21,16 @@ class StaticBlocks(Window):
     The last block is short when ``block_length`` (default 32) does not divide the region.
     ``force_first`` commits exactly the first position when a block opens, whatever its score:
     only for parity with the cached Dream code of Fast-dLLM, which cannot predict it later.
+    ``official`` is for parity with WeDLM's block decoder, which knows masks by their id: where the
+    model may propose the mask token, one that was committed is undecided again in the next block.
     """
 
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
+    limits = bounds(block_length=COUNT)
 
     block_length: int | None = None
     force_first: bool = False
-
-    def __post_init__(self) -> None:
-        if self.block_length is not None and self.block_length < 1:
-            raise ConfigError(f"block_length must be at least 1, not {self.block_length}")
+    official: bool = False
 
     def advance(self, canvas: Canvas) -> None:
         low, high = canvas.window
@@ -41,15 +41,16 @@ class StaticBlocks(Window):
             canvas.window = low, high
         while not canvas.masked[low:high].any() and high < canvas.end:
             low, high = high, min(origin + ((high - origin) // size + 1) * size, canvas.end)
-        if (low, high) != canvas.window:
-            canvas.open_window(low, high)
+        if (low, high) == canvas.window:
+            return
+        masks = np.flatnonzero(canvas.tokens[:low] == canvas.mask_id)
+        if self.official and masks.size:
+            canvas.remask(masks)
+            low = int(masks[0])
+        canvas.open_window(low, high)
 
     def decides(self, canvas: Canvas) -> bool:
         return self.force_first and canvas.block_step == 0
-
-    def select(self, view: View) -> BoolArray:
-        first: BoolArray = np.arange(len(view.positions)) == 0
-        return first
 
 
 @register("cumulative_blocks", paper="Large Language Diffusion Models", arxiv="2502.09992")
@@ -76,12 +77,9 @@ class WholeRegion(Window):
 
     needs = frozenset({WHOLE_REGION})
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
+    limits = bounds(force_first=NOT_NEGATIVE)
 
     force_first: int = 0
-
-    def __post_init__(self) -> None:
-        if self.force_first < 0:
-            raise ConfigError(f"force_first must not be negative, not {self.force_first}")
 
     def advance(self, canvas: Canvas) -> None:
         if canvas.window != (canvas.start, canvas.end):
@@ -90,7 +88,3 @@ class WholeRegion(Window):
 
     def decides(self, canvas: Canvas) -> bool:
         return self.force_first > 0 and canvas.step % self.force_first == 0
-
-    def select(self, view: View) -> BoolArray:
-        first: BoolArray = np.arange(len(view.positions)) == 0
-        return first

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
+from ..limits import THRESHOLD, bounds
 from .base import Part, Reviser, Revision, Selector, View, top
 from .compose import register
-from .threshold import check_probability
 from .windows import StaticBlocks
 
 WINO = "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs"
@@ -23,11 +23,9 @@ class WinoDraft(Selector):
     """Commit what exceeds ``tau1`` (0.6), at most 70 % of the undecided positions: 5 to 20."""
 
     needs = frozenset({PROBABILITY})
+    limits = bounds(tau1=THRESHOLD)
 
     tau1: float = 0.6
-
-    def __post_init__(self) -> None:
-        check_probability("tau1", self.tau1)
 
     def select(self, view: View) -> BoolArray:
         most = min(max(int(0.7 * len(view.positions)), 5), 20)
@@ -57,11 +55,9 @@ class Wino(Reviser):
 
     needs = frozenset({SHADOW, FIXED_WINDOW, KEEPS_TEXT})
     offers = frozenset({CONSTRAINED})
+    limits = bounds(tau2=THRESHOLD)
 
     tau2: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_probability("tau2", self.tau2)
 
     def companions(self) -> tuple[Part, ...]:
         return (WinoDraft(), StaticBlocks(128))

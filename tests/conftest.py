@@ -11,17 +11,15 @@ import torch
 if not torch.cuda.is_available():
     # Triton's interpreter has to be asked for before anything imports Triton, as transformers does.
     os.environ.setdefault("TRITON_INTERPRET", "1")
-os.environ["DLLM_RATE"] = ""  # tests learn nothing from other calls, and leave nothing behind
-
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+# Tests learn nothing from other calls, and leave nothing behind.
+os.environ["DLLM_RATE"] = os.environ["DLLM_FORMATS"] = ""
 
 import dllm
-from dllm.train.tokenizer import build_tokenizer
 
 # What `pytest -m smoke` runs: a sample of every part, in under a minute on a quiet machine.
 SMOKE = (
     "tests/test_api.py", "tests/test_values.py", "tests/cache/test_plans.py",
-    "tests/cli/test_generate.py", "tests/drafting/test_lossless.py",
+    "tests/cli/test_generate.py", "tests/drafting/accept/test_lossless.py",
     "tests/engine/test_constraints.py", "tests/engine/test_extents.py",
     "tests/fuzz/test_decoding.py::test_a_batch_is_its_rows_alone[0-19]",
     "tests/fuzz/test_command_lines.py::test_a_command_line[0-19]",
@@ -50,6 +48,10 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="session")
 def tiny() -> dllm.DiffusionModel:
     """A LLaDA-shaped model with a context of 128 and weights large enough to prefer something."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # not where only workers of xdist start
+
+    from dllm.train.tokenizer import build_tokenizer
+
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -67,6 +69,10 @@ def tiny() -> dllm.DiffusionModel:
 @pytest.fixture(scope="session")
 def reordered() -> dllm.DiffusionModel:
     """A WeDLM-shaped model, as `tiny`: it attends to decided tokens first."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from dllm.train.tokenizer import build_tokenizer
+
     tokenizer = build_tokenizer()
     torch.manual_seed(0)
     config = Qwen3Config(

@@ -47,4 +47,4 @@ class Decoding:
                     raise row.error
 
     def logits(self, row: Row) -> torch.Tensor:
-        return self.engine.logits(row)
+        return self.engine.scores([row])[0]

@@ -24,6 +24,7 @@ SMALL = {
     "streaming": "streaming(window=3, base=dual)",
     "d2": "d2(k=4)",
     "elastic": "elastic(beta=4)",
+    "surelock": "surelock(eps=0.02)",
     "delayed": "delayed(refresh_every=3)",
     "d2f": "d2f",
     "block": "block",
@@ -39,7 +40,8 @@ EXACT = (
     "dllm_cache(prompt_every=1, response_every=1000, ratio=1.0)",
     "dsb(before=1000, after=1000)", "dcd(refresh_every=1)",
     "vicinity(before=1000, after=1000)", "sparse(refresh_every=1)", "d2(k=1000, p=1.0)",
-    "elastic(refresh_every=1)", "delayed(delay=1000)",
+    "elastic(refresh_every=1)", "delayed(delay=1000)", "surelock(eps=0)",
+    "surelock(eps=9, refresh_every=1)",
     "dpad(base=none, scale=9, window=100000)", "dpad(dropout=uniform, number=999, refresh_every=1)",
     "streaming(base=none, window=999)", "streaming(refresh_every=1, window=999)",
 )  # fmt: skip
@@ -48,6 +50,7 @@ EXACT = (
 # network; every other registered one is called by its name (`every_sampler`).
 BITES = {
     "adablock": "adablock(4, delimiters=(3, 7))+threshold(0.8)",
+    "anti_loop": "anti_loop(2)+edit(tau=0.3)+threshold(0.5)",
     "blocks": "threshold(0.8)+blocks(4)",
     "capped_threshold": "capped_threshold(0.3)",
     "certainty_prior": "certainty_prior+fixed",

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 HELP_SECONDS = 0.75  # of processor time; 0.37 measured, on a busy machine too
 
 
@@ -36,8 +34,7 @@ def test_loading_nano_imports_its_own_network_and_no_other() -> None:
     assert "llada" in own and not others & set(own)
 
 
-@pytest.mark.parametrize("names", ["dllm.result", "dllm.samplers", "dllm.cache", "dllm.trace"])
-def test_plain_data_needs_no_deep_learning_library(names: str) -> None:
+def test_plain_data_needs_no_deep_learning_library() -> None:
     """With torch and transformers blocked, not merely unused."""
     program = (
         "import sys\n"
@@ -46,8 +43,7 @@ def test_plain_data_needs_no_deep_learning_library(names: str) -> None:
         "        if name.split('.')[0] in ('torch', 'transformers'):\n"
         "            raise ImportError(f'{name} is blocked')\n"
         "sys.meta_path.insert(0, Blocked())\n"
-        f"import dllm, importlib\n"
-        f"importlib.import_module({names!r})\n"
+        "import dllm, dllm.result, dllm.samplers, dllm.cache, dllm.trace\n"
         "dllm.samplers.compose('threshold'), dllm.cache.compose('none')\n"
         "dllm.Result, dllm.GenerationConfig()\n"
         "print('done')"
@@ -68,6 +64,8 @@ def test_help_is_cheap() -> None:
         "    subprocess.run([sys.executable, '-m', 'dllm', '--help'], check=True,\n"
         "                   stdout=subprocess.DEVNULL)\n"
         "    best = min(best, seconds() - before)\n"
+        f"    if best < {HELP_SECONDS}:\n"
+        "        break\n"
         "print(best)\n"
     )
     assert float(run(program)) < HELP_SECONDS
@@ -82,7 +80,8 @@ def test_help_imports_no_deep_learning_library() -> None:
         "except SystemExit:\n"
         "    pass\n"
         "print()\n"
-        "print(*sorted({'torch', 'transformers', 'numpy'} & sys.modules.keys()) or ['none'])"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub'}\n"
+        "print(*sorted(heavy & sys.modules.keys()) or ['none'])"
     )
     assert run(program).splitlines()[-1] == "none"
 

@@ -306,3 +306,40 @@ def test_merged_events_say_what_both_said() -> None:
     both = first.merged(second)
     assert both.committed == {3: 7, 5: 9} and both.remasked == [4]
     assert both.drafts == {6: 1} and both.tokens == [7, 9] and both.step == 2
+
+
+def test_more_is_decided_at_once_while_others_wait(
+    tiny: dllm.DiffusionModel, slow: Callable[[float], None]
+) -> None:
+    """Of rows that allow it, and as long as enough wait; the last one in the queue is as alone."""
+    slow(0.02)
+    one, all_ = "threshold(tau=inf)", "threshold(tau=0.0)"
+    how: dict[str, Any] = {"max_new_tokens": 16, "block_length": 16}
+    alone = dllm.generate(tiny, PROMPTS[0], sampler=one, **how)
+    orders: list[dict[str, Any]] = [
+        {}, {"under_load": False}, {"sampler": one}, {"sampler": one, "under_load": True}, {}
+    ]  # fmt: skip
+    loosened = []
+    for waiting in (0, 9):
+        with dllm.Session(
+            tiny, sampler=one, max_rows=1, under_load=all_, under_load_waiting=waiting
+        ) as session:
+            handles = [session.submit(PROMPTS[0], **how, **order) for order in orders]
+            results = [handle.result(timeout=60) for handle in handles]
+        loosened.append([result.loosened for result in results])
+        for result in results:
+            assert result.sampler == one
+            assert same(result, alone) is (result.loosened == 0)
+            assert result.nfe < alone.nfe or not result.loosened
+    (first, *rest), none = loosened
+    assert first >= 1 and rest == [0, 0, 1, 0] and none == [0] * 5
+
+
+@pytest.mark.parametrize("sampler", ["lopa(threshold)", "thresold", "threshold+wino"])
+def test_only_the_choice_of_positions_may_follow_the_load(
+    tiny: dllm.DiffusionModel, sampler: str
+) -> None:
+    with pytest.raises(dllm.errors.ConfigError if "thresold" not in sampler else ValueError):
+        dllm.Session(tiny, under_load=sampler)
+    with pytest.raises(dllm.errors.ConfigError, match="under_load_waiting"):
+        dllm.Session(tiny, under_load_waiting=-1)

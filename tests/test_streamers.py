@@ -11,7 +11,7 @@ import torch
 from transformers import TextIteratorStreamer, TextStreamer
 
 import dllm
-from dllm.drafting.base import Budget, Draft, Drafter, Drafting, Request
+from dllm.drafting.base import Budget, Draft, Drafter, Drafting, DraftRequest
 from dllm.drafting.bridges.transformers import custom_generate
 from dllm.errors import OutOfMemoryError
 from dllm.prompts import encode
@@ -37,7 +37,7 @@ class Recorder:
 class Failing(Drafter):
     """Drafts nothing, and fails in the third round."""
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return Failure()
 
 

@@ -124,8 +124,8 @@ def test_every_number_of_a_config_has_its_range() -> None:
     plain = {field.name for field in fields(GenerationConfig)} - set(NUMBERS)
     assert plain == {
         "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
-        "length",
-        "regex", "choice", "json_schema", "confidence",
+        "seed_text", "remask", "length",
+        "regex", "choice", "json_schema", "confidence", "literals", "logit_bias",
     }  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_editors_know_the_arguments() -> None:
     config, arguments = get_type_hints(GenerationConfig), get_type_hints(GenerationArguments)
     assert list(arguments) == list(config) == [field.name for field in fields(GenerationConfig)]
     assert GenerationArguments.__total__ is False
-    wider = {"stop_strings", "choice"}
+    wider = {"stop_strings", "choice", "remask"}
     assert {n for n in config if config[n] != arguments[n]} == wider
 
 
@@ -291,10 +291,10 @@ def test_holes_that_cannot_be_filled(tiny: dllm.DiffusionModel, text: Any, words
 
 
 def test_holes_of_text_and_ids(tiny: dllm.DiffusionModel) -> None:
-    ids, holes = encode_holes(tiny, "Tom[[2]] has[[1]]")
-    assert holes.tolist()[1:] == [True, True, False, True] and not holes[0]
-    again, same = encode_holes(tiny, np.where(holes, -1, ids))
-    assert np.array_equal(again, ids) and np.array_equal(same, holes)
+    ids, holes, sizes = encode_holes(tiny, "Tom[[2]] has[[1]]")
+    assert sizes == (2, 1) and holes.tolist()[1:] == [True, True, False, True] and not holes[0]
+    again, same, also = encode_holes(tiny, np.where(holes, -1, ids))
+    assert np.array_equal(again, ids) and np.array_equal(same, holes) and also == sizes
 
 
 def test_what_a_tokenizer_returns_is_no_prompt(tiny: dllm.DiffusionModel) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 
 def covering(*axes: Sequence[Any]) -> list[Any]:
@@ -21,3 +22,22 @@ def covering(*axes: Sequence[Any]) -> list[Any]:
         )
         for place in product(*(range(len(axis)) for axis in axes))
     ]
+
+
+def some(values: Iterable[Any], count: int) -> list[Any]:
+    """``values`` as parameters: the default run takes ``count`` of them, evenly spaced; the others
+    are slow."""
+    every = list(values)
+    taken = {round(i * len(every) / count) for i in range(count)}
+    rest = [pytest.mark.slow]
+    return [
+        pytest.param(*value.values, id=value.id, marks=[*value.marks, *(rest * (i not in taken))])
+        if isinstance(value, ParameterSet)
+        else pytest.param(value, marks=rest * (i not in taken))
+        for i, value in enumerate(every)
+    ]
+
+
+def slow(*axes: Sequence[Any]) -> list[Any]:
+    """The product of ``axes`` as parameters, all of them slow."""
+    return [pytest.param(*values, marks=pytest.mark.slow) for values in product(*axes)]

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..errors import DllmError
+from ..errors import DllmError, missing_module
 from .batch import batch
 from .bench import bench
 from .chat import chat
@@ -90,7 +90,12 @@ def reported(meta: dict[str, Any]) -> Iterator[None]:
         raise typer.Exit(USAGE_ERROR) from None
     except BrokenPipeError:  # who reads the output has enough
         raise
-    except (DllmError, OSError) as error:
+    except (DllmError, OSError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError):  # of an extra that is not installed
+            told = missing_module(error)
+            if told is None:
+                raise
+            error = told
         if meta.get(DEBUG):
             traceback.print_exc()
         complain(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import ConfigError
-from .options import DECODING, MODEL, SAMPLER, Generation, option, takes
+from .options import MODEL, SAMPLER, Generation, Loading, Raw, option, takes
 from .output import Ticker, interactive, note, stderr
 from .remote import fields
 
@@ -32,9 +33,7 @@ class Batched(Generation):
     max_rows: Annotated[
         int, option("--max-rows", panel=MODEL, text="Requests written at a time.", min=1)
     ] = 16
-    raw: Annotated[
-        bool, option("--raw", panel=DECODING, text="Take plain prompts as they are.")
-    ] = False
+    raw: Raw = False
     ray: Annotated[
         int, option("--ray", panel=MODEL, text="Engines, as actors of Ray Data; 0: here.", min=0)
     ] = 0
@@ -77,7 +76,8 @@ def batch(
     if target.resolve() == requests.resolve():
         raise ConfigError("the results would overwrite the requests: name another file with -o")
     lines = Lines(requests, fields(options), not options.raw)
-    about = {"model": options.model, **options.parts(), "dtype": options.dtype}
+    loaded = {field.name: getattr(options, field.name) for field in dataclass_fields(Loading)}
+    about = {"model": options.model, **options.parts(), **loaded}
     with Results(target, about) as results:
         count, open_lines = open_requests(lines, results)
         if results.done:
@@ -126,5 +126,4 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
 def _with_ray(options: Batched, lines: Any, done: Callable[[Line, dict[str, Any]], None]) -> None:
     from ..serve.ray import answer_with_ray
 
-    loading = {"dtype": options.dtype, "device": options.device}
-    answer_with_ray(options.model, lines, done, options.ray, options.settings(), loading)
+    answer_with_ray(options.model, lines, done, options.ray, options.settings(), options.loading)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import DECODING, OUTPUT, Prompted, Ways, option, takes
+from .options import Json, Prompted, Raw, Seed, Temperature, Ways, takes
 from .output import as_json, text_of, waiting
 
 if TYPE_CHECKING:
@@ -29,18 +29,10 @@ NARROWEST = 24  # columns in which a text can still be read beside the figures
 class Comparison(Ways, Prompted):
     """Options of ``dllm compare``."""
 
-    temperature: Annotated[
-        float | None, option("--temperature", panel=DECODING, text="Default 0: greedy.")
-    ] = None
-    seed: Annotated[
-        int | None, option("--seed", panel=DECODING, text="Of all noise, default 0.")
-    ] = None
-    raw: Annotated[
-        bool, option("--raw", panel=DECODING, text="Take the prompt as it is: no chat template.")
-    ] = False
-    json: Annotated[
-        bool, option("--json", panel=OUTPUT, text="Print one JSON object per setting.")
-    ] = False
+    temperature: Temperature = None
+    seed: Seed = None
+    raw: Raw = False
+    json: Json = False
 
 
 @takes(Comparison)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
-from .options import remember_debug
+from ..errors import ConfigError, UnknownNameError
+from .options import Debug
 from .output import note
 
 if TYPE_CHECKING:
@@ -17,87 +17,85 @@ if TYPE_CHECKING:
     from ..train.dflash.recipe import Recipe
 
 DATA, SHAPE, TRAINING, OUTPUT = "Data", "Drafter", "Training", "Output"
-INTO = ("native", "z-lab", "speculators")
 
 
-def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
+def setting(text: str, panel: str, *names: str, **more: Any) -> Any:
+    """A typer option of a training under a heading of the help page, with its default."""
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
 def dflash(
-    verifier: Annotated[str, _option("Hub id or folder of a causal model.", SHAPE, "--verifier")],
+    verifier: Annotated[str, setting("Hub id or folder of a causal model.", SHAPE, "--verifier")],
     output: Annotated[
-        Path, _option("Folder of the run.", OUTPUT, "--output", "-o")
+        Path, setting("Folder of the run.", OUTPUT, "--output", "-o")
     ] = Path("runs/dflash"),
     data: Annotated[
         list[Path] | None,
-        _option(
+        setting(
             'JSON lines {"ids", "answer"}, or {"prompt"} or {"messages"} for the verifier to '
             "answer; repeatable; default: it prompts itself.", DATA,
         ),
     ] = None,
-    answers: Annotated[int, _option("Answers to prompts of its own.", DATA, min=1)] = 6000,
-    max_new_tokens: Annotated[int, _option("Longest answer.", DATA, min=8)] = 200,
+    answers: Annotated[int, setting("Answers to prompts of its own.", DATA, min=1)] = 6000,
+    max_new_tokens: Annotated[int, setting("Longest answer.", DATA, min=8)] = 200,
     online_taps: Annotated[
-        bool, _option("Compute hidden states in every step instead of keeping them.", DATA)
+        bool, setting("Compute hidden states in every step instead of keeping them.", DATA)
     ] = False,
-    layers: Annotated[int, _option("Layers of the drafter.", SHAPE, min=1)] = 4,
-    block_size: Annotated[int, _option("Anchor and drafts.", SHAPE, min=2)] = 8,
+    layers: Annotated[int, setting("Layers of the drafter.", SHAPE, min=1)] = 4,
+    block_size: Annotated[int, setting("Anchor and drafts.", SHAPE, min=2)] = 8,
     taps: Annotated[
-        str | None, _option("Layers of the verifier to read, e.g. 1,10,18,27.", SHAPE)
+        str | None, setting("Layers of the verifier to read, e.g. 1,10,18,27.", SHAPE)
     ] = None,
-    mask_token_id: Annotated[int | None, _option("Default: an id to spare.", SHAPE, min=0)] = None,
-    sliding_window: Annotated[int | None, _option("Default: none.", SHAPE, min=1)] = None,
+    mask_token_id: Annotated[int | None, setting("Default: an id to spare.", SHAPE, min=0)] = None,
+    sliding_window: Annotated[int | None, setting("Default: none.", SHAPE, min=1)] = None,
     draft_vocabulary: Annotated[
-        int, _option("Ids that it drafts, the most frequent ones; 0: all.", SHAPE, min=0)
+        int, setting("Ids that it drafts, the most frequent ones; 0: all.", SHAPE, min=0)
     ] = 0,
-    init: Annotated[str, _option("'verifier' (its last layers) or 'random'.", SHAPE)] = "verifier",
+    init: Annotated[str, setting("'verifier' (its last layers) or 'random'.", SHAPE)] = "verifier",
     weights_from: Annotated[
-        str | None, _option("A drafter to go on from, its head and ids included.", SHAPE)
+        str | None, setting("A drafter to go on from, its head and ids included.", SHAPE)
     ] = None,
-    steps: Annotated[int, _option("Steps in all.", TRAINING, min=1)] = 4000,
-    rows: Annotated[int, _option("Answers per step and process.", TRAINING, min=1)] = 8,
-    anchors: Annotated[int, _option("Blocks per answer and step.", TRAINING, min=1)] = 48,
-    learning_rate: Annotated[float, _option("Peak.", TRAINING, min=0.0)] = 1e-3,
-    warmup: Annotated[int, _option("Steps.", TRAINING, min=0)] = 50,
+    steps: Annotated[int, setting("Steps in all.", TRAINING, min=1)] = 4000,
+    rows: Annotated[int, setting("Answers per step and process.", TRAINING, min=1)] = 8,
+    anchors: Annotated[int, setting("Blocks per answer and step.", TRAINING, min=1)] = 48,
+    learning_rate: Annotated[float, setting("Peak.", TRAINING, min=0.0)] = 1e-3,
+    warmup: Annotated[int, setting("Steps.", TRAINING, min=0)] = 50,
     schedule: Annotated[
-        str, _option("cosine, constant_with_warmup, ... of transformers.", TRAINING)
+        str, setting("cosine, constant_with_warmup, ... of transformers.", TRAINING)
     ] = "cosine",
-    loss: Annotated[str, _option("'dpace' or 'decay'.", TRAINING)] = "dpace",
-    gamma: Annotated[float, _option("Of 'decay'.", TRAINING, min=0.1)] = 4.0,
+    loss: Annotated[str, setting("'dpace' or 'decay'.", TRAINING)] = "dpace",
+    gamma: Annotated[float, setting("Of 'decay'.", TRAINING, min=0.1)] = 4.0,
     soft: Annotated[
-        float, _option("Share of the verifier's distribution in the target.", TRAINING, min=0.0)
+        float, setting("Share of the verifier's distribution in the target.", TRAINING, min=0.0)
     ] = 0.5,
-    head_rows: Annotated[int, _option("Tokens in a step's head.", TRAINING, min=1)] = 6144,
+    head_rows: Annotated[int, setting("Tokens in a step's head.", TRAINING, min=1)] = 6144,
     markov_rank: Annotated[
-        int, _option("Of a Markov head that is trained beside the drafter; 0: none.", SHAPE, min=0)
+        int, setting("Of a Markov head that is trained beside the drafter; 0: none.", SHAPE, min=0)
     ] = 0,
     selector_rank: Annotated[
-        int, _option("Of DFlash 2's selector instead of a Markov head; 0: none.", SHAPE, min=0)
+        int, setting("Of DFlash 2's selector instead of a Markov head; 0: none.", SHAPE, min=0)
     ] = 0,
     selector: Annotated[
-        bool, _option("DFlash 2's selector, of rank 256.", SHAPE, "--selector")
+        bool, setting("DFlash 2's selector, of rank 256.", SHAPE, "--selector")
     ] = False,
     conv: Annotated[
-        bool, _option("DFlash 2's convolutions around every sublayer.", SHAPE, "--conv")
+        bool, setting("DFlash 2's convolutions around every sublayer.", SHAPE, "--conv")
     ] = False,
     from_anchor: Annotated[
-        bool, _option("The row of the last token drafts as well.", SHAPE, "--from-anchor")
+        bool, setting("The row of the last token drafts as well.", SHAPE, "--from-anchor")
     ] = False,
-    evaluate_every: Annotated[int, _option("Steps.", TRAINING, min=1)] = 200,
-    held_out: Annotated[int, _option("One prompt in so many.", DATA, min=2)] = 64,
-    device: Annotated[str, _option("cpu, cuda, ...", TRAINING)] = "cpu",
-    threads: Annotated[int | None, _option("CPU threads.", TRAINING, min=1)] = None,
-    seed: Annotated[int, _option("Of prompts, weights and batches.", TRAINING, min=0)] = 0,
+    evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 200,
+    held_out: Annotated[int, setting("One prompt in so many.", DATA, min=2)] = 64,
+    device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu",
+    threads: Annotated[int | None, setting("CPU threads.", TRAINING, min=1)] = None,
+    seed: Annotated[int, setting("Of prompts, weights and batches.", TRAINING, min=0)] = 0,
     into: Annotated[
-        str, _option("Format: native (transformers), z-lab or speculators.", OUTPUT, "--format")
+        str, setting("Format: native (transformers), z-lab or speculators.", OUTPUT, "--format")
     ] = "native",
     dry_run: Annotated[
-        bool, _option("Only say what a step would take.", OUTPUT, "--dry-run")
+        bool, setting("Only say what a step would take.", OUTPUT, "--dry-run")
     ] = False,
-    debug: Annotated[
-        bool, _option("Show tracebacks.", OUTPUT, "--debug", callback=remember_debug)
-    ] = False,
+    debug: Debug = False,
 ) -> None:  # fmt: skip
     """Train a drafter that fills a block of masks in one forward (DFlash).
 
@@ -106,11 +104,12 @@ def dflash(
     """
     import torch
 
+    from ..train.dflash.export import FORMATS
     from ..train.dflash.objective import Objective
     from ..train.dflash.recipe import Recipe, Schedule
 
-    if into not in INTO:
-        raise ConfigError(f"the format is one of {', '.join(INTO)}, not {into!r}")
+    if into not in FORMATS:
+        raise UnknownNameError("format", into, FORMATS)
     recipe = Recipe(
         layers, _numbers(taps), block_size, mask_token_id, sliding_window, init, held_out,
         draft_vocabulary=draft_vocabulary, conv=conv, from_anchor=from_anchor,
@@ -123,9 +122,9 @@ def dflash(
         return _dry_run(verifier, recipe)
     if threads is not None:
         torch.set_num_threads(threads)
-    model = _load(verifier, device)
+    model = loaded_verifier(verifier, device)
     output.mkdir(parents=True, exist_ok=True)
-    files = _answers(model, data or [], output, answers, max_new_tokens, seed)
+    files = written_answers(model, data or [], output, answers, max_new_tokens, seed)
     _train(model, files, recipe, output, weights_from, online_taps, into)
 
 
@@ -147,41 +146,47 @@ def _dry_run(verifier: str, recipe: Recipe) -> None:
         note(f"{name} {value:.1f}")
 
 
-def _load(verifier: str, device: str) -> DiffusionModel:
-    """The verifier in bfloat16 where the machine multiplies it fast."""
+def loaded_verifier(verifier: str, device: str, dtype: str = "auto") -> DiffusionModel:
+    """The verifier, by default in bfloat16 where the machine multiplies it fast."""
     from ..drafting.naming import load_verifier
     from ..models import load
     from ..train.loop import machine_has_bf16
 
-    dtype = "bfloat16" if machine_has_bf16(device) else "float32"
+    if dtype == "auto":
+        dtype = "bfloat16" if machine_has_bf16(device) else "float32"
     note(f"{verifier} in {dtype}")
     return load_verifier(load(verifier, dtype=dtype, device=device))
 
 
-def _answers(
-    model: DiffusionModel, data: list[Path], output: Path, count: int, most: int, seed: int
-) -> list[Path]:
-    """Files of answers, written first where there are only prompts."""
-    from ..train.dflash.generate import read_data, write_answers
-    from ..train.dflash.starters import STARTERS
+def written_answers(
+    model: DiffusionModel, data: list[Path], output: Path, count: int, most: int, seed: int,
+    lines: list[str] | None = None,
+) -> list[Path]:  # fmt: skip
+    """Files of answers, written first where there are only prompts: files of ``data``, ``lines``,
+    or else those that the model makes up."""
+    from ..prompts import encode
+    from ..train.dflash.generate import STARTERS, read_data, write_answers
 
+    asked: dict[Path, Any] = {}
     files = []
     for i, file in enumerate(data):
         prompts = read_data(model, file)
-        if prompts is None:
-            files.append(file)
+        files.append(file if prompts is None else output / f"answers-{i}.jsonl")
+        asked[files[-1]] = prompts
+    if not data:
+        files = [output / "answers.jsonl"]
+        if lines is not None:
+            asked[files[0]] = [encode(model, line) for line in lines]
+    for file in files:
+        prompts = asked.get(file)
+        if prompts is None and data:
             continue
-        files.append(output / f"answers-{i}.jsonl")
+        total = count if prompts is None else len(prompts)
         for done in write_answers(
-            model, files[-1], len(prompts), prompts=prompts, max_new_tokens=most
+            model, file, total, seed=seed, prompts=prompts, max_new_tokens=most, starters=STARTERS
         ):
-            note(f"{done}/{len(prompts)} answers to {file}")
-    if data:
-        return files
-    own = output / "answers.jsonl"
-    for done in write_answers(model, own, count, seed=seed, max_new_tokens=most, starters=STARTERS):
-        note(f"{done}/{count} answers")
-    return [own]
+            note(f"{done}/{total} answers")
+    return files
 
 
 def _train(

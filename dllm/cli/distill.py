@@ -2,69 +2,67 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import ConfigError, UnknownNameError
+from .dflash import DATA, OUTPUT, TRAINING, loaded_verifier, setting, written_answers
 from .inputs import read_lines
-from .options import remember_debug
+from .options import takes
 from .output import note
 
 if TYPE_CHECKING:
     from ..train.forecast import Load
     from ..train.recipes.distill import Settings
 
-DATA, TRAINING, OUTPUT = "Data", "Training", "Output"
-
-
-def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
-
 
 @dataclass(frozen=True)
 class Run:
     """Options of all three commands."""
 
-    model: Annotated[str, _option("Hub id, folder or bundled name.", DATA, "--model", "-m")]
+    model: Annotated[str, setting("Hub id, folder or bundled name.", DATA, "--model", "-m")]
     prompts: Annotated[
-        Path | None, _option("Prompts, one per line; default: generated tasks.", DATA)
+        Path | None, setting("Prompts, one per line; default: generated tasks.", DATA)
+    ] = None
+    tasks: Annotated[
+        str | None, setting("Of the generated ones, e.g. story2,shuffle; default: all.", DATA)
     ] = None
     data: Annotated[
-        list[Path] | None, _option("Files that a run has written before; repeatable.", DATA)
+        list[Path] | None, setting("Files that a run has written before; repeatable.", DATA)
     ] = None
-    answers: Annotated[int, _option("Prompts to answer.", DATA, min=1)] = 2000
-    held_out: Annotated[int, _option("Prompts to measure with.", DATA, min=1)] = 64
-    steps: Annotated[int, _option("Steps in all.", TRAINING, min=1)] = 1000
-    rows: Annotated[int, _option("Answers per step.", TRAINING, min=1)] = 8
-    rank: Annotated[int, _option("Of the adapter; 0 trains all weights.", TRAINING, min=0)] = 32
+    answers: Annotated[int, setting("Prompts to answer.", DATA, min=1)] = 2000
+    held_out: Annotated[int, setting("Prompts to measure with.", DATA, min=1)] = 64
+    steps: Annotated[int, setting("Steps in all.", TRAINING, min=1)] = 1000
+    rows: Annotated[int, setting("Answers per step.", TRAINING, min=1)] = 8
+    rank: Annotated[
+        int | None,
+        setting("Of the adapter, 32 by default; 0 trains all weights (form 'block').", TRAINING,
+                min=0),
+    ] = None  # fmt: skip
     learning_rate: Annotated[
-        float | None, _option("Peak; default: 2e-5, convert 1e-3.", TRAINING, min=0.0)
+        float | None, setting("Peak; default: 2e-5, convert 1e-3.", TRAINING, min=0.0)
     ] = None
-    schedule: Annotated[str, _option("A name of transformers.", TRAINING)] = "cosine"
-    warmup: Annotated[int, _option("Steps.", TRAINING, min=0)] = 20
-    accumulate: Annotated[int, _option("Batches per step.", TRAINING, min=1)] = 1
-    evaluate_every: Annotated[int, _option("Steps.", TRAINING, min=1)] = 100
+    schedule: Annotated[str, setting("A name of transformers.", TRAINING)] = "cosine"
+    warmup: Annotated[int, setting("Steps.", TRAINING, min=0)] = 20
+    accumulate: Annotated[int, setting("Batches per step.", TRAINING, min=1)] = 1
+    evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 100
     checkpointing: Annotated[
-        bool, _option("Recompute activations instead of keeping them.", TRAINING)
+        bool, setting("Recompute activations instead of keeping them.", TRAINING)
     ] = False
-    device: Annotated[str, _option("cpu, cuda, ...", TRAINING)] = "cpu"
-    dtype: Annotated[str, _option("Of the weights that are not trained.", TRAINING)] = "auto"
-    seed: Annotated[int, _option("Of prompts and batches.", TRAINING, min=0)] = 0
-    output: Annotated[Path | None, _option("Folder of the run.", OUTPUT, "--output", "-o")] = None
-    dry_run: Annotated[bool, _option("Only say what it would take.", OUTPUT, "--dry-run")] = False
-    on: Annotated[str | None, _option("Card of the dry run, e.g. H100.", OUTPUT)] = None
-    tflops: Annotated[float, _option("Of the dry run's hardware.", OUTPUT, min=0.001)] = 100.0
-    memory: Annotated[float, _option("Of the dry run's hardware, GB.", OUTPUT, min=0.1)] = 24.0
-    length: Annotated[int, _option("Tokens of a text in the dry run.", OUTPUT, min=1)] = 512
-    debug: Annotated[
-        bool, _option("Show tracebacks.", OUTPUT, "--debug", callback=remember_debug)
-    ] = False
+    device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu"
+    dtype: Annotated[str, setting("Of the weights that are not trained.", TRAINING)] = "auto"
+    seed: Annotated[int, setting("Of prompts and batches.", TRAINING, min=0)] = 0
+    output: Annotated[Path | None, setting("Folder of the run.", OUTPUT, "--output", "-o")] = None
+    dry_run: Annotated[bool, setting("Only say what it would take.", OUTPUT, "--dry-run")] = False
+    on: Annotated[str | None, setting("Card of the dry run, e.g. H100.", OUTPUT)] = None
+    tflops: Annotated[float, setting("Of the dry run's hardware.", OUTPUT, min=0.001)] = 100.0
+    memory: Annotated[float, setting("Of the dry run's hardware, GB.", OUTPUT, min=0.1)] = 24.0
+    length: Annotated[int, setting("Tokens of a text in the dry run.", OUTPUT, min=1)] = 512
+
+    def ranked(self, default: int) -> Run:
+        """These options with a rank."""
+        return self if self.rank is not None else replace(self, rank=default)
 
     def forecast(self, load: Load) -> None:
         """Say what a run would take."""
@@ -80,58 +78,48 @@ class Run:
             note(line)
 
 
-def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes the options of `Run` and its own."""
-    hints = get_type_hints(Run, include_extras=True)
-    shared = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[f.name],
-                          **({} if f.name == "model" else {"default": f.default}))
-        for f in fields(Run)
-    ]  # fmt: skip
-    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-
-    @functools.wraps(function)
-    def command(**given: Any) -> None:
-        run = Run(**{f.name: given.pop(f.name) for f in fields(Run)})
-        function(run, **given)
-
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
-    )
-    return command
-
-
+@takes(Run)
 def parallel(
-    run: Run,
-    recipe: Annotated[str, _option("tad, dparallel or d3llm.", TRAINING)] = "tad",
+    options: Run,
+    recipe: Annotated[str, setting("tad, dparallel or d3llm.", TRAINING)] = "tad",
     delta: Annotated[
-        int | None, _option("Steps within which a token is learnt; 0: all.", TRAINING, min=0)
+        int | None, setting("Steps within which a token is learnt; 0: all.", TRAINING, min=0)
     ] = None,
-    reference: Annotated[bool | None, _option("Show the teacher the answer.", TRAINING)] = None,
-    entropy: Annotated[float | None, _option("Weight of the entropy term.", TRAINING)] = None,
+    reference: Annotated[bool | None, setting("Show the teacher the answer.", TRAINING)] = None,
+    kl: Annotated[float | None, setting("Weight of the divergence.", TRAINING, min=0.0)] = None,
+    entropy: Annotated[float | None, setting("Weight of the entropy term.", TRAINING)] = None,
     sampler: Annotated[
-        str, _option("Decodes the trajectories, and measures.", DATA)
+        str, setting("Decodes the trajectories, and measures.", DATA)
     ] = "threshold(0.9)",
+    rounds: Annotated[
+        int, setting("Decode and train so often, each time with what was trained.", TRAINING, min=1)
+    ] = 1,
+    samples: Annotated[
+        int, setting("Answers to a prompt; the fastest right one is learnt.", DATA, min=1)
+    ] = 1,
+    temperature: Annotated[float, setting("Of the answers.", DATA, min=0.0)] = 0.0,
 ) -> None:
     """Teach a diffusion model to decide more tokens per forward (TAD, dParallel, d3LLM)."""
     from ..train.objectives.parallel import PRESETS
 
-    given = {"delta": delta, "reference": reference, "entropy": entropy}
+    given = {"delta": delta, "reference": reference, "kl": kl, "entropy": entropy}
     settings = replace(
         _preset(PRESETS, recipe), **{k: v for k, v in given.items() if v is not None}
     )
-    _distill(run, settings, sampler, "parallel")
+    _distill(options, settings, "parallel", sampler=sampler, rounds=rounds, samples=samples,
+             temperature=temperature)  # fmt: skip
 
 
+@takes(Run)
 def repair(
-    run: Run,
-    recipe: Annotated[str, _option("dmax, llada2.1 or both.", TRAINING)] = "dmax",
-    sampler: Annotated[str, _option("Decodes the answers, and measures.", DATA)] = "threshold(0.9)",
+    options: Run,
+    recipe: Annotated[str, setting("dmax, llada2.1 or both.", TRAINING)] = "dmax",
+    sampler: Annotated[str, setting("Decodes the answers, and measures.", DATA)] = "threshold(0.9)",
 ) -> None:
     """Teach a diffusion model to correct what it decided (DMax, LLaDA2.1)."""
     from ..train.objectives.repair import PRESETS
 
-    _distill(run, _preset(PRESETS, recipe), sampler, "repair")
+    _distill(options, _preset(PRESETS, recipe), "repair", sampler=sampler)
 
 
 def _preset(presets: Any, name: str) -> Any:
@@ -140,60 +128,92 @@ def _preset(presets: Any, name: str) -> Any:
     return presets[name]
 
 
-def _distill(run: Run, settings: Settings, sampler: str, name: str) -> None:
+def _distill(
+    run: Run, settings: Settings, name: str, block: int = 0, mask_token_id: int | None = None,
+    **how: Any,
+) -> None:  # fmt: skip
+    """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
+    decode in blocks from what it was."""
+    from ..eval.tasks import TASKS
     from ..models import load
     from ..train.forecast import Load
-    from ..train.loop import Schedule, resume
-    from ..train.recipes.distill import Recipe, finish, start
-    from ..train.trajectories import Question, task_questions, write_trajectories
+    from ..train.loop import Schedule
+    from ..train.recipes.convert import in_blocks
+    from ..train.recipes.distill import Recipe, finish, train
+    from ..train.trajectories import Question, task_questions
 
+    run = run.ranked(32)
+    assert run.rank is not None
     if run.dry_run:
-        kl = getattr(settings, "kl", 0.0)
-        others = float(bool(kl)) if name == "parallel" else getattr(settings, "on_policy", 0.0)
-        twice = 2 if getattr(settings, "complement", False) else 1
-        teacher = bool(kl) and not run.rank
-        rows, again = run.rows * twice, run.checkpointing
-        run.forecast(Load(rows, run.length, run.rank, others, teacher, recomputed=again))
-        return
+        kl = bool(getattr(settings, "kl", block))
+        others = 1.0 if kl else getattr(settings, "on_policy", 0.0)
+        rows = run.rows * (1 + getattr(settings, "complement", False)) * (2 if block else 1)
+        return run.forecast(Load(rows, run.length, run.rank, others, kl and not run.rank,
+                                 recomputed=run.checkpointing))  # fmt: skip
     folder = run.output or Path("runs") / name
     folder.mkdir(parents=True, exist_ok=True)
     model = load(run.model, device=run.device, dtype=run.dtype if run.rank else "float32")
-    if model.facts.mask_token_id is None:
+    teacher = model if block else None
+    if block:
+        model = in_blocks(model, block, mask_token_id)
+    elif model.facts.mask_token_id is None:
         raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
+    tasks = tuple(TASKS) if run.tasks is None else tuple(run.tasks.split(","))
+    for task in set(tasks) - set(TASKS):
+        raise UnknownNameError("task", task, TASKS)
     if run.prompts is None:
-        questions = task_questions(run.answers, run.seed)
-        held = task_questions(run.held_out, run.seed, split="test")
+        held = task_questions(run.held_out, run.seed, tasks, "test")
     else:
         lines = [Question(line) for line in read_lines(run.prompts)]
-        questions, held = lines[: -run.held_out] or lines, lines[-run.held_out :]
-    files = run.data or [folder / "trajectories.jsonl"]
-    if not run.data:
-        for done in write_trajectories(model, questions, files[0], sampler):
-            note(f"{done}/{len(questions)} prompts decoded with {sampler}")
+        own, held = lines[: -run.held_out] or lines, lines[-run.held_out :]
+
+    def questions(number: int) -> list[Question]:
+        if run.prompts is not None:
+            return own
+        return task_questions(run.answers, run.seed + number, tasks)
+
     schedule = Schedule(
         run.steps, run.learning_rate or 2e-5, run.warmup, run.schedule,
         min(run.evaluate_every, run.steps),
         accumulate=run.accumulate, seed=run.seed,
     )  # fmt: skip
-    recipe = Recipe(settings, schedule, run.rows, run.rank, sampler)
-    job = start(model, files, recipe, folder, held_out=held, say=note,
-                gradient_checkpointing=run.checkpointing)  # fmt: skip
-    resume(job)
+    recipe = Recipe(settings, schedule, run.rows, run.rank, **how)
+    job = train(model, recipe, folder, questions, data=run.data or (), held_out=held, say=note,
+                teacher=teacher, gradient_checkpointing=run.checkpointing)  # fmt: skip
     finish(job, model, recipe, folder / ("adapter" if run.rank else "model"))
     note(f"{name}: {folder / ('adapter' if run.rank else 'model')}")
 
 
+@takes(Run)
 def convert(
-    run: Run,
-    masks: Annotated[int, _option("Tokens drafted at once.", TRAINING, min=1)] = 3,
-    anchors: Annotated[int, _option("Places per answer and step.", TRAINING, min=1)] = 64,
-    mask_token_id: Annotated[int | None, _option("Default: an id to spare.", TRAINING)] = None,
-    max_new_tokens: Annotated[int, _option("Longest answer.", DATA, min=8)] = 200,
+    options: Run,
+    masks: Annotated[int, setting("Tokens drafted at once.", TRAINING, min=1)] = 3,
+    anchors: Annotated[int, setting("Places per answer and step.", TRAINING, min=1)] = 64,
+    mask_token_id: Annotated[int | None, setting("Default: an id to spare.", TRAINING)] = None,
+    max_new_tokens: Annotated[int, setting("Longest answer.", DATA, min=8)] = 200,
+    form: Annotated[
+        str, setting("'gated', an adapter for masks, or 'block', a model of its own.", TRAINING)
+    ] = "gated",
+    block: Annotated[int, setting("Tokens of a block; form 'block'.", TRAINING, min=1)] = 4,
+    rounds: Annotated[
+        int, setting("Form 'block': rounds on its own answers.", TRAINING, min=1)
+    ] = 4,
 ) -> None:
     """Teach an autoregressive model to fill in masks, and leave it as it is for everything else."""
-    from ..train.dflash.generate import write_answers
+    if form not in ("gated", "block"):
+        raise ConfigError(f"the form is 'gated' or 'block', not {form!r}")
+    run = options.ranked(0 if form == "block" else 32)
+    if form == "block":
+        from ..train.objectives.blocks import Settings as BlockSettings
+
+        if run.rank:
+            raise ConfigError("form 'block' trains all weights: leave --rank out")
+        _distill(run, BlockSettings(), "convert", block=block, mask_token_id=mask_token_id,
+                 rounds=rounds)  # fmt: skip
+        return
+    if not run.rank:
+        raise ConfigError("form 'gated' trains an adapter: --rank is at least 1")
     from ..train.dflash.recipe import Schedule
-    from ..train.dflash.starters import STARTERS
     from ..train.forecast import Load
     from ..train.loop import machine_has_bf16, resume
     from ..train.recipes.convert import Recipe, finish, start
@@ -201,39 +221,24 @@ def convert(
     if run.dry_run:
         rows = run.rows * anchors * masks
         others = run.rows * run.length / rows
-        run.forecast(Load(rows, 1, run.rank or 32, others, recomputed=False, head=1024))
+        run.forecast(Load(rows, 1, run.rank, others, recomputed=False, head=1024))
         return
-    from ..drafting.naming import load_verifier
-    from ..models import load
-
     folder = run.output or Path("runs/convert")
     folder.mkdir(parents=True, exist_ok=True)
-    bf16 = machine_has_bf16(run.device)
-    dtype = run.dtype if run.dtype != "auto" else "bfloat16" if bf16 else "float32"
-    model = load_verifier(load(run.model, device=run.device, dtype=dtype))
-    files = run.data or [folder / "answers.jsonl"]
-    if not run.data:
-        from ..prompts import encode
-
-        asked = None
-        if run.prompts is not None:
-            asked = [encode(model, line) for line in read_lines(run.prompts)]
-        count = run.answers if asked is None else len(asked)
-        for done in write_answers(
-            model, files[0], count, seed=run.seed, prompts=asked, max_new_tokens=max_new_tokens,
-            starters=STARTERS,
-        ):  # fmt: skip
-            note(f"{done}/{count} answers")
+    model = loaded_verifier(run.model, run.device, run.dtype)
+    lines = None if run.prompts is None else read_lines(run.prompts)
+    files = written_answers(model, run.data or [], folder, run.answers, max_new_tokens, run.seed,
+                          lines)  # fmt: skip
     recipe = Recipe(
-        masks, run.rank or 32, mask_token_id, held_out=max(2, run.answers // run.held_out),
+        masks, run.rank, mask_token_id, held_out=max(2, run.answers // run.held_out),
         schedule=Schedule(run.steps, run.learning_rate or 1e-3, run.warmup, run.schedule,
                           min(run.evaluate_every, run.steps), accumulate=run.accumulate,
                           seed=run.seed, rows=run.rows, anchors=anchors, weight_decay=0.0),
     )  # fmt: skip
-    job, split = start(model, files, recipe, folder, bf16=bf16, say=note)
+    job, split = start(model, files, recipe, folder, bf16=machine_has_bf16(run.device), say=note)
     resume(job)
     finish(job, model, recipe, split, folder / "adapter")
     note(f"adapter: {folder / 'adapter'}")
 
 
-COMMANDS = [_command(function) for function in (parallel, repair, convert)]
+COMMANDS = (parallel, repair, convert)

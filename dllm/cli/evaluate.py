@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError, DllmError, UnknownNameError, missing
-from .options import DECODING, OUTPUT, Decoding, option, takes
+from .options import DECODING, OUTPUT, Decoding, RunCode, option, takes
 from .output import check_output, note, versions, waiting
 
 if TYPE_CHECKING:
@@ -39,10 +39,7 @@ class Evaluation(Decoding):
     system: Annotated[
         str | None, option("--system", panel=TASK, text="System prompt, before everything else.")
     ] = None
-    confirm_run_unsafe_code: Annotated[
-        bool,
-        option("--confirm-run-unsafe-code", panel=TASK, text="Let tasks run code of the model."),
-    ] = False
+    confirm_run_unsafe_code: RunCode = False
     batch_size: Annotated[
         int, option("--batch-size", panel=DECODING, text="Requests together, default 32.", min=1)
     ] = 32

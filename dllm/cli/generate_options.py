@@ -6,17 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from .options import DECODING, DRAFTING, OUTPUT, Generation, Prompted, option
+from .options import (
+    DECODING,
+    DRAFTING,
+    OUTPUT,
+    Generation,
+    Json,
+    Prompted,
+    Raw,
+    TopCandidates,
+    TraceFile,
+    option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers(Generation, Prompted):
     """Options of ``dllm generate``."""
 
-    top_candidates: Annotated[
-        int | None,
-        option("--top-candidates", panel=OUTPUT, text="Candidates per position in the trace."),
-    ] = None
+    top_candidates: TopCandidates = None
     verifier: Annotated[
         str | None,
         option("--verifier", panel=DRAFTING, text="Autoregressive model whose text it will be."),
@@ -40,15 +48,9 @@ class Answers(Generation, Prompted):
         str | None,
         option("--controller", panel=DRAFTING, text="Length of drafts, e.g. 'fixed(k=8)'."),
     ] = None
-    raw: Annotated[
-        bool, option("--raw", panel=DECODING, text="Take the prompt as it is: no chat template.")
-    ] = False
-    json: Annotated[
-        bool, option("--json", panel=OUTPUT, text="Print one JSON object per prompt.")
-    ] = False
-    trace: Annotated[
-        Path | None, option("--trace", panel=OUTPUT, text="Write every step to this JSON file.")
-    ] = None
+    raw: Raw = False
+    json: Json = False
+    trace: TraceFile = None
     n: Annotated[
         int, option("-n", panel=DECODING, text="Answers per prompt; alike at temperature 0.", min=1)
     ] = 1

@@ -10,7 +10,7 @@ import typer
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import OUTPUT, Decoding, Prompted, option, takes
+from .options import Decoding, Json, Prompted, TopCandidates, TraceFile, takes
 from .output import as_json, note, save_traces, text_of, trace_files, waiting
 
 
@@ -18,14 +18,9 @@ from .output import as_json, note, save_traces, text_of, trace_files, waiting
 class Filling(Decoding, Prompted):
     """Options of ``dllm infill``."""
 
-    json: Annotated[bool, option("--json", panel=OUTPUT, text="Print one JSON object.")] = False
-    trace: Annotated[
-        Path | None, option("--trace", panel=OUTPUT, text="Write every step to this JSON file.")
-    ] = None
-    top_candidates: Annotated[
-        int | None,
-        option("--top-candidates", panel=OUTPUT, text="Candidates per position in the trace."),
-    ] = None
+    json: Json = False
+    trace: TraceFile = None
+    top_candidates: TopCandidates = None
 
 
 @takes(Filling)

@@ -17,6 +17,7 @@ from typing import IO, Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import ConfigError, short
+from ..json_lines import whole_lines
 from .output import check_output, interactive, stderr
 
 # What all answers of a file have in common.
@@ -92,12 +93,7 @@ class Journal:
         return journal
 
     def _read(self, prompts: Mapping[tuple[int, int], str]) -> None:
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):  # the last line was cut off by an interruption
-            with self.path.open("rb+") as file:
-                file.truncate(len(whole))
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+        for number, line in enumerate(whole_lines(self.path), 1):
             try:
                 entry = json.loads(line)
                 key = entry["index"], entry.get("sample", 0)

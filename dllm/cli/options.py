@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -65,6 +65,33 @@ Threads = Annotated[
 ]  # fmt: skip
 
 
+Raw = Annotated[
+    bool, option("--raw", panel=DECODING, text="Take the prompt as it is: no chat template.")
+]
+Temperature = Annotated[
+    float | None, option("--temperature", panel=DECODING, text="Default 0: greedy.")
+]
+Seed = Annotated[int | None, option("--seed", panel=DECODING, text="Of all noise, default 0.")]
+BlockLength = Annotated[
+    int | None, option("--block-length", panel=DECODING, text="Positions of a block.", min=1)
+]
+MaxNewTokens = Annotated[
+    int | None, option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.", min=1)
+]
+Json = Annotated[bool, option("--json", panel=OUTPUT, text="Print a JSON object per answer.")]
+TraceFile = Annotated[
+    Path | None, option("--trace", panel=OUTPUT, text="Write every step to this JSON file.")
+]
+TopCandidates = Annotated[
+    int | None,
+    option("--top-candidates", panel=OUTPUT, text="Candidates per position in the trace."),
+]
+RunCode = Annotated[
+    bool,
+    option("--confirm-run-unsafe-code", panel=MEASURING, text="Let tasks run code of the model."),
+]
+
+
 def threaded(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator: the command takes ``--threads``, unless it does already."""
     signature = inspect.signature(command)
@@ -88,14 +115,9 @@ def threaded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """Which model, and where."""
+class Loading:
+    """How a model is loaded, and where."""
 
-    model: Annotated[
-        str,
-        option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).",
-               autocompletion=completion.models),
-    ] = "nano"  # fmt: skip
     dtype: Annotated[
         str,
         option("--dtype", panel=MODEL, text="auto, float32, bfloat16 or float16, default auto."),
@@ -104,39 +126,49 @@ class Loaded:
         str,
         option("--device", panel=MODEL, text="Default cuda where there is one, else cpu."),
     ] = "auto"
-
     quantization: Annotated[
         str | None,
         option("--quantization", panel=MODEL, text="Weights in int8 or int4, on a CPU."),
     ] = None
     tokenizer: Annotated[
         str | None,
-        option(
-            "--tokenizer",
-            panel=MODEL,
-            text="Folder or hub id, instead of the model's (or --verifier's).",
-        ),
-    ] = None
-
+        option("--tokenizer", panel=MODEL, text="Folder or hub id, instead of the model's (or "
+               "--verifier's)."),
+    ] = None  # fmt: skip
     adapter: Annotated[
         str | None,
         option("--adapter", panel=MODEL, text="Low-rank adapter, of the model (or --verifier)."),
     ] = None
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments of `dllm.load`; weights of few bits are for a CPU."""
+        given = {field.name: getattr(self, field.name) for field in fields(Loading)}
+        if self.quantization and self.device == "auto":
+            given["device"] = "cpu"
+        return {name: value for name, value in given.items() if value is not None}
+
+    def load_model(self, name: str, **other: Any) -> DiffusionModel:
+        """The model called ``name`` on its device; ``other`` arguments of `dllm.load` win."""
+        from ..models import load
+
+        with waiting(f"loading {name}"):
+            return load(name, **{**self.loading, **other})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded(Loading):
+    """Which model, and where."""
+
+    model: Annotated[
+        str,
+        option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).",
+               autocompletion=completion.models),
+    ] = "nano"  # fmt: skip
+
     def load(self) -> DiffusionModel:
         """The model on its device."""
-        with waiting(f"loading {self.model}"):
-            from ..models import load
-
-            return load(
-                self.model, dtype=self.dtype, device=self.where, tokenizer=self.tokenizer,
-                quantization=self.quantization, adapter=self.adapter,
-            )  # fmt: skip
-
-    @property
-    def where(self) -> str:
-        """The device; weights of few bits are for a CPU."""
-        return "cpu" if self.quantization and self.device == "auto" else self.device
+        return self.load_model(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +203,8 @@ class Ways(Loaded):
         option("--cache", "-c", panel=DECODING, text="Default none; repeatable.",
                autocompletion=completion.caches),
     ] = None  # fmt: skip
-    max_new_tokens: Annotated[
-        int | None,
-        option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.", min=1),
-    ] = None
-    block_length: Annotated[
-        int | None, option("--block-length", panel=DECODING, text="Positions of a block.", min=1)
-    ] = None
+    max_new_tokens: MaxNewTokens = None
+    block_length: BlockLength = None
 
     def given(self, *names: str) -> dict[str, Any]:
         """Those of the fields that were given."""
@@ -198,11 +225,7 @@ class Measured(Ways):
         list[str] | None,
         option("--curve", panel=MEASURING, text="A sampler along its knob, or 'all'; repeatable."),
     ] = None
-
-    confirm_run_unsafe_code: Annotated[
-        bool,
-        option("--confirm-run-unsafe-code", panel=MEASURING, text="Let humaneval run answers."),
-    ] = False
+    confirm_run_unsafe_code: RunCode = False
 
     def task_names(self) -> list[str]:
         """The tasks, one by one."""
@@ -240,15 +263,18 @@ class Decoding(Loaded):
     block_length: Annotated[
         int | None, option("--block-length", panel=DECODING, text="Positions of a block.")
     ] = None
-    temperature: Annotated[
-        float | None, option("--temperature", panel=DECODING, text="Default 0: greedy.")
-    ] = None
+    temperature: Temperature = None
     top_p: Annotated[
         float | None, option("--top-p", panel=DECODING, text="Nucleus of the proposals, default 1.")
     ] = None
     top_k: Annotated[
         int | None, option("--top-k", panel=DECODING, text="Propose among the best, default all.")
     ] = None
+    min_p: Annotated[
+        float | None,
+        option("--min-p", panel=DECODING, text="Propose what has this share of the best, default "
+               "all."),
+    ] = None  # fmt: skip
     cfg_scale: Annotated[
         float | None,
         option("--cfg-scale", panel=DECODING, text="Classifier-free guidance, default 0."),
@@ -256,9 +282,7 @@ class Decoding(Loaded):
     eos_policy: Annotated[
         str | None, option("--eos-policy", panel=DECODING, text="What an end token does.")
     ] = None
-    seed: Annotated[
-        int | None, option("--seed", panel=DECODING, text="Of all noise, default 0.")
-    ] = None
+    seed: Seed = None
     regex: Annotated[
         str | None,
         option("--regex", panel=DECODING, text="Expression that the whole answer matches."),
@@ -291,6 +315,11 @@ class Decoding(Loaded):
         str | None,
         option("--confidence", panel=DECODING, text="'model': how sure a token of a form is "
                "without the form."),
+    ] = None  # fmt: skip
+    literals: Annotated[
+        bool | None,
+        option("--literals", panel=DECODING, text="Write what a form leaves no choice about "
+               "without asking the model."),
     ] = None  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -352,6 +381,19 @@ class Generation(Decoding):
         list[str] | None,
         option("--constraint", panel=DECODING, text="OFFSET=TEXT fixed in the answer; repeatable."),
     ] = None
+    seed_text: Annotated[
+        str | None,
+        option("--seed-text", panel=DECODING,
+               text="Draft that the answer begins as; [[8]] in it: 8 open tokens."),
+    ] = None  # fmt: skip
+    remask: Annotated[
+        str | None,
+        option("--remask", panel=DECODING, text="Tokens of the draft to write anew: 0,4..9."),
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        option("--logit-bias", panel=DECODING, text="ID=BIAS of a token's logit; repeatable."),
+    ] = None
     watch: Annotated[
         bool,
         option("--watch", "-w", panel=OUTPUT, text="Show the canvas while it is written."),
@@ -371,6 +413,11 @@ class Generation(Decoding):
             given["stop_strings"] = tuple(self.stop)
         if self.constraint:
             given["constraints"] = dict(map(_constraint, self.constraint))
+        given.pop("logit_bias", None)
+        if self.logit_bias:
+            given["logit_bias"] = dict(map(_bias, self.logit_bias))
+        if self.remask:
+            given["remask"] = tuple(map(_span, self.remask.split(",")))
         return given
 
 
@@ -380,6 +427,23 @@ def _constraint(text: str) -> tuple[int, str]:
     if not equals or not offset.strip().isdigit() or not wanted:
         raise ConfigError(f"--constraint is OFFSET=TEXT, e.g. '20=The answer is', not {text!r}")
     return int(offset), wanted
+
+
+def _span(text: str) -> tuple[int, int]:
+    """``4`` or ``4..9``, the last one left out: positions of a draft."""
+    low, dots, high = text.strip().partition("..")
+    if not low.isdigit() or (dots and not high.isdigit()):
+        raise ConfigError(f"--remask is a list of positions and spans such as 0,4..9, not {text!r}")
+    return int(low), int(high) if dots else int(low) + 1
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """``17=-2.5``: a token and what is added to its logit."""
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise ConfigError(f"--logit-bias is ID=BIAS, e.g. '17=-2.5', not {text!r}") from None
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -398,8 +462,8 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
         ]
         shared = [
             inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
-                annotation=added[field.name],
+                field.name, inspect.Parameter.KEYWORD_ONLY, annotation=added[field.name],
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
             )
             for field in fields(group)
         ]  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..canvas import Edit
 from ..errors import ConfigError
 from .frames import BLOCK, COMMITTED, DRAFT, FRESH, MASK, Frame, Span
 from .options import CACHE, SAMPLER, Generation
@@ -115,6 +116,11 @@ def _watched(answers: Iterator[Answer], view: View) -> Iterator[Answer]:
         if frame is not None and frame["type"] == "canvas":
             length, tokens = frame["length"], {at: text for at, text in frame["given"] if at >= 0}
         elif frame is not None:
+            for edit in [Edit(*values) for values in frame.get("edits", ())]:
+                moved = {edit.moved(at): text for at, text in tokens.items()}
+                tokens = {at: text for at, text in moved.items() if at is not None}
+                tokens |= dict.fromkeys(range(edit.at, edit.at + edit.added * edit.written), "")
+                length += edit.added - edit.removed
             length = min(length, frame.get("end", length))
             view.show(picture(frame, length, tokens))
         yield answer

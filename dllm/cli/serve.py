@@ -5,204 +5,197 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..access import KEY
-from ..errors import ConfigError, UnknownNameError, missing
-from .options import remember_debug
-from .output import note, waiting
+from ..errors import ConfigError, UnknownNameError
+from .options import MODEL, Loading, option, takes
+from .output import note
 
 if TYPE_CHECKING:
     from ..serve.service import Service
     from ..serve.settings import Settings
 
 LEVELS = ("debug", "info", "warning", "error")
-NETWORK, ENGINE, LIMITS, CLUSTER = "Network", "Engine", "Limits", "More than one machine"
+NETWORK, ENGINE, LIMITS = "Network", "Engine", "Limits"
 
 
-def serve(
-    model: Annotated[str, typer.Argument(help="Hub id, folder, or nano.")] = "nano",
+@dataclass(frozen=True, kw_only=True)
+class Networked(Loading):
+    """Where a server listens, and who may ask it."""
+
     host: Annotated[
-        str, typer.Option(help="Address to listen on.", rich_help_panel=NETWORK)
-    ] = "127.0.0.1",
+        str, option("--host", panel=NETWORK, text="Address to listen on, default 127.0.0.1.")
+    ] = "127.0.0.1"
     port: Annotated[
-        int, typer.Option(help="0 takes a free one.", min=0, max=65535, rich_help_panel=NETWORK)
-    ] = 8000,
+        int, option("--port", panel=NETWORK, text="0 takes a free one.", min=0, max=65535)
+    ] = 8000
     api_key: Annotated[
-        str | None,
-        typer.Option(help="What clients must know.", envvar=KEY, rich_help_panel=NETWORK),
-    ] = None,
+        str | None, option("--api-key", panel=NETWORK, text="What clients must know.", envvar=KEY)
+    ] = None
+
+    def warn_open(self) -> None:
+        """Say so when other machines need no key."""
+        if self.api_key is None and self.host not in ("127.0.0.1", "localhost", "::1"):
+            note(f"anybody who reaches {self.host} may use this server: --api-key asks for a key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(Networked):
+    """Options of ``dllm serve``.  What `Settings` calls the same is handed on."""
+
     name: Annotated[
-        str | None,
-        typer.Option(help="What clients call the model.", rich_help_panel=NETWORK),
-    ] = None,
-    page: Annotated[bool, typer.Option(help="The page at '/'.", rich_help_panel=NETWORK)] = True,
+        str | None, option("--name", panel=NETWORK, text="What clients call the model.")
+    ] = None
+    page: Annotated[
+        bool, option("--page/--no-page", panel=NETWORK, text="The page at '/', default on.")
+    ] = True
     tool_parser: Annotated[
         str | None,
-        typer.Option(
-            help="How the model writes calls of tools: hermes or llama.",
-            show_default="as its chat template says",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
+        option("--tool-parser", panel=NETWORK, text="How the model writes calls of tools: hermes "
+               "or llama, default as its chat template says."),
+    ] = None  # fmt: skip
     log_level: Annotated[
         str,
-        typer.Option(
-            help="debug, info (a line per request), warning or error.", rich_help_panel=NETWORK
-        ),
-    ] = "info",
+        option("--log-level", panel=NETWORK, text="debug, info (default: a line per request), "
+               "warning or error."),
+    ] = "info"  # fmt: skip
     metrics_names: Annotated[
-        str, typer.Option(help="Names at /metrics: dllm or vllm.", rich_help_panel=NETWORK)
-    ] = "dllm",
+        str, option("--metrics-names", panel=NETWORK, text="At /metrics: dllm (default) or vllm.")
+    ] = "dllm"
     sampler: Annotated[
         str | None,
-        typer.Option(
-            "--sampler",
-            "-s",
-            help="Of requests that name none.",
-            rich_help_panel=ENGINE,
-            show_default="threshold",
-        ),
-    ] = None,
+        option("--sampler", "-s", panel=ENGINE, text="Of requests that name none, default "
+               "threshold."),
+    ] = None  # fmt: skip
     length: Annotated[
         str | None,
-        typer.Option(
-            help="How answers find their length, of requests that do not say; max_tokens is then "
-            "the most.",
-            rich_help_panel=ENGINE,
-            show_default="fixed",
-        ),
-    ] = None,
+        option("--length", panel=ENGINE, text="How answers find their length, of requests that do "
+               "not say; max_tokens is then the most.  Default fixed."),
+    ] = None  # fmt: skip
+    under_load: Annotated[
+        str | None,
+        option("--under-load", panel=ENGINE, text="Sampler of steps before which requests wait, "
+               "such as 'threshold(tau=0.7)'."),
+    ] = None  # fmt: skip
+    under_load_waiting: Annotated[
+        int, option("--under-load-waiting", panel=ENGINE, text="As soon as more than these wait, "
+                    "default 0.", min=0),
+    ] = 0  # fmt: skip
     cache: Annotated[
         list[str] | None,
-        typer.Option(
-            "--cache",
-            "-c",
-            help="Repeatable: requests choose, default the first.",
-            rich_help_panel=ENGINE,
-            show_default="none",
-        ),
-    ] = None,
+        option("--cache", "-c", panel=ENGINE, text="Repeatable: requests choose, default the "
+               "first.  Default none."),
+    ] = None  # fmt: skip
     drafter: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Of an autoregressive model: what proposes its tokens; repeatable.",
-            rich_help_panel=ENGINE,
-        ),
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=ENGINE)
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=ENGINE)
-    ] = "auto",
-    adapter: Annotated[
-        str | None, typer.Option(help="Low-rank adapter of the model.", rich_help_panel=ENGINE)
-    ] = None,
+        option("--drafter", panel=ENGINE, text="Of an autoregressive model: what proposes its "
+               "tokens; repeatable."),
+    ] = None  # fmt: skip
     max_rows: Annotated[
-        int, typer.Option(help="Requests written at a time.", min=1, rich_help_panel=ENGINE)
-    ] = 16,
+        int,
+        option("--max-rows", panel=ENGINE, text="Requests written at a time, default 16.", min=1),
+    ] = 16
     max_positions: Annotated[
         int | None,
-        typer.Option(help="Room for keys and values, of all rows.", rich_help_panel=ENGINE),
-    ] = None,
+        option("--max-positions", panel=ENGINE, text="Room for keys and values, of all rows."),
+    ] = None
     max_batch_tokens: Annotated[
-        int | None, typer.Option(help="Most positions of a forward.", rich_help_panel=ENGINE)
-    ] = None,
+        int | None, option("--max-batch-tokens", panel=ENGINE, text="Most positions of a forward.")
+    ] = None
     full_step_tokens: Annotated[
         int | None,
-        typer.Option(help="Most positions of whole canvases in a step.", rich_help_panel=ENGINE),
-    ] = None,
+        option("--full-step-tokens", panel=ENGINE, text="Most positions of whole canvases in a "
+               "step."),
+    ] = None  # fmt: skip
     keep_prefixes: Annotated[
         int | None,
-        typer.Option(
-            help="Of an autoregressive model: tokens of complete texts kept for those that begin "
-            "like them; 0: none.  Default: 16384.",
-            min=0,
-            rich_help_panel=ENGINE,
-        ),
-    ] = None,
+        option("--keep-prefixes", panel=ENGINE, text="Of an autoregressive model: tokens of "
+               "complete texts kept for those that begin like them, default 16384; 0: none.",
+               min=0),
+    ] = None  # fmt: skip
     cuda_graphs: Annotated[
-        bool, typer.Option("--cuda-graphs", help="Replay cached steps.", rich_help_panel=ENGINE)
-    ] = False,
+        bool, option("--cuda-graphs", panel=ENGINE, text="Replay cached steps.")
+    ] = False
     compile: Annotated[
-        bool, typer.Option("--compile", help="torch.compile.", rich_help_panel=ENGINE)
-    ] = False,
+        bool, option("--compile", panel=ENGINE, text="Pass them through torch.compile.")
+    ] = False
     max_waiting: Annotated[
-        int, typer.Option(help="Requests in the queue; more get 429.", rich_help_panel=LIMITS)
-    ] = 64,
+        int, option("--max-waiting", panel=LIMITS, text="Requests in the queue, default 64; more "
+                    "get 429.")
+    ] = 64  # fmt: skip
     deadline: Annotated[
-        float, typer.Option(help="Seconds for a request.", rich_help_panel=LIMITS)
-    ] = 600.0,
+        float, option("--deadline", panel=LIMITS, text="Seconds for a request, default 600.")
+    ] = 600.0
     drain: Annotated[
-        float, typer.Option(help="Seconds for what runs at SIGTERM.", rich_help_panel=LIMITS)
-    ] = 30.0,
-    max_body: Annotated[int, typer.Option(help="Bytes of a request.", rich_help_panel=LIMITS)] = 8
-    * 2**20,
+        float, option("--drain", panel=LIMITS, text="Seconds for what runs at SIGTERM, default 30.")
+    ] = 30.0
+    max_body: Annotated[
+        int, option("--max-body", panel=LIMITS, text="Bytes of a request, default 8 MiB.")
+    ] = 8 * 2**20
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Of a prompt.", rich_help_panel=LIMITS)
-    ] = None,
+        int | None, option("--max-prompt-tokens", panel=LIMITS, text="Of a prompt.")
+    ] = None
     replicas: Annotated[
         int,
-        typer.Option(
-            help="Copies of the model, in Ray Serve; 0: one, here.", min=0, rich_help_panel=CLUSTER
-        ),
-    ] = 0,
-    debug: Annotated[
-        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks and a log.")
-    ] = False,
+        option("--replicas", panel=MODEL, text="Copies of the model, in Ray Serve; 0 (default): "
+               "one, here.", min=0),
+    ] = 0  # fmt: skip
+
+    def settings(self) -> Settings:
+        """As `Settings`; typos in names of parts are found before anything is loaded."""
+        from ..serve.settings import Settings
+
+        same = {field.name for field in fields(Settings)} & {field.name for field in fields(self)}
+        settings = Settings(
+            caches=tuple(self.cache or ("none",)), drafters=tuple(self.drafter or ()),
+            **{name: getattr(self, name) for name in same},
+        )  # fmt: skip
+        check_parts(settings)
+        return settings
+
+    def log(self) -> None:
+        """Begin to log."""
+        if self.log_level.lower() not in LEVELS:
+            raise UnknownNameError("log level", self.log_level, LEVELS)
+        logging.basicConfig(
+            level=logging.WARNING, stream=sys.stderr,
+            format="%(asctime)s %(name)s %(levelname)s %(message)s",
+        )  # fmt: skip
+        logging.getLogger("dllm").setLevel(self.log_level.upper())
+
+
+@takes(Served)
+def serve(
+    model: Annotated[str, typer.Argument(help="Hub id, folder, or nano.")] = "nano",
+    *,
+    options: Served,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's clients expect it."""
-    try:
-        from ..serve.settings import Settings
-    except ImportError as error:
-        raise missing(str(error.name), "serve") from error
-    settings = Settings(
-        name=name, sampler=sampler, length=length, caches=tuple(cache or ("none",)),
-        drafters=tuple(drafter or ()), max_rows=max_rows,
-        max_waiting=max_waiting, max_positions=max_positions, max_batch_tokens=max_batch_tokens,
-        full_step_tokens=full_step_tokens, keep_prefixes=keep_prefixes,
-        cuda_graphs=cuda_graphs, compile=compile,
-        deadline=deadline, drain=drain, max_body=max_body, max_prompt_tokens=max_prompt_tokens,
-        api_key=api_key, metrics_names=metrics_names, page=page, tool_parser=tool_parser,
-    )  # fmt: skip
-    level = "debug" if debug else log_level.lower()
-    if level not in LEVELS:
-        raise UnknownNameError("log level", log_level, LEVELS)
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr,
-        format="%(asctime)s %(name)s %(levelname)s %(message)s",
-    )  # fmt: skip
-    logging.getLogger("dllm").setLevel(level.upper())
-    check_parts(settings)
-    warn_open(host, api_key)
-    loading = {"dtype": dtype, "device": device}
-    if adapter is not None:
-        loading["adapter"] = adapter
+    settings = options.settings()
+    options.log()
+    options.warn_open()
     split = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ  # by torchrun
-    if replicas and split:
-        raise ConfigError("--replicas starts processes of its own: drop it under torchrun")
-    if replicas:
+    if replicas := options.replicas:
+        if split:
+            raise ConfigError("--replicas starts processes of its own: drop it under torchrun")
         from ..serve.ray import serve_replicas
 
-        serve_replicas(model, settings, replicas, host, port, loading, note)
-        return
-    if split:
-        _split(model, settings, host, port, loading, debug)
-        return
-    from ..models import load
-    from ..serve.service import Service
+        host, port = options.host, options.port
+        serve_replicas(model, settings, replicas, host, port, options.loading, note)
+    elif split:
+        _split(model, settings, options)
+    else:
+        from ..serve.service import Service
 
-    with waiting(f"loading {model}"):
-        arguments: dict[str, Any] = loading
-        loaded = load(model, **arguments)
-    _here(Service(loaded, settings), host, port, debug)
+        _here(Service(options.load_model(model), settings), options)
 
 
 def check_parts(settings: Settings) -> None:
-    """Find typos in names of parts before anything is loaded."""
+    """Find typos in names of parts."""
     from ..cache import compose as compose_cache
     from ..drafting.base import DRAFTERS, Drafter, single
     from ..drafting.naming import is_drafter_spec
@@ -211,34 +204,28 @@ def check_parts(settings: Settings) -> None:
 
     for cache in settings.caches:
         compose_cache(cache)
-    if settings.sampler is not None:
-        compose(settings.sampler)
+    for sampler in (settings.sampler, settings.under_load):
+        if sampler is not None:
+            compose(sampler)
     syntax_of("", settings.tool_parser)
     for name in settings.drafters:
         if is_drafter_spec(name):
             single(name, DRAFTERS, Drafter)
 
 
-def warn_open(host: str, api_key: str | None) -> None:
-    """Say so when other machines need no key."""
-    if api_key is None and host not in ("127.0.0.1", "localhost", "::1"):
-        note(f"anybody who reaches {host} may use this server: --api-key asks for a key")
-
-
-def _here(service: Service, host: str, port: int, debug: bool) -> None:
+def _here(service: Service, options: Served) -> None:
     """Serve in this process."""
     from ..serve.run import run
 
     def ready(url: str) -> None:
-        page = f", the page at {url}/" if service.settings.page else ""
+        page = f", the page at {url}/" if options.page else ""
         note(f"{service.name} at {url}/v1{page}")
 
-    run(service, host, port, ready, "info" if debug else "warning")
+    level = "info" if options.log_level.lower() == "debug" else "warning"  # of uvicorn
+    run(service, options.host, options.port, ready, level)
 
 
-def _split(
-    model: str, settings: Settings, host: str, port: int, loading: dict[str, str], debug: bool
-) -> None:
+def _split(model: str, settings: Settings, options: Served) -> None:
     """Under ``torchrun``: this process is one rank of several that share the model."""
     from ..serve.ranks import follow, joined, load_share
     from ..serve.service import Service
@@ -248,9 +235,11 @@ def _split(
             "ranks take the same steps in one order, and every cache has steps of its own: serve "
             "one --cache under torchrun"
         )
+    if options.quantization:
+        raise ConfigError("weights of few bits are for one process: drop --quantization")
     with joined() as channel:
-        loaded = load_share(model, loading)
+        loaded = load_share(model, options.loading)
         if channel.rank == 0:
-            _here(Service(loaded, settings, channel), host, port, debug)
+            _here(Service(loaded, settings, channel), options)
         else:
             follow(channel, loaded, settings.session(settings.caches[0]))

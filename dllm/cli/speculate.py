@@ -37,15 +37,11 @@ def speculate(prompts: list[Any], options: Answers) -> None:
 def _run(prompts: list[Any], options: Answers, given: dict[str, Any]) -> list[SpeculativeResult]:
     from .. import drafting
     from ..drafting.dflash.drafter import BlockDrafter
-    from ..models import load
 
     parts = {n: getattr(options, n) for n in ("rule", "controller") if getattr(options, n)}
-    with waiting(f"loading {options.verifier}"):
-        assert options.verifier is not None
-        verifier = load(
-            options.verifier, dtype=options.dtype, device=options.device,
-            tokenizer=options.tokenizer, adapter=options.adapter,
-        )  # fmt: skip
+    assert options.verifier is not None
+    verifier = options.load_model(options.verifier)
+    with waiting("loading drafters"):
         drafters = [_load(name.strip(), options) for name in options.drafters]
     searching = (drafting.DiffusionDrafter, BlockDrafter)
     if options.search and not any(isinstance(d, searching) for d in drafters):

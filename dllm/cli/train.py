@@ -8,16 +8,11 @@ from typing import Annotated
 import typer
 
 from .inputs import read_lines
-from .options import remember_debug, threaded
+from .options import Debug, threaded
 from .output import check_output, note
 
 train_app = typer.Typer(help="Train drafters and the bundled models.", no_args_is_help=True)
 NAMES = {"masked": "nano", "causal": "nano-ar"}
-
-
-@train_app.callback()
-def train_root() -> None:
-    """Train drafters and the bundled models."""
 
 
 @train_app.command()
@@ -46,9 +41,7 @@ def nano(
     weights_from: Annotated[
         Path | None, typer.Option(help="Folder of a run whose weights a new run starts with.")
     ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
-    ] = False,
+    debug: Debug = False,
 ) -> None:
     """Train nano from scratch; a run that was stopped goes on where it saved last."""
     import torch
@@ -85,9 +78,7 @@ def learned_filter(
     block_length: Annotated[int, typer.Option(help="Positions the filter sees.", min=1)] = 32,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 1_500,
     seed: Annotated[int, typer.Option(help="Seed of prompts and weights.", min=0)] = 0,
-    debug: Annotated[
-        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
-    ] = False,
+    debug: Debug = False,
 ) -> None:
     """Train Learn2PD's filter for a model: `--sampler "learn2pd(filter='FILE')"` then uses it."""
     from .. import load
@@ -127,9 +118,7 @@ def deer(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the result.")] = Path(
         "runs/deer"
     ),
-    debug: Annotated[
-        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
-    ] = False,
+    debug: Debug = False,
 ) -> None:
     """Align a diffusion drafter with a verifier, in DEER's two stages."""
     from ..models import load

@@ -14,7 +14,7 @@ from ..spec import Info, info
 
 if TYPE_CHECKING:
     from .api import speculate, stream_speculate
-    from .base import Budget, Distribution, Draft, Drafter, Drafting, Feedback, Request
+    from .base import Budget, Distribution, Draft, Drafter, Drafting, DraftRequest, Feedback
     from .drafters.diffusion import DiffusionDrafter
     from .result import SpeculativeResult
 
@@ -22,13 +22,13 @@ _WHERE = {
     "speculate": "api", "stream_speculate": "api",
     "SpeculativeResult": "result", "DiffusionDrafter": "drafters.diffusion",
     "Budget": "base", "Draft": "base", "Drafter": "base", "Drafting": "base", "Feedback": "base",
-    "Distribution": "base", "Request": "base",
+    "Distribution": "base", "DraftRequest": "base",
 }  # fmt: skip
 FOLDERS = ("accept", "drafters", "search", "length")  # of parts, a file per method
 
 __all__ = [
     "Budget", "DiffusionDrafter", "Draft", "Drafter", "Drafting", "Feedback", "Distribution",
-    "Request", "SpeculativeResult", "available", "speculate", "stream_speculate",
+    "DraftRequest", "SpeculativeResult", "available", "speculate", "stream_speculate",
 ]  # fmt: skip
 
 

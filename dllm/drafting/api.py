@@ -12,23 +12,8 @@ from ..prompts import ManyPrompts, OnePrompt, is_batch
 from ..scheduler import Request
 from ..streamers import Streamer, feeding
 from .naming import DrafterLike, VerifierLike, fit, load_verifier, make_drafter
-from .preparation import SETTINGS, SpeculativePreparation
+from .preparation import DRAFTING, SETTINGS, SpeculativePreparation
 from .result import SpeculativeResult
-
-DRAFTING = (
-    "search",
-    "proxy",
-    "window",
-    "steps",
-    "sampler",
-    "cache",
-    "refresh_rounds",
-    "end_marker",
-    "marker_position",
-    "trim",
-    "head",
-    "nodes",
-)
 
 
 @overload
@@ -64,11 +49,12 @@ def speculate(
 
     - ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
       above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
-      "multi_round" and "traversal" give the same distribution.  "fly" and "pivot" are LOSSY.
+      "multi_round" and "traversal" give the same distribution.  "fly", "pivot" and "apd" are LOSSY.
     - ``controller``: how many tokens to draft, e.g. "rate" (default) or "fixed(k=8)".
     - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
-      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``end_marker``, ``marker_position``,
-      ``trim``; see `DiffusionDrafter`.
+      ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``recent``, ``inside``, ``end_marker``,
+      ``marker_position``, ``trim``; see `DiffusionDrafter`; for a block drafter ``head``,
+      ``nodes`` and ``copies``; see `BlockDrafter`.
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
       "retokenize" and "intersect" bridge the difference.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,

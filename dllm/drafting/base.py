@@ -127,8 +127,7 @@ class Draft:
         if not self.is_chain or length >= len(self):
             return self
         few = None if self.confidence is None else self.confidence[:length]
-        return Draft(self.tokens[:length], None, self.distribution, self.log_q, few, self.end,
-                     self.source, self.search_seconds)  # fmt: skip
+        return replace(self, tokens=self.tokens[:length], confidence=few)
 
 
 def chain(
@@ -161,6 +160,23 @@ class Budget:
     def tree_size(self, alive: Array) -> int:
         """Nodes to send to the verifier: the first of those whose chances are ``alive`` (n,)."""
         return len(alive) if self.nodes is None else max(0, min(self.nodes(alive), len(alive)))
+
+    def chain(self, tokens: Sequence[int] | IntArray, sure: Sequence[float], source: str) -> Draft:
+        """As many ``tokens`` as are worth their time, each right with the chance in ``sure`` if
+        those before it are."""
+        confidence = np.asarray(sure, np.float64)
+        n = self.chain_length(confidence)
+        return chain(tokens[:n], source, confidence[:n])
+
+    def tree(
+        self, tokens: Sequence[int], parents: Sequence[int], alive: Sequence[float], source: str
+    ) -> Draft:
+        """As many nodes as are worth their time, best first; ``alive`` are the chances of their
+        paths."""
+        chances = np.asarray(alive, np.float64)
+        n = self.tree_size(chances)
+        return Draft(np.asarray(tokens[:n], np.int64), np.asarray(parents[:n], np.int64),
+                     confidence=chances[:n], source=source)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -224,8 +240,8 @@ class Feedback:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is known when a sequence begins.  ``prompt`` (P,) int64; ``vocab_size`` and
+class DraftRequest:
+    """What a drafter is told when a sequence begins.  ``prompt`` (P,) int64; ``vocab_size`` and
     ``stop_ids`` are the verifier's; ``limit`` is the longest the sequence can get; ``noise_key`` is
     (seed, stream) of the verifier's emission noise, for drafters that share it; ``trees``: whether
     verifier and accept rule take trees; ``verifier`` is the verifier's model where it runs in this
@@ -289,7 +305,7 @@ class Drafter(DraftPart):
     timed: ClassVar[bool] = False
     outside: ClassVar[bool] = False
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         """Start on a new sequence."""
         raise NotImplementedError
 
@@ -303,11 +319,13 @@ class Drafter(DraftPart):
 class AcceptRule(DraftPart):
     """Which drafted tokens are kept.  ``accepts`` are the distributions for which it is
     lossless; a ``lossy`` rule is so for none, and says so wherever its results are shown.
+    ``beyond``: tokens that it emits beyond those of a draft that it accepts whole.
     """
 
     accepts: ClassVar[frozenset[Distribution]] = frozenset(Distribution)
     trees: ClassVar[bool] = False
     lossy: ClassVar[bool] = False
+    beyond: ClassVar[int] = 1
 
     def check(self, distribution: Distribution, tree: bool) -> None:
         """The distribution guard: raise when the rule would bias the output."""

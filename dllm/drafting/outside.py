@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..canvas import IntArray
-from .base import EMPTY, Budget, Draft, Drafter, Drafting, Request
+from .base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest
 
 
 @dataclass(eq=False)
@@ -20,7 +20,7 @@ class Outside(Drafter):
         """Have ``draft`` verified next; it may be empty."""
         self.offered = draft
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Waiting(self)
 
 

@@ -9,8 +9,10 @@ from typing import Any
 from ..config import ELSEWHERE, GenerationConfig
 from ..errors import ConfigError, UnknownNameError, short
 from ..models import DiffusionModel
-from ..preparation import Order, RequestMaker, format_for, given_of, stop_strings
+from ..preparation import format_for
+from ..request_maker import Order, RequestMaker, given_of
 from ..scheduler import Request
+from ..stopping import stop_strings
 from . import register_all
 from .accept.rows import LogitsProcessor
 from .base import RULES, AcceptRule, Drafter, single
@@ -22,12 +24,14 @@ from .naming import fit, load_verifier, make_drafter
 from .result import SpeculativeResult
 from .rows import SpeculativeRecipe
 
-ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "stop_strings",
-             "seed", "max_rows", "regex", "choice", "json_schema")  # fmt: skip
+ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p",
+             "logit_bias", "stop_strings", "seed", "max_rows", "regex", "choice",
+             "json_schema")  # fmt: skip
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
-OTHERS = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds", "end_marker",
-          "marker_position", "trim", "head", "nodes", "exact", "chat", "tokenizer",
-          "vocabulary")  # fmt: skip
+DRAFTING = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds",
+            "recent", "inside", "end_marker", "marker_position", "trim", "head", "nodes",
+            "copies")  # fmt: skip
+OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +113,8 @@ class SpeculativePreparation(RequestMaker):
         return request
 
     def request(self, order: Order) -> Request:
-        for name, given in (("sampler", order.sampler), ("trace", order.trace)):
-            if given:
+        for name in ("sampler", "trace", "under_load"):
+            if getattr(order, name):
                 raise ConfigError(f"{self.model.name} is autoregressive: it has no {name}")
         if order.text is not None:
             raise ConfigError(f"{self.model.name} is autoregressive: it cannot fill holes")

@@ -15,8 +15,7 @@ from ..formats import Format
 from ..models import DiffusionModel
 from ..samplers import NOTHING, Decision
 from ..work import Row, Step
-from .accept.defaults import own_processors
-from .accept.formats import FormatProcessor
+from .accept.processors import FormatProcessor, own_processors
 from .accept.rows import KeyedNoise, LogitsProcessor, Rows, Sampling
 from .base import (
     EMPTY,
@@ -25,9 +24,9 @@ from .base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
     Outcome,
-    Request,
     RoundStats,
 )
 from .length.control import LengthController
@@ -73,7 +72,8 @@ class SpeculativeRecipe:
         if self.format is not None:  # last: nothing is to bring back what it takes
             processors = (*processors, FormatProcessor(self.format, len(prompt), limit))
         return Sampling(
-            config.temperature, config.top_p, config.top_k, 1.0 if penalty is None else penalty,
+            config.temperature, config.top_p, config.top_k, config.min_p,
+            tuple(config.logit_bias.items()), 1.0 if penalty is None else penalty,
             processors, self.stop_ids, len(prompt) + config.min_new_tokens,
         )  # fmt: skip
 
@@ -149,9 +149,9 @@ class SpeculativeRow(Row):
             verifier.close(self.text)
             raise
 
-    def _request(self, prompt: IntArray, limit: int) -> Request:
+    def _request(self, prompt: IntArray, limit: int) -> DraftRequest:
         model, recipe = self.verifier.model, self.recipe
-        return Request(
+        return DraftRequest(
             prompt=prompt, vocab_size=model.facts.vocab_size, limit=limit,
             stop_ids=model.facts.stop_token_ids, temperature=recipe.config.temperature,
             noise_key=self.noise.emission, draft_key=self.noise.drafting, tokenizer=model.tokenizer,
@@ -174,19 +174,23 @@ class SpeculativeRow(Row):
 
     # -- a round --------------------------------------------------------------------------------
 
+    @property
+    def _room(self) -> int:
+        """The longest draft of use: a token more may be emitted than is drafted."""
+        return len(self.canvas.tokens) - self.length - self.recipe.rule.beyond
+
     def budget(self) -> Budget | None:
         """What the drafter may propose in this round; None: it is not asked."""
-        room = len(self.canvas.tokens) - self.length - 1  # one is the extra token
-        if self.drafting is None or room <= 0:
+        if self.drafting is None or self._room <= 0:
             return None
-        budget = self.controller.next(room, self.length)
+        budget = self.controller.next(self._room, self.length)
         return budget if budget.length > 0 else None
 
     def plan(self, draft: Draft) -> None:
         """Have ``draft`` verified in the next round."""
         if len(draft):
             self.recipe.rule.check(draft.distribution, not draft.proposed.is_chain)
-            draft = draft.cut(len(self.canvas.tokens) - self.length - 1)
+            draft = draft.cut(self._room)
         self.draft = draft if len(draft) else EMPTY
 
     def settle(self, scored: Scored, fed: int, forward: Forward) -> Step:

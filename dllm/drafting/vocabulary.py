@@ -15,7 +15,17 @@ import numpy as np
 from ..canvas import IntArray
 from ..errors import ConfigError
 from ..prompts import encode_text
-from .base import EMPTY, Budget, Distribution, Draft, Drafter, Drafting, Feedback, Request, chain
+from .base import (
+    EMPTY,
+    Budget,
+    Distribution,
+    Draft,
+    Drafter,
+    Drafting,
+    DraftRequest,
+    Feedback,
+    chain,
+)
 
 PROBE = "def f(x):\n    return x ** 2  # naïve\n你好，世界 3.14159 1234567\t\t  \n👩‍🚀 Straße ΑΒΓ"
 TAIL = 12  # committed tokens of the verifier that are encoded again with a draft
@@ -137,7 +147,7 @@ class Retokenizing(Drafter):
     theirs: Any = None
     size: int = 0
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         prompt = _encode(self.ours, self.theirs, request.prompt)
         stops = _shared(self.theirs, self.ours, request.stop_ids)
         room = 4 * (request.limit - len(request.prompt)) + 64  # their text may take more tokens
@@ -205,7 +215,7 @@ class Intersecting(Drafter):
         result: frozenset[Distribution] = self.inner.distributions
         return result
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         to_verifier = self.comparison.to_verifier
         stops = [int(self.comparison.to_drafter[i]) for i in request.stop_ids]
         prompt = _encode(self.ours, self.theirs, request.prompt)
@@ -226,7 +236,7 @@ class Intersecting(Drafter):
 class _Intersecting(Drafting):
     part: Intersecting
     inner: Drafting
-    request: Request
+    request: DraftRequest
     shown: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:

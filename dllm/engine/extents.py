@@ -27,11 +27,6 @@ class Extents:
         """Slots that are taken."""
         return self.size - sum(end - first for first, end in self._free)
 
-    @property
-    def largest(self) -> int:
-        """Slots of the longest free range."""
-        return max((end - first for first, end in self._free), default=0)
-
     def allocate(self, n: int) -> int | None:
         """The first slot of ``n`` free ones in a row, which are taken now; None without room."""
         if n < 1:

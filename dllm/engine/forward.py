@@ -17,9 +17,17 @@ import torch
 from ..cache import Cache
 from ..canvas import FloatArray, IntArray
 from ..errors import NumericError
-from ..formats.format import complete
+from ..formats.format import Question, complete
 from ..kernels.divergence import divergence, log_probabilities
-from ..kernels.statistics import COLDEST, TokenStatistics, logprobs_of, to_host, token_statistics
+from ..kernels.statistics import (
+    COLDEST,
+    Biased,
+    Head,
+    TokenStatistics,
+    logprobs_of,
+    to_host,
+    token_statistics,
+)
 from ..models import DiffusionModel
 from ..models.linears import check_linears
 from ..samplers import Prediction
@@ -28,7 +36,7 @@ from .kv import KVBuffer
 from .layers import LayerHook
 from .maps import AttentionMaps
 from .packing import Packed, noise_keys, pack
-from .recipe import Options
+from .recipe import Options, bans
 from .rows import Job
 from .visibility import Visibility
 
@@ -156,7 +164,7 @@ class Forward:
                 here = slice(at, at + len(jobs[i].asked))
                 host[i] |= {name: column[here] for name, column in numbers.items()}
                 at = here.stop
-        return [_predictions(job, numbers) for job, numbers in zip(jobs, host, strict=True)]
+        return _completed(jobs, [*map(_predictions, jobs, host)], host)
 
     def _groups(
         self, jobs: list[Job], own: list[dict[str, torch.Tensor]], hidden: torch.Tensor
@@ -193,22 +201,26 @@ class Forward:
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
             if "kl" in options.needs:
-                job.logprobs = log_probabilities(hidden[here], self.head, options.banned)
+                job.logprobs = log_probabilities(hidden[here], self._head(options), options.banned)
                 own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
             for name, ids in job.ids.items():
-                own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids)
+                own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
             if job.shadow.size:
                 standing = job.canvas.tokens[job.shadow][:, None]
-                own["stands"] = self._logprobs(hidden, clean, slice(here.stop, at), standing)
+                own["stands"] = self._logprobs(
+                    hidden, clean, slice(here.stop, at), standing, options
+                )
         return result
 
     def _banned_rows(self, jobs: list[Job], options: Options, count: int) -> torch.Tensor | None:
         """Which of the banned ids are so in each row, (R, n) bool; None: all of them."""
         if not options.conditional:
             return None
-        short = [j.asked < j.canvas.start + j.row.recipe.config.min_new_tokens for j in jobs]
+        ids = options.banned[-options.conditional :]
         rows = np.ones((count, len(options.banned)), np.bool_)
-        rows[:, -options.conditional :] = np.concatenate(short)[:, None]
+        rows[:, -options.conditional :] = np.concatenate(
+            [bans(job.row.recipe, job.canvas, job.asked, ids) for job in jobs]
+        )
         return torch.from_numpy(rows).to(self.device)
 
     def _statistics(
@@ -216,12 +228,13 @@ class Forward:
     ) -> TokenStatistics:
         return token_statistics(
             hidden,
-            self.head,
+            self._head(options),
             banned=options.banned,
             banned_rows=rows,
             temperature=options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
+            min_p=options.min_p,
             tempered=self._tempered,
             noise_keys=noise_keys(jobs).to(hidden.device) if options.temperature else None,
             top=options.top,
@@ -235,19 +248,24 @@ class Forward:
     ) -> TokenStatistics:  # fmt: skip
         """Tokens with log-probabilities of the clean distribution: ``result`` unless it describes
         what temperature and filters leave."""
-        filtered = options.temperature or options.top_p < 1 or options.top_k
+        filtered = options.temperature or options.top_p < 1 or options.top_k or options.min_p
         if not self._tempered or not filtered:
             return result
         return token_statistics(
-            hidden, self.head, banned=options.banned, banned_rows=rows, needs=()
+            hidden, self._head(options), banned=options.banned, banned_rows=rows, needs=()
         )
 
+    def _head(self, options: Options) -> Head:
+        return Biased(self.head, options.bias) if options.bias else self.head
+
     def _logprobs(
-        self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: IntArray
-    ) -> torch.Tensor:
+        self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: IntArray,
+        options: Options,
+    ) -> torch.Tensor:  # fmt: skip
         """(n, m) clean log-probabilities of ``ids``, beside the clean statistics."""
         wanted = torch.from_numpy(ids).to(hidden.device)
-        return logprobs_of(hidden[here], self.head, wanted, clean.token[here], clean.logprob[here])
+        known = clean.token[here], clean.logprob[here]
+        return logprobs_of(hidden[here], self._head(options), wanted, *known)
 
 
 def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
@@ -261,39 +279,42 @@ def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericE
             "dtype='float32' may help"
         )
     if not job.shadow.size:
-        own = _own(job, numbers)
-        return own if isinstance(own, NumericError) else (own, None)
+        return _prediction(job.targets, numbers), None
     count = len(job.targets)
     shared = {name: numbers[name] for name in SHARED if name in numbers}
     mine = {**numbers, **{name: array[:count] for name, array in shared.items()}}
     others = {name: array[count:] for name, array in shared.items()}
     others["asked.stands"] = numbers["stands"]
-    own = _own(job, mine)
-    return own if isinstance(own, NumericError) else (own, _prediction(job.shadow, others))
+    return _prediction(job.targets, mine), _prediction(job.shadow, others)
 
 
-def _own(job: Job, numbers: Mapping[str, Any]) -> Prediction | NumericError:
-    """What is predicted of the targets: one joint completion where the text has a format."""
-    prediction = _prediction(job.targets, numbers)
-    form, config = job.row.recipe.format, job.row.recipe.config
-    if form is None:
-        return prediction
-    draws = config.temperature >= COLDEST
-    best, whole = numbers["class_token_logprob"], numbers["class_logprob"]
-    weight = numbers.get("class_weight", whole) if draws else best
-    confident = config.confidence != "model"
-    found = complete(form, job.canvas, job.targets, weight, whole, draws, confident)
-    if found is None:
-        return NumericError(
-            "no text of the format is possible any more: probabilities are 0 or not finite"
-        )
-    token, logprob = prediction.token.copy(), prediction.logprob.copy()
-    for at, classes, sure in found:
-        token[at] = numbers["class_token"][at, classes]
-        logprob[at] = best[at, classes]
-        if confident:
-            logprob[at] += sure - whole[at, classes]
-    return replace(prediction, token=token, logprob=logprob, joint=True)
+def _completed(
+    jobs: list[Job], answers: list[Predictions | NumericError], host: list[dict[str, Any]]
+) -> list[Predictions | NumericError]:
+    """The same with one joint completion proposed where the text has a format."""
+    asked: dict[int, Question] = {}
+    for i, (job, answer, numbers) in enumerate(zip(jobs, answers, host, strict=True)):
+        form, config = job.row.recipe.format, job.row.recipe.config
+        if form is not None and not isinstance(answer, NumericError):
+            draws, whole = config.temperature >= COLDEST, numbers["class_logprob"]
+            weight = numbers.get("class_weight", whole) if draws else numbers["class_token_logprob"]
+            asked[i] = Question(form, job.canvas, job.targets, weight, whole, draws)
+    for i, found in zip(asked, complete(list(asked.values())), strict=True):
+        answer, numbers = answers[i], host[i]
+        assert not isinstance(answer, NumericError)
+        if found is None:
+            answers[i] = NumericError(
+                "no text of the format is possible any more: probabilities are 0 or not finite"
+            )
+            continue
+        token, logprob = answer[0].token.copy(), answer[0].logprob.copy()
+        for at, classes, sure in found:
+            token[at] = numbers["class_token"][at, classes]
+            logprob[at] = numbers["class_token_logprob"][at, classes]
+            if jobs[i].row.recipe.config.confidence != "model":
+                logprob[at] += sure - numbers["class_logprob"][at, classes]
+        answers[i] = replace(answer[0], token=token, logprob=logprob, joint=True), answer[1]
+    return answers
 
 
 def _prediction(positions: IntArray, numbers: Mapping[str, Any]) -> Prediction:

@@ -60,7 +60,7 @@ class KVBuffer(Cache):
     @torch.inference_mode()
     def enlarge(self, base: int, n: int, size: int, lanes: int = 1) -> int | None:
         """Give an owner of ``lanes`` ranges of ``n`` slots, one after the other from ``base`` on,
-        ``size`` slots in each; what they hold comes along, bit for bit.  The first slot, or None
+        ``size`` slots in each; their contents are moved, bit for bit.  The first slot, or None
         when there is no room now, and then nothing has changed."""
         if lanes == 1 and self.extents.extend(base, n, size):
             return base

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..cache import Cache, Slots
@@ -100,8 +101,12 @@ class Engine(Work[Row, Step]):
             block_length = self.model.facts.block_length or 0
             if block_length:
                 canvas.origin = 0
+            if recipe.format is not None:
+                positions, tokens = recipe.format.settled(canvas, canvas.end)
+                canvas.commit(positions, tokens, np.zeros(len(positions), np.float32))
             length = len(canvas.tokens)
-            slots = Slots.empty(length, self.forward.shift, block_length)
+            first = self.model.facts.mask_kind == "decided_first"
+            slots = Slots.empty(length, self.forward.shift, block_length, first)
             row = Row(canvas, recipe, options, slots, canvas.fork(), capacity=length, held=held)
             if complete(canvas) and not held:
                 return row
@@ -120,7 +125,7 @@ class Engine(Work[Row, Step]):
         with self._lock:
             row.canvas, row.trials, row.previous, row.jobs = canvas, (), None, []
             if not kept:
-                row.slots = Slots.empty(row.capacity, row.slots.shift, row.slots.block_length)
+                row.slots = row.slots.fresh(row.capacity)
             row.slots.age[kept:] = -1
             row.slots.pending[:] = False
 
@@ -134,12 +139,16 @@ class Engine(Work[Row, Step]):
     def check(self, recipe: Recipe) -> None:
         self._options(recipe)
 
+    def change(self, row: Row, recipe: Recipe) -> None:
+        if row.recipe is not recipe:
+            row.recipe, row.options = recipe, self._options(recipe)
+
     def _options(self, recipe: Recipe) -> Options:
         """What a recipe asks of the statistics; recipes are checked when they are first met."""
         known = self._checked.get(id(recipe))
         if known is None:
             check_recipe(recipe, self.cache, self.model)
-            known = recipe, Options.of(recipe, self.model)
+            known = recipe, Options.of(recipe, self.model, self.cache.statistics)
             if len(self._checked) > 1024:  # a server meets a new one with every request
                 self._checked.clear()
             self._checked[id(recipe)] = known
@@ -251,12 +260,9 @@ class Engine(Work[Row, Step]):
     def _settle(self, row: Row, answer: Any) -> Step:
         return settle(row, answer, self.cache, self.forward.buffer)
 
-    def logits(self, row: Row) -> torch.Tensor:
-        """Raw logits (n, V) of the undecided positions of the row's window.  Decides nothing."""
-        return self.scores([row])[0]
-
     def scores(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """`logits` of several rows, in one forward."""
+        """Raw logits (n, V) of the undecided positions of each row's window, in one forward that
+        decides nothing."""
         with self._lock:
             jobs = []
             for row in rows:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from ..cache import Cache
-from ..canvas import Canvas
+from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import (
     BLOCK_CAUSAL,
     CONSTRAINED,
@@ -66,9 +68,9 @@ class Recipe:
 @dataclass(frozen=True, slots=True)
 class Options:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
-    one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only where the
-    text is too short.  ``maps``: the layers whose attention is wanted.  ``classes``: those of the
-    row's format."""
+    one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only at some
+    positions, which the row says in each step.  ``maps``: the layers whose attention is wanted.
+    ``classes``: those of the row's format; ``bias``: what is added to the logits of tokens."""
 
     banned: tuple[int, ...]
     conditional: int
@@ -79,17 +81,24 @@ class Options:
     needs: frozenset[str]
     maps: tuple[int, ...] = ()
     classes: TokenClasses | None = None
+    bias: tuple[tuple[int, float], ...] = ()
+    min_p: float = 0.0
 
     @classmethod
-    def of(cls, recipe: Recipe, model: DiffusionModel) -> Options:
+    def of(
+        cls, recipe: Recipe, model: DiffusionModel, cached: frozenset[str] = frozenset()
+    ) -> Options:
+        """Those of a row; ``cached``: the statistics that its cache reads."""
         sampler, config = recipe.sampler, recipe.config
         # At temperature 0 the proposal itself is the likeliest token.
-        clean_top = int("top_token" in sampler.statistics and config.temperature > 0)
+        own = int("top_token" in sampler.statistics and config.temperature > 0)
+        own = max(own, *(part.candidates for part in sampler.parts))
         return cls(
             *_bans(recipe, model), config.temperature, config.top_p, config.top_k,
-            max(config.top_candidates, clean_top), sampler.statistics,
+            max(config.top_candidates, own), sampler.statistics | cached,
             sampler.maps(model.hf.config.num_hidden_layers),
             None if recipe.format is None else recipe.format.automaton.classes,
+            tuple(sorted(config.logit_bias.items())), config.min_p,
         )  # fmt: skip
 
 
@@ -101,13 +110,24 @@ def _bans(recipe: Recipe, model: DiffusionModel) -> tuple[tuple[int, ...], int]:
             "load a diffusion model, or use it as a verifier"
         )
     always = {facts.mask_token_id} if config.suppress_mask else set()
-    early = set(sampler.stop_ids)
     if sampler.eos.suppress and facts.eos_token_id is not None:
         always.add(facts.eos_token_id)
+    if facts.expand_token_id is not None:
+        always.add(facts.expand_token_id)
     if recipe.ban_stops:
-        always |= early
-    early = early - always if config.min_new_tokens else set()
-    return (*sorted(always), *sorted(early)), len(early)
+        always |= {*sampler.stop_ids}
+    always -= sampler.bannable
+    some = {*sampler.bannable, *(sampler.stop_ids if config.min_new_tokens else ())} - always
+    return (*sorted(always), *sorted(some)), len(some)
+
+
+def bans(recipe: Recipe, canvas: Canvas, positions: IntArray, ids: tuple[int, ...]) -> BoolArray:
+    """(n, m) bool: which of the conditionally banned ``ids`` are so at which positions."""
+    result = recipe.sampler.bans(canvas, positions, ids)
+    if recipe.config.min_new_tokens:
+        early = positions < canvas.start + recipe.config.min_new_tokens
+        result |= early[:, None] & np.isin(ids, recipe.sampler.stop_ids)
+    return result
 
 
 class Setting(NamedTuple):
@@ -141,11 +161,11 @@ def check_pair(sampler: Sampler, cache: Cache) -> None:
 
 def check_format(sampler: Sampler) -> None:
     """Refuse parts that put tokens of their own in place of a joint completion, unless they say
-    that they respect one, and canvases whose length is not known before."""
-    if sampler.length is not None:
+    that they respect one, and rules of length that may leave too little room for a text."""
+    if sampler.length is not None and CONSTRAINED not in sampler.length.offers:
         raise ConfigError(
-            f"{sampler.length.name} changes the length of the answer, which a format has to know: "
-            "pass max_new_tokens instead, or no format"
+            f"{sampler.length.name} changes the length of the answer, which may then be too short "
+            "for the format: pass length='append', max_new_tokens alone, or no format"
         )
     for part in sampler.parts:
         rewrites = (

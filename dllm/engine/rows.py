@@ -87,7 +87,7 @@ class Row(AnyRow):
         any other edit the cache begins anew, unless it `Cache.grows` with the text."""
         canvas, at_end = self.canvas, True
         for edit in edits:
-            at_end &= edit.at + edit.removed == canvas.end
+            at_end &= edit.at + edit.removed == canvas.length
             canvas.edit(edit)
         if at_end and (cache.grows or not any(edit.added for edit in edits)):
             self.slots.resize(canvas.length)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
@@ -15,6 +13,7 @@ from ..errors import ConfigError, NumericError
 from ..samplers import NOTHING, Decision, Prediction, Trial
 from .forward import Predictions
 from .kv import KVBuffer
+from .recipe import Recipe
 from .rows import Job, Row, Step
 
 MOST_IDLE_STEPS = 1_000_000  # a schedule that grants nothing for longer is broken
@@ -89,12 +88,12 @@ def settle(
     gained, plan = _keep(row, kept, buffer), jobs[kept].plan
     slots.computed(plan.compute, canvas.step)
     prediction, shadow = predictions[kept]
-    cache.after_step(canvas, slots, prediction.positions, prediction.logprob)
+    cache.after_step(canvas, slots, prediction.positions, prediction.logprob, prediction.kl)
     if (wanted := jobs[kept].wanted) is not None:
         prediction = prediction.take(wanted)
     decision = Decision(NOTHING, NOTHING)
     if not canvas.finished:
-        decision = sampler.decide(canvas, prediction, shadow)
+        decision = literals_after(row.recipe, canvas, sampler.decide(canvas, prediction, shadow))
     for positions in (decision.committed, decision.remasked, decision.padded):
         if positions.size:
             slots.changed(positions)
@@ -110,12 +109,10 @@ def settle(
     canvas.computed += cost
     canvas.step += 1
     canvas.block_step += 1
+    if decision.edits:
+        row.edit(decision.edits, cache)
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
-    if decision.edits and not canvas.finished:
-        row.edit(decision.edits, cache)
-    elif decision.edits:
-        decision = replace(decision, edits=())
     if decision.probe:
         row.slots = row.slots.fresh(canvas.length)
     else:
@@ -123,6 +120,18 @@ def settle(
     return Step(
         row=row, canvas=canvas, decision=decision, positions=cost, plan=plan, prediction=prediction
     )
+
+
+def literals_after(recipe: Recipe, canvas: Canvas, decision: Decision) -> Decision:
+    """The decision, and what the format leaves no choice about in the window after it."""
+    busy = canvas.finished or canvas.revising or decision.trials or decision.edits or decision.probe
+    if recipe.format is None or recipe.format.literals is None or busy:
+        return decision
+    positions, tokens = recipe.format.settled(canvas, canvas.window[1])
+    sure = np.zeros(len(positions), np.float32)
+    canvas.commit(positions, tokens, sure)
+    trial = Trial(positions, tokens, sure) if positions.size else None
+    return decision.after(trial, decision.explored)
 
 
 def _choose(row: Row, predictions: list[Prediction]) -> int:
@@ -151,8 +160,7 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
             to = [row.lane(other + lane) for other in others]
             buffer.copy(job.base(lane), to, torch.from_numpy(job.plan.compute))
     if job.logprobs is not None:
-        own = slice(None) if job.wanted is None else job.wanted
-        row.previous = job.targets[own], job.logprobs[own]
+        row.previous = job.targets, job.logprobs
     return trial
 
 
@@ -161,6 +169,7 @@ def complete(canvas: Canvas) -> bool:
     settled = not canvas.finished and not canvas.revising
     if settled and not np.count_nonzero(canvas.masked[canvas.start : canvas.end]):
         # A rule may also end the text at a stop id that is proposed and never committed.
-        ended = canvas.stop_position is not None or canvas.end < canvas.region[1]
+        most = max(canvas.start + canvas.cap, canvas.region[1])
+        ended = canvas.stop_position is not None or canvas.end < most
         canvas.finish("stop" if ended else "length")
     return canvas.finished

@@ -16,23 +16,37 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Edges:
-    """Edges sorted by one of their ends: ``source``, ``label`` (the class) and ``target`` (E,), the
-    ``first`` edge (k,) of each of the states (k,) ``at`` that has any."""
+class Arcs:
+    """Edges between the same two states as one, an arc (A,): ``source``, ``target`` and the set of
+    its classes, ``label``.  Many arcs have equal sets: ``labels`` are the classes of all sets side
+    by side, ``sets`` (U,) the first of each, ``set_of_label`` which set each is in.
 
-    source: IntArray
-    label: IntArray
-    target: IntArray
-    first: IntArray
-    at: IntArray
-    run: IntArray  # (E,) which of ``at`` each edge belongs to
+    In the order of sources: ``first`` (k,) is the first arc of each of the ``sources`` that have
+    any, and ``run`` (A,) says which of these each arc leaves.  ``by_target`` (A,) puts them in the
+    order of targets, with ``first_into`` and ``targets``.
+    """
 
-    @classmethod
-    def of(cls, source: IntArray, label: IntArray, target: IntArray, by: IntArray) -> Edges:
-        order = np.argsort(by, kind="stable")
-        at, first, run = np.unique(by[order], return_index=True, return_inverse=True)
-        return cls(source[order], label[order], target[order], first, at, run)
+    def __init__(self, follow: IntArray) -> None:
+        """Those of a table (S, C) of next states."""
+        size = len(follow)
+        source, label = (follow >= 0).nonzero()
+        pairs, arc = np.unique(source * size + follow[source, label], return_inverse=True)
+        order = np.argsort(arc, kind="stable")
+        number: dict[bytes, int] = {}
+        which = np.array([
+            number.setdefault(part.tobytes(), len(number))
+            for part in np.split(label[order], np.searchsorted(arc[order], range(1, len(pairs))))
+        ])  # fmt: skip
+        members = [np.frombuffer(part, label.dtype) for part in number]
+        sizes = [len(part) for part in members]
+        self.labels, self.sets = np.concatenate(members), np.cumsum([0, *sizes[:-1]])
+        self.set_of_label = np.repeat(np.arange(len(sizes)), sizes)
+        source, target = np.divmod(pairs, size)
+        self.source, self.target, self.label = source, target, which
+        found, self.first, self.run = np.unique(source, return_index=True, return_inverse=True)
+        self.sources: IntArray | slice = found if len(found) < size else slice(None)
+        self.by_target = np.argsort(target, kind="stable")
+        self.targets, self.first_into = np.unique(target[self.by_target], return_index=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,16 +115,20 @@ class Automaton:
             return np.asarray(np.log(counts / len(self.of)))
 
     @cached_property
-    def out(self) -> Edges:
-        """Edges by their sources, in the order of classes."""
+    def _ways(self) -> tuple[IntArray, IntArray, IntArray]:
         source, label = (self.next >= 0).nonzero()
-        return Edges.of(source, label, self.next[source, label], source)
+        bounds = np.searchsorted(source, np.arange(len(self.next) + 1))
+        return label, self.next[source, label], bounds
+
+    def ways(self, state: int) -> tuple[IntArray, IntArray]:
+        """The classes that may follow in a state, ascending, and where they lead."""
+        label, target, bounds = self._ways
+        here = slice(bounds[state], bounds[state + 1])
+        return label[here], target[here]
 
     @cached_property
-    def into(self) -> Edges:
-        """Edges by their targets."""
-        e = self.out
-        return Edges.of(e.source, e.label, e.target, e.target)
+    def arcs(self) -> Arcs:
+        return Arcs(self.next)
 
     def class_of(self, tokens: IntArray) -> IntArray:
         """The class of each token, -1 for none."""
@@ -127,9 +145,8 @@ class Automaton:
         """(S,) from where one token, any or this one, leads to one of ``states`` (S,)."""
         result = np.zeros_like(states)
         if token is None:
-            e = self.out
-            if len(e.at):
-                result[e.at] = np.logical_or.reduceat(states[e.target], e.first)
+            arcs = self.arcs
+            result[arcs.sources] = np.logical_or.reduceat(states[arcs.target], arcs.first)
             return result
         label = int(self.class_of(np.asarray(token)))
         if label >= 0:

@@ -24,6 +24,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 HashArray = npt.NDArray[np.uint64]
 
+VERSION = 1  # of what is compiled: automata of another are compiled again
 MOST_STATES = 4096
 MOST_EDGES = 50_000
 MEMORY = 4 << 30  # bytes of address space

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,7 +10,10 @@ import numpy as np
 
 from ..canvas import PATH, Canvas
 from .automaton import Automaton, BoolArray, IntArray
-from .joint import Chain, Float64Array, drawn, likeliest, marginals
+from .joint import Chain, Float64Array, Lattice
+from .literals import Literals
+
+ROOM = 1 << 22  # terms of sums that are held at once
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,14 @@ class Format:
     ``start``: the state in which the text behind the prompt begins, None where only holes have a
     form.  ``holes``: the state in which each hole's text begins, None for a hole without a form;
     empty where the text as a whole has one.  ``ends``: whether a stop id may end the text early.
+    ``literals``: which text it leaves no choice about, None where the model is to be asked anyway.
     """
 
     automaton: Automaton
     start: int | None = None
     holes: tuple[int | None, ...] = ()
     ends: bool = True
+    literals: Literals | None = None
 
     def spans(self, canvas: Canvas) -> list[Span]:
         """The spans of a canvas, as it stands now."""
@@ -43,7 +49,10 @@ class Format:
         low = canvas.prompt_length
         if self.start is not None:
             if self.ends:
-                return [Span(low, canvas.end, self.start, final | self.automaton.closed)]
+                # A region that grows ends where the rest has room; one that was cut off has ended.
+                whole = canvas.end == canvas.region[1]
+                room = max(0, canvas.start + canvas.cap - canvas.end) if whole else 0
+                return [Span(low, canvas.end, self.start, self.automaton.need <= room)]
             return [Span(low, canvas.length, self.start, final)]
         edges = np.flatnonzero(np.diff(np.concatenate([[True], canvas.given[low:], [True]])))
         runs = (edges + low).reshape(-1, 2).tolist()
@@ -66,11 +75,33 @@ class Format:
             for span in self.spans(canvas)
         )
 
+    def settled(self, canvas: Canvas, end: int) -> tuple[IntArray, IntArray]:
+        """Positions before ``end`` whose text is without a choice, as far as it follows what is
+        decided from the start of a span on, and the tokens to write there."""
+        positions, written = list[int](), list[int]()
+        for span in self.spans(canvas) if self.literals is not None else ():
+            assert self.literals is not None
+            free = canvas.masked[span.low : span.high]
+            first = span.low + int(free.argmax())
+            if first >= end or not free.any():
+                continue
+            here = free[first - span.low : end - span.low]
+            most = len(here) if here.all() else int(here.argmin())
+            state = self.automaton.run(span.start, canvas.tokens[span.low : first])
+            tokens, state = self.literals.run(state, most)
+            last = first + len(tokens)
+            rest = canvas.tokens[last : span.high], canvas.masked[last : span.high]
+            if tokens and self.automaton.leading(*rest, span.final)[state]:
+                positions += range(first, last)
+                written += tokens
+        return np.array(positions, np.int64), np.array(written, np.int64)
+
     def chain(
-        self, canvas: Canvas, span: Span, targets: IntArray, weight: Float64Array
-    ) -> tuple[Chain, int]:
+        self, canvas: Canvas, span: Span, targets: IntArray, weight: Float64Array,
+        law: Float64Array,
+    ) -> tuple[Chain, int]:  # fmt: skip
         """The chain from the first undecided position of a span to the last of the ``targets`` (n,)
-        in it, whose class weights are ``weight`` (n, C), and where it begins.
+        in it, whose class weights are ``weight`` and ``law`` (n, C), and where it begins.
 
         Undecided positions between that were not predicted may hold any token; what lies behind
         decides which states the chain may end in.
@@ -81,10 +112,13 @@ class Format:
         final = automaton.leading(
             canvas.tokens[last : span.high], masked[last : span.high], span.final
         )
-        weights = np.tile(automaton.uniform, (last - first, 1))
-        weights[targets - first] = weight
-        decided = np.where(masked[first:last], -1, automaton.class_of(canvas.tokens[first:last]))
-        return Chain(weights, decided, state, final), first
+        weights = np.tile(automaton.uniform, (2, last - first, 1))
+        weights[:, targets - first] = weight, law
+        decided = np.flatnonzero(~masked[first:last])
+        label = automaton.class_of(canvas.tokens[first + decided])
+        weights[:, decided] = -np.inf
+        weights[:, decided[label >= 0], label[label >= 0]] = 0.0
+        return Chain(*weights, state, final), first
 
 
 class Completion(NamedTuple):
@@ -96,38 +130,75 @@ class Completion(NamedTuple):
     sure: Float64Array
 
 
-def complete(
-    form: Format, canvas: Canvas, positions: IntArray, weight: Float64Array,
-    logprob: Float64Array, draw: bool, confident: bool,
-) -> list[Completion] | None:  # fmt: skip
-    """One joint completion of the undecided ``positions`` (n,) that have a form: per span.
+@dataclass(frozen=True)
+class Question:
+    """What a row asks for: a joint completion of the undecided ``positions`` (n,) of a canvas.
 
     ``weight`` (n, C) says how likely each class is when choosing, ``logprob`` (n, C) when judging.
-    ``draw``: draw one in place of the likeliest; ``confident``: ask for marginals.
-    None where no text of the form is possible.
+    ``draw``: draw one in place of the likeliest.
     """
-    result = []
-    for span in form.spans(canvas):
-        inside = (positions >= span.low) & (positions < span.high) & canvas.masked[positions]
-        at = inside.nonzero()[0]
-        if not at.size:
-            continue
-        here = positions[at]
-        chain, first = form.chain(canvas, span, here, weight[at])
-        if draw:
-            noise = canvas.uniform(PATH, np.arange(first, first + len(chain.decided)))
-            path = drawn(form.automaton, chain, noise.astype(np.float64))
-        else:
-            path = likeliest(form.automaton, chain)
-        if path is None:
-            return None
-        sure = np.zeros(len(at))
-        if confident:
-            judged = chain
-            if logprob is not weight:
-                weights = chain.weight.copy()
-                weights[here - first] = logprob[at]
-                judged = replace(chain, weight=weights)
-            sure = marginals(form.automaton, judged, path)[here - first]
-        result.append(Completion(at, path[here - first], sure))
-    return result
+
+    form: Format
+    canvas: Canvas
+    positions: IntArray
+    weight: Float64Array
+    logprob: Float64Array
+    draw: bool
+
+    def parts(self) -> Iterator[Part]:
+        """Per span with such positions."""
+        for span in self.form.spans(self.canvas):
+            inside = (self.positions >= span.low) & (self.positions < span.high)
+            at = (inside & self.canvas.masked[self.positions]).nonzero()[0]
+            if at.size:
+                weight, law = self.weight[at], self.logprob[at]
+                chain, first = self.form.chain(self.canvas, span, self.positions[at], weight, law)
+                drawn = chain
+                if self.draw and self.weight is not self.logprob:
+                    drawn = replace(chain, law=chain.weight)
+                    chain = replace(chain, weight=chain.law)
+                yield Part(self, at, first, chain, drawn)
+
+
+class Part(NamedTuple):
+    """A question about one span: the indices ``at`` (n,) of its targets in the question, and its
+    ``chain``, which begins at position ``first``; ``drawn`` is the one to choose from, which may
+    have another law."""
+
+    question: Question
+    at: IntArray
+    first: int
+    chain: Chain
+    drawn: Chain
+
+
+def complete(questions: Sequence[Question]) -> list[list[Completion] | None]:
+    """Joint completions: for each question one per span; None where no text is possible."""
+    groups: dict[Automaton, list[tuple[int, Part]]] = {}
+    for i, asked in enumerate(questions):
+        for part in asked.parts():
+            groups.setdefault(asked.form.automaton, []).append((i, part))
+    found: list[list[Completion | None]] = [[] for _ in questions]
+    for automaton, members in groups.items():
+        size = max(len(part.chain.weight) for _, part in members) * len(automaton.arcs.source)
+        step = max(1, ROOM // size)
+        for low in range(0, len(members), step):
+            here = members[low : low + step]
+            chains = dict.fromkeys(chain for _, part in here for chain in part[3:])
+            lattice = Lattice(automaton, list(chains))
+            for i, part in here:
+                found[i].append(_completion(lattice, part))
+    return [None if None in each else [c for c in each if c is not None] for each in found]
+
+
+def _completion(lattice: Lattice, part: Part) -> Completion | None:
+    asked, first = part.question, part.first
+    if not lattice.possible(part.chain):
+        return None
+    if asked.draw:
+        noise = asked.canvas.uniform(PATH, first + np.arange(len(part.chain.weight)))
+        path = lattice.drawn(part.drawn, noise.astype(np.float64))
+    else:
+        path = lattice.likeliest(part.chain)
+    here = asked.positions[part.at] - first
+    return Completion(part.at, path[here], lattice.marginals(part.chain, path)[here])

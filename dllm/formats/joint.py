@@ -5,134 +5,144 @@ automaton they are not independent any more, but a chain along the positions who
 automaton's: dynamic programming finds the likeliest completion (DINGO, arXiv 2505.23061), draws
 one exactly, and gives exact marginals (Dang and Ermon, arXiv 2607.07026).  Whatever subset of one
 completion is committed, the rest of it still completes the text.
+
+Sums of probabilities over a long text lie far outside of what a float holds.  They are kept as
+multiples of the largest term, whose logarithm is known from the search for the likeliest
+completion: each position then takes a multiplication, a sum and one exponential per edge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from .automaton import Automaton, BoolArray, Edges, IntArray
+from .automaton import Automaton, BoolArray, IntArray
 
 Float64Array = npt.NDArray[np.float64]
-Fold = Callable[[Float64Array, Edges], Float64Array]
+LEAST = 1e-300  # no state counts for less, beside the others of its position
+LOWEST = -690.0  # and no arc, its logarithm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chain:
-    """Positions in a row, of which some are undecided.
-
-    ``weight`` (L, C) float64: log-probability of each class at each undecided position, up to a
-    constant per position; ``decided`` (L,): the class that stands there, -1 where none does yet.
-    ``start``: the state before the first position; ``final`` (S,) bool: the states in which the
-    last may end.
-    """
+    """Positions in a row: ``weight`` (L, C) float64 is the log-probability of each class, or of its
+    likeliest token, in the search for the likeliest completion, ``law`` (L, C) that of the class
+    where completions are drawn and summed up, both up to a constant per position; -inf for all
+    others where one is decided.  ``start``: the state before the first position; ``final`` (S,)
+    bool: the states in which the last may end."""
 
     weight: Float64Array
-    decided: IntArray
+    law: Float64Array
     start: int
     final: BoolArray
 
 
-def likeliest(automaton: Automaton, chain: Chain) -> IntArray | None:
-    """(L,) classes of the completion with the largest sum of weights, ties going to the lowest
-    class at the first position where they differ; None if there is no completion."""
-    ahead = backward(automaton, chain, largest)
-    if chain.start < 0 or ahead[0, chain.start] == -np.inf:
-        return None
-    state, path = chain.start, np.empty(len(chain.weight), np.int64)
-    for i, weight in enumerate(chain.weight):
-        follow = automaton.next[state]
-        if chain.decided[i] >= 0:
-            path[i] = chain.decided[i]
-            state = int(follow[path[i]])
-            continue
-        label = (follow >= 0).nonzero()[0]
-        path[i] = label[(weight[label] + ahead[i + 1, follow[label]]).argmax()]
-        state = int(follow[path[i]])
-    return path
+class Lattice:
+    """All completions of several chains (R) of one automaton, aligned at their ends.
 
+    What a chain gets does not depend on its neighbours.
+    """
 
-def drawn(automaton: Automaton, chain: Chain, noise: Float64Array) -> IntArray | None:
-    """(L,) classes of a completion drawn with probability proportional to the exponential of its
-    weight; ``noise`` (L,) are uniform numbers.  None if there is no completion."""
-    ahead = backward(automaton, chain, log_sums)
-    if chain.start < 0 or ahead[0, chain.start] == -np.inf:
-        return None
-    state, path = chain.start, np.empty(len(chain.weight), np.int64)
-    for i, weight in enumerate(chain.weight):
-        follow = automaton.next[state]
-        if chain.decided[i] >= 0:
-            path[i] = chain.decided[i]
-            state = int(follow[path[i]])
-            continue
-        label = (follow >= 0).nonzero()[0]
-        share = np.exp(weight[label] + ahead[i + 1, follow[label]] - ahead[i, state]).cumsum()
-        at = int(share.searchsorted(noise[i] * share[-1], "right"))
-        path[i] = label[min(at, len(label) - 1)]
-        state = int(follow[path[i]])
-    return path
+    def __init__(self, automaton: Automaton, chains: Sequence[Chain]) -> None:
+        self.automaton, self.rows = automaton, {chain: row for row, chain in enumerate(chains)}
+        self.length = max(len(chain.weight) for chain in chains)
+        shape = len(chains), self.length + 1, len(automaton.accepting)
+        self.best = np.full(shape, -np.inf)  # weight of the likeliest way to the end
+        self.mass = np.zeros(shape)  # of all ways, as a multiple of the likeliest, scaled
+        self.scaled = np.zeros(shape)  # the same, at most 1 at each position
+        self._terms: list[Float64Array] = []  # (R, A) of the masses, by arcs; last position first
+        self._backward()
 
+    def _backward(self) -> None:
+        arcs, shape = self.automaton.arcs, (len(self.rows), self.length, len(self.automaton.next.T))
+        weight, law = np.zeros(shape), np.zeros(shape)
+        for chain, row in self.rows.items():
+            weight[row, self._first(chain) :] = chain.weight
+            law[row, self._first(chain) :] = chain.law
+            self.best[row, -1, chain.final] = 0.0
+        self.scaled[:, -1] = self.best[:, -1] == 0.0
+        largest = np.maximum.reduceat(weight.take(arcs.labels, 2), arcs.sets, axis=2)
+        finite = np.where(largest == -np.inf, 0.0, largest)
+        ways = law.take(arcs.labels, 2) - finite.take(arcs.set_of_label, 2)
+        ways = np.add.reduceat(np.exp(ways, out=ways), arcs.sets, axis=2)
+        for i in range(self.length - 1, -1, -1):
+            x = largest[:, i].take(arcs.label, 1)
+            x += self.best[:, i + 1].take(arcs.target, 1)
+            best = np.maximum.reduceat(x, arcs.first, axis=1)
+            x -= np.where(best == -np.inf, 0.0, best).take(arcs.run, 1)
+            np.exp(np.maximum(x, LOWEST, out=x), out=x)  # slow for numbers that come to nothing
+            x *= ways[:, i].take(arcs.label, 1)
+            x *= self.scaled[:, i + 1].take(arcs.target, 1)
+            mass = np.add.reduceat(x, arcs.first, axis=1)
+            top = mass.max(1, keepdims=True)
+            self._terms.append(x)
+            self.best[:, i, arcs.sources], self.mass[:, i, arcs.sources] = best, mass
+            self.scaled[:, i, arcs.sources] = np.maximum(mass / np.where(top > 0, top, 1), LEAST)
 
-def marginals(automaton: Automaton, chain: Chain, path: IntArray) -> Float64Array:
-    """(L,) log-probabilities that the class of ``path`` (L,) stands at its position, among all
-    completions."""
-    ahead, behind = backward(automaton, chain, log_sums), forward(automaton, chain)
-    follow = automaton.next[:, path].T
-    through = np.where(follow >= 0, np.take_along_axis(ahead[1:], follow, 1), -np.inf) + behind[:-1]
-    best = through.max(1)
-    total = best + np.log(np.exp(through - best[:, None]).sum(1))
-    own = np.where(chain.decided < 0, chain.weight[np.arange(len(path)), path], 0.0)
-    result: Float64Array = np.minimum(total + own - ahead[0, chain.start], 0.0)
-    return result
+    def _first(self, chain: Chain) -> int:
+        """Where a chain begins."""
+        return self.length - len(chain.weight)
 
+    def possible(self, chain: Chain) -> bool:
+        """Whether a chain has any completion."""
+        ways = self.best[self.rows[chain], self._first(chain)]
+        return chain.start >= 0 and bool(ways[chain.start] > -np.inf)
 
-def backward(automaton: Automaton, chain: Chain, fold: Fold) -> Float64Array:
-    """(L + 1, S): what the completions from a position on weigh, by the state before it."""
-    edges, length = automaton.out, len(chain.weight)
-    ahead = np.full((length + 1, len(chain.final)), -np.inf)
-    ahead[length, chain.final] = 0.0
-    for i in range(length - 1, -1, -1):
-        label = chain.decided[i]
-        if label >= 0:
-            follow = automaton.next[:, label]
-            ahead[i] = np.where(follow >= 0, ahead[i + 1, follow], -np.inf)
-        elif len(edges.at):
-            ahead[i, edges.at] = fold(
-                chain.weight[i, edges.label] + ahead[i + 1, edges.target], edges
+    def likeliest(self, chain: Chain) -> IntArray:
+        """(L,) classes of the completion with the largest sum of weights, ties going to the lowest
+        class at the first position where they differ."""
+        best = self.best[self.rows[chain], self._first(chain) :]
+        state, path = chain.start, np.empty(len(chain.weight), np.int64)
+        for i, weight in enumerate(chain.weight):
+            label, follow = self.automaton.ways(state)
+            at = int((weight[label] + best[i + 1, follow]).argmax())
+            path[i], state = label[at], int(follow[at])
+        return path
+
+    def drawn(self, chain: Chain, noise: Float64Array) -> IntArray:
+        """(L,) classes of a completion drawn with probability proportional to the exponential of
+        its weight; ``noise`` (L,) are uniform numbers."""
+        row, first = self.rows[chain], self._first(chain)
+        best, scaled = self.best[row, first:], self.scaled[row, first:]
+        state, path = chain.start, np.empty(len(chain.weight), np.int64)
+        for i, weight in enumerate(chain.law):
+            label, follow = self.automaton.ways(state)
+            share = np.exp(weight[label] + best[i + 1, follow] - best[i, state])
+            share = (share * scaled[i + 1, follow]).cumsum()
+            at = min(int(share.searchsorted(noise[i] * share[-1], "right")), len(label) - 1)
+            path[i], state = label[at], int(follow[at])
+        return path
+
+    def marginals(self, chain: Chain, path: IntArray) -> Float64Array:
+        """(L,) log-probabilities that the class of ``path`` (L,) stands at its position, among all
+        completions; at least the logarithm of `LEAST`."""
+        row, first = self.rows[chain], self._first(chain)
+        best, mass, scaled, visits = (
+            x[row, first:] for x in (self.best, self.mass, self.scaled, self._visits)
+        )
+        follow = self.automaton.next[:, path].T
+        at, state = np.nonzero((follow >= 0) & (visits[:-1] > 0))
+        follow = follow[at, state]
+        share = np.exp(chain.law[at, path[at]] + best[at + 1, follow] - best[at, state])
+        share *= scaled[at + 1, follow] * visits[at, state] / mass[at, state]
+        return np.asarray(np.log(np.bincount(at, share, len(path)).clip(LEAST, 1.0)))
+
+    @cached_property
+    def _visits(self) -> Float64Array:
+        """(R, L + 1, S) probability that a completion is in a state."""
+        arcs, visits = self.automaton.arcs, np.zeros_like(self.mass)
+        for chain, row in self.rows.items():
+            if chain.start >= 0:
+                visits[row, self._first(chain), chain.start] = 1.0
+        share = np.zeros_like(self.mass[:, 0])
+        for i in range(self.length):
+            np.divide(visits[:, i], self.mass[:, i], out=share, where=self.mass[:, i] > 0)
+            x = self._terms[-1 - i] * share.take(arcs.source, 1)
+            visits[:, i + 1, arcs.targets] += np.add.reduceat(
+                x.take(arcs.by_target, 1), arcs.first_into, axis=1
             )
-    return ahead
-
-
-def forward(automaton: Automaton, chain: Chain) -> Float64Array:
-    """(L + 1, S): what the beginnings up to a position weigh in sum, by the state behind it."""
-    edges, length = automaton.into, len(chain.weight)
-    behind = np.full((length + 1, len(chain.final)), -np.inf)
-    behind[0, chain.start] = 0.0
-    for i in range(length):
-        label = chain.decided[i]
-        if label >= 0:
-            follow = automaton.next[:, label]
-            live = follow >= 0
-            np.logaddexp.at(behind[i + 1], follow[live], behind[i, live])
-        elif len(edges.at):
-            behind[i + 1, edges.at] = log_sums(
-                chain.weight[i, edges.label] + behind[i, edges.source], edges
-            )
-    return behind
-
-
-def largest(x: Float64Array, edges: Edges) -> Float64Array:
-    """(k,) the largest over the edges of each state."""
-    return np.asarray(np.maximum.reduceat(x, edges.first))
-
-
-def log_sums(x: Float64Array, edges: Edges) -> Float64Array:
-    """(k,) the logarithm of the sum of exponentials over the edges of each state."""
-    best = np.maximum.reduceat(x, edges.first)
-    safe = np.where(best == -np.inf, 0.0, best)
-    with np.errstate(divide="ignore"):
-        return np.asarray(safe + np.log(np.add.reduceat(np.exp(x - safe[edges.run]), edges.first)))
+        return visits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..errors import ConfigError
+from .patterns import either
 
 FRACTION = r"(?:\.[0-9]+)?"
 
@@ -18,7 +19,7 @@ def integers(
     most = None if high is None else math.ceil(high) - 1 if below else math.floor(high)
     if least is not None and most is not None and least > most:
         raise ConfigError(f"no whole number lies between {low} and {high}")
-    return _either(_signed(least, most))
+    return either(_signed(least, most))
 
 
 def _signed(least: int | None, most: int | None) -> list[str]:
@@ -37,8 +38,8 @@ def _natural(low: int, high: int | None) -> str:
         if low == 0:
             return "(?:0|[1-9][0-9]*)"
         size = len(str(low))
-        return _either([*_lengths(low, 10**size - 1), f"[1-9][0-9]{{{size},}}"])
-    return _either(_lengths(low, high))
+        return either([*_lengths(low, 10**size - 1), f"[1-9][0-9]{{{size},}}"])
+    return either(_lengths(low, high))
 
 
 def _lengths(low: int, high: int) -> list[str]:
@@ -100,7 +101,7 @@ def decimals(
         parts.append(str(most))
     if least is not None and least < 0 and not above:
         parts.append(str(least))
-    return _either(parts)
+    return either(parts)
 
 
 def _beginning(sign: str, first: int, end: int | None, without: bool) -> list[str]:
@@ -112,7 +113,3 @@ def _beginning(sign: str, first: int, end: int | None, without: bool) -> list[st
             sign + _natural(first + without, None if end is None else end - 1) + FRACTION,
         ]
     return parts
-
-
-def _either(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else "(?:" + "|".join(parts) + ")"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..errors import ConfigError, one_line, short
 
@@ -128,3 +128,9 @@ def literal(text: str) -> str:
 def in_string(character: str) -> str:
     """One character as the content of a JSON string, as an expression."""
     return literal(json.dumps(character, ensure_ascii=False)[1:-1])
+
+
+def either(texts: Iterable[str]) -> str:
+    """One of several expressions."""
+    each = list(dict.fromkeys(texts))
+    return each[0] if len(each) == 1 else "(?:" + "|".join(each) + ")"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,7 +14,7 @@ from ..errors import ConfigError
 BLANK = "\u2581"  # what stands for a blank in vocabularies of SentencePiece
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Vocabulary:
     """``pieces``: the bytes of every id, None for special tokens and ids without a token.
 
@@ -22,8 +22,8 @@ class Vocabulary:
     for equal vocabularies.
     """
 
-    pieces: tuple[bytes | None, ...]
-    strips: bool
+    pieces: tuple[bytes | None, ...] = field(compare=False)
+    strips: bool = field(compare=False)
     key: str
 
 

@@ -8,24 +8,62 @@ vocabularies it was sent, and ends with the program.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import hashlib
 import io
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
-from ..errors import ConfigError, short
+from ..errors import ConfigError, missing, short
 from . import compiling
 from .compiling import MEMORY, OK, Tables, receive, send
 from .vocabulary import Vocabulary
 
 SECONDS = 10.0  # for an expression
 START_SECONDS = 60.0  # for the process, and for each vocabulary
+SLOW = 0.5  # seconds from which on what was compiled is stored
+MOST = 64  # automata that are stored
+
+
+def read(data: bytes) -> Tables:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        found: Any = {n: x if (x := arrays[n]).ndim else int(x) for n in arrays.files}
+    return Tables(**found)
+
+
+def stored(pattern: str, vocabulary: Vocabulary) -> Path | None:
+    """Where an automaton that took long to compile is kept: in the folder ``DLLM_FORMATS``, else in
+    the user's folder for caches.  It can be deleted at any time.  None: nowhere."""
+    named = os.environ.get("DLLM_FORMATS")
+    if named == "":
+        return None
+    try:
+        folder = Path(named or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # there is no home
+        return None
+    key = hashlib.sha256(repr((compiling.VERSION, vocabulary.key, pattern)).encode()).hexdigest()
+    return (folder if named else folder / "dllm" / "formats") / f"{key}.npz"
+
+
+def keep(file: Path, data: bytes) -> None:
+    """Store what was compiled in place of what was stored longest ago."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_bytes(data)
+        part.replace(file)
+        for old in sorted(file.parent.glob("*.npz"), key=os.path.getmtime)[:-MOST]:
+            old.unlink(missing_ok=True)
 
 
 class Worker:
@@ -44,6 +82,10 @@ class Worker:
 
         Raises `ConfigError` where it is not understood or exceeds a limit.
         """
+        file = stored(pattern, vocabulary)
+        if file is not None:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, BadZipFile):
+                return read(file.read_bytes())
         request = {"pattern": pattern, "key": vocabulary.key}
         with self._lock:
             self._running()
@@ -52,6 +94,7 @@ class Worker:
                 if self._ask({"key": vocabulary.key, "pieces": pieces}, START_SECONDS) is None:
                     raise ConfigError("the process that compiles expressions does not start")
                 self._known.add(vocabulary.key)
+            began = time.monotonic()
             answer = self._ask(request, self.seconds)
         if answer is None:
             raise ConfigError(
@@ -61,9 +104,9 @@ class Worker:
             )
         if answer[:1] != OK:
             raise ConfigError(f"the expression {short(pattern)} {answer[1:].decode()}")
-        with np.load(io.BytesIO(answer[1:]), allow_pickle=False) as arrays:
-            found: Any = {n: x if (x := arrays[n]).ndim else int(x) for n in arrays.files}
-        return Tables(**found)
+        if file is not None and time.monotonic() - began > SLOW:
+            keep(file, answer[1:])
+        return read(answer[1:])
 
     def close(self) -> None:
         """End the process."""
@@ -79,7 +122,7 @@ class Worker:
         ):
             return
         if find_spec("outlines_core") is None:
-            raise ConfigError("formats need outlines-core: pip install 'dllm[structured]'")
+            raise missing("outlines-core, which compiles formats,", "structured")
         self._end()
         self._owner = os.getpid()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .api import score
-from .scoring import Request, Score, Scoring, score_requests
+from .scoring import Score, ScoreRequest, Scoring, score_requests
 
-__all__ = ["Request", "Score", "Scoring", "score", "score_requests"]
+__all__ = ["ScoreRequest", "Score", "Scoring", "score", "score_requests"]

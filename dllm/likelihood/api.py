@@ -12,7 +12,7 @@ from ..errors import PromptError
 from ..models import DiffusionModel, load
 from ..prompts import ManyPrompts, OnePrompt, encode, encode_continuation, encode_text, is_batch
 from ..spec import build
-from .scoring import Request, Score, Scoring, score_requests
+from .scoring import Score, ScoreRequest, Scoring, score_requests
 
 
 @overload
@@ -64,13 +64,13 @@ def score(
             raise PromptError(f"{len(prompts)} prompts do not go with {len(texts)} continuations")
         count = max(len(prompts), len(texts))
         prompts, texts = prompts * (count // len(prompts)), texts * (count // len(texts))
-    requests: list[Request] = []
+    requests: list[ScoreRequest] = []
     groups: dict[bytes, int] = {}
     for given, text in zip(prompts, texts, strict=True):
         ids = _prompt_ids(loaded, given, chat)
         turn = _is_turn(loaded, given, chat)
         index = groups.setdefault(ids.tobytes(), len(groups))
-        requests.append(Request(ids, _continuation_ids(loaded, text, turn), index))
+        requests.append(ScoreRequest(ids, _continuation_ids(loaded, text, turn), index))
     result = score_requests(loaded, requests, settings)
     return result if is_batch(prompt) or is_batch(continuation) else result[0]
 

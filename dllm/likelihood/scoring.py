@@ -47,9 +47,10 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Request:
-    """A continuation (L,) of a prompt (P,), both int64.  Requests with the same ``group`` are
-    choices for one question; ``length`` is what a normalised comparison divides by."""
+class ScoreRequest:
+    """What is to be scored: a continuation (L,) of a prompt (P,), both int64.  Those with the same
+    ``group`` are choices for one question; ``length`` is what a normalised comparison divides
+    by."""
 
     prompt: IntArray
     continuation: IntArray
@@ -97,7 +98,9 @@ class Scoring:
             self.before_forward()
 
 
-def score_requests(model: DiffusionModel, requests: Sequence[Request], how: Scoring) -> list[Score]:
+def score_requests(
+    model: DiffusionModel, requests: Sequence[ScoreRequest], how: Scoring
+) -> list[Score]:
     """Score requests of token ids, in order."""
     for request in requests:
         size = len(request.prompt) + len(request.continuation)
@@ -121,7 +124,7 @@ def score_requests(model: DiffusionModel, requests: Sequence[Request], how: Scor
     return [run.score(is_greedy) for run, is_greedy in zip(running, greedy, strict=True)]
 
 
-def _completed(model: DiffusionModel, request: Request, how: Scoring) -> Request:
+def _completed(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> ScoreRequest:
     """The request with the end token that some estimators want."""
     if how.kind not in ENDS_WITH_EOS:
         return request
@@ -129,14 +132,14 @@ def _completed(model: DiffusionModel, request: Request, how: Scoring) -> Request
     if eos is None:
         raise ConfigError(f"the {how.kind} estimator needs an end token: {model.name} has none")
     ended = np.append(request.continuation, eos)
-    return Request(request.prompt, ended, request.group, request.length)
+    return ScoreRequest(request.prompt, ended, request.group, request.length)
 
 
 @dataclass
 class _Running:
     """A request and what its rows have contributed, round by round."""
 
-    request: Request
+    request: ScoreRequest
     how: Scoring
     sums: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
@@ -173,7 +176,7 @@ class _Running:
 class _Row:
     """One forward: a request under one mask."""
 
-    request: Request
+    request: ScoreRequest
     masked: Any  # (L,) bool
     wanted: IntArray  # offsets into the continuation
 
@@ -252,7 +255,7 @@ def _forward(forward: Forward, recipe: Recipe, rows: list[_Row]) -> Iterator[Flo
 
 
 def job_of(
-    model: DiffusionModel, recipe: Recipe, request: Request, masked: Any, wanted: IntArray
+    model: DiffusionModel, recipe: Recipe, request: ScoreRequest, masked: Any, wanted: IntArray
 ) -> Job:
     """A canvas on which the continuation is decided where it is not ``masked`` (L,) bool; all of it
     is computed, and the ``wanted`` offsets into it are asked about."""
@@ -265,7 +268,7 @@ def job_of(
     return Job(held, canvas, full_plan(canvas), wanted + len(prompt))
 
 
-def _canvas(model: DiffusionModel, request: Request) -> Canvas:
+def _canvas(model: DiffusionModel, request: ScoreRequest) -> Canvas:
     mask = model.facts.mask_token_id
     assert mask is not None
     return Canvas.for_prompt(request.prompt, len(request.continuation), mask_id=mask, pad_id=mask)
@@ -277,7 +280,7 @@ def recipe_of(how: Scoring) -> Recipe:
     return Recipe(sampler, GenerationConfig(cfg_scale=how.cfg_scale, suppress_mask=False))
 
 
-def _autoregressive(model: DiffusionModel, request: Request, how: Scoring) -> Score:
+def _autoregressive(model: DiffusionModel, request: ScoreRequest, how: Scoring) -> Score:
     """The chain rule in one forward.  Without a prompt the first token is given, not scored."""
     how.go_on()
     ids = np.concatenate([request.prompt, request.continuation])
@@ -294,7 +297,7 @@ def _autoregressive(model: DiffusionModel, request: Request, how: Scoring) -> Sc
     return Score(total, 0.0, len(request.continuation), 1, len(ids), greedy)
 
 
-def _greedy(model: DiffusionModel, requests: Sequence[Request], how: Scoring) -> list[bool]:
+def _greedy(model: DiffusionModel, requests: Sequence[ScoreRequest], how: Scoring) -> list[bool]:
     """Whether one most confident token per step writes the continuation; gives up at the first
     that differs."""
     canvases = [_canvas(model, request) for request in requests]

@@ -16,7 +16,7 @@ from ..errors import ConfigError, PromptError
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel, load
 from ..prompts import encode, encode_holes
-from .scoring import Request, Scoring, job_of, recipe_of
+from .scoring import ScoreRequest, Scoring, job_of, recipe_of
 
 MOST_TOP = 1000
 
@@ -47,7 +47,7 @@ def step(
         raise ConfigError(f"top is a whole number from 1 to {MOST_TOP}, not {top!r}")
     if loaded.facts.mask_token_id is None:
         raise ConfigError(f"{loaded.name} is autoregressive: it predicts no masks")
-    ids, holes = encode_holes(loaded, canvas)
+    ids, holes, _ = encode_holes(loaded, canvas)
     before = np.zeros(0, np.int64) if prompt is None else encode(loaded, prompt)
     return _step(loaded, before, ids, holes, top, Scoring(cfg_scale=cfg_scale))
 
@@ -61,7 +61,7 @@ def _step(
     nothing, recipe = caches.compose("none"), recipe_of(how)
     check_recipe(recipe, nothing, model)
     forward, wanted = Forward(model, nothing), np.flatnonzero(holes)
-    job = job_of(model, recipe, Request(before, ids), holes, wanted)
+    job = job_of(model, recipe, ScoreRequest(before, ids), holes, wanted)
     with torch.inference_mode():
         result = token_statistics(
             forward.hidden([job]), forward.head, top=min(top, model.facts.vocab_size), needs=()

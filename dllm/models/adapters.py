@@ -6,18 +6,20 @@ bit what the network computes without the adapter, and only where a mask is fed 
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from ..errors import CheckpointError, ConfigError, one_line
+from ..errors import CheckpointError, ConfigError, missing, one_line, short
+from .checkpoint import looks_like_a_path, read_json, snapshot
+from .fields import check_config
 from .quiet import quiet
 
-CONFIG = "adapter_config.json"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SECTION = "dllm.json"  # what peft does not know: a gate, and the facts of a mask
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -74,54 +76,93 @@ def gate_adapter(hf: Any, mask_token_id: int) -> Gate:
     return gate
 
 
-def attach(hf: Any, folder: str | os.PathLike[str], merge: bool = False) -> dict[str, Any]:
-    """Put the adapter of ``folder`` (peft's files, or a hub id of such) on ``hf``, in place, or
-    with ``merge`` into its weights.  Returns what `SECTION` says: the facts of a gated one.
+def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> dict[str, Any]:
+    """Put an adapter (a folder with peft's files, or a hub id) on ``hf``, in place, or with
+    ``merge`` into its weights.  Returns what `SECTION` says: the facts of a gated one.
 
-    Raises `CheckpointError` when there is no adapter for this network, `ConfigError` when it
-    cannot be merged or the package peft is missing.
+    Raises `CheckpointError` when there is no complete adapter for this network, which then stays
+    as it was, and `ConfigError` when it cannot be merged or the package peft is missing.
     """
-    section = section_of(folder)
+    folder = _folder(adapter)
+    section = read_json(folder / SECTION) or {}
+    check_config({"dllm": section})
+    rows, mask = hf.get_input_embeddings().weight.shape[0], section.get("mask_token_id")
+    if section and not (section.get("family") and mask is not None and 0 <= mask < rows):
+        raise CheckpointError(
+            f"{folder / SECTION} needs a family and a mask_token_id below {rows}, not {short(mask)}"
+        )
     if section and merge:
         raise ConfigError(
-            f"the adapter {str(folder)!r} acts on masks only, which no merged weights can: "
+            f"the adapter {str(adapter)!r} acts on masks only, which no merged weights can: "
             "leave merge_adapter out"
         )
+    _check_files(folder)
     try:
         with quiet():
-            hf.load_adapter(str(folder))
+            report = hf.load_adapter(str(folder))
+        if report.missing_keys:
+            raise ValueError(f"{min(report.missing_keys)} is missing")
     except ImportError as error:
-        raise ConfigError(
-            "adapters need the package peft: run `pip install dllm[train]`"
-        ) from error
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise missing("peft, which loads adapters,", "train") from error
+    except Exception as error:  # peft and what it stands on raise many types
+        _take_off(hf)
         raise CheckpointError(
-            f"no adapter for this model can be read from {str(folder)!r}: {one_line(error)}"
+            f"the adapter in {folder} is not for this network ({one_line(error)}); check "
+            "base_model_name_or_path in its adapter_config.json"
         ) from error
     if section:
         gate_adapter(hf, int(section["mask_token_id"]))
     elif merge:
-        _merge(hf)
+        _take_off(hf, merge=True)
     return section
 
 
-def section_of(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `SECTION` in an adapter's folder says; empty where there is none."""
-    path = Path(folder) / SECTION
-    if not path.is_file():
-        return {}
-    section: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return section
+def _folder(adapter: str | os.PathLike[str]) -> Path:
+    """Where the files of ``adapter`` are, after fetching them if it is a hub id."""
+    if not isinstance(adapter, str | os.PathLike):
+        raise ConfigError(f"an adapter is a folder or a hub id, not {short(adapter)}")
+    folder = Path(adapter).expanduser()
+    if folder.is_dir():
+        return folder
+    if isinstance(adapter, os.PathLike) or looks_like_a_path(adapter):
+        raise CheckpointError(f"there is no folder {str(adapter)!r} with an adapter")
+    return snapshot(adapter, None, (CONFIG, WEIGHTS, SECTION))
 
 
-def _merge(hf: Any) -> None:
-    """Add the adapter to the weights and take it off."""
+def _check_files(folder: Path) -> None:
+    """Raise `CheckpointError` unless ``folder`` holds a whole adapter, and numbers in it."""
+    config = read_json(folder / CONFIG)
+    if config is None:
+        raise CheckpointError(f"{folder} has no {CONFIG}: an adapter is a folder in peft's format")
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(
+            f"{folder / CONFIG} has the peft_type {short(config.get('peft_type'))}: only low-rank "
+            "adapters (LORA) are loaded"
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise CheckpointError(
+            f"{folder} has no {WEIGHTS}; only safetensors are loaded, because unpickling runs code"
+        )
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as tensors:
+            broken = [n for n in tensors.keys() if not tensors.get_tensor(n).isfinite().all()]  # noqa: SIM118
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{folder / WEIGHTS} is truncated or corrupt ({one_line(error)}); copy it again"
+        ) from error
+    if broken:
+        raise CheckpointError(f"{broken[0]} in {folder / WEIGHTS} is not finite; copy it again")
+
+
+def _take_off(hf: Any, *, merge: bool = False) -> None:
+    """Put the layers below the adapter back, with ``merge`` after adding it to their weights."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in list(hf.named_modules()):
         if isinstance(module, BaseTunerLayer):
             layer: Any = module
-            layer.merge(safe_merge=True)
+            if merge:
+                layer.merge(safe_merge=True)
             parent, _, last = name.rpartition(".")
             setattr(hf.get_submodule(parent), last, layer.base_layer)
     hf._hf_peft_config_loaded = False

@@ -45,7 +45,7 @@ class Checkpoint:
         Raises `CheckpointError` when there are none, in particular when there are only pickles.
         """
         if self.hub is not None:
-            _snapshot(self.hub, self.revision, WEIGHTS)
+            snapshot(self.hub, self.revision, WEIGHTS)
         if not any(self.folder.glob("*.safetensors")):
             raise CheckpointError(_no_weights(self))
         return self.folder
@@ -86,14 +86,14 @@ def find(model: str | os.PathLike[str], revision: str | None = None) -> tuple[Pa
         return _bundled(name), None
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser(), None
-    if isinstance(model, os.PathLike) or Path(name).exists() or _looks_like_a_path(name):
+    if isinstance(model, os.PathLike) or Path(name).exists() or looks_like_a_path(name):
         raise CheckpointError(
             f"there is no folder {name!r}; a checkpoint is a folder with config.json and "
             "safetensors, a hub id such as 'GSAI-ML/LLaDA-8B-Instruct', or 'nano'"
         )
     if "/" not in name and get_close_matches(name, BUNDLED, cutoff=0.75):
         raise UnknownNameError("model", name, BUNDLED)
-    return _snapshot(name, revision, SMALL_FILES), name
+    return snapshot(name, revision, SMALL_FILES), name
 
 
 def _bundled(name: str) -> Path:
@@ -106,7 +106,8 @@ def _bundled(name: str) -> Path:
     return folder
 
 
-def _snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+def snapshot(repo: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    """The folder with the files of a hub repository that match, after fetching them."""
     try:
         return Path(
             huggingface_hub.snapshot_download(
@@ -147,7 +148,8 @@ def read_json(file: Path) -> dict[str, Any] | None:
     return content
 
 
-def _looks_like_a_path(name: str) -> bool:
+def looks_like_a_path(name: str) -> bool:
+    """Whether ``name`` can be no hub id."""
     return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
 
 

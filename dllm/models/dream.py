@@ -1,11 +1,13 @@
 """Dream: a Qwen2 network without a causal mask that kept the shifted head.
 
 Dream 7B, arXiv 2508.15487.  Dream-Coder, DiffuCoder and the fine-tunes of them share the class.
-The head predicts the *next* position: position ``i`` is read from ``logits[i - 1]``.
+The head predicts the *next* position: position ``i`` is read from ``logits[i - 1]``.  DreamOn
+(arXiv 2602.01326) is such a fine-tune, with a token that asks for another mask.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -54,6 +56,7 @@ DREAM = register_family(
         logit_shift=1,
         score_source="tempered",
         mask_token="<|mask|>",
+        expand_token="<|expand|>",
         end_of_turn="<|im_end|>",
         tokenizer_class="Qwen2Tokenizer",
         chat_template=CHAT_TEMPLATE,
@@ -86,5 +89,18 @@ DREAM = register_family(
             Published("d3LLM/d3LLM_Dream_Coder"),
         ),
         verified="logits and decoding traces of official code, small random checkpoints",
+    )
+)
+
+DREAMON = register_family(
+    replace(
+        DREAM,
+        name="dreamon",
+        architectures=("DreamOnModel", "DreamModel"),
+        where={"expand_token_id": None},
+        checkpoints=(Published("Dream-org/DreamOn-v0-7B", "Apache-2.0"),),
+        verified="the rules of official code, small random checkpoints",
+        note='Read where `config.json` has an `expand_token_id`, or with `family="dreamon"`; '
+        'decoded as published with `sampler="dreamon"`.',
     )
 )

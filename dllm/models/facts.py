@@ -12,7 +12,8 @@ from .family import ConfigDict, Facts, Family, Published
 from .fields import own_section, wrong
 
 SETTABLE = ("mask_token_id", "eos_token_id", "stop_token_ids", "pad_token_id", "bos_token_id",
-            "logit_shift", "context_length", "score_source", "block_length")  # fmt: skip
+            "logit_shift", "context_length", "score_source", "block_length",
+            "expand_token_id")  # fmt: skip
 UNBOUNDED = 2**30  # positions of networks that state no limit
 ATTENTION = {  # kinds of it, in words
     "bidirectional": "bidirectional",
@@ -45,6 +46,8 @@ def read_facts(
     if tokenizer is not None:
         names = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
         sources.append({name: getattr(tokenizer, name) for name in names})
+        if family.expand_token is not None:
+            sources.append({"expand_token_id": tokenizer.get_vocab().get(family.expand_token)})
     release = family.releases.get(config.get_text_config().vocab_size)
     if release is not None:
         sources.append(release.facts)
@@ -78,6 +81,7 @@ def read_facts(
         vocab_size=text.vocab_size,
         score_source=_own(given, section, "score_source", family.score_source),
         block_length=blocks,
+        expand_token_id=first("expand_token_id"),
     )
     _check_range(facts, family)
     _check_release(facts, family, given)
@@ -146,6 +150,7 @@ def _check_range(facts: Facts, family: Family) -> None:
         "eos_token_id": _ids(facts.eos_token_id),
         "stop_token_ids": facts.stop_token_ids,
         "pad_token_id": _ids(facts.pad_token_id),
+        "expand_token_id": _ids(facts.expand_token_id),
     }
     for name, ids in named.items():
         outside = [i for i in ids if not 0 <= i < facts.vocab_size]

@@ -33,7 +33,7 @@ class Facts:
     masks; a decided token predicts the next one) or "causal".  ``context_length`` counts positions,
     ``vocab_size`` the columns of the logits.  ``score_source`` says which distribution the family's
     own sampler scores confidences on: "clean" (raw logits) or "tempered" (after temperature and
-    filters).
+    filters).  ``expand_token_id`` asks for another mask (DreamOn).
     """
 
     mask_token_id: int | None
@@ -47,6 +47,7 @@ class Facts:
     vocab_size: int
     score_source: str
     block_length: int | None = None
+    expand_token_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Family:
     """One family of checkpoints.
 
     ``architectures`` are accepted values of ``architectures[0]``, ``where`` further fields of
-    config.json that tell families of one architecture apart.  ``to_native`` translates an
-    official ``config.json`` (a dict) to the transformers config of ``model_class``,
+    config.json that tell families of one architecture apart (None: any value).  ``to_native``
+    translates an official ``config.json`` (a dict) to the transformers config of ``model_class``,
     ``to_official`` goes back.  ``key_map`` renames weights, official regex -> native; an anchored
     regex may capture one layer number as ``(\\d+)``.  ``releases`` is keyed by vocabulary size.
     ``any_blocks``: a block length that is given, or known of a published checkpoint, makes the
@@ -95,6 +96,7 @@ class Family:
     ignored_keys: tuple[str, ...] = (r"\brotary_emb\.inv_freq$",)
     float32_rotation: bool = False
     mask_token: str | None = None
+    expand_token: str | None = None
     end_of_turn: str | None = None
     tokenizer_class: str = "PreTrainedTokenizerFast"
     chat_template: str | None = None
@@ -125,7 +127,9 @@ class Family:
         """Whether this ``config.json`` is one of the family."""
         architecture = (config.get("architectures") or ["unnamed"])[0]
         wanted = self.where.items()
-        return architecture in self.architectures and all(config.get(k) == v for k, v in wanted)
+        return architecture in self.architectures and all(
+            config.get(k) == v if v is not None else config.get(k) is not None for k, v in wanted
+        )
 
     def native_key(self, key: str) -> str:
         """Name of an official weight in the transformers class."""
@@ -149,6 +153,7 @@ _FAMILIES: dict[str, Family] = {}
 OWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "llada": ("llada", ("LLaDAModelLM",)),
     "dream": ("dream", ("DreamModel",)),
+    "dreamon": ("dream", ("DreamOnModel", "DreamModel")),
     "a2d_llama": ("a2d", ("A2DLlamaLMHeadModel",)),
     "a2d_qwen2": ("a2d", ("A2DQwen2LMHeadModel",)),
     "a2d_qwen3": ("a2d", ("A2DQwen3LMHeadModel",)),
@@ -176,7 +181,7 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("MDLM", "BD3LM", "SEDD"),
-        "it is a diffusion transformer with adaptive norms, which no class of transformers is",
+        "it is a diffusion transformer with adaptive norms, and transformers has no class for it",
     ),
 }
 

@@ -55,12 +55,12 @@ SOURCE: Check = (lambda value: value in ("clean", "tempered"), "'clean' or 'temp
 
 GENERATION: Mapping[str, Check] = {
     "eos_token_id": IDS, "mask_token_id": ID, "pad_token_id": ID, "bos_token_id": ID,
-    "max_new_tokens": SIZE, "block_length": SIZE, "delimiters": LIST,
+    "max_new_tokens": SIZE, "block_length": SIZE, "delimiters": LIST, "expand_token_id": ID,
 }  # fmt: skip
 FACTS: Mapping[str, Check] = {
     "mask_token_id": ID, "eos_token_id": IDS, "stop_token_ids": LIST, "pad_token_id": ID,
     "bos_token_id": ID, "logit_shift": SHIFT, "context_length": SIZE, "score_source": SOURCE,
-    "block_length": SIZE,
+    "block_length": SIZE, "expand_token_id": ID,
 }  # fmt: skip
 SECTION: Mapping[str, Check] = {
     **FACTS, "family": NAME, "generation": OBJECT, "official_config": OBJECT,
@@ -75,7 +75,7 @@ SIZES = (
 CONFIG: Mapping[str, Check] = {
     "architectures": NAMES, "model_type": NAME, "torch_dtype": DTYPE, "dtype": DTYPE,
     "mask_token_id": ID, "eos_token_id": IDS, "pad_token_id": IDS, "bos_token_id": IDS,
-    "dllm": OBJECT, "quantization_config": OBJECT, "auto_map": OBJECT,
+    "expand_token_id": ID, "dllm": OBJECT, "quantization_config": OBJECT, "auto_map": OBJECT,
     "rope_scaling": OBJECT, "rope_parameters": OBJECT,
     "rope_theta": POSITIVE, "rms_norm_eps": POSITIVE, "partial_rotary_factor": POSITIVE,
     **dict.fromkeys(SIZES, SIZE),

@@ -17,7 +17,7 @@ from ..errors import ConfigError, UnknownNameError
 from .family import Facts, Family
 from .quantisation import of_config
 
-IDS = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+IDS = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "expand_token_id")
 LAYOUTS = ("native", "official")
 DTYPE_NAMES = ("torch_dtype", "dtype")  # old and new spelling in config.json
 

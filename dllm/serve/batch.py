@@ -23,13 +23,14 @@ from typing import IO, Any
 from ..errors import ConfigError, PromptError, short
 from .body import is_unicode
 from .problems import Problem
-from .replies import Reply
 from .requests import GenerateRequest, read_chat, read_infill, read_text
+from .responses import read_response, reply_to
 from .service import Service
 
 READERS: dict[str, Callable[[Any], GenerateRequest]] = {
     "/v1/chat/completions": read_chat,
     "/v1/completions": read_text,
+    "/v1/responses": read_response,
     "/v1/infill": read_infill,
 }
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -241,7 +242,7 @@ async def answer(service: Service, line: Line) -> dict[str, Any]:
     except Exception as error:
         problem = service.failed(error)
         return _response(problem.status, problem.body())
-    reply = Reply(ask, service.name, service.fingerprint(ask), service.piece)
+    reply = reply_to(ask, service.name, service.fingerprint(ask), service.piece)
     return _response(200, reply.body([service.choice(ask, one) for one in answers]))
 
 

@@ -8,10 +8,9 @@ refused as well: nothing is ignored silently.
 from __future__ import annotations
 
 import json
-import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from .body import Body, Must, Only
 from .problems import Problem
@@ -27,24 +26,17 @@ MOST_HOLES = 1024
 MOST_STOPS = 16
 MOST_TEXTS = 64
 SYSTEM = {"developer": "system"}  # what OpenAI calls it now -> what chat templates know
-ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_TOOLS = 128
 
-STRING, STRINGS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
-INTEGERS = {"type": "array", "items": {"type": "integer"}}
+STRING = {"type": "string"}
 
 
-def _is_texts(value: Any, most: int = MOST_TEXTS, longest: int = MOST) -> bool:
-    texts = [value] if isinstance(value, str) else value
-    return (
-        isinstance(texts, list)
-        and len(texts) <= most
-        and all(isinstance(text, str) and len(text) <= longest for text in texts)
-    )
+class Part(BaseModel):
+    """A text in the content of a message; what else stands there, such as annotations, says nothing
+    to a model."""
 
-
-def _is_stop(value: Any) -> bool:
-    return _is_texts(value, MOST_STOPS, LONGEST_STOP) and value != "" and "" not in list(value)
+    type: Literal["text", "input_text", "output_text", "reasoning_text"]
+    text: str
 
 
 def _is_sampler(value: Any) -> bool:
@@ -56,43 +48,8 @@ def _is_sampler(value: Any) -> bool:
     )
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
-
-
-def _is_prompt(value: Any) -> bool:
-    if isinstance(value, str) or _is_ids(value):
-        return True
-    return isinstance(value, list) and 0 < len(value) <= MOST_TEXTS and (
-        all(isinstance(item, str) for item in value) or all(map(_is_ids, value))
-    )  # fmt: skip
-
-
-def _is_constraints(value: Any) -> bool:
-    return isinstance(value, dict) and len(value) <= MOST_CONSTRAINTS and all(
-        key.isascii() and key.isdigit() and len(key) < 8 and isinstance(text, str | int)
-        for key, text in value.items()
-    )  # fmt: skip
-
-
-def _is_content(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list)
-        and all(
-            isinstance(part, dict) and part.get("type") == "text"
-            and isinstance(part.get("text"), str) for part in value
-        )
-    )  # fmt: skip
-
-
 def _is_schema(value: Any) -> bool:
     return isinstance(value, dict) and len(json.dumps(value)) <= LONGEST_FORM
-
-
-def _is_choice(value: Any) -> bool:
-    return _is_texts(value, MOST_CHOICES_OF_TEXT, LONGEST_STOP) and isinstance(value, list) and (
-        len(value) > 0 and "" not in value
-    )  # fmt: skip
 
 
 def _is_response_format(value: Any) -> bool:
@@ -102,13 +59,9 @@ def _is_response_format(value: Any) -> bool:
     return isinstance(given, dict) and _is_schema(given.get("schema"))
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[\w-]{1,64}", value, re.ASCII) is not None
-
-
 def _is_tool_choice(value: Any) -> bool:
     if isinstance(value, dict):
-        function = value.get("function")
+        function = value.get("function", value)
         return value.get("type") == "function" and isinstance(function, dict) and (
             isinstance(function.get("name"), str)
         )  # fmt: skip
@@ -121,50 +74,65 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Field(gt=0)]
 Scale = Annotated[float, Field(ge=0, le=100)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
+Ids = Annotated[list[int], Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Digits = Annotated[str, Field(pattern="^[0-9]{1,7}$")]
 Sampler = Annotated[
     str,
     Must(f"the name of a sampler such as 'threshold(tau=0.8)', of at most {LONGEST_SPEC} "
          "characters and without files", _is_sampler, STRING),
 ]  # fmt: skip
 Stop = Annotated[
-    Any,
-    Must(f"a string or at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters", _is_stop,
-         {"anyOf": [STRING, STRINGS]}),
+    Text | Annotated[list[Text], Field(max_length=MOST_STOPS)],
+    Field(description=f"a string or at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} "
+          "characters"),
 ]  # fmt: skip
 Constraints = Annotated[
-    dict[str, Any],
-    Must(f'an object of at most {MOST_CONSTRAINTS} texts by their offset, {{"0": "The answer"}}',
-         _is_constraints, {"type": "object"}),
+    dict[Digits, str | int],
+    Field(max_length=MOST_CONSTRAINTS, description=f"an object of at most {MOST_CONSTRAINTS} "
+          'texts by their offset, {"0": "The answer"}'),
+]  # fmt: skip
+Bias = Annotated[
+    dict[Digits, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MOST_CONSTRAINTS, description=f"an object of at most {MOST_CONSTRAINTS} "
+          'numbers from -100 to 100 by token id, {"17": -2.5}'),
+]  # fmt: skip
+Draft = Annotated[
+    Any,
+    Must("a string, in which [[8]] stands for 8 open tokens, or token ids with -1",
+         lambda v: (isinstance(v, str) and v.count("[[") <= MOST_HOLES)
+         or (isinstance(v, list) and all(type(item) is int for item in v)),
+         {"anyOf": [STRING, {"type": "array", "items": {"type": "integer"}}]}),
+]  # fmt: skip
+Spans = Annotated[
+    list[Any],
+    Must(f"a list of at most {MOST_HOLES} positions and [first, past the last] pairs",
+         lambda v: isinstance(v, list) and len(v) <= MOST_HOLES, {"type": "array"}),
 ]  # fmt: skip
 Prompt = Annotated[
-    Any,
-    Must(f"a string, token ids, or a list of at most {MOST_TEXTS} of either", _is_prompt,
-         {"anyOf": [STRING, INTEGERS, STRINGS, {"type": "array", "items": INTEGERS}]}),
-]  # fmt: skip
+    str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=MOST_TEXTS)],
+    Field(description=f"a string, token ids, or a list of at most {MOST_TEXTS} of either"),
+]
 Holed = Annotated[
     str,
     Must(f"a string with at most {MOST_HOLES} holes such as [[8]]",
          lambda v: isinstance(v, str) and v.count("[[") <= MOST_HOLES, STRING),
 ]  # fmt: skip
 Continuation = Annotated[
-    Any,
-    Must(f"a string or 1 to {MOST_TEXTS} strings", lambda v: _is_texts(v) and v != [],
-         {"anyOf": [STRING, STRINGS]}),
-]  # fmt: skip
-Content = Annotated[
-    Any,
-    Must("a string or text parts: this model reads text only", _is_content,
-         {"anyOf": [STRING, {"type": "array", "items": {"type": "object"}}]}),
-]  # fmt: skip
-Drafts = Annotated[
-    Any,
-    Must("true, false or 'text'", lambda v: type(v) is bool or v == "text",
-         {"enum": [True, False, "text"]}),
-]  # fmt: skip
-Choice = Annotated[
-    list[str], Must(f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings", _is_choice, STRINGS)
+    str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)],
+    Field(description=f"a string or 1 to {MOST_TEXTS} strings"),
 ]
+Content = Annotated[
+    str | list[Part], Field(description="a string or text parts: this model reads text only")
+]
+Drafts = Annotated[bool | Literal["text"], Field(description="true, false or 'text'")]
+Choice = Annotated[
+    list[Text],
+    Field(min_length=1, max_length=MOST_CHOICES_OF_TEXT,
+          description=f"a list of 1 to {MOST_CHOICES_OF_TEXT} strings"),
+]  # fmt: skip
 Schema = Annotated[
     dict[str, Any],
     Must(f"a JSON schema of at most {LONGEST_FORM} characters", _is_schema, {"type": "object"}),
@@ -180,7 +148,7 @@ ToolChoice = Annotated[
     Must('"none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
          _is_tool_choice, {"anyOf": [STRING, {"type": "object"}]}),
 ]  # fmt: skip
-Role = Annotated[str, Must(f"one of {', '.join(ROLES)}", lambda v: v in ROLES, {"enum": [*ROLES]})]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class CalledFunction(Body):
@@ -194,7 +162,7 @@ class ToolCall(Body):
     """A call that an answer made."""
 
     id: str = ""
-    type: Annotated[str, Must("'function'", lambda v: v == "function")] = "function"
+    type: Literal["function"] = "function"
     index: Number = 0
     function: CalledFunction
 
@@ -228,7 +196,7 @@ class Message(Body):
                               f"{where}.content", "invalid_value")  # fmt: skip
             content = ""
         if not isinstance(content, str):
-            content = "".join(part["text"] for part in content)
+            content = "".join(part.text for part in content)
         result: dict[str, Any] = {"role": SYSTEM.get(self.role, self.role), "content": content}
         for name in ("tool_call_id", "reasoning_content") + ("name",) * (self.role == "tool"):
             if getattr(self, name):
@@ -236,13 +204,13 @@ class Message(Body):
         if self.tool_calls:
             result["tool_calls"] = [
                 {"type": "function", "function": {
-                    "name": call.function.name, "arguments": _parsed(call.function.arguments)
+                    "name": call.function.name, "arguments": parsed(call.function.arguments)
                 }} for call in self.tool_calls
             ]  # fmt: skip
         return result
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -255,7 +223,11 @@ Messages = Annotated[list[Message], Field(min_length=1)]
 class Function(Body):
     """A tool; ``parameters`` is a JSON schema."""
 
-    name: Annotated[str, Must("a name of 1 to 64 letters, digits, _ and -", _is_name, STRING)]
+    name: Annotated[
+        str,
+        Field(pattern="^[a-zA-Z0-9_-]{1,64}$",
+              description="a name of 1 to 64 letters, digits, _ and -"),
+    ]  # fmt: skip
     description: str = ""
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -264,12 +236,14 @@ class Function(Body):
 class Tool(Body):
     """What an answer may call."""
 
-    type: Annotated[str, Must("'function'", lambda v: v == "function")] = "function"
+    type: Literal["function"] = "function"
     function: Function
 
 
 class StreamOptions(Body):
     """What a stream brings beside the text."""
+
+    include_obfuscation: Annotated[Any, Only("nothing is padded", False)] = None
 
     include_usage: bool = False
     include_drafts: Drafts = False
@@ -284,25 +258,28 @@ class Decoding(Body):
     cache: str | None = None
     steps: Count | None = None
     block_length: Count | None = None
+    length: Sampler | None = None
     cfg_scale: Scale | None = None
     eos_policy: str | None = None
     temperature: Scale | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    logit_bias: Bias | None = None
     seed: Seed | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     deadline: Seconds | None = None
+    under_load: bool | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     trace: bool = False
 
 
-PENALTIES = "a canvas is not written from left to right, so that there is no past to penalise"
 GUIDED = "use structured_outputs, with regex, choice or json"
 TOOLS = "describe them as tools"
 OTHER = "it has no meaning for a text model"
-FILTERS = "use top_p or top_k"
+FILTERS = "use top_p, top_k or min_p"
 COMPLETE = "the last message is complete: use /v1/completions"
 SPECIAL = "special tokens are not text"
 
@@ -319,21 +296,20 @@ class Writing(Decoding):
     """Answers of a length that is asked for, and what OpenAI's and vLLM's clients send beside."""
 
     max_tokens: Count | None = None
-    length: Sampler | None = None
     min_tokens: Number = 0
     ignore_eos: bool = False
     stop: Stop = ()
     constraints: Constraints | None = None
+    seed_text: Draft | None = None
+    remask: Spans | None = None
     diffusing: bool = False
 
-    frequency_penalty: Annotated[Any, Only(PENALTIES, 0, 0.0)] = None
-    presence_penalty: Annotated[Any, Only(PENALTIES, 0, 0.0)] = None
-    repetition_penalty: Annotated[Any, Only(PENALTIES, 1, 1.0)] = None
-    length_penalty: Annotated[Any, Only(PENALTIES, 1, 1.0)] = None
-    logit_bias: Annotated[Any, Only("tokens have no bias here", {})] = None
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    length_penalty: Annotated[Any, Only("there are no beams", 1, 1.0)] = None
     bad_words: Annotated[Any, Only("words cannot be forbidden", [])] = None
     stop_token_ids: Annotated[Any, Only("stop ids are the model's own: use stop", [])] = None
-    min_p: Annotated[Any, Only(FILTERS, 0, 0.0)] = None
     typical_p: Annotated[Any, Only(FILTERS, 1, 1.0)] = None
     best_of: Annotated[Any, Only("use n", 1)] = None
     use_beam_search: Annotated[Any, Only("there are no beams", False)] = None
@@ -360,7 +336,9 @@ class Writing(Decoding):
     store: Annotated[Any, Only("nothing is stored", False)] = None
     modalities: Annotated[Any, Only(OTHER, ["text"])] = None
     audio: Annotated[Any, Only(OTHER)] = None
-    prediction: Annotated[Any, Only("fix parts of the canvas with constraints")] = None
+    prediction: Annotated[
+        Any, Only("begin with a draft, seed_text, or fix parts with constraints")
+    ] = None
     moderation: Annotated[Any, Only(OTHER)] = None
     priority: Annotated[Any, Only("requests are served in the order they come", 0)] = None
     user: str | None = None
@@ -375,7 +353,16 @@ class Writing(Decoding):
     request_id: str | None = None
 
 
-class ChatBody(Writing):
+class Spoken(Writing):
+    """What a chat has, however it is sent."""
+
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: Annotated[Any, Only("an answer does not repeat the messages", False)] = None
+
+
+class ChatBody(Spoken):
     """``POST /v1/chat/completions``: messages in, an answer out."""
 
     messages: Messages
@@ -383,10 +370,6 @@ class ChatBody(Writing):
     logprobs: bool = False
     top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-    echo: Annotated[Any, Only("an answer does not repeat the messages", False)] = None
 
 
 class TextBody(Writing):
@@ -402,7 +385,8 @@ class TextBody(Writing):
 
 
 class InfillBody(Decoding):
-    """``POST /v1/infill``: ``text`` with ``[[8]]`` for a hole of 8 tokens."""
+    """``POST /v1/infill``: ``text`` with ``[[8]]`` for a hole of 8 tokens, ``[[*]]`` for one whose
+    length is measured, by the rule ``length``."""
 
     text: Holed
     prompt: str | None = None

@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -83,7 +84,7 @@ class Body(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            raise _problem(cls, error) from None
+            raise _problem(cls, error, data) from None
 
     @property
     def given(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def shortened(value: Any) -> str:
     return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "..."
 
 
-def _problem(body: type[Body], error: ValidationError) -> Problem:
+def _problem(body: type[Body], error: ValidationError, data: Any) -> Problem:
     """The first thing that is wrong."""
     found = error.errors(include_url=False)
     first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
@@ -116,14 +117,26 @@ def _problem(body: type[Body], error: ValidationError) -> Problem:
         above = _where(path[:-1])
         known = [f"{above}.{k}" if above else k for k in _schema_at(body, path[:-1])["properties"]]
         return Problem(400, str(UnknownNameError("field", where, known)), where, "unknown_field")
-    if kind == "missing":
-        return Problem(400, f"{where} is missing", where, "missing_field")
     if kind == UNSUPPORTED:
         text = f"{where}={shortened(value)} is not supported: {first['ctx']['text']}"
         return Problem(400, text, where, UNSUPPORTED)
-    wanted = first["ctx"]["text"] if kind == UNFIT else expected(_schema_at(body, path))
-    text = f"{where} must be {wanted}, not {shortened(value)}"
+    known_path = _known(body, path)
+    if kind == "missing" and known_path == path:
+        return Problem(400, f"{where} is missing", where, "missing_field")
+    if known_path != path:  # it may have several types, and none of them fits
+        path, where = known_path, _where(known_path)
+        value = reduce(lambda part, key: part[key], path, data)
+    text = f"{where} must be {expected(_schema_at(body, path))}, not {shortened(value)}"
     return Problem(400, text, where, "invalid_value")
+
+
+def _known(body: type[Body], path: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The part of ``path`` that leads through one type each."""
+    for length in range(len(path), 0, -1):
+        with suppress(KeyError):
+            _schema_at(body, path[:length])
+            return path[:length]
+    return ()
 
 
 def _where(path: tuple[int | str, ...]) -> str:
@@ -140,7 +153,8 @@ def _schema(body: type[Body]) -> dict[str, Any]:
 
 
 def _schema_at(body: type[Body], path: tuple[int | str, ...]) -> dict[str, Any]:
-    """The JSON schema of the part of ``body`` at ``path``."""
+    """The JSON schema of the part of ``body`` at ``path``; `KeyError` inside of what may have
+    several types."""
     whole = _schema(body)
     part = whole
     for key in (None, *path):
@@ -148,7 +162,8 @@ def _schema_at(body: type[Body], path: tuple[int | str, ...]) -> dict[str, Any]:
             part = part["properties"][key]
         elif isinstance(key, int):
             part = part["items"]
-        part = next((p for p in part.get("anyOf", ()) if p.get("type") != "null"), part)
+        kinds = [p for p in part.get("anyOf", ()) if p.get("type") != "null"]
+        part = kinds[0] if len(kinds) == 1 else part
         if "$ref" in part:
             part = whole["$defs"][part["$ref"].rpartition("/")[2]]
     return part
@@ -156,6 +171,10 @@ def _schema_at(body: type[Body], path: tuple[int | str, ...]) -> dict[str, Any]:
 
 def expected(schema: Mapping[str, Any]) -> str:
     """What a value of ``schema`` is, in words."""
+    if "description" in schema and "properties" not in schema:
+        return str(schema["description"])
+    if "const" in schema:
+        return json.dumps(schema["const"])
     if "enum" in schema:
         return " or ".join(map(json.dumps, schema["enum"]))
     kind = schema.get("type", "")

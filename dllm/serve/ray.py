@@ -16,14 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, missing
-from .settings import Settings
+import ray
+from ray import serve
 
-try:
-    import ray
-    from ray import serve
-except ImportError as error:
-    raise missing(str(error.name), "ray") from error
+from ..errors import ConfigError
+from .settings import Settings
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -8,9 +8,10 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ..result import Result
+from .problems import Problem
 from .requests import GenerateRequest
 from .tools import Said
 
@@ -34,12 +35,11 @@ def event(value: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Choice:
-    """One finished answer.  ``text`` is what the client gets, of ``result``; ``holes`` are the
-    texts of the holes of an infill, ``said`` the calls and thoughts in the text of a chat."""
+    """One finished answer.  ``text`` is what the client gets, of ``result``; ``said`` the calls and
+    thoughts in the text of a chat."""
 
     result: Result
     text: str
-    holes: Sequence[str] = ()
     said: Said | None = None
 
 
@@ -70,36 +70,51 @@ class Reply:
             else:
                 entry["text"] = choice.text
             if ask.kind == "infill":
-                entry["holes"] = list(choice.holes)
+                entry["holes"] = choice.result.holes
             listed.append(entry | self._ending(choice))
         results = [choice.result for choice in choices]
         return self._head(OBJECTS[ask.kind]) | {
             "choices": listed, "usage": usage(ask, results), "dllm": figures(results)
         }  # fmt: skip
 
-    def chunk(self, index: int, delta: Mapping[str, Any], first: bool) -> dict[str, Any]:
+    end: ClassVar[bytes] = DONE
+
+    @staticmethod
+    def encode(value: Mapping[str, Any]) -> bytes:
+        """An event on the wire."""
+        return event(value)
+
+    def error(self, problem: Problem) -> dict[str, Any]:
+        """The event that ends a stream which failed."""
+        return problem.body()
+
+    def opening(self) -> list[dict[str, Any]]:
+        """What comes before everything else."""
+        return []
+
+    def chunk(self, index: int, delta: Mapping[str, Any], first: bool) -> list[dict[str, Any]]:
         """More of a choice: ``delta`` of its message, or its ``text``; the first names the role."""
         entry: dict[str, Any] = {"index": index, **delta}
         if self.ask.kind == "chat":
             role = {"role": "assistant"} if first else {}
             entry = {"index": index, "delta": role | dict(delta)}
-        return self._chunk([entry | {"logprobs": None, "finish_reason": None}])
+        return [self._chunk([entry | {"logprobs": None, "finish_reason": None}])]
 
-    def last(self, index: int, choice: Choice) -> dict[str, Any]:
+    def last(self, index: int, choice: Choice) -> list[dict[str, Any]]:
         """The end of a choice.  Its log-probabilities come here, all together: a position's is
         that of its commit, and commits do not come in the order of the text."""
         entry: dict[str, Any] = {"index": index}
         empty: dict[str, Any] = {"delta": {}} if self.ask.kind == "chat" else {"text": ""}
         entry |= empty
         if self.ask.kind == "infill":
-            entry["holes"] = list(choice.holes)
-        return self._chunk([entry | self._ending(choice)])
+            entry["holes"] = choice.result.holes
+        return [self._chunk([entry | self._ending(choice)])]
 
-    def totals(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def totals(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         """The usage chunk, after all choices."""
         results = [choice.result for choice in choices]
         extra = {"usage": usage(self.ask, results), "dllm": figures(results)}
-        return self._chunk([]) | extra
+        return [self._chunk([]) | extra]
 
     def frame(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """A chunk without choices, which no client takes for text."""
@@ -176,10 +191,12 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     forwards, written = sum(r.nfe for r in results), sum(map(written_tokens, results))
     return {
         "forwards": forwards,
+        "probes": sum(r.probes for r in results),
         "computed": sum(r.computed for r in results),
         "tokens_per_forward": round(written / max(1, forwards), 3),
         "queue_seconds": round(max(r.queue_seconds for r in results), 6),
         "seconds": round(max(r.seconds for r in results), 6),
+        "loosened": sum(r.loosened for r in results),
         "sampler": results[0].sampler,
         "cache": results[0].cache,
         "seed": results[0].seed,

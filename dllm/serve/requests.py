@@ -14,6 +14,7 @@ from .bodies import (
     Decoding,
     InfillBody,
     ScoreBody,
+    Spoken,
     StreamOptions,
     TextBody,
     Writing,
@@ -24,7 +25,10 @@ from .body import shortened
 from .problems import Problem
 
 MOST_CALLS = 16
-SAME_NAME = ("temperature", "top_p", "steps", "block_length", "cfg_scale", "eos_policy", "seed")
+PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
+SAMPLED = ("top_p", "min_p")  # of proposals that are drawn
+SAME_NAME = ("temperature", *SAMPLED, "steps", "block_length", "length", "cfg_scale", "eos_policy",
+             "seed")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,9 @@ class GenerateRequest:
     False, True, or "text" for rendered lines; ``diffusing``: every chunk is the whole present text.
     ``template``: variables of the chat template.  ``tools`` as OpenAI describes them, of which
     ``tool_choice`` ("auto", "required", or a name) says whether one is called, ``most_calls`` how
-    many.
+    many, ``several`` that a required call may be a list of them.  ``penalties`` by name, those that
+    change something.  ``response``: of ``/v1/responses``, what its answer repeats; None for all
+    others.
     """
 
     kind: str
@@ -60,11 +66,15 @@ class GenerateRequest:
     token_ids: bool = False
     trace: bool = False
     deadline: float | None = None
+    under_load: bool | None = None
     echo: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
+    penalties: Mapping[str, float] = field(default_factory=dict)
+    response: Mapping[str, Any] | None = None
     tools: Sequence[dict[str, Any]] = ()
     tool_choice: str = "none"
     most_calls: int = 1
+    several: bool = False
 
     @property
     def forced(self) -> bool:
@@ -90,13 +100,23 @@ def read_chat(data: Any) -> GenerateRequest:
                       "max_completion_tokens", "invalid_value")  # fmt: skip
     if body.top_logprobs is not None and not body.logprobs:
         raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs", "invalid_value")
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+    return chat_request(
+        body, conversation(body.messages), length or body.max_tokens, tools,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )  # fmt: skip
+
+
+def chat_request(
+    body: Spoken, messages: list[dict[str, Any]], length: int | None,
+    tools: list[dict[str, Any]], **more: Any,
+) -> GenerateRequest:  # fmt: skip
+    """What is asked for by ``messages``, as chat templates know them."""
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         raise Problem(400, "two tools have the same name", "tools", "invalid_value")
     choice = body.tool_choice or ("auto" if tools else "none")
-    wanted = choice["function"]["name"] if isinstance(choice, dict) else choice
+    wanted = choice.get("function", choice)["name"] if isinstance(choice, dict) else choice
     if wanted not in ("none", "auto", *(["required", *names] if names else [])):
         text = f"tool_choice {shortened(wanted)} is none of the tools: {', '.join(names) or 'none'}"
         raise Problem(400, text, "tool_choice", "invalid_value")
@@ -107,10 +127,10 @@ def read_chat(data: Any) -> GenerateRequest:
         raise Problem(400, "diffusing replaces the text with every chunk, which calls of tools are "
                       "not: drop one of them", "diffusing", "invalid_value")  # fmt: skip
     return _request(
-        "chat", body, [conversation(body.messages)], length or body.max_tokens, logprobs=logprobs,
-        tools=[] if wanted == "none" else tools, tool_choice=wanted,
-        most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
-        template=body.chat_template_kwargs or {},
+        "chat", body, [messages], length, tools=[] if wanted == "none" else tools,
+        tool_choice=wanted, most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
+        several=body.parallel_tool_calls and "parallel_tool_calls" in body.model_fields_set,
+        template=body.chat_template_kwargs or {}, **more,
     )  # fmt: skip
 
 
@@ -119,7 +139,9 @@ def read_text(data: Any) -> GenerateRequest:
     body = TextBody.read(data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     for name in (
-        ("stop", "min_tokens", "ignore_eos", "constraints", "length") if body.suffix else ()
+        ("stop", "min_tokens", "ignore_eos", "constraints", "length", "seed_text")
+        if body.suffix
+        else ()
     ):
         if getattr(body, name):
             raise Problem(
@@ -165,13 +187,17 @@ def _request(
         )  # fmt: skip
     if len(prompts) * body.n > MOST_TEXTS:
         raise Problem(400, f"a request has at most {MOST_TEXTS} answers", "n", "invalid_value")
+    penalties = {
+        name: value for name, neutral in PENALTIES.items()
+        if (value := getattr(body, name, neutral)) != neutral
+    }  # fmt: skip
     return GenerateRequest(
         kind=kind, prompts=prompts, model=body.model, cache=body.cache, sampler=body.sampler,
-        arguments=_arguments(body, length), n=body.n, stream=body.stream,
+        arguments=_arguments(body, length), penalties=penalties, n=body.n, stream=body.stream,
         include_usage=options.include_usage,
         usage_with_each=options.include_usage and options.continuous_usage_stats,
         drafts=options.include_drafts, diffusing=diffusing, token_ids=body.return_token_ids,
-        trace=body.trace, deadline=body.deadline, **more,
+        trace=body.trace, deadline=body.deadline, under_load=body.under_load, **more,
     )  # fmt: skip
 
 
@@ -180,11 +206,14 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
 
     Without a seed, an answer that is sampled draws one, which the response names, so that it can
     be repeated; a greedy one has the seed 0.  Greedy answers have nothing to filter: clients that
-    send ``top_p`` or ``top_k`` with every request get what they would get without.
+    send ``top_p``, ``top_k`` or ``min_p`` with every request get what they would get without.
     """
     result = {k: v for k in SAME_NAME if (v := getattr(body, k)) is not None}
+    if body.logit_bias:
+        result["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if not body.temperature:
-        result.pop("top_p", None)
+        for name in SAMPLED:
+            result.pop(name, None)
     else:
         result.setdefault("seed", secrets.randbelow(2**31))
         if body.top_k is not None and body.top_k > 0:  # vLLM's clients say -1 for none
@@ -196,12 +225,14 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
             raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
         if body.ignore_eos or body.min_tokens:
             result["min_new_tokens"] = length if body.ignore_eos else body.min_tokens
-        if body.length is not None:
-            result["length"] = body.length
         if body.stop:
             stop = body.stop
             result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
         result |= _form(body)
+        if body.seed_text is not None:
+            result["seed_text"] = body.seed_text
+        if body.remask:
+            result["remask"] = tuple(body.remask)
         if body.constraints:
             result["constraints"] = {int(k): v for k, v in body.constraints.items()}
     return result

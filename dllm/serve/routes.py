@@ -25,8 +25,9 @@ from .bodies import (
 )
 from .http import Path, as_json, disconnected, read_json, unless_gone
 from .problems import Problem
-from .replies import Reply, event
+from .replies import Reply
 from .requests import GenerateRequest, read_chat, read_infill, read_score, read_text
+from .responses import ResponseBody, read_response, reply_to
 from .service import Service
 from .settings import SAMPLER
 from .stream import Stream
@@ -47,6 +48,7 @@ class TextRoutes:
         return [
             Path("POST", "/v1/chat/completions", self.chat, ChatBody),
             Path("POST", "/v1/completions", self.completions, TextBody),
+            Path("POST", "/v1/responses", self.responses, ResponseBody),
             Path("POST", "/v1/infill", self.infill, InfillBody),
             Path("POST", "/v1/score", self.score, ScoreBody),
             Path("POST", "/v1/step", self.step, StepBody),
@@ -60,15 +62,19 @@ class TextRoutes:
         """Text or ids to continue, one or several; with ``suffix`` the middle is written."""
         return await self._write(request, read_text)
 
+    async def responses(self, request: Request) -> Response:
+        """A text or items in, items out.  Nothing is kept between requests."""
+        return await self._write(request, read_response)
+
     async def infill(self, request: Request) -> Response:
-        """A text with ``[[8]]`` for a hole of 8 tokens: any number of holes."""
+        """A text with ``[[8]]`` for a hole of 8 tokens, ``[[*]]`` for one that is measured."""
         return await self._write(request, read_infill)
 
     async def _write(self, request: Request, read: Callable[[Any], GenerateRequest]) -> Response:
         arrived, service = time.monotonic(), self.service
         ask = read(await read_json(request, service.settings.max_body))
         handles = await unless_gone(request, service.start(ask))
-        reply = Reply(ask, service.name, service.fingerprint(ask), service.piece)
+        reply = reply_to(ask, service.name, service.fingerprint(ask), service.piece)
         if ask.stream:
             stream = Stream(service, ask, reply, handles, arrived)
             return await unless_gone(request, Streaming.begun(service, stream))
@@ -189,17 +195,19 @@ class Streaming(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, service: Service, first: bytes, rest: AsyncIterator[bytes]) -> None:
+    def __init__(
+        self, service: Service, reply: Reply, first: bytes, rest: AsyncIterator[bytes]
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.service, self.first, self.rest = service, first, rest
+        self.service, self.reply, self.first, self.rest = service, reply, first, rest
 
     @classmethod
     async def begun(cls, service: Service, stream: Stream) -> Streaming:
         """A stream whose first chunk is there: until then an error is an HTTP status."""
         rest = aiter(stream)
         try:
-            return cls(service, await anext(rest), rest)
+            return cls(service, stream.reply, await anext(rest), rest)
         except BaseException:
             await rest.aclose()  # type: ignore[attr-defined]
             raise
@@ -233,7 +241,7 @@ class Streaming(Response):
         except (OSError, TimeoutError):
             raise
         except Exception as error:
-            await self._send(send, event(self.service.failed(error).body()))
+            await self._send(send, self.reply.encode(self.reply.error(self.service.failed(error))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, chunk: bytes) -> None:

@@ -14,23 +14,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 
 from .. import __version__
 from ..drafting.verifiers.base import is_causal_model
 from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
+from ..handle import Handle
+from ..holes import measured, open_holes
 from ..likelihood.api import score
 from ..likelihood.step import Guesses, step
 from ..preparation import Preparation
-from ..prompts import (
-    encode,
-    encode_continuation,
-    encode_holes,
-    encode_markup,
-    hole_forms,
-    tokenizer_of,
-)
-from ..session import Handle, Session
+from ..prompts import encode, encode_continuation, encode_markup, hole_forms, tokenizer_of
+from ..session import Session
 from .body import shortened
 from .drafts import DraftRoutes
 from .encoding import Encoder, with_own_tokenizer
@@ -40,7 +36,6 @@ from .problems import Problem, problem_of
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
 from .settings import SAMPLER, Settings
-from .texts import hole_sizes, hole_texts
 from .tools import THINK, Bare, Parser, Syntax, shows_tools, syntax_of, thinks
 from .verify import VerifyRoutes
 
@@ -51,6 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
+MOST_UNKNOWN = 16  # holes of a request that are measured
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
 TAIL = 16  # tokens at the end of a prompt, where thoughts may be opened
 ANCHOR = "x"  # some text before a token whose text is wanted
@@ -158,7 +154,8 @@ class Service:
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
         sampler, cache = ask.sampler or self.settings.sampler or SAMPLER, self.cache_of(ask)
-        facts = (__version__, self.model.name, str(self.model.dtype), sampler, cache)
+        facts = [__version__, self.model.name, str(self.model.dtype), sampler, cache]
+        facts += [self.settings.under_load] if self.settings.under_load else []
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
     def cache_of(self, ask: GenerateRequest) -> str:
@@ -171,6 +168,12 @@ class Service:
             raise Problem(
                 400, f"{self.model.name} is autoregressive: it has no drafts of a canvas, and no "
                 "alternatives beside its tokens", code="unsupported_value",
+            )  # fmt: skip
+        for name in () if is_causal_model(self.model) else ask.penalties:
+            raise Problem(
+                400, f"{name}={ask.penalties[name]} is not supported: tokens of a canvas are "
+                "decided several at a time, so that there is no past to penalise", name,
+                "unsupported_value",
             )  # fmt: skip
         if ask.tool_choice == "auto" and ask.tools and not shows_tools(self.template):
             raise Problem(
@@ -201,6 +204,15 @@ class Service:
         self.check(ask)
         until = time.monotonic() + min(ask.deadline or math.inf, self.settings.deadline)
         texts = [*ask.prompts, *([ask.text] if ask.text else []), ask.suffix]
+        unknown = open_holes(ask.text)
+        if unknown > MOST_UNKNOWN:
+            raise Problem(400, f"at most {MOST_UNKNOWN} holes of a text may have an unknown length",
+                          "text", "unsupported_value")  # fmt: skip
+        if unknown and self.ranks is not None:
+            raise Problem(
+                400, "a model that is split over processes does not measure holes: say how long "
+                "they are, such as [[8]]", "text", "unsupported_value",
+            )  # fmt: skip
 
         def submit(model: DiffusionModel, go_on: Callable[[], None]) -> list[Handle]:
             encoded = []
@@ -210,7 +222,7 @@ class Service:
             go_on()
             return self._submitted(ask, encoded, until)
 
-        return await self.encoder.run(submit, texts, until, cancel_all, ask.formed)
+        return await self.encoder.run(submit, texts, until, cancel_all, ask.formed or unknown > 0)
 
     def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
@@ -228,8 +240,9 @@ class Service:
                 f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
             )
         if ask.text is not None:
-            given, holes = encode_holes(model, ask.text)
-            text = ask.text if any(hole_forms(ask.text)) else np.where(holes, -1, given)
+            text, before = ask.text, np.zeros(0, np.int64) if ids is None else ids
+            if not any(hole_forms(text)):
+                text = measured(model, text, before, ask.arguments.get("length", "sure"))
         elif ask.suffix is not None:
             length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
             behind = encode_continuation(tokenizer_of(model), ask.suffix)
@@ -245,17 +258,20 @@ class Service:
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
         if ask.forced:
-            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice)
+            several = ask.several and ask.tool_choice == "required"
+            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, several)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
-            "sampler": ask.sampler, "trace": ask.trace or bool(ask.logprobs), **arguments
+            "sampler": ask.sampler, "under_load": ask.under_load,
+            "trace": ask.trace or bool(ask.logprobs), **arguments,
         }  # fmt: skip
         try:
             for prompt, text in encoded:
                 for given["repetition"] in range(ask.n):
                     given["deadline"] = round(until - time.monotonic(), 3)
                     if text is None:
+                        given |= penalties(ask.penalties, len(prompt))
                         handles.append(session.submit(prompt, **given))
                     else:
                         handles.append(session.infill(text, prompt=prompt, **given))
@@ -296,11 +312,7 @@ class Service:
     def choice(self, ask: GenerateRequest, result: Result) -> Choice:
         """What the client gets of a result."""
         if ask.suffix is not None:
-            return Choice(result, "".join(hole_texts(result, self.decode)))
-        if ask.kind == "infill":
-            assert ask.text is not None
-            holes = hole_texts(result, self.decode, hole_sizes(ask.text))
-            return Choice(result, result.text, holes)
+            return Choice(result, "".join(result.holes))
         prompt = result.sequences[: result.prompt_length].tolist()
         parser = self.parser(ask, prompt)
         if parser is not None:
@@ -406,6 +418,19 @@ class Service:
         self._scorer.shutdown(wait=True, cancel_futures=True)
         if self.drafting is not None:
             self.drafting.close()
+
+
+def penalties(wanted: Mapping[str, float], prompt: int) -> dict[str, Any]:
+    """Arguments of a verifier.  ``repetition_penalty`` is of prompt and answer; the others of what
+    is written behind a prompt of so many tokens, as OpenAI defines them."""
+    given: dict[str, Any] = dict(wanted)
+    frequency, presence = (given.pop(f"{name}_penalty", 0.0) for name in ("frequency", "presence"))
+
+    def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(ids[0, prompt:], minlength=scores.shape[1])
+        return scores - frequency * counts - presence * (counts > 0)
+
+    return given | ({"logits_processor": [process]} if frequency or presence else {})
 
 
 def cancel_all(handles: Sequence[Handle]) -> None:

@@ -18,7 +18,8 @@ class Settings:
 
     ``name``: what clients call the model (default: the model's own name). ``sampler`` (default
     "threshold"), ``length``: of requests that name none; where the length is found, ``max_tokens``
-    is the most that an answer may get, and it holds memory for what it has. ``caches``: those that
+    is the most that an answer may get, and it holds memory for what it has. ``under_load``,
+    ``under_load_waiting``: see `dllm.Session`. ``caches``: those that
     requests may ask for, the first by default; each has rows and a queue of its own, and all share
     the model. ``drafters``: of an autoregressive model, whose texts they help to write; the first
     that has a draft.
@@ -37,6 +38,8 @@ class Settings:
     name: str | None = None
     sampler: str | None = None
     length: str | None = None
+    under_load: str | None = None
+    under_load_waiting: int = 0
     caches: tuple[str, ...] = ("none",)
     drafters: tuple[str, ...] = ()
     max_rows: int = 16
@@ -59,8 +62,9 @@ class Settings:
 
     def session(self, cache: str) -> dict[str, Any]:
         """Arguments of the `dllm.Session` for ``cache``."""
-        names = ("length", "max_rows", "max_waiting", "max_positions", "max_batch_tokens",
-                 "full_step_tokens", "keep_prefixes", "cuda_graphs", "compile")  # fmt: skip
+        names = ("length", "under_load", "under_load_waiting", "max_rows", "max_waiting",
+                 "max_positions", "max_batch_tokens", "full_step_tokens", "keep_prefixes",
+                 "cuda_graphs", "compile")  # fmt: skip
         given = {name: getattr(self, name) for name in names}
         return {"cache": cache} | given | {"sampler": self.sampler or SAMPLER}
 

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from .replies import DONE, PING, Choice, Reply, event, tokens_used, written_tokens
+from .replies import PING, Choice, Reply, tokens_used, written_tokens
 from .requests import GenerateRequest
 from .tools import Parser, Said
 
 if TYPE_CHECKING:
     from ..events import Event
-    from ..session import Handle
+    from ..handle import Handle
     from .service import Service
 
 HEARTBEAT = 15.0  # seconds without a chunk after which a comment keeps the connection open
@@ -65,6 +65,8 @@ class Stream:
             for index, handle in enumerate(self.handles)
         ]
         try:
+            for chunk in self.reply.opening():
+                yield self.reply.encode(chunk)
             while any(shown.choice is None for shown in self.shown):
                 try:
                     index, item = await asyncio.wait_for(queue.get(), HEARTBEAT)
@@ -74,13 +76,14 @@ class Stream:
                 if isinstance(item, BaseException):
                     raise item
                 for chunk in self._chunks(index, item):
-                    yield event(chunk)
+                    yield self.reply.encode(chunk)
             choices = [shown.choice for shown in self.shown if shown.choice is not None]
             results = [choice.result for choice in choices]
             self.service.answered(self.reply.id, results, self.arrived)
             if self.ask.include_usage:
-                yield event(self.reply.totals(choices))
-            yield DONE
+                for chunk in self.reply.totals(choices):
+                    yield self.reply.encode(chunk)
+            yield self.reply.end
         finally:
             for handle in self.handles:
                 handle.cancel()
@@ -118,10 +121,10 @@ class Stream:
             if not self.written:
                 self.written = True
                 self.service.metrics.observe("first_text_seconds", time.monotonic() - self.arrived)
-            chunks.append(self.reply.chunk(index, delta, not shown.began))
+            chunks += self.reply.chunk(index, delta, not shown.began)
             shown.began = True
         if shown.choice is not None:
-            chunks.append(self.reply.last(index, shown.choice))
+            chunks += self.reply.last(index, shown.choice)
         if ask.usage_with_each:
             self._count(shown, happened)
             counted = tokens_used(
@@ -199,13 +202,14 @@ class Stream:
         frames: list[dict[str, Any]] = []
         more = sum(edit.added - edit.removed for edit in happened.edits)
         if not shown.frames:
+            begun = ~canvas.masked & (canvas.commit_step < 0)  # given, or left of a draft
             shown.length = len(canvas.tokens) - base - more
             opening: dict[str, Any] = {
                 "type": "canvas", "index": index, "length": shown.length,
                 "window": [at - base for at in happened.window],
                 "given": [
                     [at - base, piece(int(canvas.tokens[at]))]
-                    for at in canvas.given.nonzero()[0].tolist() if at >= base or self.ask.trace
+                    for at in begun.nonzero()[0].tolist() if at >= base or self.ask.trace
                 ],
             }  # fmt: skip
             frames.append(opening)

@@ -193,8 +193,11 @@ class Syntax:
             return Bare(names, most)
         return Tagged(names, most, self.opening, self.closing, thinks, thinking)
 
-    def schema(self, tools: Sequence[dict[str, Any]], choice: str) -> dict[str, Any]:
-        """JSON schema of a call of one of ``tools``, or of the one that ``choice`` names."""
+    def schema(
+        self, tools: Sequence[dict[str, Any]], choice: str, several: bool = False
+    ) -> dict[str, Any]:
+        """JSON schema of a call of one of ``tools``, or of the one that ``choice`` names;
+        ``several``: or of a list of calls, where the family's models can make more than one."""
         calls = [
             {
                 "type": "object", "required": ["name", self.arguments],
@@ -206,7 +209,10 @@ class Syntax:
             }
             for tool in tools if choice in ("required", tool["function"]["name"])
         ]  # fmt: skip
-        return calls[0] if len(calls) == 1 else {"anyOf": calls}
+        call = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        if not several or not self.opening:
+            return call
+        return {"anyOf": [call, {"type": "array", "items": call, "minItems": 2}]}
 
 
 SYNTAXES = {

@@ -27,7 +27,8 @@ from ..drafting.outside import Outside
 from ..drafting.vocabulary import fingerprint
 from ..errors import ConfigError, PromptError, one_line
 from ..events import Event
-from ..session import Handle, Session
+from ..handle import Handle
+from ..session import Session
 from .bodies import DeviceBody
 from .http import Path, as_json, read_json
 from .problems import Problem

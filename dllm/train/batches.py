@@ -1,12 +1,35 @@
-"""Which examples make up the batch of a step: a function of seed and step, nothing else."""
+"""Examples of a file, and which of them make up the batch of a step: a function of seed and step,
+nothing else."""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
 
+from ..errors import ConfigError
+
+Example = TypeVar("Example")
 POOL = 32  # batches that are drawn and sorted by length together
+
+
+def examples(path: Path, form: str, make: Callable[[Any], Example]) -> Iterator[Example]:
+    """What ``make`` makes of every line of a file of JSON lines.  Raises `ConfigError` for a line
+    that is not of the ``form``."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield make(json.loads(line))
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise ConfigError(
+                        f"{path}, line {number}: expected {form}, not {line!r:.60}"
+                    ) from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
 
 def arranged(lengths: Sequence[int], rows: int, seed: int, step: int) -> list[int]:

@@ -10,7 +10,8 @@ below, and logits in float32 with their gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from torch import nn
 
 from ..eval.cost import Shape
 from ..models.checkpoint import open_checkpoint
@@ -45,7 +46,9 @@ def forecast(model: str, load: Load, operations: float, memory: float) -> list[s
     network = blueprint(family, config, checkpoint.name)
     weights = sum(parameter.numel() for parameter in network.parameters())
     shape, tokens = Shape.of(config.get_text_config()), load.rows * load.length
-    trained = adapter_size(network, load.rank) if load.rank else weights
+    linears = [m for m in network.modules() if isinstance(m, nn.Linear)]
+    sides = sum(sum(m.weight.shape) for m in linears if m is not network.get_output_embeddings())
+    trained = load.rank * sides if load.rank else weights
     held = 2 * weights * (2 if load.teacher else 1) if load.rank else 2 * weights * load.teacher
     inside = tokens * (10 * shape.hidden + 4 * shape.intermediate) * 2
     layers = tokens * shape.hidden * 2 * shape.layers
@@ -64,15 +67,3 @@ def forecast(model: str, load: Load, operations: float, memory: float) -> list[s
         f"{per_token / 1e9:.2f} GFLOP per token; {speed:,.0f} tokens per second at {SHARE:.0%} of "
         f"{operations / 1e12:g} TFLOP/s, {tokens / speed:.2f} s per step of {tokens:,} tokens",
     ]
-
-
-def adapter_size(network: Any, rank: int) -> int:
-    """Parameters of an adapter on every linear layer but the head."""
-    import torch
-
-    head = network.get_output_embeddings()
-    return sum(
-        rank * sum(module.weight.shape)
-        for module in network.modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
-    )

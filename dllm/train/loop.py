@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import accelerate  # noqa: F401  (the Trainer needs it; missing, it is asked for here, by its extra)
 import torch
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from ..models.precision import native_bfloat16
 
 Metrics = dict[str, float]
 LOG = "log.jsonl"  # what a run said, an entry a line
@@ -61,24 +59,15 @@ class Loop(Trainer):
         objective = self.accelerator.unwrap_model(self.model)
         metrics: Metrics = {}
         if self.measure is not None:
-            with torch.no_grad(), self.accelerator.autocast(), evaluating(objective):
+            objective.train(False)
+            with torch.no_grad(), self.accelerator.autocast():
                 metrics = {f"eval_{k}": v for k, v in self.measure(objective).items()}
+            objective.train()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
-
-
-@contextmanager
-def evaluating(module: Any) -> Iterator[None]:
-    """A module in evaluation mode."""
-    before = module.training
-    module.train(False)
-    try:
-        yield
-    finally:
-        module.train(before)
 
 
 def loop(
@@ -156,11 +145,5 @@ class Progress(TrainerCallback):
 
 
 def machine_has_bf16(device: str) -> bool:
-    """Whether bfloat16 products are faster here than float32: asked of the processor."""
-    if device != "cpu":
-        return bool(torch.cuda.is_bf16_supported())
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    """Whether bfloat16 products are faster here than float32."""
+    return native_bfloat16() if device == "cpu" else bool(torch.cuda.is_bf16_supported())

@@ -19,9 +19,9 @@ from transformers import AttentionInterface
 
 from ..errors import ConfigError
 from ..models import DiffusionModel
+from ..models.family import Facts
 
 ATTENTION = "dllm_train"
-LINEARS = "all-linear"  # peft's name for every linear layer but the head
 
 
 def train_attention(
@@ -30,6 +30,7 @@ def train_attention(
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """SDPA under a boolean mask; on a CPU in float32, because its bfloat16 backward is an order of
     magnitude slower there.  Without a mask everybody sees everybody."""
+    dtype = q.dtype
     if q.device.type == "cpu":
         q, k, v = q.float(), k.float(), v.float()
     with torch.autocast(q.device.type, enabled=False):
@@ -37,7 +38,7 @@ def train_attention(
             q, k.to(q.dtype), v.to(q.dtype), attn_mask=mask, scale=scaling,
             enable_gqa=k.shape[1] != q.shape[1],
         )  # fmt: skip
-    return out.transpose(1, 2).contiguous(), None
+    return out.transpose(1, 2).contiguous().to(dtype), None
 
 
 AttentionInterface.register(ATTENTION, train_attention)
@@ -46,30 +47,26 @@ AttentionInterface.register(ATTENTION, train_attention)
 class Network(nn.Module):
     """The network of ``model``, trained whole (a copy) or by an adapter of ``rank``.
 
-    ``teacher`` is the network as it was: a frozen copy, or the same one without its adapter.
-    ``alpha``: the adapter's scale times its rank.
+    ``teacher`` is asked by `teacher_logits`: another model, or by default the network as it was, a
+    frozen copy or the same one without its adapter.
     """
 
-    def __init__(self, model: DiffusionModel, rank: int = 0, alpha: float | None = None) -> None:
+    def __init__(
+        self, model: DiffusionModel, rank: int = 0, teacher: DiffusionModel | None = None
+    ) -> None:
         super().__init__()
         if model.facts.mask_token_id is None and rank:
             raise ConfigError(f"{model.name} has no mask token: `dllm train convert` gives it one")
         self.model, self.facts, self.rank = model, model.facts, rank
-        self.hf: Any = copy.deepcopy(model.hf) if not rank else model.hf
-        self._frozen: tuple[Any, ...] = (model.hf,)  # no submodule: it is not saved
-        if rank:
-            from peft import LoraConfig
-
-            self.hf.requires_grad_(False)
-            self.hf.add_adapter(
-                LoraConfig(r=rank, lora_alpha=int(alpha or rank), target_modules=LINEARS)
-            )
-        else:
-            own: Any = self.hf
-            own.to(torch.float32).requires_grad_(True)
-        model.hf.train(False)
+        hf: Any = model.hf
+        hf.train(False)
+        if rank and getattr(hf, "peft_config", None) is None:  # else an earlier round put it there
+            add_adapter(hf, rank, "all-linear")
+        self.hf: Any = hf if rank else copy.deepcopy(hf).to(torch.float32).requires_grad_(True)
         if not rank:
-            model.hf.requires_grad_(False)
+            hf.requires_grad_(False)
+        # no submodule: it is not saved
+        self._frozen = (teacher or model,)
 
     @property
     def mask_id(self) -> int:
@@ -86,69 +83,86 @@ class Network(nn.Module):
         also take the ``clean`` text (B, L): what stands before a block is seen without its masks,
         as when decoding (BD3LM, arXiv 2503.09573).
         """
-        return self._logits(self.hf, ids, valid, clean)
+        return predict(self.hf, self.facts, ids, valid, clean)
 
     @torch.no_grad()
     def teacher_logits(
         self, ids: torch.Tensor, valid: torch.Tensor | None = None,
         clean: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """`logits` of the network as it was before."""
-        (hf,) = self._frozen
-        if not self.rank:
-            return self._logits(hf, ids, valid, clean)
+        """`logits` of the teacher."""
+        (teacher,) = self._frozen
+        hf: Any = teacher.hf
+        if hf is not self.hf:
+            return predict(hf, teacher.facts, ids, valid, clean)
         hf.disable_adapters()
         try:
-            return self._logits(hf, ids, valid, clean)
+            return predict(hf, teacher.facts, ids, valid, clean)
         finally:
             hf.enable_adapters()
-
-    def _logits(
-        self, hf: Any, ids: torch.Tensor, valid: torch.Tensor | None, clean: torch.Tensor | None
-    ) -> torch.Tensor:
-        batch, length = ids.shape
-        blocks = self.facts.block_length
-        doubled = clean is not None and bool(blocks)
-        positions = torch.arange(length, device=ids.device)
-        if doubled:
-            assert clean is not None and blocks
-            seen: torch.Tensor | None = two_stream_mask(positions, blocks)
-            inputs, positions = torch.cat([ids, clean], 1), positions.repeat(2)
-        else:
-            inputs, seen = ids, self._seen(ids, positions)
-        if valid is not None and not valid.all():
-            keys = (valid.repeat(1, 2) if doubled else valid)[:, None, None, :]
-            itself = torch.eye(inputs.shape[1], dtype=torch.bool, device=ids.device)
-            seen = keys | itself if seen is None else (seen & keys) | itself
-        with attention(hf, ATTENTION):
-            logits: torch.Tensor = hf(
-                input_ids=inputs, position_ids=positions.expand(batch, -1),
-                attention_mask=None if seen is None else seen.expand(batch, 1, -1, -1),
-                use_cache=False,
-            ).logits[:, :length].float()  # fmt: skip
-        if self.facts.logit_shift:
-            logits = F.pad(logits, (0, 0, 1, 0))[:, :length]
-        return logits
-
-    def _seen(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
-        """(1 or B, 1, L, L) bool: which row sees which key; None: all do."""
-        kind, causal = self.facts.mask_kind, positions[:, None] >= positions
-        if kind == "bidirectional":
-            return None
-        if kind == "block_causal":
-            own = positions // (self.facts.block_length or 1)
-            earlier: torch.Tensor = own[:, None] >= own
-            return earlier[None, None]
-        if kind == "decided_first":
-            masks: torch.Tensor = ids == self.mask_id
-            first = masks[:, :, None] & ~masks[:, None, :]  # a mask sees every decided token
-            same = masks[:, :, None] == masks[:, None, :]
-            return (first | (same & causal))[:, None]
-        return causal[None, None]
 
     def snapshot(self) -> DiffusionModel:
         """The network as it is now, for decoding."""
         return self.model if self.rank else replace(self.model, hf=self.hf)
+
+
+def add_adapter(hf: Any, rank: int, layers: str | list[str]) -> None:
+    """Put a low-rank adapter on the named ``layers``, or all linear ones but the head, in place;
+    only the adapter is trained, in float32."""
+    from peft import LoraConfig
+
+    hf.requires_grad_(False)
+    hf.add_adapter(LoraConfig(r=rank, lora_alpha=rank, target_modules=layers))
+    for parameter in hf.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def predict(
+    hf: Any, facts: Facts, ids: torch.Tensor, valid: torch.Tensor | None,
+    clean: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """`Network.logits` of any network."""
+    batch, length = ids.shape
+    blocks = facts.block_length
+    doubled = clean is not None and bool(blocks)
+    positions = torch.arange(length, device=ids.device)
+    if doubled:
+        assert clean is not None and blocks
+        seen: torch.Tensor | None = two_stream_mask(positions, blocks)
+        inputs, positions = torch.cat([ids, clean], 1), positions.repeat(2)
+    else:
+        inputs, seen = ids, visible(facts, ids, positions)
+    if valid is not None and not valid.all():
+        keys = (valid.repeat(1, 2) if doubled else valid)[:, None, None, :]
+        itself = torch.eye(inputs.shape[1], dtype=torch.bool, device=ids.device)
+        seen = keys | itself if seen is None else (seen & keys) | itself
+    with attention(hf, ATTENTION):
+        logits: torch.Tensor = hf(
+            input_ids=inputs, position_ids=positions.expand(batch, -1),
+            attention_mask=None if seen is None else seen.expand(batch, 1, -1, -1),
+            use_cache=False,
+        ).logits[:, :length].float()  # fmt: skip
+    if facts.logit_shift:
+        logits = F.pad(logits, (0, 0, 1, 0))[:, :length]
+    return logits
+
+
+def visible(facts: Facts, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+    """(1 or B, 1, L, L) bool: which row sees which key; None: all do."""
+    causal = positions[:, None] >= positions
+    if facts.mask_kind == "bidirectional":
+        return None
+    if facts.mask_kind == "block_causal":
+        own = positions // (facts.block_length or 1)
+        earlier: torch.Tensor = own[:, None] >= own
+        return earlier[None, None]
+    if facts.mask_kind == "decided_first":
+        masks: torch.Tensor = ids == facts.mask_token_id
+        first = masks[:, :, None] & ~masks[:, None, :]  # a mask sees every decided token
+        same = masks[:, :, None] == masks[:, None, :]
+        return (first | (same & causal))[:, None]
+    return causal[None, None]
 
 
 def two_stream_mask(positions: torch.Tensor, block: int) -> torch.Tensor:

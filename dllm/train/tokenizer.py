@@ -7,6 +7,7 @@ text can be encoded and decoded back.
 from __future__ import annotations
 
 import string
+from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -33,6 +34,7 @@ CHAT_TEMPLATE = (
 PIECES = Regex(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\s+")
 
 
+@cache
 def _lexicon() -> list[str]:
     """Every piece that the tasks can produce, in a stable order."""
     words = {*NAMES, *OBJECTS, *GAINS, *LOSSES, *LETTERS}

@@ -1,7 +1,8 @@
 """How a model decoded its own answers, as training data.
 
 ``*.jsonl``, one answer a line: {"ids": the whole text, "answer": where the answer starts, "order":
-the step that decided each token of the answer}; optionally "text", the answer in words, and
+the step that decided each token of the answer, -1 where none did because an end of text made it
+needless}; optionally "text", the answer in words, and
 "right", whether a bundled task accepts it.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ import torch
 from torch.utils.data import Dataset
 
 from ..api import generate
+from ..drafting.api import speculate
 from ..errors import ConfigError
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
-from .batches import arranged
+from .batches import arranged, examples
+from .objectives.parallel import NEVER
 
 PIECE = 64  # prompts decoded together, and repeated when a stopped run goes on
 
@@ -59,26 +62,62 @@ def task_questions(
 
 def write_trajectories(
     model: DiffusionModel, questions: Sequence[Question], file: Path,
-    sampler: str = "threshold(0.9)", only_right: bool = True, **arguments: Any,
+    sampler: str = "threshold(0.9)", only_right: bool = True, samples: int = 1, **arguments: Any,
 ) -> Iterator[int]:  # fmt: skip
     """Decode ``questions`` with ``sampler`` and append what happened to ``file``; yields how many
     are done.  A stopped run goes on with the piece of work that was not finished.
 
-    ``only_right``: leave out answers that a task rejects.  Positions that were never decided (an
-    end of text made them needless) count as decided one step after the last.
+    ``only_right``: leave out answers that a task rejects; of several ``samples`` of a question (set
+    a ``temperature``) the one of the fewest forwards is kept.
     """
+
+    def decode(piece: Sequence[Question], seed: int) -> Iterator[dict[str, Any]]:
+        results = generate(
+            model, [q.prompt for q in piece for _ in range(samples)], sampler=sampler, trace=True,
+            seed=seed, **arguments,
+        )  # fmt: skip
+        for number, question in enumerate(piece):
+            tried = results[number * samples : (number + 1) * samples]
+            if only_right:
+                tried = [r for r in tried if question.right(r.text) is not False]
+            if tried:
+                result = min(tried, key=lambda r: r.nfe)
+                yield _entry(result) | {"right": question.right(result.text)}
+
+    yield from _write(questions, file, decode)
+
+
+def write_answers(
+    model: DiffusionModel, questions: Sequence[Question], file: Path, multiple: int
+) -> Iterator[int]:
+    """The greedy answers of an autoregressive model in the same form, ended to a ``multiple`` of
+    tokens."""
+    length = model.generation_defaults.get("max_new_tokens", 256)
+
+    def decode(piece: Sequence[Question], _: int) -> Iterator[dict[str, Any]]:
+        results = speculate(model, None, [q.prompt for q in piece], max_new_tokens=length)
+        for result in results:
+            ids = [*result.sequences[: result.prompt_length].tolist(), *result.tokens]
+            rest = -len(ids) % multiple
+            order = [0] * len(result.tokens) + [-1] * rest
+            ids += [model.facts.eos_token_id or 0] * rest
+            yield {"ids": ids, "answer": result.prompt_length, "order": order}
+
+    yield from _write(questions, file, decode)
+
+
+def _write(
+    questions: Sequence[Question], file: Path,
+    decode: Callable[[Sequence[Question], int], Iterable[dict[str, Any]]],
+) -> Iterator[int]:  # fmt: skip
+    """Append what ``decode`` makes of pieces of the questions, and note how many are done."""
     state = file.with_suffix(".done")
     done = int(state.read_text()) if state.exists() else 0
     while done < len(questions):
         piece = questions[done : done + PIECE]
-        results = generate(
-            model, [q.prompt for q in piece], sampler=sampler, trace=True, **arguments
-        )
+        lines = [json.dumps(entry) + "\n" for entry in decode(piece, done)]
         with file.open("a", encoding="utf-8") as out:
-            for question, result in zip(piece, results, strict=True):
-                right = question.right(result.text)
-                if right is not False or not only_right:
-                    out.write(json.dumps(_entry(result) | {"right": right}) + "\n")
+            out.writelines(lines)
         done += len(piece)
         state.write_text(str(done))
         yield done
@@ -86,8 +125,7 @@ def write_trajectories(
 
 def _entry(result: Any) -> dict[str, Any]:
     ids, start = result.sequences.tolist(), result.prompt_length
-    last = len(result.trace.steps)
-    order = [last] * (len(ids) - start)
+    order = [-1] * (len(ids) - start)
     for number, step in enumerate(result.trace.steps):
         for position, _, _ in step.commits:
             order[position - start] = number
@@ -96,25 +134,20 @@ def _entry(result: Any) -> dict[str, Any]:
 
 def read_trajectories(path: Path) -> list[Trajectory]:
     """The answers of a file.  Raises `ConfigError` for a line of another form."""
-    result = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            entry = json.loads(line)
-            ids, order = tuple(entry["ids"]), tuple(entry["order"])
-            result.append(Trajectory(ids, int(entry["answer"]), order))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f'{path}, line {number}: expected {{"ids": [...], "answer": n, "order": [...]}}, '
-                f"not {line!r:.60}"
-            ) from error
+
+    def make(entry: Any) -> Trajectory:
+        return Trajectory(tuple(entry["ids"]), int(entry["answer"]), tuple(entry["order"]))
+
+    result = [*examples(path, '{"ids": [...], "answer": n, "order": [...]}', make)]
     if not result:
         raise ConfigError(f"{path} holds no answers: were all of them wrong?")
     return result
 
 
 class Batches(Dataset[dict[str, torch.Tensor]]):
-    """Batch ``i`` of a run, a function of seed and ``i``.  ``hints`` (ids before and behind an
-    answer) show the teacher each answer in front of its prompt."""
+    """Batch ``i`` of a run, a function of seed and ``i``.  Tokens that were never decided are
+    masked in every state (their order is `NEVER`).  ``hints`` (ids before and behind an answer)
+    show the teacher each answer in front of its prompt."""
 
     def __init__(
         self, answers: Sequence[Trajectory], rows: int, steps: int, seed: int,
@@ -136,7 +169,9 @@ class Batches(Dataset[dict[str, torch.Tensor]]):
         order, valid = torch.full_like(ids, -1), torch.zeros_like(ids, dtype=torch.bool)
         for i, answer in enumerate(chosen):
             ids[i, : len(answer.ids)] = torch.tensor(answer.ids)
-            order[i, answer.start : len(answer.ids)] = torch.tensor(answer.order)
+            order[i, answer.start : len(answer.ids)] = torch.tensor(
+                [NEVER if step < 0 else step for step in answer.order]
+            )
             valid[i, : len(answer.ids)] = True
         batch = {
             "ids": ids, "order": order, "valid": valid,

@@ -23,12 +23,6 @@ class Limit:
     divergence: float
 
 
-def even_steps(items: int, per_step: int) -> tuple[int, ...]:
-    """Steps of ``per_step`` items, the last with what is left."""
-    full, rest = divmod(items, per_step)
-    return (per_step,) * full + ((rest,) if rest else ())
-
-
 def limit(task: str, steps: Sequence[int]) -> Limit:
     """The limit of a list task when step i writes ``steps[i]`` items, in any order.
 

@@ -102,15 +102,15 @@ def _shuffled(items: list[str], rng: random.Random) -> list[str]:
             return out
 
 
-def _insert(items: list[str], index: int, word: str) -> list[str]:
+def insert_at(items: list[str], index: int, word: str) -> list[str]:
     return [*items[:index], word, *items[index:]]
 
 
-def _remove(items: list[str], index: int, word: str) -> list[str]:
+def remove_at(items: list[str], index: int, word: str) -> list[str]:
     return items[:index] + items[index + 1 :]
 
 
-def _replace(items: list[str], index: int, word: str) -> list[str]:
+def replace_at(items: list[str], index: int, word: str) -> list[str]:
     return [*items[:index], word, *items[index + 1 :]]
 
 
@@ -155,7 +155,7 @@ TASKS = (
             "Put {word} at index {index}: {}",
             "Add {word} at index {index} in this list: {}",
         ],
-        _insert,
+        insert_at,
         new_slot=True,
     ),
     _indexed(
@@ -165,7 +165,7 @@ TASKS = (
             "Delete index {index} in this list: {}",
             "Drop the item at index {index}: {}",
         ],
-        _remove,
+        remove_at,
     ),
     _indexed(
         "replace",
@@ -174,25 +174,25 @@ TASKS = (
             "Change index {index} to {word}: {}",
             "Swap in {word} at index {index} in this list: {}",
         ],
-        _replace,
+        replace_at,
     ),
     _anywhere(
         "insert_random",
         ["Insert {word} anywhere: {}", "Put {word} at a random index: {}"],
-        _insert,
-        _one_edit(_insert, new_slot=True),
+        insert_at,
+        _one_edit(insert_at, new_slot=True),
         new_slot=True,
     ),
     _anywhere(
         "remove_random",
         ["Remove any item: {}", "Delete one random item: {}"],
-        _remove,
-        _one_edit(_remove),
+        remove_at,
+        _one_edit(remove_at),
     ),
     _anywhere(
         "replace_random",
         ["Replace any item with {word}: {}", "Change a random item to {word}: {}"],
-        _replace,
-        _one_edit(_replace),
+        replace_at,
+        _one_edit(replace_at),
     ),
 )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from .base import Example, Task
 from .grids import _check_sudoku, _latin, _solved_sudoku, parse_grid
 from .lexicon import LETTERS, NAMES
+from .lists import insert_at, remove_at, replace_at
 
 SURNAMES = (
     "Abbott Adler Baker Barnes Bauer Becker Bell Brandt Carter Chen Cole Cruz Dawson Diaz Dixon "
@@ -148,18 +149,6 @@ def _any(
     )  # fmt: skip
 
 
-def _insert(items: list[str], index: int, word: str) -> list[str]:
-    return [*items[:index], word, *items[index:]]
-
-
-def _remove(items: list[str], index: int, word: str) -> list[str]:
-    return items[:index] + items[index + 1 :]
-
-
-def _replace(items: list[str], index: int, word: str) -> list[str]:
-    return [*items[:index], word, *items[index + 1 :]]
-
-
 def _by_last_name(items: list[str], index: int, word: str) -> list[str]:
     return sorted(items, key=lambda name: name.split()[::-1])
 
@@ -285,13 +274,13 @@ def _queues(end: str = "", sizes: Sizes = SHORT) -> tuple[ParallelTask, ...]:
         exact("copy", "Nobody came or left: repeat the queue.", lambda items, *_: items),
         exact("reverse", "Turn the queue around.", lambda items, *_: items[::-1]),
         exact("sort", "Sort the queue by last name.", _by_last_name),
-        exact("insert", "Insert {word} at index {index}, counting from 0.", _insert, True),
-        exact("remove", "Remove the person at index {index}, counting from 0.", _remove),
-        exact("replace", "Put {word} in place of index {index}, counting from 0.", _replace),
+        exact("insert", "Insert {word} at index {index}, counting from 0.", insert_at, True),
+        exact("remove", "Remove the person at index {index}, counting from 0.", remove_at),
+        exact("replace", "Put {word} in place of index {index}, counting from 0.", replace_at),
         _queue_task(f"pb_shuffle{end}", other, _shuffled, _is_shuffle, sizes=sizes),
-        any_("insert_random", "Insert {word} at an index of your choice.", _insert, True),
-        any_("remove_random", "Remove one person of your choice.", _remove),
-        any_("replace_random", "Put {word} in place of one person of your choice.", _replace),
+        any_("insert_random", "Insert {word} at an index of your choice.", insert_at, True),
+        any_("remove_random", "Remove one person of your choice.", remove_at),
+        any_("replace_random", "Put {word} in place of one person of your choice.", replace_at),
     )
 
 

@@ -26,11 +26,12 @@ from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
 from .classes import TokenClasses
-from .heads import Head, Share, split_linear
+from .heads import Biased, Head, Share, split_linear
 from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check, to_host
 
 __all__ = [
     "COLDEST",
+    "Biased",
     "Head",
     "Share",
     "TokenClasses",
@@ -68,6 +69,7 @@ def token_statistics(
     temperature: float = 0.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
     tempered: bool = False,
     noise_keys: _torch.Tensor | None = None,
     top: int = 0,
@@ -90,9 +92,9 @@ def token_statistics(
 
     The proposal is the most likely token (ties: lowest id) at ``temperature`` 0, which any below
     1e-6 is taken for, otherwise a sample: temperature, then ``top_p`` (the token that crosses it
-    stays; >= 1 is off), then ``top_k`` (ties with the k-th stay; 0 is off), then the argmax under
-    Gumbel noise keyed by ``noise_keys`` (R, 4) int64 = (seed, stream, position, step), see
-    `dllm.kernels.noise`.
+    stays; >= 1 is off), then ``top_k`` (ties with the k-th stay; 0 is off), then ``min_p`` (of the
+    largest probability; 0 is off; arXiv 2407.01082), then the argmax under Gumbel noise keyed by
+    ``noise_keys`` (R, 4) int64 = (seed, stream, position, step), see `dllm.kernels.noise`.
 
     Log-probabilities, margin, entropy and top describe the clean distribution: after bans, before
     temperature and filters.  With ``tempered`` they describe the one after temperature (if > 0)
@@ -102,7 +104,7 @@ def token_statistics(
     int64: ids whose log-probability is wanted; an id beyond the vocabulary has -inf.  ``needs``:
     which of margin, gap, entropy, max_logprob to compute (default: all; other names are ignored);
     token and logprob always are.  ``classes``: also say what is known of each of these classes of
-    tokens; not with top_p and top_k.  ``backend``: "triton" (a GPU; fused with the head, logits are
+    tokens; not with filters.  ``backend``: "triton" (a GPU; fused with the head, logits are
     never in memory), "torch" (any device, a tile of logits at a time), "naive" (the float64
     oracle); "auto" takes "triton" on a GPU that has it, else "torch".
 
@@ -110,7 +112,7 @@ def token_statistics(
     that are missing or misshapen, and where the backend cannot run.
     """
     wanted = OPTIONAL if needs is None else frozenset(needs)
-    options = _options(temperature, top_p, top_k, tempered, top, wanted, classes)
+    options = _options(temperature, top_p, top_k, min_p, tempered, top, wanted, classes)
     inputs = Inputs(banned, banned_rows, noise_keys, select, vocab_size)
     check(options, noise_keys, hidden.shape[0])
     module, share = _backend(backend, hidden.device), None if head is None else split_linear(head)
@@ -134,6 +136,7 @@ def _options(
     temperature: float,
     top_p: float,
     top_k: int,
+    min_p: float,
     tempered: bool,
     top: int,
     needs: frozenset[str],
@@ -141,7 +144,7 @@ def _options(
 ) -> Options:
     """The same few options come back at every step."""
     temperature = 0.0 if 0 < temperature < COLDEST else temperature
-    return Options(temperature, top_p, top_k, tempered, top, needs, classes=classes)
+    return Options(temperature, top_p, top_k, min_p, tempered, top, needs, classes=classes)
 
 
 def _backend(name: str, device: _torch.device) -> ModuleType:

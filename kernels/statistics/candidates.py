@@ -1,4 +1,4 @@
-"""Top-p and top-k from the largest logits alone.
+"""Top-p, top-k and min-p from the largest logits alone.
 
 The vocabulary was cut in splits and every split listed its largest logits.  What lies at or above
 the smallest entry of every list is known completely and in order; a nucleus that ends there can
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..noise import row_gumbel_at
+from .filters import bar
 from .result import Options, TokenStatistics
 
 LOWEST = torch.finfo(torch.float32).min
@@ -64,15 +65,20 @@ class Candidates:
         else:
             keep = self.known
             missed = torch.zeros_like(self.whole)
+        stays = rank < keep
         if options.top_k:
             limit = torch.clamp(keep, max=options.top_k)
             cut = self.logit.gather(1, limit.clamp(min=1) - 1)
-            stays = (rank < keep) & (self.logit >= cut)
+            stays &= self.logit >= cut
             if options.top_p >= 1:  # the last that is known must lie below the cut
                 last = self.logit.gather(1, self.known.clamp(min=1) - 1)
                 missed = (last >= cut) & ~self.whole
-            return stays, missed
-        return rank < keep, missed
+        if options.min_p > 0:
+            low = bar(self.logit[:, :1], options.temperature or 1.0, options.min_p)
+            stays &= self.logit >= low
+            if options.top_p >= 1 and not options.top_k:
+                missed = (self.logit.gather(1, self.known.clamp(min=1) - 1) >= low) & ~self.whole
+        return stays, missed
 
 
 def narrowed(

@@ -8,6 +8,8 @@ Tokens of a class are put side by side, so that each class is one segment.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,19 +71,42 @@ def reduce_classes(
         columns["class_warm"] = empty
     if not len(cut.columns):
         return columns
+    best, at, total, warmer = folded(x, noisy, cut, scale, temperature, warm)
+    token = cut.columns[at]
+    found = {
+        "class_best": best, "class_token": token + low, "class_logit": x.gather(1, token),
+        "class_total": total, "class_warm": warmer,
+    }  # fmt: skip
+    return {name: full.index_copy(1, cut.classes, found[name]) for name, full in columns.items()}
+
+
+class Folded(NamedTuple):
+    """Of every segment (k,) in every row: the ``best`` value (R, k) and ``at`` which of the cut's
+    columns it stands, the first of equal ones; the log-sums of exp(x / scale) and, where asked
+    for, exp(x / temperature)."""
+
+    best: torch.Tensor
+    at: torch.Tensor
+    total: torch.Tensor
+    warm: torch.Tensor | None
+
+
+def folded(
+    x: torch.Tensor, noisy: torch.Tensor | None, cut: Segments, scale: float, temperature: float,
+    warm: bool,
+) -> Folded:  # fmt: skip
+    """The segments of ``x`` (R, n); the best are those of ``noisy`` where it is given."""
+    if x.device.type == "cuda" and find_spec("triton") is not None:
+        from . import segments
+
+        given = cut.columns, cut.first, scale, temperature, warm
+        return Folded(*segments.folded(x, noisy, *given))
     mine = x.index_select(1, cut.columns)
     best, at = top, _ = _largest(mine, cut)
     if noisy is not None:
         best, at = _largest(noisy.index_select(1, cut.columns), cut)
-    found = {
-        "class_best": best,
-        "class_token": cut.columns[at] + low,
-        "class_logit": mine.gather(1, at),
-        "class_total": _log_sum(mine, top, cut, scale),
-    }
-    if warm:
-        found["class_warm"] = _log_sum(mine, top, cut, temperature)
-    return {name: full.index_copy(1, cut.classes, found[name]) for name, full in columns.items()}
+    warmer = _log_sum(mine, top, cut, temperature) if warm else None
+    return Folded(best, at, _log_sum(mine, top, cut, scale), warmer)
 
 
 def _largest(x: torch.Tensor, cut: Segments) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,8 @@
-"""Top-p and top-k on full rows, without sorting whole rows where a few candidates decide."""
+"""Top-p, top-k and min-p on full rows, without sorting whole rows where a few candidates decide."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -9,21 +11,31 @@ SORT_ELEMENTS = 1 << 19  # elements sorted at once when it does not: some 20 MB
 LOWEST = torch.finfo(torch.float32).min
 
 
-def dropped(logits: torch.Tensor, temperature: float, top_p: float, top_k: int) -> torch.Tensor:
-    """Which tokens top-p, then top-k, take away: (R, V) bool.
+def bar(best: torch.Tensor, temperature: float, min_p: float) -> torch.Tensor:
+    """The smallest logit that min-p leaves beside ``best``, at a temperature above 0."""
+    return best + temperature * math.log(min_p)
+
+
+def dropped(
+    logits: torch.Tensor, temperature: float, top_p: float, top_k: int, min_p: float = 0.0
+) -> torch.Tensor:
+    """Which tokens top-p, then top-k, take away, and min-p: (R, V) bool.
 
     ``logits`` (R, V) float32 before the temperature (0 leaves them as they are).  The token that
     crosses ``top_p`` stays; tokens equal to the k-th stay; of tokens with equal logits at the
     border of ``top_p`` the lowest ids stay.
     """
     size = logits.shape[1]
+    scale = temperature if temperature > 0 else 1.0
+    if min_p > 0:
+        low = logits < bar(logits.amax(1, keepdim=True).clamp_(min=LOWEST), scale, min_p)
+        return low if top_p >= 1 and not top_k else low | dropped(logits, temperature, top_p, top_k)
     limit = min(size, top_k) if top_k > 0 else size
     if top_p >= 1:
         cut = logits.topk(limit, dim=1).values[:, -1:]
         return logits < cut
     count = min(size, max(CANDIDATES, top_k))
     best = logits.amax(1, keepdim=True).clamp_(min=LOWEST)
-    scale = temperature if temperature > 0 else 1.0
     total = (logits - best).div_(scale).exp_().sum(1, keepdim=True, dtype=torch.float64)
     values = logits.topk(count, dim=1).values
     cut, keep = _border(values, best, total, scale, top_p, limit)

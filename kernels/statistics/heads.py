@@ -64,6 +64,22 @@ class Share:
         return torch.cat([part[..., :n] for part, n in zip(parts, self.sizes, strict=True)], -1)
 
 
+@dataclass(frozen=True)
+class Biased:
+    """A head with numbers added to the logits of some tokens: ``bias`` has (id, number) pairs."""
+
+    head: Head
+    bias: tuple[tuple[int, float], ...]
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = full_logits(hidden, self.head)
+        ids, numbers = zip(*self.bias, strict=True)
+        index = torch.tensor(ids, device=logits.device)
+        return logits.index_add(
+            -1, index, logits.new_tensor(numbers).expand(*logits.shape[:-1], -1)
+        )
+
+
 def plain_linear(head: Head) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Weight (V, d) and bias (V,) or None, if the head is just that; None if it must be called."""
     if isinstance(head, torch.Tensor):

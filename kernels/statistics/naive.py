@@ -60,7 +60,7 @@ def _row(
 ) -> dict[str, object]:
     temperature = options.temperature
     warm = x / temperature if temperature > 0 else x
-    keep = kept(warm, options.top_p, options.top_k)
+    keep = kept(warm, options.top_p, options.top_k, options.min_p)
     filtered = np.where(keep, warm, -np.inf)
     token = int(np.argmax(x))
     if temperature > 0 and key is not None:
@@ -127,8 +127,8 @@ def log_softmax(x: Float64Array) -> Float64Array:
     return np.asarray(x - x[best] - np.log1p(others))
 
 
-def kept(x: Float64Array, top_p: float, top_k: int) -> BoolArray:
-    """Tokens that top-p and then top-k leave, (V,) bool."""
+def kept(x: Float64Array, top_p: float, top_k: int, min_p: float) -> BoolArray:
+    """Tokens that top-p, then top-k, then min-p leave, (V,) bool."""
     order = np.argsort(-x, kind="stable")
     keep = np.ones(len(x), np.bool_)
     if top_p < 1:
@@ -138,4 +138,6 @@ def kept(x: Float64Array, top_p: float, top_k: int) -> BoolArray:
     if top_k > 0:
         left = np.sort(x[keep])[::-1]
         keep &= x >= left[min(top_k, len(left)) - 1]
+    if min_p > 0:
+        keep &= x >= x.max() + np.log(min_p)
     return keep

@@ -125,6 +125,7 @@ class Options:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     tempered: bool = False
     top: int = 0
     needs: frozenset[str] = OPTIONAL
@@ -133,8 +134,9 @@ class Options:
 
     @property
     def filters(self) -> bool:
-        """Whether top-p or top-k can change anything."""
-        return (self.top_p < 1 or self.top_k > 0) and (self.tempered or self.temperature > 0)
+        """Whether top-p, top-k or min-p can change anything."""
+        given = self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        return given and (self.tempered or self.temperature > 0)
 
     @property
     def scale(self) -> float:
@@ -174,8 +176,12 @@ def check(options: Options, noise_keys: torch.Tensor | None, rows: int) -> None:
             f"temperature={options.temperature}, top_k={options.top_k}, top={options.top}: "
             "expected finite numbers >= 0 (0 switches each of them off)"
         )
+    if not 0 <= options.min_p <= 1:
+        raise ConfigError(f"min_p is a share from 0 (off) to 1, not {options.min_p}")
     if options.classes is not None and options.filters:
-        raise ConfigError("top_p and top_k may leave nothing of a class of tokens: drop them")
+        raise ConfigError(
+            "top_p, top_k and min_p may leave nothing of a class of tokens: drop them"
+        )
     if options.temperature > 0 and (noise_keys is None or noise_keys.shape != (rows, 4)):
         given = "none" if noise_keys is None else tuple(noise_keys.shape)
         raise ConfigError(

@@ -2,8 +2,8 @@
 
 A plain linear head is cut along the vocabulary: the product of a tile is computed in the dtype of
 the weight (as the model itself would: half precision accumulates in float32 and rounds the
-logits), then reduced in float32, on a CPU in pieces that fit its cache.  Other heads, and top-p
-and top-k, need full rows and are cut along the rows.
+logits), then reduced in float32, on a CPU in pieces that fit its cache.  Other heads, and
+filters, need full rows and are cut along the rows.
 """
 
 from __future__ import annotations

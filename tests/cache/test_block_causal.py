@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from dllm.engine.rows import Job, Row
 from dllm.engine.visibility import Visibility
 from dllm.samplers import Prediction
 from dllm.samplers.base import Scorer
+
+from ..thin import some
 
 MASK, GRID = 63, 4
 SHAPE: dict[str, Any] = {
@@ -102,7 +104,7 @@ def test_without_a_cache_steps_are_the_masked_forward(model: dllm.DiffusionModel
             canvas[0, position] = token
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", some(SAMPLERS, 3))
 def test_the_block_cache_is_exact(model: dllm.DiffusionModel, sampler: str) -> None:
     exact, reference = (run(model, PROMPTS, sampler, cache) for cache in ("block", "none"))
     for one, other in zip(exact, reference, strict=True):
@@ -252,3 +254,42 @@ def test_attention_maps_see_no_later_block(model: dllm.DiffusionModel) -> None:
     (seen,) = canvas.state(Maps).seen
     assert (seen[blocks > blocks[:, None]] == 0).all()
     np.testing.assert_allclose(seen.sum(1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(("sampler", "cache"), [("threshold(0.05)", "block"), ("llada", "none")])
+def test_append_is_the_largest_canvas_cut_at_the_stop(
+    model: dllm.DiffusionModel, sampler: str, cache: str
+) -> None:
+    """Tokens, order, forwards and log-probabilities, with an end of text and without one."""
+    how: dict[str, Any] = {"sampler": sampler, "cache": cache, "max_new_tokens": 33}
+    free = dllm.generate(model, PROMPTS, eos_policy="none", **how)
+    stop = free[0].tokens[14]
+    ending = replace(model, facts=replace(model.facts, stop_token_ids=(stop,)))
+    for one in (model, ending):
+        whole = dllm.generate(one, PROMPTS, **how)
+        found = dllm.generate(one, PROMPTS, length="append", **how)
+        for a, b in zip(whole, found, strict=True):
+            assert (a.tokens, a.order, a.finish_reason) == (b.tokens, b.order, b.finish_reason)
+            assert a.nfe == b.nfe and np.array_equal(a.logprobs, b.logprobs)
+            assert b.canvas <= 33 and b.computed <= a.computed
+    assert found[0].finish_reason == "stop" and found[0].canvas < 33
+
+
+def test_an_answer_ends_where_its_text_does_by_default(model: dllm.DiffusionModel) -> None:
+    """No length named: block after block up to the context, as on the largest canvas; where the
+    blocks are others, or something plans for one length, 128 positions as elsewhere."""
+    how: dict[str, Any] = {"sampler": "threshold(0.05)", "cache": "block"}
+    context = model.facts.context_length
+    free = dllm.generate(model, PROMPTS[0], eos_policy="none", max_new_tokens=80, **how)
+    early = free.tokens[20], free.tokens[70]
+    for stop in early:
+        ending = replace(model, facts=replace(model.facts, stop_token_ids=(stop,)))
+        whole = dllm.generate(ending, PROMPTS[0], max_new_tokens=context - 6, **how)
+        found = dllm.generate(ending, PROMPTS[0], **how)
+        assert outcome_of(found) == outcome_of(whole) and found.canvas < len(found.tokens) + 5
+    for more in ({"length": "fixed"}, {"block_length": 8}):
+        assert dllm.generate(model, PROMPTS[1], **how | {"cache": "none"} | more).canvas == 128
+
+
+def outcome_of(result: dllm.Result) -> tuple[Any, ...]:
+    return result.tokens, result.order, result.nfe, result.finish_reason, result.logprobs.tolist()

@@ -22,6 +22,7 @@ from dllm.samplers.windows import StaticBlocks
 
 from ..decoding import Decoding
 from ..settings import EXACT, OWN_MODELS, SMALL
+from ..thin import covering
 from .test_every_pair import MODELS, load
 from .test_protocol import Some, TakeBack, noise
 
@@ -54,8 +55,7 @@ def held(buffer: KVBuffer | None) -> list[torch.Tensor]:
 PLANNED = [s for s in STORING if not s.startswith("elastic")]  # its layers may compute more
 
 
-@pytest.mark.parametrize("spec", PLANNED)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "spec"), covering(MODELS, PLANNED))
 def test_nothing_is_written_but_what_is_computed(name: str, spec: str) -> None:
     engine, row = start(name, spec)
     before: list[torch.Tensor] = []
@@ -68,8 +68,9 @@ def test_nothing_is_written_but_what_is_computed(name: str, spec: str) -> None:
     assert len(before) == 2 * load(name).hf.config.num_hidden_layers
 
 
-@pytest.mark.parametrize("spec", [s for s in EXACT if "refresh_every=1)" in s])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "spec"), covering(MODELS, [s for s in EXACT if "refresh_every=1)" in s])
+)
 def test_after_a_remask_keys_and_values_are_those_of_a_fresh_run(name: str, spec: str) -> None:
     engine, row = start(name, spec)
     taken = 0
@@ -135,8 +136,7 @@ def test_the_order_of_what_is_computed_and_read_does_not_matter() -> None:
     assert (without - expected).abs().max() > 1e-4  # it has power
 
 
-@pytest.mark.parametrize("spec", STORING)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "spec"), covering(MODELS, STORING))
 def test_bytes_are_those_of_the_table(name: str, spec: str) -> None:
     """Keys and values of all slots; a hidden state per layer and slot where changes or inputs of
     layers are kept."""
@@ -151,8 +151,7 @@ def test_bytes_are_those_of_the_table(name: str, spec: str) -> None:
     assert engine.engine.cache_bytes == 4 * config.num_hidden_layers * LENGTH * slot
 
 
-@pytest.mark.parametrize("spec", EXACT)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "spec"), covering(MODELS, EXACT))
 def test_exact_settings_give_the_logits_of_no_cache(name: str, spec: str) -> None:
     engine, row = start(name, spec)
     steps = engine.resume([row])

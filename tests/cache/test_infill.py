@@ -10,6 +10,7 @@ import pytest
 import dllm
 
 from ..settings import EXACT, OWN_MODELS, SMALL
+from ..thin import covering
 from .test_every_pair import MODELS, load, refused
 
 TEXTS = {
@@ -26,10 +27,9 @@ def filled(name: str, text: Sequence[int], cache: str) -> list[int]:
     return dllm.infill(load(name), list(text), sampler=SAMPLER, cache=cache).tokens
 
 
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("name", MODELS)
-def test_the_text_around_the_holes_stays(name: str, cache: str, text: Sequence[int]) -> None:
+@pytest.mark.parametrize(("name", "cache", "kind"), covering(MODELS, CACHES, list(TEXTS)))
+def test_the_text_around_the_holes_stays(name: str, cache: str, kind: str) -> None:
+    text = TEXTS[kind]
     assert not refused(name, SAMPLER, cache)
     result = filled(name, text, cache)
     assert len(result) == len(text)
@@ -37,8 +37,7 @@ def test_the_text_around_the_holes_stays(name: str, cache: str, text: Sequence[i
     assert load(name).facts.mask_token_id not in result
 
 
-@pytest.mark.parametrize("cache", EXACT)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "cache"), covering(MODELS, EXACT))
 def test_exact_settings_fill_like_no_cache(name: str, cache: str) -> None:
     text = TEXTS["holes at both ends"]
     assert filled(name, text, cache) == filled(name, text, "none")

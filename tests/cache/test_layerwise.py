@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dllm import cache as caches
+from dllm.cache.base import LayerPlan
 from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
-from dllm.engine.layers import LayerHook
 from dllm.samplers import compose
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks
@@ -24,28 +24,29 @@ LAYERWISE = ["dllm_cache(6, 3)", "dllm_cache(50, 7, ratio=0)", "sparse", "d2(k=4
 
 
 def layer_promises(monkeypatch: pytest.MonkeyPatch, name: str, spec: str, seed: int) -> None:
-    """At every layer: what is read was written there, what changed is computed and read."""
-    ask: Any = LayerHook._ask
+    """What the cache answers at every layer: what is read was written there, what changed is
+    computed and read."""
+    cache = caches.compose(spec)
+    before_layer = type(cache).before_layer
     written: dict[tuple[int, int], Any] = {}
 
-    def asked(hook: LayerHook) -> bool:
-        result: bool = ask(hook)
-        for piece in hook.pieces:
-            canvas, slots = piece.job.row.canvas, piece.job.row.slots
-            blank = np.zeros(len(canvas.tokens), np.bool_)
-            known = written.setdefault((piece.base, hook.index), blank)
-            compute = piece.now.compute
-            known[compute] = True
-            read = np.arange(canvas.length) if piece.now.read is None else piece.now.read
-            assert known[read].all()
-            assert set(slots.waiting(canvas.length)) <= set(compute) <= set(read)
+    def watched(self: Any, canvas: Canvas, slots: Any, layer: Any) -> LayerPlan | None:
+        result = before_layer(self, canvas, slots, layer)
+        blank = np.zeros(len(canvas.tokens), np.bool_)
+        known = written.setdefault((canvas.prompt_length, layer.index), blank)
+        compute = layer.stream if result is None else result.compute
+        known[compute] = True
+        assert set(slots.waiting(canvas.length)) <= set(compute)
+        if result is not None:
+            read = np.arange(canvas.length) if result.read is None else result.read
+            assert known[read].all() and set(compute) <= set(read)
         return result
 
-    monkeypatch.setattr(LayerHook, "_ask", asked)
+    monkeypatch.setattr(type(cache), "before_layer", watched)
     model = load(name)
     parts = [StaticBlocks(5), Random(), Some(seed), TakeBack(seed)]
     sampler = compose(parts, options={"eos_policy": "none"})
-    engine = Decoding(model, sampler, caches.compose(spec), GenerationConfig())
+    engine = Decoding(model, sampler, cache, GenerationConfig())
     facts = model.facts
     assert facts.mask_token_id is not None and facts.eos_token_id is not None
     rows = [

@@ -157,8 +157,8 @@ def test_caches_are_weighed_for_the_model_and_the_device(cli: Run, llada_8b: Pat
                         "n_layers": 2, "vocab_size": 256, "embedding_size": 256,
                         "mask_token_id": 255, "eos_token_id": 254}  # fmt: skip
     (llada_8b / "config.json").write_text(json.dumps(small))
-    result = cli("doctor", "-m", str(llada_8b), "--caches", "--prompt-tokens", "64",
-                 "--new-tokens", "32")  # fmt: skip
+    result = cli("doctor", "-m", str(llada_8b), "--caches", "--prompt-tokens", "16",
+                 "--new-tokens", "8")  # fmt: skip
     lines = {line[2:].split()[0]: line for line in result.stdout.splitlines()}
     assert result.exit_code == 0
     assert set(dllm.cache.CACHES) - {"none", *OWN_MODELS} <= set(lines)

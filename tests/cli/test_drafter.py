@@ -35,6 +35,7 @@ def service() -> Iterator[tuple[str, subprocess.Popen[str]]]:
     process.stderr.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be halted")
 def test_a_verifier_is_helped_and_survives_the_end_of_the_service(
     cli: Run, service: tuple[str, subprocess.Popen[str]]

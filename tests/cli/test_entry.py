@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import dllm
+from dllm.cli.app import app
 
 from .conftest import Run
 
@@ -24,6 +26,7 @@ def python(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_watched_run_in_its_own_process(tiny_folder: Path) -> None:
     options = ["--model", str(tiny_folder), "--max-new-tokens", "24", "--block-length", "8"]
     done = python("-m", "dllm", "generate", "--watch", "--json", *options, stdin="Tom and Anna\n")
@@ -32,10 +35,7 @@ def test_a_watched_run_in_its_own_process(tiny_folder: Path) -> None:
     assert "«" in done.stderr and "‹" in done.stderr and "░" in done.stderr
 
 
-def test_help_and_version_need_neither_torch_nor_transformers() -> None:
-    heavy = "{'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
-    code = f"import sys, dllm.cli.app; sys.exit(str({heavy} or '') or 0)"
-    assert python("-c", code).returncode == 0
+def test_the_version() -> None:
     done = python("-m", "dllm", "--version")
     assert done.stdout == f"dllm {dllm.__version__}\n"
 
@@ -73,10 +73,10 @@ def test_the_hole_in_the_help_is_shown(cli: Run) -> None:
     ("command", "code", "stderr"),
     [
         ("--version >&-", 0, ""),
-        ("samplers 2>&-", 0, ""),
+        pytest.param("samplers 2>&-", 0, "", marks=pytest.mark.slow),
         ("generate <&-", 2, "error: the prompt is empty"),
         ("generate <&- >&- 2>&-", 2, ""),
-        ("chat --nonsense <&- 2>&-", 2, ""),
+        pytest.param("chat --nonsense <&- 2>&-", 2, "", marks=pytest.mark.slow),
     ],
 )
 def test_streams_that_the_shell_has_closed(command: str, code: int, stderr: str) -> None:
@@ -92,11 +92,7 @@ def test_streams_that_the_shell_has_closed(command: str, code: int, stderr: str)
 def test_the_shell_completes_names() -> None:
     def offered(typed: str) -> str:
         asked = {"_DLLM_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": f"dllm {typed}"}
-        code = "import sys; from dllm.cli import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", code], env=ENVIRONMENT | asked, capture_output=True, text=True,
-            timeout=120, check=False,
-        ).stdout  # fmt: skip
+        return CliRunner(env=asked).invoke(app, [], prog_name="dllm").stdout
 
     assert "localleap" in offered("samplers local") and "hierarchical" not in offered("samplers l")
     assert '"adablock+localleap"' in offered("generate -s adablock+loc")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from _pytest.monkeypatch import MonkeyPatch
 
 import dllm.models
+from dllm.errors import missing_module
 
+from ..thin import covering
 from .conftest import Run
 
 BAD = {
@@ -37,8 +42,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("watch", [False, True])
+@pytest.mark.parametrize(("case", "watch"), covering(list(BAD), [False, True]))
 def test_generate(cli: Run, tiny_folder: Path, case: str, watch: bool) -> None:
     options, message = BAD[case]
     defaults = ["--model", str(tiny_folder), "--max-new-tokens", "8"]
@@ -166,26 +170,63 @@ def test_a_device_is_no_trace(cli: Run, device: str) -> None:
     assert done.exit_code == 2 and "is a device" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["generate", "batch"])
-def test_sigterm_ends_with_a_sentence(tmp_path: Path, command: str) -> None:
-    """As Ctrl-C does: how far it came, and how to go on."""
-    file, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+def many_prompts(command: str, folder: Path) -> tuple[list[str], Path]:
+    """A command that answers 400 prompts, and the file it writes."""
+    file, out = folder / "prompts.txt", folder / "out.jsonl"
     file.write_text("\n".join(f"Compute {a} + {a + 7}." for a in range(400)))
     asked = ["--file", str(file), "--lines"] if command == "generate" else [str(file)]
-    how = ["-o", str(out), "--max-rows", "2", "-s", "llada(steps=64)"]
-    run = subprocess.Popen([sys.executable, "-m", "dllm", command, *asked, *how],
-                           stderr=subprocess.PIPE, text=True)  # fmt: skip
+    return [command, *asked, "-o", str(out), "--max-rows", "2", "-s", "llada(steps=32)"], out
+
+
+def wait_for_answers(out: Path, running: Callable[[], bool]) -> None:
+    end = time.monotonic() + 90
+    while not (out.exists() and out.read_bytes().count(b"\n") > 2):
+        assert time.monotonic() < end and running()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("command", ["generate", "batch"])
+def test_sigterm_ends_with_a_sentence(
+    cli: Run, tiny_folder: Path, tmp_path: Path, command: str
+) -> None:
+    """As Ctrl-C does: how far it came, and how to go on."""
+    arguments, out = many_prompts(command, tmp_path)
+    ended = threading.Event()
+
+    def terminate() -> None:
+        wait_for_answers(out, lambda: not ended.is_set())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert threading.current_thread() is threading.main_thread(), "signals arrive there"
+    thread = threading.Thread(target=terminate)
+    thread.start()
     try:
-        end = time.monotonic() + 90
-        while not (out.exists() and out.read_bytes().count(b"\n") > 2):
-            assert time.monotonic() < end and run.poll() is None
-            time.sleep(0.05)
+        done = cli(*arguments, "--model", str(tiny_folder))
+    finally:
+        ended.set()
+        thread.join()
+    check_terminated(done.exit_code, done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["generate", "batch"])
+def test_sigterm_ends_a_process_with_a_sentence(tmp_path: Path, command: str) -> None:
+    arguments, out = many_prompts(command, tmp_path)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "dllm", *arguments], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for_answers(out, lambda: run.poll() is None)
         run.send_signal(signal.SIGTERM)
         said = run.communicate(timeout=60)[1]
     finally:
         run.kill()
         run.wait()
-    assert run.returncode == 143
+    check_terminated(run.returncode, said)
+
+
+def check_terminated(code: int, said: str) -> None:
+    assert code == 143
     assert "of 400 answered" in said and "Traceback" not in said
     assert said.rstrip().endswith("ended by SIGTERM")
 
@@ -220,3 +261,31 @@ def test_a_server_does_not_start_with_what_it_would_refuse(
 ) -> None:
     done = cli("serve", *arguments, "--port", "0")
     assert done.exit_code == 2 and word in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("starlette.requests", "serve"),
+        ("outlines_core", "structured"),
+        ("lm_eval", "eval"),
+        ("torch", None),
+        ("dllm.nothing", None),
+    ],
+)
+def test_a_module_of_an_extra_is_asked_for_by_the_extra(module: str, extra: str | None) -> None:
+    told = missing_module(ModuleNotFoundError(name=module))
+    assert (told is None) == (extra is None)
+    if extra is not None:
+        assert f"'.[{extra}]'" in str(told)
+
+
+def test_a_command_without_its_extra_is_one_line(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dllm.serve.ray", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = cli("serve", "nano", "--replicas", "2")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        "error: ray is missing: pip install -c constraints.txt '.[ray]'"
+    )
+    assert len(result.stderr.splitlines()) == 1

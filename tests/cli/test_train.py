@@ -9,6 +9,7 @@ import pytest
 
 import dllm
 
+from ..thin import some
 from .conftest import Run
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -31,12 +32,14 @@ def test_another_run_is_not_overwritten(cli: Run, tmp_path: Path) -> None:
     assert result.exit_code == 2 and "another recipe" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["parallel", "repair"])
+@pytest.mark.parametrize(
+    "command", some(["parallel --rounds 2 --samples 2 --temperature 1", "repair"], 1)
+)
 def test_a_diffusion_model_learns_from_its_own_trajectories(
     cli: Run, command: str, tmp_path: Path
 ) -> None:
-    result = cli("train", command, "--model", "nano", "--answers", "64", "--steps", "2",
-                 "--rows", "4", "--rank", "4", "-o", str(tmp_path), "--held-out", "8")  # fmt: skip
+    result = cli("train", *command.split(), "--model", "nano", "--answers", "16", "--steps", "2",
+                 "--rows", "4", "--rank", "4", "-o", str(tmp_path), "--held-out", "4")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert "tokens per forward" in result.stderr
     adapted = dllm.load("nano", adapter=tmp_path / "adapter", merge_adapter=True)
@@ -48,3 +51,27 @@ def test_a_dry_run_needs_no_weights(cli: Run) -> None:
         result = cli("train", *arguments, "--dry-run", "--tflops", "100", "--memory", "80")
         assert result.exit_code == 0, result.stderr
         assert "tokens per second" in result.stderr and "GB" in result.stderr
+
+
+@pytest.mark.slow
+def test_an_autoregressive_model_learns_to_decode_in_blocks(cli: Run, tmp_path: Path) -> None:
+    result = cli("train", "convert", "--form", "block", "--model", "nano-ar", "--answers", "16",
+                 "--steps", "2", "--rows", "4", "--rounds", "2", "-o", str(tmp_path),
+                 "--held-out", "4")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    model = dllm.load(tmp_path / "model")
+    assert (model.facts.mask_kind, model.facts.block_length) == ("block_causal", 4)
+    assert dllm.generate(model, "What is 4 + 5?", max_new_tokens=8).nfe >= 1
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("--rank", "0"), "--rank is at least 1"),
+    (("--form", "block", "--rank", "8"), "leave --rank out"),
+    (("--form", "both"), "'gated' or 'block'"),
+])  # fmt: skip
+def test_a_conversion_that_cannot_be_is_refused(
+    cli: Run, arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    result = cli("train", "convert", "--model", "nano-ar", "-o", str(tmp_path / "run"), *arguments)
+    assert result.exit_code == 2 and said in result.stderr
+    assert not (tmp_path / "run").exists()

@@ -25,8 +25,8 @@ from dllm.drafting.base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
     chain,
 )
 from dllm.train.tokenizer import build_tokenizer
@@ -83,12 +83,12 @@ class Scripted(Drafter):
     tree: bool = False
     seed: int = 0
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Scripted(self, request)
 
 
 class _Scripted(Drafting):
-    def __init__(self, part: Scripted, request: Request) -> None:
+    def __init__(self, part: Scripted, request: DraftRequest) -> None:
         self.part, self.request = part, request
         self.rng = np.random.default_rng(part.seed)
         self.feedback: list[Feedback] = []
@@ -125,12 +125,12 @@ class Uniformly(Drafter):
     k: int = 3
     distributions = frozenset({Distribution.MARGINALS})
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Uniformly(self, request)
 
 
 class _Uniformly(Drafting):
-    def __init__(self, part: Uniformly, request: Request) -> None:
+    def __init__(self, part: Uniformly, request: DraftRequest) -> None:
         self.part, self.size = part, request.vocab_size
         self.rng = np.random.default_rng(request.noise_key[0])
 

@@ -30,14 +30,14 @@ def said(result: dllm.SpeculativeResult) -> tuple[Any, ...]:
 
 
 @given(seed=st.integers(0, 10_000), rows=st.integers(1, 5))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 def test_a_batch_is_its_rows(
     verifiers: dict[str, dllm.DiffusionModel], seed: int, rows: int
 ) -> None:
     """Tokens, rounds and accepted lengths; rows leave and join; chains and trees."""
     rng = np.random.default_rng(seed)
     model = verifiers[ARCHITECTURES[seed % 3]]
-    several = prompts(4, seed=seed)
+    several = prompts(3, seed=seed)
     how: dict[str, Any] = {
         "max_new_tokens": int(rng.integers(1, NEW)), "temperature": float(seed % 2),
         "controller": "fixed(k=4)", "seed": seed,
@@ -61,14 +61,14 @@ def test_packed_where_it_can_be(verifiers: dict[str, dllm.DiffusionModel]) -> No
 
 
 def test_one_forward_for_all(verifier: dllm.DiffusionModel) -> None:
-    several, calls = prompts(6), []
+    several, calls = prompts(3), []
     assert packs(verifier)  # tried now, so that the trial is not counted
     handle = verifier.hf.register_forward_hook(lambda *_: calls.append(1))
     try:
         results = dllm.speculate(verifier, None, several, max_new_tokens=8)
         assert len(calls) == 8 == results[0].nfe
         calls.clear()
-        dllm.speculate(verifier, None, several, max_new_tokens=8, max_rows=2)
+        dllm.speculate(verifier, None, several, max_new_tokens=8, max_rows=1)
         assert len(calls) == 24
     finally:
         handle.remove()

@@ -13,9 +13,9 @@ import torch
 
 import dllm
 from dllm.drafting.accept.chains import Greedy
-from dllm.drafting.base import Budget, Draft, Drafter, Drafting, Feedback, Request
+from dllm.drafting.base import Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
 from dllm.drafting.length.control import LengthController
-from dllm.drafting.length.fixed import Fixed
+from dllm.drafting.length.lengths import Fixed
 from dllm.drafting.verifiers.packed import PackedVerifier
 
 from ..serve.conftest import serve
@@ -120,7 +120,7 @@ class BadDrafter(Scripted):
 
     where: str = "propose"
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         if bad(request.prompt) and self.where == "open":
             fault()
         drafting = super().open(request)

@@ -12,7 +12,7 @@ from scipy.stats import chi2_contingency
 
 import dllm
 from dllm.drafting.accept.rows import ACCEPT, PURPOSES, RESIDUAL, KeyedNoise
-from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, Request
+from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest
 from dllm.drafting.preparation import SpeculativePreparation
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
 from dllm.drafting.verifiers.rowwise import VerifierCache
@@ -20,6 +20,7 @@ from dllm.drafting.verifiers.rowwise import VerifierCache
 from .conftest import ARCHITECTURES, Scripted, prompts
 
 NEW = 24
+EACH = 10  # prompts of a verifier
 
 
 def plain(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> dllm.SpeculativeResult:
@@ -33,9 +34,9 @@ def plain(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> dllm.Spe
 def expected_texts(
     verifiers: dict[str, dllm.DiffusionModel],
 ) -> dict[str, list[dllm.SpeculativeResult]]:
-    """Plain greedy answers to 34 prompts, shared by chains and trees."""
+    """Plain greedy answers, shared by chains and trees."""
     return {
-        kind: [plain(model, prompt, max_new_tokens=16) for prompt in prompts(34, seed=1)]
+        kind: [plain(model, prompt, max_new_tokens=16) for prompt in prompts(EACH, seed=1)]
         for kind, model in verifiers.items()
     }
 
@@ -100,7 +101,7 @@ def test_greedy_equality(
 ) -> None:
     """Drafts that are right half of the time, so that every accepted length occurs."""
     model, accepted = verifiers[kind], 0
-    for i, prompt in enumerate(prompts(34, seed=1)):  # 3 x 2 x 34 prompts in all
+    for i, prompt in enumerate(prompts(EACH, seed=1)):
         expected = expected_texts[kind][i]
         drafter = Scripted([*prompt, *expected.tokens], noise=0.3, tree=tree, seed=i)
         result = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
@@ -108,7 +109,7 @@ def test_greedy_equality(
         assert result.finish_reason == expected.finish_reason
         assert np.allclose(result.logprobs, expected.logprobs, atol=1e-3)
         accepted += result.accepted
-    assert accepted > 200
+    assert accepted > 6 * EACH
 
 
 def test_plain_decoding_is_what_transformers_does(
@@ -116,7 +117,7 @@ def test_plain_decoding_is_what_transformers_does(
 ) -> None:
     for model in verifiers.values():
         hf: Any = model.hf
-        for prompt in prompts(5):
+        for prompt in prompts(2):
             ids = torch.tensor([prompt])
             theirs = hf.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW
@@ -138,8 +139,9 @@ def keyed_prompt(seed: int) -> tuple[list[int], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 112), marks=pytest.mark.slow)],
-                         ids=["12 seeds", "100 seeds"])  # fmt: skip
+@pytest.mark.parametrize(
+    "seeds", [range(4), pytest.param(range(4, 112), marks=pytest.mark.slow)], ids=["few", "many"]
+)
 def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: range) -> None:
     """The same seed gives the same tokens, whatever drafts and however many tokens at a time."""
     nano, accepted = dllm.load("nano"), 0
@@ -194,7 +196,7 @@ def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
     verifiers: dict[str, dllm.DiffusionModel], kind: str, tree: bool
 ) -> None:
     model = verifiers[kind]
-    for i, prompt in enumerate(prompts(3, seed=4)):
+    for i, prompt in enumerate(prompts(1, seed=4)):
         text = text_for(model, prompt)
         drafter = Scripted(text, noise=0.4, tree=tree, seed=i)
         run, engine = begun(model, drafter, prompt, controller="whole")
@@ -278,7 +280,7 @@ def test_a_drafter_sees_every_emitted_token(verifier: dllm.DiffusionModel) -> No
     seen: list[list[int]] = []
 
     class Watching(Scripted):
-        def open(self, request: Request) -> Drafting:
+        def open(self, request: DraftRequest) -> Drafting:
             inner = super().open(request)
             propose = inner.propose
 
@@ -327,7 +329,7 @@ def test_history_processors_see_the_history_of_their_row(verifier: dllm.Diffusio
     def no_repeats(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores.index_fill(1, ids[0, -4:], -torch.inf)
 
-    for i, prompt in enumerate(prompts(6)):
+    for i, prompt in enumerate(prompts(2)):
         for how in (
             {"repetition_penalty": 1.7},
             {"logits_processor": [no_repeats]},

@@ -90,7 +90,7 @@ def test_bridges_do_not_change_the_output(
 
 def test_text_is_carried_over_as_the_verifier_would_write_it(foreign: dllm.DiffusionModel) -> None:
     """A drafter that knows the answer is accepted, in tokens of the other kind."""
-    from dllm.drafting.base import Request
+    from dllm.drafting.base import DraftRequest
     from dllm.drafting.vocabulary import Retokenizing
 
     from .conftest import Scripted
@@ -105,7 +105,7 @@ def test_text_is_carried_over_as_the_verifier_would_write_it(foreign: dllm.Diffu
     prompt = np.array(encode_text(foreign.tokenizer, start))
     from dllm.drafting.base import Budget
 
-    drafting = part.open(Request(prompt, foreign.facts.vocab_size, (), 200))
+    drafting = part.open(DraftRequest(prompt, foreign.facts.vocab_size, (), 200))
     draft = drafting.propose(prompt, Budget(50, 50))
     assert foreign.tokenizer is not None
     text = foreign.tokenizer.decode(draft.tokens.tolist())

@@ -80,7 +80,8 @@ def test_samplers_that_read_the_clean_argmax_get_it_at_any_temperature() -> None
 
 
 @pytest.mark.parametrize("filters", [{}, {"temperature": 2.0}, {"temperature": 0.7, "top_p": 0.6},
-                                     {"top_p": 0.5}, {"top_k": 2}])  # fmt: skip
+                                     {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.5},
+                                     {"logit_bias": {3: 4.0, 5: -20.0}}])  # fmt: skip
 @pytest.mark.parametrize("source", ["clean", "tempered"])
 def test_what_parts_ask_for_is_clean_whatever_is_proposed(
     filters: dict[str, Any], source: str
@@ -96,6 +97,8 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
         at = at[before[at] != MASK]
         logits = torch.from_numpy(table(before, np.arange(10))[at])
         logits[:, MASK] = -torch.inf
+        for token, bias in config.logit_bias.items():
+            logits[:, token] += bias
         wanted = logits.log_softmax(1).numpy()[np.arange(len(at)), before[at]]
         asked = step.prediction.asked["saber"][before[step.prediction.positions] != MASK, 0]
         assert np.allclose(asked, wanted, atol=1e-5)

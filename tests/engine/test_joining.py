@@ -73,7 +73,7 @@ def recipes(model: dllm.DiffusionModel, cache: str) -> list[Recipe]:
             try:
                 sampler = compose(spec, stop_ids=model.facts.stop_token_ids)
                 recipe = Recipe(sampler, GenerationConfig(**options))
-                Engine(model, caches.compose(cache))._options(recipe)
+                Engine(model, caches.compose(cache)).check(recipe)
             except dllm.ConfigError:
                 continue
             result.append(recipe)
@@ -142,13 +142,13 @@ def models(tiny: dllm.DiffusionModel, reordered: dllm.DiffusionModel) -> Models:
 @pytest.mark.parametrize("name", CACHES)
 def test_rows_are_what_they_are_alone(models: Models, name: str) -> None:
     model = models(name)
-    turmoil(model, SMALL[name], texts_of(model, SMALL[name], 8, seed=1), seed=2)
+    turmoil(model, SMALL[name], texts_of(model, SMALL[name], 5, seed=1), seed=2)
 
 
 def test_rows_are_what_they_are_alone_where_decided_tokens_come_first(
     reordered: dllm.DiffusionModel,
 ) -> None:
-    turmoil(reordered, "none", texts_of(reordered, "none", 8, seed=1), seed=2)
+    turmoil(reordered, "none", texts_of(reordered, "none", 5, seed=1), seed=2)
 
 
 @pytest.mark.slow

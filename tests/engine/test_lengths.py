@@ -14,6 +14,7 @@ from dllm.canvas import Canvas, Edit, moved
 from dllm.engine.kv import KVBuffer
 
 from ..golden.conftest import goldens_dir
+from ..thin import covering
 
 PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
 
@@ -111,8 +112,7 @@ def test_a_longer_range_holds_what_the_shorter_did() -> None:
 # -- append -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cache", ["none", "block"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("cache", "temperature"), covering(["none", "block"], [0.0, 0.8]))
 def test_append_is_the_largest_canvas_on_block_causal_models(
     cache: str, temperature: float
 ) -> None:
@@ -171,9 +171,11 @@ def test_a_batch_is_its_rows_and_a_small_pool_changes_nothing(cache: str, length
     assert session.positions_used == 0
 
 
-@pytest.mark.parametrize("length", ["append(block=8)", "crop(tau=0.5)", "rho(initial=16)",
-                                    "daedal(initial=16, low=0.3, enough=0.2)"])  # fmt: skip
-@pytest.mark.parametrize("cfg_scale", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("length", "cfg_scale"),
+    covering(["append(block=8)", "crop(tau=0.5)", "rho(initial=16)",
+              "daedal(initial=16, low=0.3, enough=0.2)"], [0.0, 0.5]),
+)  # fmt: skip
 def test_the_most_there_may_be(length: str, cfg_scale: float) -> None:
     """Never more; nothing but a stop ends a text before; streams and traces tell the same story."""
     model = tiny("llada-tiny", eos_token_id=45, stop_token_ids=(45,))
@@ -240,7 +242,7 @@ def test_crop_cuts_where_the_end_is_likely() -> None:
         ({"length": "rho", "sampler": "llada"}, "llada plans for a text"),
         ({"length": "daedal", "sampler": "wino"}, "wino plans for a text"),
         ({"length": "append", "sampler": "slowfast"}, "slowfast needs a text whose length"),
-        ({"length": "rho", "cache": "dual"}, "decided positions included"),
+        ({"length": "rho", "cache": "dual"}, "a forward over the whole text"),
         ({"length": "rho(signal=density)", "cache": "dual"}, "every undecided position"),
         ({"length": "grow"}, "unknown length"),
         ({"length": "threshold"}, "unknown length"),

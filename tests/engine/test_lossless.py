@@ -29,7 +29,7 @@ def check(count: int, base: str, cache: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("cache", ["none", "dual"])
 def test_freedave_is_lossless(cache: str) -> None:
-    slow, fast = check(10, "fixed", cache)
+    slow, fast = check(5, "fixed", cache)
     assert fast < 0.5 * slow
 
 
@@ -41,8 +41,8 @@ WINDOWS = ["blocks(4)", "whole", "adablock(4)", "dcd(s_init=4)+eos", "dsb(4)", "
 @pytest.mark.parametrize(("window", "base", "count"), covering(WINDOWS, BASES, [1]))
 def test_freedave_is_lossless_in_every_window(window: str, base: str, count: int) -> None:
     prompts = [e.prompt for t in ("insert_random", "latin") for e in TASKS[t].examples(count)]
-    plain = dllm.generate("nano", prompts, sampler=f"{base}+{window}", max_new_tokens=24)
-    result = dllm.generate("nano", prompts, sampler=f"freedave({base})+{window}", max_new_tokens=24)
+    plain = dllm.generate("nano", prompts, sampler=f"{base}+{window}", max_new_tokens=16)
+    result = dllm.generate("nano", prompts, sampler=f"freedave({base})+{window}", max_new_tokens=16)
     assert [r.tokens for r in result] == [r.tokens for r in plain]
     assert sum(r.nfe for r in result) < sum(r.nfe for r in plain)
 

@@ -12,7 +12,7 @@ from dllm.result import Result
 
 from ..golden.conftest import goldens_dir
 from ..settings import OWN_MODELS, SMALL
-from ..thin import covering
+from ..thin import covering, slow
 
 SAMPLERS = [
     "llada", "llada(remasking=random)", "threshold(0.4)", "factor(2)", "eb(gamma=1)",
@@ -49,7 +49,7 @@ def outcome(result: Result) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     ("model", "sampler", "cache"),
-    [*covering(MODELS, SAMPLERS, CACHES), *covering(MODELS, [ORDERED], BIDIRECTIONAL)],
+    [*covering(MODELS, SAMPLERS, CACHES), *slow(MODELS, [ORDERED], BIDIRECTIONAL)],
     indirect=["model"],
 )
 def test_a_batch_equals_its_rows_alone(

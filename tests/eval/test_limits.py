@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from dllm.eval.tasks.limits import even_steps, limit
+from dllm.eval.tasks.limits import limit
 
 Answers = list[tuple[int, ...]]
+
+
+def even_steps(items: int, per_step: int) -> tuple[int, ...]:
+    """Steps of ``per_step`` items, the last with what is left."""
+    full, rest = divmod(items, per_step)
+    return (per_step,) * full + ((rest,) if rest else ())
 
 
 def answers(task: str, n: int) -> Answers:

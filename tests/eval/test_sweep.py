@@ -388,7 +388,7 @@ def test_tasks_by_commas_or_repeated(cli: Run, tmp_path: Path) -> None:
         (["--preset", "read"], "did you mean 'readme'"),
         (["--preset", "quick", "-s", "llada"], "drop --preset"),
         (["-t", "story2", "-n", "8", "--max-new-tokens", "120"], "more than the context of 128"),
-        (["-t", "/no/such.jsonl"], "cannot read the task file"),
+        (["-t", "/no/such.jsonl"], "cannot read the questions"),
     ],
 )
 def test_bad_input(

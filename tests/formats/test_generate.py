@@ -93,6 +93,19 @@ def test_a_verifier_writes_what_it_writes_plainly(
         assert drafted.tokens == plain.tokens and drafted.nfe <= plain.nfe
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_canvas_that_grows(nano: dllm.DiffusionModel, temperature: float) -> None:
+    """The text may need more room than its first block has, and takes no more than it needs."""
+    for regex, size in ((r"[a-z ]{30,60}\.", 31), (r"[0-9]{2}", 2), (r"[a-z]+( [a-z]+){9}", 19)):
+        out = dllm.generate(nano, QUESTION, regex=regex, length="append(block=8)",
+                            max_new_tokens=80, temperature=temperature)  # fmt: skip
+        assert re.fullmatch(regex, out.text), out.text
+        assert len(out.text) >= size and out.canvas <= 80
+    assert dllm.generate(nano, QUESTION, regex="[0-9]{2}", length="append(block=8)").canvas <= 16
+    with pytest.raises(dllm.ConfigError, match="has at least"):
+        dllm.generate(nano, QUESTION, regex="[a-z]{90}", length="append", max_new_tokens=20)
+
+
 class Person(BaseModel):
     name: str = Field(max_length=10)
     age: int = Field(ge=0, le=120)

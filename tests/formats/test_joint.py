@@ -7,24 +7,26 @@ import pytest
 from scipy import stats
 
 from dllm.formats.automaton import Automaton
-from dllm.formats.joint import Chain, drawn, likeliest, marginals
+from dllm.formats.joint import Chain, Lattice
 
-from .toy import PATTERNS, SIZE, automaton, sequences, weights
+from . import naive
+from .toy import PATTERNS, automaton, sequences, weights
 
 LENGTH = 3
 
 
 def chain_of(
-    built: Automaton, start: int, x: np.ndarray, tokens: np.ndarray, masked: np.ndarray,
-    fold: np.ufunc,
-) -> Chain:  # fmt: skip
+    built: Automaton, start: int, x: np.ndarray, tokens: np.ndarray, masked: np.ndarray
+) -> Chain:
     """The chain of independent positions, of which some are decided."""
-    count = built.next.shape[1]
-    weight = np.full((len(x), count), -np.inf)
-    for c in range(count):
-        weight[:, c] = fold.reduce(x[:, built.of == c], axis=1)
-    decided = np.where(masked, -1, built.class_of(tokens))
-    return Chain(weight, decided, start, built.accepting | built.closed)
+    each = np.full((2, len(x), built.next.shape[1]), -np.inf)
+    for c in range(each.shape[2]):
+        each[0, :, c] = x[:, built.of == c].max(axis=1)
+        each[1, :, c] = np.logaddexp.reduce(x[:, built.of == c], axis=1)
+    decided = np.flatnonzero(~masked)
+    each[:, decided] = -np.inf
+    each[:, decided, built.class_of(tokens)[decided]] = 0.0
+    return Chain(*each, start, built.accepting | built.closed)
 
 
 def completions(
@@ -50,16 +52,18 @@ def test_likeliest_and_marginals(pattern: str, seed: int) -> None:
     x = weights(rng, LENGTH)
     possible = completions(built, start, x, np.zeros(LENGTH, int), np.ones(LENGTH, bool))
     if not possible:
-        chain = chain_of(built, start, x, np.zeros(LENGTH, int), np.ones(LENGTH, bool), np.maximum)
-        assert likeliest(built, chain) is None and drawn(built, chain, np.full(3, 0.5)) is None
+        chain = chain_of(built, start, x, np.zeros(LENGTH, int), np.ones(LENGTH, bool))
+        assert not Lattice(built, [chain]).possible(chain)
         return
     tokens = np.array(list(possible)[rng.integers(len(possible))])
     masked = rng.random(LENGTH) < 0.8
     left = completions(built, start, x, tokens, masked)
-    best = likeliest(built, chain_of(built, start, x, tokens, masked, np.maximum))
+    chain = chain_of(built, start, x, tokens, masked)
+    lattice = Lattice(built, [chain])
+    best = lattice.likeliest(chain)
     winner = max(left, key=lambda t: left[t])
-    assert best is not None and best.tolist() == built.of[list(winner)].tolist()
-    sure = marginals(built, chain_of(built, start, x, tokens, masked, np.logaddexp), best)
+    assert lattice.possible(chain) and best.tolist() == built.of[list(winner)].tolist()
+    sure = lattice.marginals(chain, best)
     total = np.logaddexp.reduce(list(left.values()))
     for i, c in enumerate(best):
         mine = [w for t, w in left.items() if built.of[t[i]] == c]
@@ -77,7 +81,7 @@ def test_the_law_of_what_is_drawn(pattern: str) -> None:
     left = completions(built, start, x, np.zeros(LENGTH, int), free)
     if not left:
         pytest.skip("no text is this short")
-    chain = chain_of(built, start, x, np.zeros(LENGTH, int), free, np.logaddexp)
+    chain = chain_of(built, start, x, np.zeros(LENGTH, int), free)
     law: dict[tuple[int, ...], float] = {}
     for t, w in left.items():
         path = tuple(built.of[list(t)].tolist())
@@ -85,10 +89,9 @@ def test_the_law_of_what_is_drawn(pattern: str) -> None:
     total = np.logaddexp.reduce(list(law.values()))
     count = 1500
     seen = dict.fromkeys(law, 0)
+    lattice = Lattice(built, [chain])
     for noise in rng.random((count, LENGTH)):
-        path = drawn(built, chain, noise)
-        assert path is not None
-        seen[tuple(path.tolist())] += 1
+        seen[tuple(lattice.drawn(chain, noise).tolist())] += 1
     expected = np.array([np.exp(w - total) * count for w in law.values()])
     observed = np.array(list(seen.values()))
     large = expected >= 5
@@ -99,12 +102,45 @@ def test_the_law_of_what_is_drawn(pattern: str) -> None:
         assert stats.chisquare(o, np.array(e) * sum(o) / sum(e)).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_long_texts_as_the_formulas_read(pattern: str) -> None:
+    """Sharp and dull predictions, some of them impossible, in texts of which some is decided."""
+    built, start, _ = automaton(pattern)
+    rng = np.random.default_rng(11)
+    for scale in (0.1, 3.0, 300.0):
+        best = rng.normal(size=(20, built.next.shape[1])) * scale
+        best[rng.random(best.shape) < 0.1] = -np.inf
+        law = best + rng.random(best.shape) * 10  # a class holds more than its likeliest token
+        chain = Chain(best, law, start, built.accepting | built.closed)
+        lattice = Lattice(built, [chain])
+        ahead = naive.backward(built, chain.weight, chain.final, max)
+        assert lattice.possible(chain) == (ahead[0, start] > -np.inf)
+        if lattice.possible(chain):
+            path = lattice.likeliest(chain)
+            assert path.tolist() == naive.likeliest(built, chain).tolist()
+            found, wanted = lattice.marginals(chain, path), naive.marginals(built, chain, path)
+            assert np.exp(found) == pytest.approx(np.exp(wanted), abs=1e-11)
+
+
+def test_a_chain_does_not_depend_on_its_neighbours() -> None:
+    built, start, _ = automaton(PATTERNS[1])
+    rng = np.random.default_rng(5)
+    chains = [
+        Chain(x := rng.normal(size=(length, built.next.shape[1])) * 2, x, start, built.accepting)
+        for length in (4, 31, 8, 17)
+    ]
+    together = Lattice(built, chains)
+    for chain in chains:
+        alone, noise = Lattice(built, [chain]), rng.random(len(chain.weight))
+        path = alone.likeliest(chain)
+        assert np.array_equal(together.likeliest(chain), path)
+        assert np.array_equal(together.drawn(chain, noise), alone.drawn(chain, noise))
+        assert np.array_equal(together.marginals(chain, path), alone.marginals(chain, path))
+
+
 def test_weights_that_float64_cannot_hold_as_probabilities() -> None:
     built, start, _ = automaton("a*")
-    length = 400
-    weight = np.full((length, built.next.shape[1]), -900.0)
-    chain = Chain(weight, np.full(length, -1), start, built.accepting | built.closed)
-    path = likeliest(built, chain)
-    assert path is not None
-    assert np.isfinite(marginals(built, chain, path)).all()
-    assert SIZE
+    weight = np.full((400, built.next.shape[1]), -900.0)
+    chain = Chain(weight, weight, start, built.accepting | built.closed)
+    lattice = Lattice(built, [chain])
+    assert np.isfinite(lattice.marginals(chain, lattice.likeliest(chain))).all()

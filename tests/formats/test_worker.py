@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
 from dllm.errors import ConfigError
+from dllm.formats import worker as module
 from dllm.formats.vocabulary import Vocabulary
 from dllm.formats.worker import Worker
 
@@ -61,3 +63,28 @@ def test_several_threads() -> None:
     finally:
         worker.close()
     assert result.keys() == set(range(1, 9)) and result[8] > result[1]
+
+
+def test_what_took_long_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program finds it, a damaged file is replaced, and only so many are kept."""
+    monkeypatch.setenv("DLLM_FORMATS", str(tmp_path))
+    monkeypatch.setattr(module, "SLOW", 0.0)
+    monkeypatch.setattr(module, "MOST", 2)
+    first, second = Worker(), Worker()
+    try:
+        tables = first.compile("ab*", VOCABULARY)
+        (file,) = tmp_path.iterdir()
+        again = second.compile("ab*", VOCABULARY)
+        assert second._process is None, "nothing was compiled"
+        assert (again.next == tables.next).all() and again.start == tables.start
+        file.write_bytes(b"PK damaged")
+        assert (second.compile("ab*", VOCABULARY).of == tables.of).all()
+        assert second._process is not None and len(file.read_bytes()) > 100
+        for pattern in ("a", "b", "(ab)+"):
+            first.compile(pattern, VOCABULARY)
+        assert len(list(tmp_path.iterdir())) == 2
+        monkeypatch.setenv("DLLM_FORMATS", str(file))  # no folder: nothing is stored, nothing lost
+        assert first.compile("aa", VOCABULARY).start >= 0
+    finally:
+        first.close()
+        second.close()

@@ -7,30 +7,32 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import shutil
-import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import dllm
 
+from .damage import (
+    HOSTILE,
+    bytes_damage,
+    damage,
+    drop_field,
+    files,
+    header,
+    index,
+    of_each,
+    rewrite,
+    tensors,
+    text_damage,
+    works,
+)
+
 DATA = Path(__file__).resolve().parents[1] / "golden" / "data"
 DECODING: Any = {"max_new_tokens": 4, "block_length": 4, "steps": 2}
-MEMORY = 2 * 2**30  # bytes that a case may add to the process: a network that is allotted anyway
 
-HOSTILE: list[Any] = [
-    None, True, False, -1, 0, 1, 2, 3.5, -0.0, 2**31, 2**40, 10**12, 10**30, float("nan"),
-    float("inf"), "", "x", "3", "torch.bfloat16", "\ud800", "../../etc/passwd", [], [[]], [[1]],
-    [1, 2], ["x"], [-1], {}, {"a": 1},
-    {"rope_type": "yarn"}, {"type": "linear", "factor": "x"}, [None],
-    {"quant_method": "bitsandbytes"}, {"weight_map": {}}, "x" * 10_000,
-]  # fmt: skip
 NEW_FIELDS = (
     "dllm", "quantization_config", "rope_scaling", "rope_parameters", "dtype", "torch_dtype",
     "mask_token_id", "block_size", "sliding_window", "layer_types", "auto_map", "is_causal",
@@ -43,13 +45,6 @@ SECTION = (
 )  # fmt: skip
 GENERATION = ("eos_token_id", "max_new_tokens", "block_length", "delimiters", "mask_token_id",
               "temperature", "do_sample", "top_k")  # fmt: skip
-
-
-def rewrite(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    content = json.loads(file.read_text()) if file.is_file() else {}
-    if isinstance(content, dict):
-        change(content)
-    file.write_text(json.dumps(content))
 
 
 def config_field(folder: Path, rng: random.Random) -> str:
@@ -73,119 +68,6 @@ def generation_field(folder: Path, rng: random.Random) -> str:
     return f"generation {name}={value!r:.40}"
 
 
-def drop_field(folder: Path, rng: random.Random) -> str:
-    config = json.loads((folder / "config.json").read_text())
-    name = rng.choice(list(config))
-    rewrite(folder / "config.json", lambda c: c.pop(name))
-    return f"config without {name}"
-
-
-def index(folder: Path, rng: random.Random) -> str:
-    """Weights in shards, and an index that may be wrong."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    save_file(tensors, folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
-    right = dict.fromkeys(tensors, "model-00001-of-00001.safetensors")
-    broken: Any = rng.choice(
-        [
-            {"metadata": {}, "weight_map": right},
-            {"metadata": rng.choice(HOSTILE), "weight_map": right},
-            {"weight_map": right},
-            {"metadata": {}, "weight_map": right | {next(iter(tensors)): rng.choice(HOSTILE)}},
-            {"metadata": {}, "weight_map": rng.choice(HOSTILE)},
-            {"metadata": {}, "weight_map": dict.fromkeys(tensors, "/etc/passwd")},
-            {"metadata": {}, "weight_map": dict.fromkeys(tensors, "../model.safetensors")},
-            {"metadata": {}, "weight_map": dict.fromkeys(tensors, "absent.safetensors")},
-            rng.choice(HOSTILE),
-        ]
-    )
-    (folder / "model.safetensors.index.json").write_text(json.dumps(broken))
-    return f"index {broken!r:.60}"
-
-
-def text_damage(folder: Path, rng: random.Random) -> str:
-    file = rng.choice(sorted(folder.glob("*.json")))
-    text = rng.choice(
-        ["", "[" * 100_000, "{" * 50_000, "null", "[]", "3", '"x"', "{", "\x00" * 9, '{"a": NaN}']
-    )
-    file.write_text(text)
-    return f"{file.name} = {text!r:.30}"
-
-
-def bytes_damage(folder: Path, rng: random.Random) -> str:
-    file = rng.choice(sorted(f for f in folder.iterdir() if f.is_file()))
-    content = bytearray(file.read_bytes())
-    if not content:
-        return "nothing"
-    kind = rng.randrange(3)
-    if kind == 0:
-        content = content[: rng.randrange(len(content))]
-    elif kind == 1:
-        for _ in range(rng.randrange(1, 30)):
-            content[rng.randrange(min(len(content), 4000))] = rng.randrange(256)
-    else:
-        content += rng.randbytes(50)
-    file.write_bytes(content)
-    return f"{file.name}: bytes, kind {kind}"
-
-
-def header(folder: Path, rng: random.Random) -> str:
-    """A header that says something else than the numbers behind it."""
-    file = next(iter(sorted(folder.glob("*.safetensors"))), None)
-    if file is None:
-        return "nothing"
-    content = file.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    entries = json.loads(content[8 : 8 + length])
-    name = rng.choice([n for n in entries if n != "__metadata__"])
-    key = rng.choice(["shape", "dtype", "data_offsets"])
-    entries[name][key] = rng.choice([*HOSTILE, [2**40, 2**40], "F8_E4M3", "I64", [0, 2**50]])
-    changed = json.dumps(entries).encode()
-    file.write_bytes(struct.pack("<Q", len(changed)) + changed + content[8 + length :])
-    return f"header {name} {key}={entries[name][key]!r:.40}"
-
-
-def tensors(folder: Path, rng: random.Random) -> str:
-    file = next(iter(sorted(folder.glob("*.safetensors"))), None)
-    if file is None:
-        return "nothing"
-    try:
-        held = load_file(file)
-    except Exception:
-        return "nothing"  # damaged already
-    name = rng.choice(sorted(held))
-    kind = rng.choice(["drop", "rename", "narrow", "flat", "ints", "nan", "half", "more"])
-    match kind:
-        case "drop":
-            held.pop(name)
-        case "rename":
-            held["other." + name] = held.pop(name)
-        case "narrow":
-            held[name] = held[name][: max(1, len(held[name]) - 1)].clone()
-        case "flat":
-            held[name] = held[name].flatten().clone()
-        case "ints":
-            held[name] = held[name].to(torch.int32)
-        case "nan":
-            held[name] = torch.full_like(held[name], float("nan"))
-        case "half":
-            held[name] = held[name].half()
-        case "more":
-            held["surplus"] = torch.zeros(3)
-    save_file(held, file, metadata={"format": "pt"})
-    return f"tensor {name}: {kind}"
-
-
-def files(folder: Path, rng: random.Random) -> str:
-    file = rng.choice(sorted(folder.iterdir()))
-    if rng.random() < 0.5:
-        file.unlink()
-        return f"without {file.name}"
-    file.unlink()
-    file.mkdir()
-    return f"{file.name} is a folder"
-
-
 def tokenizer(folder: Path, rng: random.Random) -> str:
     content = rng.choice(["{}", "[]", "", '{"model": 3}', '{"version": "1.0", "model": {}}'])
     (folder / rng.choice(["tokenizer.json", "vocab.json"])).write_text(content)
@@ -198,50 +80,26 @@ FAULTS = (
 )  # fmt: skip
 
 
-def damage(folder: Path, seed: int) -> list[str]:
-    """One to three faults; what they were."""
+def check(folder: Path, seed: int) -> bool:
+    """Load and decode a damaged copy; whether it could be."""
     rng = random.Random(seed)
     source = DATA / rng.choice(["llada-tiny", "dream-tiny"])
     folder.mkdir()
     for file in source.iterdir():
         shutil.copyfile(file, folder / file.name)
-    done = [source.name]
-    for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        try:
-            done.append(rng.choice(FAULTS)(folder, rng))
-        except Exception:  # of whatever the fault before it has broken
-            done.append("a fault on top of a fault that it needs whole")
-    return done
+    done = [source.name, *damage(folder, rng, FAULTS, (1, 1, 1, 2, 3))]
 
-
-def check(folder: Path, seed: int) -> bool:
-    """Load and decode; whether it could be.  Anything but one sentence is a failure."""
-    done = damage(folder, seed)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    try:
+    def read() -> None:
         model = dllm.load(folder)
         if model.facts.mask_token_id is not None:
             dllm.generate(model, [1, 2, 3], sampler="llada", **DECODING)
-        return True
-    except dllm.DllmError as error:
-        message = str(error)
-        assert "\n" not in message and 20 < len(message) < 1500, (seed, done, message)
-        return False
-    except Exception as error:
-        pytest.fail(f"seed {seed}: {done}: {type(error).__name__}: {error!s:.300}")
-    finally:
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-        assert grown < MEMORY, (seed, done, grown)
+
+    return works(read, (seed, done))
 
 
 @pytest.mark.fuzz(60)
 def test_a_damaged_folder_is_one_sentence(tmp_path: Path, seeds: range) -> None:
-    results = []
-    for seed in seeds:
-        folder = tmp_path / str(seed)
-        results.append(check(folder, seed))
-        shutil.rmtree(folder)
-    assert not all(results)
+    assert not all(of_each(seeds, tmp_path, check))
 
 
 @pytest.mark.parametrize("seed", [4, 18, 26])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,19 @@ from dllm.train.dflash.model import drafter_config, new_drafter
 
 from ..cli.conftest import Run, cli  # noqa: F401
 from ..drafting.conftest import make_verifier
-from .test_checkpoints import (
+from .damage import (
     HOSTILE,
-    MEMORY,
     bytes_damage,
+    damage,
     drop_field,
     files,
     header,
     index,
+    of_each,
     rewrite,
     tensors,
     text_damage,
+    works,
 )
 
 FIELDS = (
@@ -118,52 +119,28 @@ def drafters(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFac
     return made
 
 
-def damage(drafters: list[Path], folder: Path, seed: int) -> list[str]:
-    """One to three faults; what they were."""
+def check(verifier: Any, drafters: list[Path], folder: Path, seed: int) -> bool:
+    """Draft with a damaged copy; whether it could be."""
     rng = random.Random(seed)
     source = rng.choice(drafters)
     shutil.copytree(source, folder)
-    done = [source.name]
-    for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        try:
-            done.append(rng.choice(FAULTS)(folder, rng))
-        except Exception:  # of whatever the fault before it has broken
-            done.append("a fault on top of a fault that it needs whole")
-    return done
+    done = [source.name, *damage(folder, rng, FAULTS, (1, 1, 1, 2, 3))]
 
-
-def check(verifier: Any, drafters: list[Path], folder: Path, seed: int) -> bool:
-    """Draft with it; whether it could be.  Anything but one sentence is a failure."""
-    done = damage(drafters, folder, seed)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    try:
+    def read() -> None:
         is_block_drafter(folder)
         drafted = dllm.speculate(verifier, str(folder), [1, 2, 3], max_new_tokens=6)
         assert drafted.tokens == dllm.speculate(verifier, None, [1, 2, 3], max_new_tokens=6).tokens
-        return True
-    except dllm.DllmError as error:
-        message = str(error)
-        assert "\n" not in message and 20 < len(message) < 1500, (seed, done, message)
-        return False
-    except AssertionError:
-        raise
-    except Exception as error:
-        pytest.fail(f"seed {seed}: {done}: {type(error).__name__}: {error!s:.300}")
-    finally:
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-        assert grown < MEMORY, (seed, done, grown)
+
+    return works(read, (seed, done))
 
 
 @pytest.mark.fuzz(60)
 def test_a_damaged_drafter_is_one_sentence(
     verifier: Any, drafters: list[Path], tmp_path: Path, seeds: range
 ) -> None:
-    results = []
-    for seed in seeds:
-        folder = tmp_path / str(seed)
-        results.append(check(verifier, drafters, folder, seed))
-        shutil.rmtree(folder)
-    assert not all(results)
+    assert not all(
+        of_each(seeds, tmp_path, lambda folder, seed: check(verifier, drafters, folder, seed))
+    )
 
 
 def test_whole_ones_draft(verifier: Any, drafters: list[Path]) -> None:

@@ -29,6 +29,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.xdist_group(f"{item.module.__name__} {group}"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Cases that are deselected are not decoded beside the others."""
+    for item in session.items:
+        together = getattr(getattr(item, "module", None), "TOGETHER", None)
+        if together is not None and hasattr(item, "callspec") and "case" in item.callspec.params:
+            together.chosen.add(item.callspec.params["case"]["id"])
+
+
 @pytest.fixture(scope="session")
 def goldens() -> Path:
     return goldens_dir()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dllm.canvas import Canvas, FloatArray
-from dllm.capabilities import FORESIGHT
-from dllm.samplers.base import Prediction, Scorer
-from dllm.samplers.llada import LLaDA
+from dllm.canvas import UniformNoise
 
 from .call import Call
 from .replay_samplers import SAMPLERS
@@ -147,28 +143,18 @@ def _dkv_llada(case: dict[str, Any]) -> Call:
 def _dkv_greedy(case: dict[str, Any]) -> Call:
     cache = "dkv_greedy(refresh_every={cache_reloading_step}, window={window_size})".format(**case)
     arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
-    return Call([LLaDA(), Recorded.of(case)], cache, arguments)
+    return Call("llada(remasking=random)", cache, arguments)
 
 
-@dataclass(frozen=True)
-class Recorded(Scorer):
-    """The order of a recorded run, whose random numbers are not at hand."""
-
-    name = "recorded"
-    offers = frozenset({FORESIGHT})
-
-    rank: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, case: dict[str, Any]) -> Recorded:
-        rank = [0] * len(case["final"])
-        for i, step in enumerate(case["steps"]):
-            for position, _ in step:
-                rank[position] = i
-        return cls(tuple(rank))
-
-    def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
-        return -np.array(self.rank, np.float32)[prediction.positions]
+def drawn(case: dict[str, Any]) -> UniformNoise | None:
+    """Numbers that give the order of a recorded run whose own are not at hand."""
+    if case["algorithm"] != "dkv_cache_llada_greedy":
+        return None
+    numbers = np.zeros(len(case["final"]), np.float32)
+    for i, step in enumerate(case["steps"]):
+        for position, _ in step:
+            numbers[position] = 1 - (i + 1) / (len(case["steps"]) + 1)
+    return lambda stream, step, positions: numbers[positions]
 
 
 def _window_llada(case: dict[str, Any]) -> Call:

@@ -46,7 +46,7 @@ def _klass(case: dict[str, Any]) -> Call:
         "unmask_strategy={unmask_strategy}"
     ).format(**case)
     if case["algorithm"] == "klass_dream":  # no blocks, one position where nothing is ready
-        return Call(f"{sampler})", "none", {})
+        return Call(f"{sampler}, top_k=50)", "none", {})
     arguments = {"steps": case["num_steps"], "block_length": case["block_length"]}
     return Call(f"{sampler}, official=True)", "none", arguments)
 

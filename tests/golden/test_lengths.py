@@ -11,6 +11,7 @@ import pytest
 import dllm
 from dllm.trace import TraceStep
 
+from ..thin import some
 from .call import Call
 from .conftest import goldens_dir
 from .replay import OFFICIAL
@@ -93,7 +94,7 @@ def check(case: dict[str, Any], result: dllm.Result) -> None:
     assert result.canvas == len(case["final"]) - len(case["prompt"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some(CASES, 8))
 def test_a_recorded_run(case: dict[str, Any]) -> None:
     model, call = model_of(case["model"], case["eos_token_id"]), BUILDERS[case["algorithm"]](case)
     result = dllm.generate(

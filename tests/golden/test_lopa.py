@@ -3,28 +3,22 @@
 The official code feeds branch after branch, the row as it stands last; here they share a forward
 and the row comes first.  Where logits are shifted, this library computes the row left of the open
 blocks again; the official code keeps its logits from when the block before was kept, which is the
-same where attention is block-causal.  Where it is not, a part that does so replays it.
+same where attention is block-causal.  Where it is not, `lopa(official=True)` replays it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dllm.cache import Plan, Slots
-from dllm.cache.d2f import D2FCache
-from dllm.cache.delayed import KeptBlocks
-from dllm.canvas import Canvas, IntArray
+from dllm.cache import compose as compose_cache
+from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
 from dllm.engine import Engine, Recipe
-from dllm.samplers import Prediction, Transform, compose
-from dllm.samplers.base import Decide
-from dllm.samplers.lopa import LoPA
+from dllm.samplers import compose
 
 from .conftest import goldens_dir
 from .together import model_of
@@ -38,96 +32,26 @@ CASES = [
 ]
 
 
-@dataclass
-class KeptLogits:
-    """What was said of the first open position when the blocks before it were kept."""
-
-    position: int = -1
-    prediction: Prediction | None = None
-
-    def put(self, canvas: Canvas, prediction: Prediction) -> Prediction:
-        """The prediction, with what was kept for the first open position."""
-        here = np.flatnonzero(prediction.positions == self.position)
-        if self.prediction is None or not here.size:
-            return prediction
-        names = ("token", "logprob", "entropy", "margin")
-        arrays = {name: getattr(prediction, name) for name in names}
-        arrays = {name: array.copy() for name, array in arrays.items() if array is not None}
-        for name, array in arrays.items():
-            array[here] = getattr(self.prediction, name)
-        return replace(prediction, **arrays)
-
-
-class KeepsLogits(Transform):
-    """Goes on with the logits that D2F's code keeps."""
-
-    name = "keeps_logits"
-
-    def apply(self, canvas: Canvas, prediction: Prediction) -> Prediction:
-        logits, low = canvas.state(KeptLogits), int(canvas.state(Opened).low)
-        if logits.position != low:
-            here = np.flatnonzero(prediction.positions == low)
-            logits.position = low
-            logits.prediction = prediction.take(here) if here.size else None
-            return prediction
-        return logits.put(canvas, prediction)
-
-
-@dataclass
-class Opened:
-    """Where what is computed began to be undecided when the row was planned."""
-
-    low: int = -1
-
-
-@dataclass(frozen=True)
-class ReleasedLoPA(LoPA):
-    """LoPA with kept logits."""
-
-    def choose(
-        self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
-    ) -> int:
-        kept = []
-        for canvas, prediction in zip(branches, result, strict=True):
-            logits = canvas.state(KeptLogits)
-            same = logits.position == canvas.state(Opened).low
-            kept.append(logits.put(canvas, prediction) if same else prediction)
-        return super().choose(decide, branches, kept)
-
-
-@dataclass(frozen=True)
-class ReleasedD2F(D2FCache):
-    """D2F's cache, which does not compute the row left of the open blocks again."""
-
-    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        before = slots.state(KeptBlocks).end
-        plan = super().plan(canvas, slots, targets)
-        canvas.state(Opened).low = slots.state(KeptBlocks).end
-        return replace(plan, floor=before)
-
-
 def lopa(case: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Sampler and cache; no more arguments."""
-    k = case["branching_factor"]  # the row as it stands is not counted
+    k, competes = case["branching_factor"], True  # the row as it stands is not counted
+    if not case["branch_verification_mode"]:
+        competes = k == 1
+    elif k > 1:
+        k = k + 1 if case["base_branch_competition"] else 1
     spec = (
-        f"lopa(d2f(tau={case['skip_threshold']}), k={k + 1 if k > 1 else 1}, "
+        f"lopa(d2f(tau={case['skip_threshold']}), k={k}, base_competes={competes}, "
         f"alpha={case['selection_conf_alpha']}, branch_topp={case['branch_topp']}, "
-        f"confidence={'prob' if case['sampling_strategy'] == 'default' else 'neg_entropy'})"
+        f"confidence={'prob' if case['sampling_strategy'] == 'default' else 'neg_entropy'}, "
+        f"official={case['use_full_attention']})"
         f"+staged_blocks({case['block_size']}, "
         f"block_add_threshold={case['block_add_threshold']}, "
         f"decoded_token_threshold={case['decoded_token_threshold']})"
     )
     if case["sampling_strategy"] == "neg_entropy":
         spec += "+neg_entropy"
-    if not case["use_full_attention"]:
-        return spec, D2FCache(), {}
-    parts = [
-        ReleasedLoPA(part.base, part.k, part.alpha, part.branch_topp, part.confidence)
-        if isinstance(part, LoPA) else part
-        for part in compose(spec, family="dream").parts
-        if part.name != "d2f"  # which the explorer brings along
-    ]  # fmt: skip
-    return [KeepsLogits(), *parts], ReleasedD2F(causal=False), {}
+    cache = "d2f(causal=False, official=True)" if case["use_full_attention"] else "d2f"
+    return spec, cache, {}
 
 
 BUILDERS = {"lopa_dream": lopa}
@@ -160,7 +84,7 @@ def test_recorded_branches_are_reproduced(case: dict[str, Any]) -> None:
         compose(sampler, stop_ids=(case["eos_id"],), family="dream"),
         GenerationConfig(suppress_mask=False, max_new_tokens=case["gen_length"]),
     )
-    engine = Engine(model_of(case["model"], case["eos_id"]), cache)
+    engine = Engine(model_of(case["model"], case["eos_id"]), compose_cache(cache))
     canvas = Canvas.for_prompt(
         np.array(case["prompt"]), case["gen_length"], mask_id=MASK, pad_id=case["eos_id"]
     )

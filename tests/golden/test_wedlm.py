@@ -11,52 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 
 import dllm
-from dllm.cache import Plan, Slots
-from dllm.cache.none import NoCache
-from dllm.canvas import Canvas, IntArray
-from dllm.samplers import compose
-from dllm.samplers.windows import StaticBlocks
 
 from .call import Call
 from .conftest import goldens_dir
 from .together import model_of
 
-MASK = 63
 Step = list[tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class CutBehindBlock(NoCache):
-    """Nothing behind the open block is fed; it would not be seen."""
-
-    name = "cut_behind_block"
-
-    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        return Plan(np.arange(canvas.window[1]))
-
-
-@dataclass(frozen=True)
-class Reopening(StaticBlocks):
-    """A mask token that the model itself proposed counts as undecided from the next block on: the
-    official block decoder knows masks by their id."""
-
-    name = "reopening"
-
-    def advance(self, canvas: Canvas) -> None:
-        before = canvas.window
-        super().advance(canvas)
-        low, high = canvas.window
-        mine = np.flatnonzero(canvas.tokens[:low] == MASK)
-        if canvas.window != before and mine.size:
-            canvas.remask(mine)
-            canvas.window = int(mine[0]), high
 
 
 def _stream(case: dict[str, Any]) -> Call:
@@ -72,9 +37,8 @@ def _stream(case: dict[str, Any]) -> Call:
 def _blocks(case: dict[str, Any]) -> Call:
     tau = case["confidence_threshold"]
     sampler = f"threshold(tau={tau})" if tau else "fixed"
-    arguments = {"max_new_tokens": case["gen_length"], "eos_policy": "none"}
-    parts = (*compose(sampler).selectors, Reopening(case["block_length"]))
-    return Call(parts, CutBehindBlock(), arguments)
+    sampler += f"+blocks({case['block_length']}, official=True)"
+    return Call(sampler, "none", {"max_new_tokens": case["gen_length"], "eos_policy": "none"})
 
 
 BUILDERS: dict[str, Callable[[dict[str, Any]], Call]] = {

@@ -11,7 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import dllm
+from dllm import canvases
+from dllm.canvas import FloatArray, IntArray, UniformNoise
+from dllm.kernels.noise import uniform
 
 from .call import Call
 from .conftest import goldens_dir
@@ -45,15 +50,19 @@ class Together:
     """Results of ``cases``.  ``call_of`` a case is its call, ``prompts_of`` its prompts as ids.
 
     The first case that is asked for is decoded with all that can join it.  A cache that is an
-    object, and not a name, belongs to one case, which is decoded alone.
+    object, and not a name, belongs to one case, which is decoded alone.  ``draws_of`` a case are
+    recorded numbers that it gets in place of this library's noise, None where there are none.
     """
 
     def __init__(
         self, cases: Iterable[Case], call_of: Callable[[Case], Call],
         prompts_of: Callable[[Case], list[list[int]]] = lambda case: [case["prompt"]],
+        draws_of: Callable[[Case], UniformNoise | None] = lambda case: None,
     ) -> None:  # fmt: skip
         self.cases, self.call_of, self.prompts_of = list(cases), call_of, prompts_of
+        self.draws = {i: draws for i, case in enumerate(self.cases, 1) if (draws := draws_of(case))}
         self._results: dict[str, list[dllm.Result] | BaseException] = {}
+        self.chosen: set[str] = set()  # ids of the cases that this run of pytest has
 
     def results(self, case: Case, call: Call) -> list[dllm.Result]:
         """What becomes of each prompt of ``case``.  Raises what its decoding raised."""
@@ -63,11 +72,22 @@ class Together:
                 sampler=call.sampler, cache=call.cache, trace=True, **call.arguments,
             )  # fmt: skip
         if case["id"] not in self._results:
-            self._decode(*_model(case), call.cache)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(canvases, "uniform", self._uniform)
+                self._decode(*_model(case), call.cache)
         result = self._results[case["id"]]
         if isinstance(result, BaseException):
             raise result
         return result
+
+    def _uniform(
+        self, seed: int, stream: int, positions: IntArray, step: int, token: int
+    ) -> FloatArray:
+        """Noise; a case with draws of its own has its number as seed."""
+        draws = self.draws.get(seed)
+        if draws is None:
+            return uniform(seed, stream, positions, step, token)
+        return draws(stream, step, positions)
 
     def group(self, case: Case) -> str | None:
         """What `case` shares with those that are decoded with it; None for one that is alone."""
@@ -78,13 +98,16 @@ class Together:
     def _decode(self, *group: Any) -> None:
         with dllm.Session(model_of(*group[:-1]), cache=group[-1], max_rows=ROWS) as session:
             handles: dict[str, list[dllm.Handle]] = {}
-            for case in self.cases:
+            for number, case in enumerate(self.cases, 1):
                 call = self.call_of(case)
-                if (*_model(case), call.cache) != group:
+                if case["id"] not in self.chosen or (*_model(case), call.cache) != group:
                     continue
+                seed = {"seed": number} if number in self.draws else {}
                 try:
                     handles[case["id"]] = [
-                        session.submit(ids, sampler=call.sampler, trace=True, **call.arguments)
+                        session.submit(
+                            ids, sampler=call.sampler, trace=True, **seed, **call.arguments
+                        )
                         for ids in self.prompts_of(case)
                     ]
                 except dllm.DllmError as error:

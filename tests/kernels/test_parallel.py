@@ -28,7 +28,7 @@ def shares(
     hidden: torch.Tensor, weight: torch.Tensor, cuts: list[int], chosen: dict[str, Any]
 ) -> tuple[Any, Any]:
     """What several processes would find, cut at ``cuts``; None where they would gather logits."""
-    names = ("temperature", "top_p", "top_k", "tempered", "top", "classes")
+    names = ("temperature", "top_p", "top_k", "min_p", "tempered", "top", "classes")
     needs = chosen.get("needs")
     options = Options(
         **{name: chosen[name] for name in names if name in chosen},

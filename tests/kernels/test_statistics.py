@@ -11,6 +11,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dllm.errors import ConfigError, UnknownNameError
 from dllm.kernels import noise
@@ -77,6 +79,7 @@ def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
         "temperature": temperature,
         "top_p": draw(st.sampled_from([1.0, 1.0, 0.9, 0.4, 0.0])),
         "top_k": draw(st.sampled_from([0, 0, 1, 5, 10_000])),
+        "min_p": draw(st.sampled_from([0.0, 0.0, 0.05, 0.4])),
         "tempered": draw(st.booleans()),
         "noise_keys": keys(rows, draw(st.integers(0, 99))) if temperature else None,
         "top": draw(st.integers(0, 7)),
@@ -86,7 +89,7 @@ def options(draw: st.DrawFn, rows: int, size: int) -> dict[str, Any]:
     if banned is not None and draw(st.booleans()):
         pick = st.lists(st.booleans(), min_size=rows * len(banned), max_size=rows * len(banned))
         chosen["banned_rows"] = torch.tensor(draw(pick), dtype=torch.bool).view(rows, -1)
-    filtered = chosen["top_p"] < 1 or chosen["top_k"] > 0
+    filtered = chosen["top_p"] < 1 or chosen["top_k"] > 0 or chosen["min_p"] > 0
     if not (filtered and (temperature or chosen["tempered"])) and draw(st.booleans()):
         count = draw(st.integers(1, 9))
         of = np.random.default_rng(draw(st.integers(0, 99))).integers(-1, count, size)
@@ -186,18 +189,26 @@ class TestAgainstTheOracle:
             assert got.entropy.shape == (0,)
 
 
-def test_default_tiles_cut_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths = []
-    original = fast.Call.tile
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that operations make."""
 
-    def spy(self: Any, logits: torch.Tensor, first: int, low: int, owned: bool) -> Any:
-        widths.append((low, logits.shape))
-        return original(self, logits, first, low, owned)
+    bytes = 0
 
-    monkeypatch.setattr(fast.Call, "tile", spy)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, torch.Tensor) and made.layout == torch.strided:
+                self.bytes = max(self.bytes, made.untyped_storage().nbytes())
+        return result
+
+
+def test_the_logits_of_a_large_vocabulary_never_exist_together() -> None:
     hidden, weight = torch.randn(1100, 4), torch.randn(9001, 4)
-    got = token_statistics(hidden, weight, banned=[9000, 0], top=2, select=torch.arange(1100) * 8)
-    assert len(widths) == 4 and max(s.numel() for _, s in widths) * 4 <= fast.TILE_BYTES
+    with Largest() as largest:
+        got = token_statistics(
+            hidden, weight, banned=[9000, 0], top=2, select=torch.arange(1100) * 8
+        )
+    assert largest.bytes <= fast.TILE_BYTES < 4 * 1100 * 9001
     some = torch.tensor([0, 500, 1023, 1024, 1099])
     expected = logits_statistics(
         hidden[some] @ weight.T, banned=[9000, 0], top=2, select=some * 8, backend="naive"
@@ -243,20 +254,27 @@ def test_log_probabilities_near_zero_keep_their_precision() -> None:
     assert (got.entropy > 0).all()
 
 
-@pytest.mark.parametrize("top_p, top_k, expected", [
-    (0.65, 0, [0, 1]),  # 0.4, then 0.7 crosses and stays
-    (0.1, 0, [0]),
-    (1.0, 2, [0, 1, 2]),  # the third equals the second
-    (1.0, 1, [0]),
-    (0.6, 2, [0, 1]),  # the tie with the second was taken away by top-p before
-    (0.95, 3, [0, 1, 2]),
+@pytest.mark.parametrize("top_p, top_k, min_p, expected", [
+    (0.65, 0, 0.0, [0, 1]),  # 0.4, then 0.7 crosses and stays
+    (0.1, 0, 0.0, [0]),
+    (1.0, 2, 0.0, [0, 1, 2]),  # the third equals the second
+    (1.0, 1, 0.0, [0]),
+    (0.6, 2, 0.0, [0, 1]),  # the tie with the second was taken away by top-p before
+    (0.95, 3, 0.0, [0, 1, 2]),
+    (1.0, 0, 0.49, [0, 1, 2]),  # what has at least 0.196
+    (1.0, 0, 0.6, [0, 1]),
+    (0.65, 0, 0.1, [0, 1]),
+    (1.0, 3, 0.6, [0, 1, 2]),
+    (1.0, 0, 1.0, [0]),
 ])  # fmt: skip
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_filters(top_p: float, top_k: int, expected: list[int], temperature: float) -> None:
+def test_filters(
+    top_p: float, top_k: int, min_p: float, expected: list[int], temperature: float
+) -> None:
     tied = top_k > 0
     p = torch.tensor([0.4, 0.25, 0.25, 0.08, 0.02] if tied else [0.4, 0.3, 0.2, 0.08, 0.02])
     got = logits_statistics(
-        p.log()[None], top_p=top_p, top_k=top_k, tempered=True, top=5,
+        p.log()[None], top_p=top_p, top_k=top_k, min_p=min_p, tempered=True, top=5,
         temperature=temperature, noise_keys=keys(1),
     )  # fmt: skip
     left = [t for t, lp in zip(got.top_token[0].tolist(), got.top_logprob[0].tolist(), strict=True)

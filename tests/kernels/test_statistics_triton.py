@@ -17,7 +17,7 @@ from torch import nn
 
 from dllm.errors import ConfigError
 from dllm.kernels import statistics
-from dllm.kernels.statistics import Share, logits_statistics, token_statistics
+from dllm.kernels.statistics import Share, classes, logits_statistics, token_statistics
 from dllm.kernels.statistics.result import FIELDS, OPTIONAL, Inputs, Options
 
 from .test_statistics import agree, cases, chi_square, keys, rows_of
@@ -232,7 +232,7 @@ def test_shares_of_the_vocabulary_join_at_any_id(case: Case, cut: int) -> None:
     size = len(weight)
     assume(cut < size and chosen["top"] <= min(cut, size - cut))
     hidden, weight, chosen = hidden.to(DEVICE), weight.to(DEVICE), on_device(chosen)
-    names = ("temperature", "top_p", "top_k", "tempered", "top", "needs")
+    names = ("temperature", "top_p", "top_k", "min_p", "tempered", "top", "needs")
     chosen["needs"] = OPTIONAL if chosen["needs"] is None else chosen["needs"]
     options = Options(**{name: chosen.pop(name) for name in names})
     names = ("banned", "banned_rows", "noise_keys", "select")
@@ -294,3 +294,28 @@ def test_everything_compiles_for_a_gpu() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("compiled") >= 4
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_classes_as_in_torch(noise: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of one token, of fewer and of more than a block; ties; what is impossible."""
+    segments = pytest.importorskip("dllm.kernels.statistics.segments")
+    monkeypatch.setattr(segments, "BLOCK", 16)
+    rng = torch.Generator().manual_seed(3)
+    of = torch.cat([torch.arange(4), torch.randint(-1, 5, (150,), generator=rng)])
+    of = torch.cat([of, torch.full((9,), 5)]).numpy()
+    x = torch.randn(5, len(of), generator=rng) * 8
+    x[0, of == 2] = -torch.inf
+    x[1, of == 1] = 1.5
+    x[:, ::7] = -torch.inf
+    noisy = torch.randn(x.shape, generator=rng).masked_fill(x == -torch.inf, -torch.inf)
+    x, other = x.to(DEVICE), noisy.to(DEVICE) if noise else None
+    cut = classes.TokenClasses(of, 6).cut(0, len(of), x.device)
+    found = classes.Folded(*segments.folded(x, other, cut.columns, cut.first, 1.0, 0.7, noise))
+    monkeypatch.setattr(classes, "find_spec", lambda name: None)  # torch, on a GPU, too
+    wanted = classes.folded(x, other, cut, 1.0, 0.7, noise)
+    assert torch.equal(found.best, wanted.best) and torch.equal(found.at, wanted.at)
+    torch.testing.assert_close(found.total, wanted.total)
+    assert (found.warm is None) == (wanted.warm is None)
+    if found.warm is not None and wanted.warm is not None:
+        torch.testing.assert_close(found.warm, wanted.warm)

@@ -3,6 +3,7 @@ of transformers, which is fed the reordered text."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dllm.samplers.windows import StaticBlocks, WholeRegion
 
 from ..cache.test_protocol import Some, TakeBack, noise
 from ..decoding import Decoding
+from ..thin import some
 from .wedlm import EOS, FAMILIES, MASK, network, reordered_logits, write
 
 PROMPTS = [[5, 9, 17, 40, 3, 8], [7], [10, 23, 54, 54, 1, 9, 33, 20, 14, 15, 8, 2]]
@@ -120,7 +122,7 @@ def test_every_step_is_the_reordered_forward(
             tokens[position], masked[position] = token, False
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", some(SAMPLERS, 4))
 def test_the_cache_is_exact_and_rows_are_alone(model: dllm.DiffusionModel, sampler: str) -> None:
     exact, plain = (run(model, PROMPTS, sampler, cache) for cache in ("wedlm", "none"))
     for one, other in zip(exact, plain, strict=True):
@@ -335,3 +337,25 @@ def test_wrong_ways_to_load_it_say_the_right_one(tmp_path: Path) -> None:
     ):
         dllm.load(plain, mask_token_id=MASK)
     assert dllm.load(plain, family="wedlm", mask_token_id=MASK).facts.mask_kind == "decided_first"
+
+
+@pytest.mark.parametrize("cache", ["wedlm", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampler", ["wedlm", "threshold(0.05)+blocks(8)"])
+def test_append_is_the_largest_canvas_cut_at_the_stop(
+    model: dllm.DiffusionModel, sampler: str, cache: str
+) -> None:
+    """Masks see nothing to their right but what is decided: what is appended later changes
+    nothing, to the last bit where it is not computed (and masked) either."""
+    free = run(model, PROMPTS[:2], sampler, cache, max_new_tokens=48)
+    stop = free[0].tokens[20]
+    ending = replace(model, facts=replace(model.facts, stop_token_ids=(stop,)))
+    for one in (model, ending):
+        more = {"max_new_tokens": 48, "eos_policy": "prefix_complete"}
+        whole = run(one, PROMPTS[:2], sampler, cache, **more)
+        found = run(one, PROMPTS[:2], sampler, cache, length="append(block=16)", **more)
+        for a, b in zip(whole, found, strict=True):
+            assert (a.tokens, a.order, a.finish_reason) == (b.tokens, b.order, b.finish_reason)
+            assert a.nfe == b.nfe and np.allclose(a.logprobs, b.logprobs, rtol=1e-5)
+            assert cache == "none" or np.array_equal(a.logprobs, b.logprobs)
+            assert b.computed <= a.computed
+    assert found[0].finish_reason == "stop" and found[0].canvas < 48

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 import dllm
@@ -19,6 +18,9 @@ from dllm.serve.run import Server, listen
 from dllm.serve.service import Service
 from dllm.serve.settings import Settings
 from tests.cli.conftest import cli as cli
+
+if TYPE_CHECKING:
+    import openai  # takes a second
 
 PATIENCE = 90.0  # seconds that anything in these tests may take, on a busy machine
 
@@ -40,6 +42,8 @@ class Served:
         return httpx.get(self.url + path, timeout=PATIENCE, **more)
 
     def client(self, key: str = "none") -> openai.OpenAI:
+        import openai
+
         if key not in self.clients:
             self.clients[key] = openai.OpenAI(
                 base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pydantic
 
 import dllm
+from dllm.serve.tools import syntax_of
 from tests.cli.conftest import Run
 
 from .conftest import Served, Start
@@ -54,6 +57,31 @@ def test_what_cannot_be_is_refused(served: Served) -> None:
         assert answer.status_code == 400 and word in answer.json()["error"]["message"], answer.text
     both = {**HOW, "structured_outputs": {"regex": "a"}, "stop": "b"}
     assert "stop_strings does not go with regex" in served.post(CHAT, both).text
+
+
+def test_a_hostile_expression_holds_nobody_up(served: Served) -> None:
+    """While it is compiled, and given up, ordinary requests are answered."""
+    hostile = {**HOW, "structured_outputs": {"regex": "(a|b)*a(a|b){30}"}}
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(served.post, CHAT, hostile)
+        answered = 0
+        while not waiting.done():
+            assert served.post(CHAT, HOW).status_code == 200
+            answered += not waiting.done()
+    refused = waiting.result()
+    assert refused.status_code == 400 and "was given up" in refused.json()["error"]["message"]
+    assert answered >= 3
+
+
+def test_the_client_of_the_command_line(served: Served, cli: Run, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": [35, 36]}', encoding="utf-8")
+    for options, expected in (
+        (["--json-schema", str(file)], "35|36"), (["--regex", "[0-9]{2}"], "[0-9]{2}"),
+        (["--choice", "yes", "--choice", "no"], "yes|no"),
+    ):  # fmt: skip
+        done = cli("generate", "one", "--server", served.url, "--max-new-tokens", "12", *options)
+        assert re.fullmatch(expected, done.stdout.strip()), done.stderr
 
 
 def test_a_file_of_requests(cli: Run, tiny_folder: Path, tmp_path: Path) -> None:
@@ -112,6 +140,13 @@ def test_an_agent_loop(start: Start) -> None:
         assert answer.finish_reason == ("tool_calls" if choice == "required" else "stop")
         numbers = json.loads(call.function.arguments)
         assert set(numbers) == {"a", "b"} and all(0 <= n <= 99 for n in numbers.values())
+    twice = syntax_of("").schema([CALCULATOR], "required", several=True)
+    one = {"name": "calculator", "arguments": numbers}
+    for calls, fits in ((one, True), ([one, one], True), ([one], False), ([], False)):
+        assert jsonschema.Draft202012Validator(twice).is_valid(calls) == fits
+    many = ask(model="nano", messages=messages, tools=[CALCULATOR], tool_choice="required",
+               max_tokens=96, parallel_tool_calls=True, temperature=1, seed=2)  # fmt: skip
+    assert all(c.function.name == "calculator" for c in many.choices[0].message.tool_calls)
     chunks = list(ask(model="nano", messages=messages, tools=[CALCULATOR], max_tokens=64,
                       tool_choice="required", stream=True))  # fmt: skip
     deltas = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]

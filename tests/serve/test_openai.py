@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 import dllm
 
 from .conftest import Served, Start
 
+pytestmark = pytest.mark.xdist_group("openai")  # one worker imports the client
 HELLO: Any = [{"role": "user", "content": "Reverse this list: Tom, Anna, Ben"}]
 HOW: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "extra_body": {"block_length": 8}}
 
@@ -21,6 +21,14 @@ def expected(model: dllm.DiffusionModel, prompt: Any = HELLO, **how: Any) -> dll
     arguments: dict[str, Any] = {"max_new_tokens": 24, "block_length": 8, **how}
     result: dllm.Result = dllm.generate(model, prompt, **arguments)
     return result
+
+
+def error(name: str) -> type[Exception]:
+    """A class of the client, which is imported where it is used: that takes a second."""
+    import openai
+
+    kind: type[Exception] = getattr(openai, name)
+    return kind
 
 
 def test_chat(served: Served, tiny: dllm.DiffusionModel) -> None:
@@ -166,32 +174,45 @@ def test_log_probabilities(served: Served, tiny: dllm.DiffusionModel) -> None:
     assert len(shape.tokens) == len(shape.token_logprobs or []) == len(shape.top_logprobs)
 
 
+def test_biases_and_filters_of_the_proposals(served: Served, tiny: dllm.DiffusionModel) -> None:
+    wanted = tiny.facts.vocab_size - 1
+    body = {"prompt": "one", "max_tokens": 8, "return_token_ids": True}
+    (only,) = served.post("/v1/completions", body | {"logit_bias": {str(wanted): 100}}).json()[
+        "choices"
+    ]
+    assert only["token_ids"] == [wanted] * 8
+    drawn = {"temperature": 1.5, "seed": 3, "min_p": 1.0}  # leaves the best
+    greedy, best = (served.post("/v1/completions", body | how).json() for how in ({}, drawn))
+    assert greedy["choices"][0]["token_ids"] == best["choices"][0]["token_ids"]
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "param"),
     [
-        ({"model": "gpt-4o"}, openai.NotFoundError, "model"),
-        ({"temperature": -1}, openai.BadRequestError, "temperature"),
-        ({"frequency_penalty": 1}, openai.BadRequestError, "frequency_penalty"),
-        ({"max_tokens": 4000}, openai.BadRequestError, None),
-        ({"extra_body": {"sampler": "thresold"}}, openai.BadRequestError, None),
-        ({"extra_body": {"cache": "prefix"}}, openai.BadRequestError, "cache"),
-        ({"extra_body": {"bogus": 1}}, openai.BadRequestError, "bogus"),
+        ({"model": "gpt-4o"}, "NotFoundError", "model"),
+        ({"temperature": -1}, "BadRequestError", "temperature"),
+        ({"frequency_penalty": 1}, "BadRequestError", "frequency_penalty"),
+        ({"logit_bias": {"999999": 1}}, "BadRequestError", None),
+        ({"max_tokens": 4000}, "BadRequestError", None),
+        ({"extra_body": {"sampler": "thresold"}}, "BadRequestError", None),
+        ({"extra_body": {"cache": "prefix"}}, "BadRequestError", "cache"),
+        ({"extra_body": {"bogus": 1}}, "BadRequestError", "bogus"),
     ],
 )
-def test_errors_by_class(served: Served, how: Any, kind: Any, param: str | None) -> None:
+def test_errors_by_class(served: Served, how: Any, kind: str, param: str | None) -> None:
     for stream in (False, True):
-        with pytest.raises(kind) as caught:
+        with pytest.raises(error(kind)) as caught:
             served.client().chat.completions.create(
                 messages=HELLO, stream=stream, **{"model": "tiny", **how}
             )
-        error: Any = caught.value
-        assert error.param == param
-        assert error.body["message"] and error.body["type"]
+        raised: Any = caught.value
+        assert raised.param == param
+        assert raised.body["message"] and raised.body["type"]
 
 
 def test_the_api_key(start: Start, tiny: dllm.DiffusionModel) -> None:
     served = start(tiny, api_key="sesame")
-    with pytest.raises(openai.AuthenticationError):
+    with pytest.raises(error("AuthenticationError")):
         served.client().models.list()
     assert [model.id for model in served.client("sesame").models.list()] == [served.service.name]
     assert served.get("/health").status_code == served.get("/metrics").status_code == 200
@@ -200,7 +221,7 @@ def test_the_api_key(start: Start, tiny: dllm.DiffusionModel) -> None:
 def test_models(served: Served) -> None:
     client = served.client()
     assert client.models.retrieve("tiny").id == "tiny"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(error("NotFoundError")):
         client.models.retrieve("other")
 
 

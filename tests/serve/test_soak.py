@@ -28,12 +28,12 @@ def script() -> Any:
     return module
 
 
-def test_nothing_is_left_after_a_few_seconds(
+def test_nothing_is_left_after_a_second(
     script: Any, start: Start, tiny: dllm.DiffusionModel
 ) -> None:
     """Here in one process with its client: what a request costs is not looked at."""
     served = start(tiny, caches=("none", "dual"), max_rows=4)
-    seen = asyncio.run(script.soak(served.url, os.getpid(), seconds=2.0, rate=30))
+    seen = asyncio.run(script.soak(served.url, os.getpid(), seconds=1.0, rate=40))
     assert not [end for end in seen["ends"] if ":" in end], seen["ends"]
     assert seen["requests"] > 20 and seen["left"]["running"] == 0
     until(lambda: idle(served))

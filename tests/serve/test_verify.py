@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 import dllm
 from dllm.drafting.bridges.device import write_with
-from dllm.drafting.length.fixed import Fixed
+from dllm.drafting.length.lengths import Fixed
 from dllm.drafting.naming import make_drafter
 from dllm.drafting.vocabulary import fingerprint
 from dllm.serve.verify import VerifyRoutes
@@ -42,6 +43,45 @@ def verifying(verifier: dllm.DiffusionModel) -> Iterator[Served]:
 
 def plain(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> list[int]:
     tokens: list[int] = dllm.speculate(model, None, prompt, max_new_tokens=NEW, **how).tokens
+    return tokens
+
+
+def test_penalties_and_biases(verifying: Served, verifier: dllm.DiffusionModel) -> None:
+    """As OpenAI defines them, of what is written; greedy decoding by hand is the oracle."""
+    prompt = [5, 6, 7, 5, 6, 7]
+    body = {"prompt": prompt, "max_tokens": 12, "return_token_ids": True, "ignore_eos": True}
+
+    def written(**how: Any) -> list[int]:
+        answer = verifying.post("/v1/completions", body | how)
+        ids: list[int] = answer.json()["choices"][0]["token_ids"]
+        return ids
+
+    def by_hand(frequency: float, presence: float, bias: dict[int, float]) -> list[int]:
+        ids = list(prompt)
+        for _ in range(12):
+            with torch.no_grad():
+                logits = verifier.hf(input_ids=torch.tensor([ids])).logits[0, -1].clone()
+            for token, more in bias.items():
+                logits[token] += more
+            for stop in verifier.facts.stop_token_ids:
+                logits[stop] = -torch.inf
+            counts = torch.bincount(torch.tensor(ids[6:], dtype=torch.int64), minlength=len(logits))
+            ids.append(int((logits - frequency * counts - presence * (counts > 0)).argmax()))
+        return ids[6:]
+
+    plain = written()
+    assert plain == by_hand(0, 0, {})
+    for frequency, presence, bias in ((2, 0, {}), (0, 2, {}), (1, 1.5, {plain[0]: -50.0})):
+        sent = {str(token): more for token, more in bias.items()}
+        how = {"frequency_penalty": frequency, "presence_penalty": presence, "logit_bias": sent}
+        assert written(**how) == by_hand(frequency, presence, bias)
+    assert written(repetition_penalty=1.5) == plain_with(verifier, prompt, 1.5)
+
+
+def plain_with(model: dllm.DiffusionModel, prompt: list[int], penalty: float) -> list[int]:
+    tokens: list[int] = dllm.speculate(
+        model, None, prompt, max_new_tokens=12, min_new_tokens=12, repetition_penalty=penalty
+    ).tokens
     return tokens
 
 

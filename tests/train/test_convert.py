@@ -19,7 +19,7 @@ from dllm.train.objectives.gated import MaskBlocks
 from dllm.train.recipes.convert import Recipe, Schedule, finish, start
 from dllm.train.trajectories import task_questions
 
-from ..drafting.test_self import tiny
+from ..drafting.drafters.test_self import tiny
 
 pytestmark = pytest.mark.filterwarnings("default")
 MASK = 3

@@ -22,6 +22,7 @@ from dllm.train.recipes.deer import (
 from dllm.train.trajectories import task_questions
 
 from ..drafting.conftest import make_verifier
+from ..thin import some
 
 MASK, MARKER, END = 90, 91, 0
 PAIR: Pair = ([50, 51, 52], [*range(1, 30), END])
@@ -70,7 +71,7 @@ def test_the_answers_are_the_verifiers() -> None:
         assert result[tuple(asked)] == plain.tokens
 
 
-@pytest.mark.parametrize("where", ["after_masks", "before_masks"])
+@pytest.mark.parametrize("where", some(["after_masks", "before_masks"], 1))
 def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, where: str) -> None:
     """On a text that is always the same, a few steps are enough to draft all of it."""
     torch.manual_seed(0)
@@ -91,9 +92,9 @@ def test_alignment_raises_acceptance(tiny: dllm.DiffusionModel, tmp_path: Path, 
     save_aligned(model, recipe, tmp_path / "aligned")
     drafter = dllm.DiffusionDrafter(tmp_path / "aligned", search="argmax", window=4)
     assert (drafter.end_marker, drafter.marker_position) == (recipe.marker_for(tiny), where)
-    from dllm.drafting.base import Budget, Request
+    from dllm.drafting.base import Budget, DraftRequest
 
-    drafting = drafter.open(Request(np.array([5, 6, 7]), tiny.facts.vocab_size, (), 60))
+    drafting = drafter.open(DraftRequest(np.array([5, 6, 7]), tiny.facts.vocab_size, (), 60))
     draft = drafting.propose(np.array([5, 6, 7, 20]), Budget(4, 4))
     assert draft.tokens.tolist() == [30, 40, 21, 31]
     draft = drafting.propose(np.array([5, 6, 7, 20, 30, 40]), Budget(2, 2))  # reuses the first four

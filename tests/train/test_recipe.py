@@ -62,6 +62,7 @@ def test_a_run_resumes_where_it_was(
     assert any("eval_story2" in entry for entry in entries)
 
 
+@pytest.mark.slow  # tests/cli/test_train.py has the refusal
 def test_another_recipe_does_not_continue_a_run(tmp_path: Path) -> None:
     run(replace(TOY, steps=1), tmp_path)
     with pytest.raises(ConfigError, match="another recipe"):
@@ -69,7 +70,7 @@ def test_another_recipe_does_not_continue_a_run(tmp_path: Path) -> None:
     assert run(replace(TOY, steps=2), tmp_path).state.global_step == 2  # a longer run does
 
 
-@pytest.mark.parametrize("objective", ["masked", "causal"])
+@pytest.mark.parametrize("objective", [pytest.param("masked", marks=pytest.mark.slow), "causal"])
 def test_a_run_becomes_a_checkpoint(objective: str, tmp_path: Path) -> None:
     run(replace(TOY, objective=objective, steps=1), tmp_path / "run")
     export(tmp_path / "run", tmp_path / "out")

@@ -1,8 +1,8 @@
 """The verifier's distributions after a forward, as accept rules see them.
 
 A row is the distribution of the token after one node of the draft (row 0: after the last committed
-token). Everything the user asked for is applied before any accept test: penalties and custom
-processors with the history that the row would have, then temperature, top-k and top-p.
+token). Everything the user asked for is applied before any accept test: biases, penalties and
+custom processors with the history that the row would have, then temperature and filters.
 """
 
 from __future__ import annotations
@@ -61,13 +61,15 @@ class Sampling:
     transformers.
 
     As everywhere in this library, top-p is measured on the whole distribution, not on what top-k
-    leaves.
+    leaves.  ``bias`` has (id, number) pairs, added to the logits.
     ``early_bans`` are ids that may not be emitted before position ``early_end``.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
     repetition_penalty: float = 1.0
     processors: tuple[LogitsProcessor, ...] = ()
     early_bans: tuple[int, ...] = ()
@@ -89,12 +91,15 @@ class Sampling:
             x = x.clone() if x is logits else x
             for row in early.tolist():
                 x[row, list(self.early_bans)] = -torch.inf
+        if self.bias:
+            ids, numbers = zip(*self.bias, strict=True)
+            x = x.index_add(1, x.new_tensor(ids).long(), x.new_tensor(numbers).expand(len(x), -1))
         if self.needs_history:
             x = torch.cat([self._with_history(x[i : i + 1], h) for i, h in enumerate(histories)])
         if self.temperature == 0:
             return x
-        if self.top_p < 1 or self.top_k > 0:
-            lost = dropped(x, self.temperature, self.top_p, self.top_k)
+        if self.top_p < 1 or self.top_k > 0 or self.min_p > 0:
+            lost = dropped(x, self.temperature, self.top_p, self.top_k, self.min_p)
             x = x.masked_fill(lost, -torch.inf)
         return (x / self.temperature).log_softmax(-1)
 
@@ -158,8 +163,13 @@ class Rows:
         """The token that plain sampling with this seed draws after ``node``."""
         if self.sampling.temperature == 0:
             return self.greedy(node)
+        return self.coupled(self.log_distribution[node + 1], node)
+
+    def coupled(self, row: torch.Tensor, node: int) -> int:
+        """What the noise of plain sampling draws after ``node`` of log-probabilities (V,)."""
+        if self.sampling.temperature == 0:
+            return int(row.argmax())
         seed, stream = self.coins.emission
-        row = self.log_distribution[node + 1]
         key = torch.tensor([[seed, stream, int(self.positions[node + 1]), 0]], device=row.device)
         alive = row.isfinite().nonzero()[:, 0]
         if 4 * len(alive) < len(row):  # filters leave few tokens that could need noise

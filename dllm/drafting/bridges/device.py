@@ -18,7 +18,7 @@ import numpy as np
 from ...access import json_headers
 from ...canvas import IntArray
 from ...errors import ConfigError, DllmError
-from ..base import Budget, Request
+from ..base import Budget, DraftRequest
 from ..naming import DrafterLike, make_drafter
 from ..vocabulary import fingerprint
 from .follow import TextFollower
@@ -50,7 +50,7 @@ def write_with(
         known = verifier.ask(
             "open", {"vocabulary": vocabulary, "prompt": prompt.tolist(), **options}
         )
-        request = Request(
+        request = DraftRequest(
             prompt, known["vocab_size"], tuple(known["stop_ids"]), known["limit"],
             float(options.get("temperature", 0.0)), tokenizer=tokenizer,
         )  # fmt: skip

@@ -37,7 +37,7 @@ import numpy as np
 from ...access import KEY, json_headers
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, Feedback, Request
+from ..base import DRAFTERS, EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
 from ..vocabulary import fingerprint
 from .service import VocabularyError
 
@@ -83,14 +83,14 @@ class Remote(Drafter):
             raise ConfigError("remote takes deadline > 0 and window >= 0")
         self.host, self.port = parts.hostname, parts.port or 80
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Remote(self, request)
 
 
 @dataclass
 class _Remote(Drafting):
     part: Remote
-    request: Request
+    request: DraftRequest
     sid: str = field(default_factory=lambda: uuid.uuid4().hex)
     known: int = 0  # tokens the service has; 0: it has no session
     asked: bool = False  # there may be a session to close

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...canvas import IntArray
 from ...errors import ConfigError
-from ..base import Budget, Drafter, Request
+from ..base import Budget, Drafter, DraftRequest
 from .follow import TextFollower
 
 MOST_SESSIONS = 256
@@ -68,7 +68,7 @@ class Service:
                 "on the verifier's tokenizer"
             )
         prompt = np.asarray([int(i) for i in message["prompt"]], np.int64)
-        request = Request(
+        request = DraftRequest(
             prompt, int(message["vocab_size"]),
             tuple(message["stop_ids"]), int(message["limit"]), float(message["temperature"]),
             tuple(message["noise_key"]), tuple(message["draft_key"]),

@@ -28,7 +28,7 @@ from ...models import load
 from ...streamers import Streamer, feeding
 from .. import base
 from ..accept.rows import LogitsProcessor
-from ..base import EMPTY, Drafter, Drafting, Feedback, Request
+from ..base import EMPTY, Drafter, Drafting, DraftRequest, Feedback
 from ..length.control import CONTROLLERS, LengthController
 from ..naming import fit, make_drafter
 from ..preparation import SpeculativePreparation
@@ -151,7 +151,9 @@ class DraftCandidates(CandidateGenerator):
     """A drafter as transformers' candidate generator.  Logits are never returned: with them the
     loop would take the draft for a sample, without them it compares, which is always right."""
 
-    def __init__(self, drafter: Drafter, request: Request, controller: LengthController) -> None:
+    def __init__(
+        self, drafter: Drafter, request: DraftRequest, controller: LengthController
+    ) -> None:
         self.drafting: Drafting = drafter.open(request)
         self.request, self.controller = request, controller
         self.prefix, self.draft, self.first = request.prompt, EMPTY, True
@@ -218,7 +220,7 @@ class _Attached:
         self.close()
         config, ids = arguments["generation_config"], arguments["input_ids"]
         stops = getattr(config, "_eos_token_tensor", None)
-        request = Request(
+        request = DraftRequest(
             prompt=ids[0].cpu().numpy(), vocab_size=self.vocab_size,
             stop_ids=() if stops is None else tuple(stops.flatten().tolist()),
             limit=config.max_length, tokenizer=self.tokenizer,

@@ -34,14 +34,13 @@ from ..base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
     single,
 )
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
-from ..search.ngram import NGram
-from ..search.proxies import PROXIES, Proxy
+from ..search.proxies import PROXIES, NGram, Proxy
 from ..trimming import TrimmedHead, kept_ids
 
 WINDOW = 32  # masks that a drafter sees at least, unless told otherwise
@@ -59,11 +58,14 @@ class Refresh:
 class Reuse(Cache):
     """Keeps the keys and values of the committed text from round to round.
 
-    Recomputed are masks and what was committed since; `DiffusionDrafting` says when everything is.
-    For a bidirectional model this is an approximation, which can only cost acceptance.
+    Recomputed are masks, what was committed since and the ``recent`` tokens before that;
+    `DiffusionDrafting` says when everything is.  For a bidirectional model this is an
+    approximation, which can only cost acceptance.
     """
 
     name = "reuse"
+
+    recent: int = 0
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         refresh = slots.state(Refresh)
@@ -72,6 +74,9 @@ class Reuse(Cache):
             return full_plan(canvas)
         live = slice(0, canvas.length)
         stale = (slots.age[live] < 0) | slots.pending[live] | canvas.masked[live]
+        if self.recent:
+            first = int(stale.argmax())
+            stale[max(0, first - self.recent) : first] = True
         return Plan(np.flatnonzero(stale))
 
 
@@ -88,7 +93,9 @@ class DiffusionDrafter(Drafter):
     ``steps`` forwards per round: before the last one, ``sampler`` commits tokens (default
     ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the committed text across
     rounds and recomputes them every ``refresh_rounds`` rounds or when acceptance falls by a
-    quarter (never for WeDLM's models, for which they stay right); "none" recomputes everything.
+    quarter (never for WeDLM's models, for which they stay right, nor with None), and in every round
+    those of the ``recent`` tokens before the latest; "none" recomputes everything.  ``inside``: no
+    mask stands where the text cannot reach.
     ``end_marker``: id that stood beside the masks in training ("do not end here"), and
     ``marker_position`` where: "after_masks" or "before_masks"; defaults what the checkpoint says.
     ``trim``: ids, or a JSON file of them, outside which nothing is drafted, so that only their rows
@@ -104,7 +111,9 @@ class DiffusionDrafter(Drafter):
     steps: int = 1
     sampler: str | None = None
     cache: str = "reuse"
-    refresh_rounds: int = 8
+    refresh_rounds: int | None = 8
+    recent: int = 0
+    inside: bool = False
     end_marker: int | None = None
     marker_position: str | None = None
     trim: Any = None
@@ -117,7 +126,7 @@ class DiffusionDrafter(Drafter):
         register_all()
         self._engine: Engine | None = None
         self._lock = threading.Lock()
-        if min(WINDOW if self.window is None else self.window, self.steps, self.refresh_rounds) < 1:
+        if min(self.window or WINDOW, self.steps, self.refresh_rounds or 1) < 1 or self.window == 0:
             raise ConfigError("window, steps and refresh_rounds must be at least 1")
         self.model = load(self.model)
         if self.model.facts.mask_token_id is None:
@@ -160,7 +169,7 @@ class DiffusionDrafter(Drafter):
             return result
         return SEARCHES["coupled" if temperature > 0 else "cps"]()
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return DiffusionDrafting(self, request)
 
     def propose_all(self, work: Sequence[tuple[Any, IntArray, Budget]]) -> list[Draft]:
@@ -212,7 +221,9 @@ class DiffusionDrafter(Drafter):
         name = self.cache
         if name == "reuse" and self.model.facts.mask_kind == "decided_first":
             name = "wedlm"  # which keeps the committed text, and never has to refresh it
-        return Reuse() if name == "reuse" else caches.compose(name, self.model.family.name)
+        if name == "reuse":
+            return Reuse(self.recent)
+        return caches.compose(name, self.model.family.name)
 
     def leave(self, row: Row) -> None:
         """A sequence is complete; with the last one the memory is given back."""
@@ -235,7 +246,7 @@ class DiffusionDrafting(Drafting):
     """A diffusion drafter on one sequence: its row in the drafter's engine."""
 
     part: DiffusionDrafter
-    request: Request
+    request: DraftRequest
     rounds: int = 0
     first: int = 0  # position of the first mask, and how many there are
     window: int = 0
@@ -259,7 +270,8 @@ class DiffusionDrafting(Drafting):
             family=model.family.name,
         )
         window = part.window or WINDOW
-        longest = min(self.request.limit + window + self.marker, facts.context_length)
+        beyond = 0 if part.inside else window
+        longest = min(self.request.limit + beyond + self.marker, facts.context_length)
         canvas = Canvas.for_prompt(np.zeros(0, np.int64), longest, **self.canvas_facts)
         row = part.engine().admit(canvas, Recipe(sampler, GenerationConfig()), held=True)
         assert row is not None, "the pool grows"
@@ -347,7 +359,8 @@ class DiffusionDrafting(Drafting):
             and self.smoothed is not None
             and self.smoothed < 0.75 * self.reference
         )
-        return fallen or self.since_refresh >= self.part.refresh_rounds
+        every = self.part.refresh_rounds
+        return every is not None and (fallen or self.since_refresh >= every)
 
     def _with_decided(
         self, logits: torch.Tensor | None, undecided: IntArray, window: int

@@ -17,8 +17,8 @@ from ..base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
 )
 
 
@@ -43,7 +43,7 @@ class SelfDrafter(Drafter):
         if self.masks < 1:
             raise ConfigError(f"masks must be at least 1, not {self.masks}")
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         facts = None if request.verifier is None else request.verifier.facts
         if facts is None or facts.mask_kind != "decided_first":
             raise ConfigError(

@@ -20,8 +20,8 @@ from ..base import (
     Draft,
     Drafter,
     Drafting,
+    DraftRequest,
     Feedback,
-    Request,
 )
 from .history import BORDER, History
 from .hits import HitRates
@@ -74,7 +74,7 @@ class SuffixDecoding(Drafter):
         self.ends: deque[int] = deque()  # where the kept outputs end in `shared`
         self.lock = threading.Lock()
 
-    def open(self, request: Request) -> Drafting:
+    def open(self, request: DraftRequest) -> Drafting:
         return _Suffixes(self, request)
 
     @property
@@ -103,7 +103,7 @@ class SuffixDecoding(Drafter):
 
 
 class _Suffixes(Drafting):
-    def __init__(self, part: SuffixDecoding, request: Request) -> None:
+    def __init__(self, part: SuffixDecoding, request: DraftRequest) -> None:
         self.part, self.own = part, History()
         self.start, self.trees = len(request.prompt), request.trees and part.tree
         self.text: list[int] = request.prompt.tolist()

@@ -39,6 +39,7 @@ function request(way) {
     cache: way.querySelector(".cache").value || undefined,
   };
   for (const id of ["max_tokens", "block_length", "temperature", "seed"]) if (field(id)) body[id] = Number(field(id));
+  if (field("length")) body.length = field("length");
   return body;
 }
 
@@ -57,13 +58,15 @@ async function* events(response) {
   }
 }
 
+const named = (body) => ({ sampler: body.sampler ?? "", cache: body.cache ?? "" });
+
 /* The trace of a canvas on which nothing is written yet. */
 function blank(frame, body) {
   const before = frame.given.filter(([at]) => at < 0), pieces = {}, prompt = [];
   for (const [, text] of before) { pieces[-1 - prompt.length] = text; prompt.push(-1 - prompt.length); }
   const length = prompt.length + frame.length;
   return { prompt, length, region: [prompt.length, length], given: [[0, prompt.length]], final: [], steps: [], pieces,
-    sampler: body.sampler ?? "", cache: body.cache ?? "", model: field("key") ? "" : $("model").textContent };
+    ...named(body), model: field("key") ? "" : $("model").textContent };
 }
 
 function step(t, frame) {
@@ -110,7 +113,7 @@ async function write(index, way, signal) {
 function begin(index, t) {
   const at = Number(slider.value), follow = at >= longest, all = views.map((view) => view.t);
   all[index] = t;
-  show(Array.from(all, (one) => one ?? { ...t, steps: [], final: [] }));
+  show(Array.from(all, (one, i) => one ?? { ...t, ...named(request(ways[i])), steps: [], final: [] }));
   set(follow ? longest : at);
 }
 
@@ -129,9 +132,11 @@ async function go(event) {
     return box;
   }));
   const signal = running.signal;
-  const ends = await Promise.allSettled(chosen.map((way, index) => write(index, way, signal)));
-  const failed = ends.find((end) => end.status === "rejected" && end.reason.name !== "AbortError");
-  if (failed) { trouble(failed.reason.message); running.abort(); }
+  await Promise.all(chosen.map((way, index) => write(index, way, signal).catch((error) => {
+    if (error.name === "AbortError") return;
+    const what = chosen.length > 1 ? `Way ${index + 1}: ${error.message}` : error.message;
+    trouble([$("trouble").textContent, what].filter(Boolean).join("\n"));
+  })));
   running = null;
   $("go").disabled = false;
   $("halt").disabled = true;

@@ -1,7 +1,8 @@
-"""The card of a trained drafter: what it is, how it was made, how well it drafts."""
+"""The card of what was trained to draft: what it is, how it was made, how well it drafts."""
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -26,21 +27,15 @@ def curve(history: Sequence[Mapping[str, Any]], blocks: int) -> list[dict[str, f
 
 
 def card(
-    verifier: str, settings: Mapping[str, Any], points: Sequence[Mapping[str, float]],
-    facts: Mapping[str, Any],
+    base: str, title: str, about: Sequence[str], settings: Mapping[str, Any],
+    points: Sequence[Mapping[str, float]], facts: Mapping[str, Any], **front: Any,
 ) -> str:  # fmt: skip
-    """Markdown.  ``settings`` as given to the run, ``facts``: what was counted on the way."""
-    lines = [
-        "---", "library_name: transformers", f"base_model: {verifier}", "tags:", "- dflash",
-        "- speculative-decoding", "---", "", f"# A block-diffusion drafter for {verifier}", "",
-        "DFlash (arXiv 2602.06036): a small network reads the verifier's hidden states and fills a",
-        "block of masks in one forward; the verifier checks it, so that the text stays the same.",
-        "", "```python",
-        "import dllm",
-        f'dllm.speculate("{verifier}", "path/to/this/folder", "Why is the sky blue?")',
-        "```", "", "## Held-out answers of the verifier, greedy", "",
-    ]  # fmt: skip
-    lines += table(points)
+    """Markdown.  ``about``: lines under the title; ``settings`` as given to the run, ``facts``:
+    what was counted on the way; ``front``: further fields of the front matter."""
+    fields = {"base_model": base, "tags": ["dllm", "speculative-decoding"]} | front
+    lines = ["---", *(f"{k}: {json.dumps(v)}" for k, v in fields.items()), "---", ""]
+    lines += [f"# {title}", ""]
+    lines += [*about, "", "## Held-out answers, greedy", "", *table(points)]
     lines += ["", "## How it was made", ""]
     lines += [f"- {name}: {value}" for name, value in {**settings, **facts}.items()]
     lines += [f"- {name} {version(name)}" for name in PACKAGES]

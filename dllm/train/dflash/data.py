@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ...errors import ConfigError
-from ..batches import arranged
+from ..batches import arranged, examples
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,12 @@ def kept_taps(path: Path, layers: Sequence[int]) -> Path | None:
 def read_answers(path: Path, layers: Sequence[int] = ()) -> Iterator[Answer]:
     """The answers of a file, with their taps where those of ``layers`` are kept.  Raises
     `ConfigError` for a line of another form."""
-    kept = kept_taps(path, layers)
-    at = 0
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                entry = json.loads(line)
-                ids, start = tuple(entry["ids"]), int(entry["answer"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(
-                    f'{path}, line {number}: expected {{"ids": [...], "answer": n}}, '
-                    f"not {line!r:.60}"
-                ) from error
-            yield Answer(ids, start, kept, at)
-            at += len(ids) - 1
+    kept, at = kept_taps(path, layers), 0
+    for ids, start in examples(
+        path, '{"ids": [...], "answer": n}', lambda e: (tuple(e["ids"]), int(e["answer"]))
+    ):
+        yield Answer(ids, start, kept, at)
+        at += len(ids) - 1
 
 
 def loops(ids: Sequence[int], n: int = 4) -> bool:

@@ -16,9 +16,12 @@ from ...drafting.api import speculate
 from ...errors import ConfigError
 from ...models import DiffusionModel
 from ...prompts import encode
+from ..batches import examples
 
+# how half of the self-written prompts begin, so that they cover more than small talk
+STARTERS = (Path(__file__).parent / "starters.txt").read_text(encoding="utf-8").splitlines()
 BATCH = 64  # prompts per call, and per piece of work when a stopped run goes on
-_HERE = "\u2063here\u2063"  # stands for the user's words in the template
+HERE = "\u2063here\u2063"  # stands for the user's words in the template
 
 
 def turn_ids(verifier: DiffusionModel) -> tuple[list[int], list[int]]:
@@ -28,13 +31,17 @@ def turn_ids(verifier: DiffusionModel) -> tuple[list[int], list[int]]:
         raise ConfigError(
             f"{verifier.name} has no chat template to prompt itself with: pass data of your own"
         )
-    turns = [{"role": "user", "content": _HERE}]
+    turns = [{"role": "user", "content": HERE}]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    if text.count(_HERE) != 1:
+    if text.count(HERE) != 1:
         raise ConfigError(f"the chat template of {verifier.name} changes the user's words")
-    before, after = (tokenizer(part, add_special_tokens=False).input_ids
-                     for part in text.split(_HERE))  # fmt: skip
-    return list(before), list(after)
+    return around(tokenizer, text)
+
+
+def around(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+    """Ids of what stands before and after `HERE`."""
+    before, after = tokenizer(text.split(HERE), add_special_tokens=False).input_ids
+    return before, after
 
 
 def self_prompts(
@@ -96,20 +103,17 @@ def write_answers(
 def read_data(verifier: DiffusionModel, file: Path) -> list[IntArray] | None:
     """The prompts of a file of {"prompt": text} or {"messages": [...]}; None when its lines are
     answers already, {"ids", "answer"}.  Raises `ConfigError` for anything else."""
+
+    def make(entry: Any) -> IntArray | None:
+        if "ids" in entry and "answer" in entry:
+            return None
+        return encode(verifier, entry.get("messages") or entry["prompt"], None)
+
     prompts: list[IntArray] = []
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines, 1):
-            entry = json.loads(line)
-            if number == 1 and "ids" in entry and "answer" in entry:
-                return None
-            prompts.append(encode(verifier, entry.get("messages") or entry["prompt"], None))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f'{file}, line {number}: expected {{"ids", "answer"}}, {{"prompt"}} or {{"messages"}}'
-        ) from error
+    for prompt in examples(file, '{"ids", "answer"}, {"prompt"} or {"messages"}', make):
+        if prompt is None:
+            return None
+        prompts.append(prompt)
     if not prompts:
         raise ConfigError(f"{file} is empty")
     return prompts

@@ -24,16 +24,17 @@ NO_ROTATION_KNOWN = {"rope_type": "default", "rope_theta": 10000.0}  # of verifi
 
 def blocks_attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attention_mask: torch.Tensor, scaling: float, **_: Any,
+    attention_mask: torch.Tensor, scaling: float, causal: bool = False, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention of N blocks of ``block_size`` rows over the text and, each, over itself.
+    """Attention of N blocks of rows over the text and, each, over itself; ``causal``: over what
+    stands to the left in it.
 
     ``query`` (B, heads, N * block, D); ``key`` and ``value`` (B, kv heads, S + N * block, D), the
     text first; ``attention_mask`` (B, N, 1 or block, S) is true where a row sees the text.  The
     scores of other blocks, which no block sees, are never computed.
     """
     batch, blocks, text = (attention_mask.shape[i] for i in (0, 1, 3))
-    kv_heads, size, dim = key.shape[1], module.config.block_size, query.shape[-1]
+    kv_heads, size, dim = key.shape[1], query.shape[2] // blocks, query.shape[-1]
     groups = query.shape[1] // kv_heads
     # (B, kv, N, groups * block, D): all rows that share keys together
     q = query.view(batch, kv_heads, groups, blocks, size, dim).transpose(2, 3)
@@ -45,6 +46,9 @@ def blocks_attention(
     far = far.masked_fill(~attention_mask[:, None, :, None], torch.finfo(far.dtype).min)
     far = far.flatten(3, 4)
     near = (q @ own_k.transpose(-1, -2)) * scaling
+    if causal:
+        later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+        near = near.masked_fill(later.repeat(groups, 1), torch.finfo(near.dtype).min)
     weights = torch.cat([far, near], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
     seen = weights[..., :text].flatten(2, 3) @ value[:, :, :text]
     out = seen.view_as(q) + weights[..., text:] @ own_v

@@ -157,15 +157,22 @@ def start(
     if weights_from is not None:
         _take_weights(trainee, load_checkpoint(weights_from))
     taps = Taps(layers, config.hidden_size)
-    schedule = recipe.schedule
+    return run_of(trainee, split, taps, recipe.schedule, folder, bf16, say), split
+
+
+def run_of(
+    trainee: Trainee, split: Split, taps: Taps, schedule: Schedule, folder: Path, bf16: bool,
+    say: Callable[[str], None] | None,
+) -> Loop:  # fmt: skip
+    """What drafts, on answers; measured on held-out ones."""
     data = Batches(
         split.train, schedule.rows, schedule.anchors, schedule.seed, schedule.steps, taps
     )
-    run = loop(
-        trainee, data, schedule, folder / "checkpoints", bf16=bf16, device=verifier.device.type,
-        say=say, measure=partial(measure, answers=split.held, taps=taps),
+    return loop(
+        trainee, data, schedule, folder / "checkpoints", bf16=bf16,
+        device=trainee.head.device.type, say=say,
+        measure=partial(measure, answers=split.held, taps=taps),
     )  # fmt: skip
-    return run, split
 
 
 def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
@@ -224,7 +231,14 @@ def finish(
         "parameters": sum(t.numel() for t in weights.values()),
     }  # fmt: skip
     points = curve(run.state.log_history, recipe.schedule.rows * recipe.schedule.anchors)
-    text = card(verifier.name, settings, points, facts)
+    about = [
+        "DFlash (arXiv 2602.06036): a small network reads the verifier's hidden states and fills a",
+        "block of masks in one forward; the verifier checks it, so that the text stays the same.",
+        "", "```python", "import dllm",
+        f'dllm.speculate("{verifier.name}", "path/to/this/folder", "Why is the sky blue?")', "```",
+    ]  # fmt: skip
+    text = card(verifier.name, f"A block-diffusion drafter for {verifier.name}", about, settings,
+                points, facts, library_name="transformers")  # fmt: skip
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

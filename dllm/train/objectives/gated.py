@@ -9,6 +9,7 @@ TiDAR, arXiv 2511.08923, reads off the forward that verifies).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from transformers import AttentionInterface, DynamicCache
 
 from ...models.adapters import Gate
+from ..dflash.model import blocks_attention
 from ..network import attention
 
 ATTENTION = "dllm_blocks_of_masks"
@@ -38,37 +40,7 @@ class Behind:
         return 0
 
 
-def masks_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attention_mask: torch.Tensor, scaling: float, **_: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention of N blocks of n rows over the text and, causally, each over itself.
-
-    ``query`` (B, heads, N * n, D); ``key`` and ``value`` (B, kv heads, S + N * n, D), the text
-    first; ``attention_mask`` (B, N, 1, S) is true where a block sees the text.
-    """
-    batch, blocks, text = (attention_mask.shape[i] for i in (0, 1, 3))
-    kv, dim = key.shape[1], query.shape[-1]
-    groups, size = query.shape[1] // kv, query.shape[2] // blocks
-    # (B, kv, N, groups * n, D): all rows that share keys together
-    q = query.view(batch, kv, groups, blocks, size, dim).transpose(2, 3)
-    q = q.reshape(batch, kv, blocks, groups * size, dim)
-    own_k = key[:, :, text:].reshape(batch, kv, blocks, size, dim)
-    own_v = value[:, :, text:].reshape(batch, kv, blocks, size, dim)
-    lowest = torch.finfo(q.dtype).min
-    far = q.flatten(2, 3) @ key[:, :, :text].transpose(-1, -2)
-    far = far.view(batch, kv, blocks, groups * size, text) * scaling
-    far = far.masked_fill(~attention_mask[:, None], lowest)
-    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1).repeat(groups, 1)
-    near = ((q @ own_k.transpose(-1, -2)) * scaling).masked_fill(later, lowest)
-    weights = torch.cat([far, near], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
-    seen = weights[..., :text].flatten(2, 3) @ value[:, :, :text]
-    out = seen.view_as(q) + weights[..., text:] @ own_v
-    out = out.view(batch, kv, blocks, groups, size, dim).permute(0, 2, 4, 1, 3, 5)
-    return out.reshape(batch, blocks * size, kv * groups, dim), None
-
-
-AttentionInterface.register(ATTENTION, masks_attention)
+AttentionInterface.register(ATTENTION, partial(blocks_attention, causal=True))
 
 
 class MaskBlocks(nn.Module):

@@ -24,6 +24,7 @@ from ...errors import ConfigError
 from ..network import Network
 
 STATES = ("trajectory", "random", "order")
+NEVER = 1 << 15  # order of a token that was never decided: masked in all states, not learnt
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,11 @@ class Parallel(nn.Module):
         """``loss`` of a batch."""
         generator = torch.Generator().manual_seed(int(seed))
         masked, learnt = self._state(order, float(progress), generator)
-        total = self._view(ids, masked, learnt, valid, hint)
+        total = self._view(ids, order, masked, learnt, valid, hint)
         if self.settings.complement:
-            other = (order >= 0) & self._block & ~learnt
-            total = total + self._view(ids, (masked & ~learnt) | other, other, valid, None)
+            other = self._block & ~learnt
+            rest = (masked & ~learnt) | other
+            total = total + self._view(ids, order, rest, other, valid, None)
         return {"loss": self.settings.scale * total}
 
     def _state(
@@ -151,9 +153,10 @@ class Parallel(nn.Module):
         settings, (rows, _) = self.settings, order.shape
         draw = torch.rand(rows, generator=generator).to(order.device)
         if settings.state == "trajectory":
-            steps = order.max(1).values + 1
-            return trajectory_state(order, (draw * steps).long(), settings.delta)
-        answer = order >= 0
+            steps = torch.where(order < NEVER, order, -1).max(1).values + 1
+            masked, soon = trajectory_state(order, (draw * steps).long(), settings.delta)
+            return masked, soon & (order < NEVER)
+        answer = (order >= 0) & (order < NEVER)
         places = torch.where(answer, answer.cumsum(1) - 1, -1)
         blocks = -(-answer.sum(1) // settings.block)
         first = (draw * blocks).long() * settings.block
@@ -167,11 +170,12 @@ class Parallel(nn.Module):
         else:  # between what the run has reached and its end
             drawn = float(torch.rand((), generator=generator))
             inside = last_decided(order, self._block, ratio + (high - ratio) * drawn)
-        return block_state(places, first, settings.block, inside)
+        masked, learnt = block_state(places, first, settings.block, inside)
+        return masked | (order == NEVER), learnt
 
     def _view(
-        self, ids: torch.Tensor, masked: torch.Tensor, learnt: torch.Tensor, valid: torch.Tensor,
-        hint: torch.Tensor | None,
+        self, ids: torch.Tensor, order: torch.Tensor, masked: torch.Tensor, learnt: torch.Tensor,
+        valid: torch.Tensor, hint: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         """The loss of one state."""
         settings, net = self.settings, self.network
@@ -179,7 +183,7 @@ class Parallel(nn.Module):
         logits = net.logits(noisy, valid, ids)
         ce, entropy = certainty(logits[learnt], ids[learnt], settings.entropy_tau)
         total = settings.ce * ce + settings.entropy * entropy
-        later = masked & ~learnt
+        later = masked & ~learnt & (order < NEVER)
         if settings.kl and later.any():
             teacher = net.teacher_logits(*_with_hint(noisy, valid, hint), clean=None)
             rows = teacher[:, -ids.shape[1] :][later]

@@ -18,7 +18,7 @@ from torch import nn
 
 from ...errors import ConfigError
 from ..network import Network
-from .parallel import block_state
+from .parallel import NEVER, block_state
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,13 @@ class Repair(nn.Module):
         low, high = self.settings.noise
         draws = torch.rand(2, len(order), 1, generator=generator).to(order.device)
         noise = torch.rand(order.shape, generator=generator).to(order.device)
-        inside, answer = noise < low + (high - low) * draws[0], order >= 0
+        inside, never = noise < low + (high - low) * draws[0], order == NEVER
+        answer = (order >= 0) & ~never
         if self.network.facts.block_length:
-            return answer & inside, answer, answer & inside
+            return (answer & inside) | never, answer, answer & inside
         places = torch.where(answer, answer.cumsum(1) - 1, -1)
         blocks = -(-answer.sum(1) // self.settings.block)
         first = (draws[1, :, 0] * blocks).long() * self.settings.block
         size, everywhere = self.settings.block, torch.ones_like(answer)
         hidden, here = block_state(places, first, size, inside)
-        return hidden, block_state(places, first, size, everywhere)[1], here
+        return hidden | never, block_state(places, first, size, everywhere)[1], here

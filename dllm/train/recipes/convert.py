@@ -1,13 +1,12 @@
-"""An autoregressive model that also fills in masks: `gated`, an adapter which acts on masks only,
-or `blocks`, whole weights for attention that is causal between blocks.
-"""
+"""An autoregressive model that also fills in masks, by an adapter which acts on masks only; or all
+its weights, for attention that is causal between blocks (`in_blocks`)."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,15 +14,20 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
-from ...models import DiffusionModel
+from ...models import DiffusionModel, load
 from ...models.adapters import LINEARS, SECTION, gate_adapter
-from ..dflash.card import curve, table
-from ..dflash.data import Batches, Taps, common_tokens, read_answers
-from ..dflash.evaluate import measure
+from ..dflash.card import card, curve
+from ..dflash.data import Taps, common_tokens, read_answers
 from ..dflash.objective import Objective, Trainee
-from ..dflash.recipe import Schedule, Split, mask_id
-from ..loop import Loop, loop
+from ..dflash.recipe import Schedule, Split, mask_id, run_of
+from ..loop import Loop
+from ..network import add_adapter
 from ..objectives.gated import MaskBlocks
+
+IN_BLOCKS = {  # families of networks that attend in blocks
+    "LlamaForCausalLM": "a2d_llama", "Qwen2ForCausalLM": "a2d_qwen2",
+    "Qwen3ForCausalLM": "a2d_qwen3",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,37 +53,42 @@ def start(
 ) -> tuple[Loop, Split]:  # fmt: skip
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`.  ``files``: the model's own
     answers, see `dllm train dflash`.  Changes the network in place: it gets the adapter."""
-    from peft import LoraConfig
-
     if model.facts.mask_kind != "causal":
         raise ConfigError(f"{model.name} is a diffusion model already")
     hf: Any = model.hf
     hf.train(False)
-    hf.requires_grad_(False)
     answers = [a for file in files for a in read_answers(file)]
     split = Split.of(answers, recipe.held_out, recipe.evaluated)
     torch.manual_seed(recipe.schedule.seed)
     layers = [name for name in LINEARS
               if any(part.endswith(name) for part, _ in hf.named_modules())]  # fmt: skip
-    hf.add_adapter(LoraConfig(r=recipe.rank, lora_alpha=recipe.rank, target_modules=layers))
-    for parameter in hf.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+    add_adapter(hf, recipe.rank, layers)
     gate = gate_adapter(hf, mask_id(model) if recipe.mask_token_id is None
                         else recipe.mask_token_id)  # fmt: skip
     blocks = MaskBlocks(hf, gate, recipe.masks)
     common = common_tokens(split.train, recipe.objective.head_rows)
     reader = SimpleNamespace(read=blocks.read)  # no second submodule
     trainee = Trainee(blocks, reader, hf, recipe.objective, common)
-    taps, schedule = Taps((), hf.get_input_embeddings().weight.shape[1]), recipe.schedule
-    data = Batches(
-        split.train, schedule.rows, schedule.anchors, schedule.seed, schedule.steps, taps
-    )
-    run = loop(
-        trainee, data, schedule, folder / "checkpoints", bf16=bf16, device=model.device.type,
-        say=say, measure=partial(measure, answers=split.held, taps=taps),
-    )  # fmt: skip
-    return run, split
+    taps = Taps((), hf.get_input_embeddings().weight.shape[1])
+    return run_of(trainee, split, taps, recipe.schedule, folder, bf16, say), split
+
+
+def in_blocks(model: DiffusionModel, block: int, mask_token_id: int | None) -> DiffusionModel:
+    """A copy of an autoregressive model with attention that is causal between blocks of ``block``
+    tokens and predictions in place, as OPDLM's: weights to train, no model to use yet."""
+    family = IN_BLOCKS.get(type(model.hf).__name__)
+    if model.facts.mask_kind != "causal" or family is None:
+        raise ConfigError(
+            f"{model.name} cannot become a model of blocks: that takes an autoregressive Llama, "
+            "Qwen2 or Qwen3 network"
+        )
+    mask = mask_id(model) if mask_token_id is None else mask_token_id
+    copies: Any = copy.deepcopy((model.hf, model.tokenizer))
+    hf, tokenizer = copies
+    hf.generation_config.block_length = block
+    result = load(hf, family=family, tokenizer=tokenizer, mask_token_id=mask,
+                  block_length=block)  # fmt: skip
+    return replace(result, name=model.name)
 
 
 def finish(run: Loop, model: DiffusionModel, recipe: Recipe, split: Split, folder: Path) -> None:
@@ -93,20 +102,16 @@ def finish(run: Loop, model: DiffusionModel, recipe: Recipe, split: Split, folde
     facts = {"answers": len(split.train), "answer tokens": sum(a.tokens for a in split.train),
              "held-out answers": len(split.held)}  # fmt: skip
     points = curve(run.state.log_history, recipe.schedule.rows * recipe.schedule.anchors)
-    lines = [
-        "---", f"base_model: {model.name}", "library_name: peft", "tags:", "- dllm",
-        "- diffusion", "- speculative-decoding", "---", "",
-        f"# {model.name} fills in masks", "",
+    about = [
         "A low-rank adapter that acts on masks only: decided tokens compute what they did before.",
         "", "```python", "import dllm", "",
         f'model = dllm.load("{model.name}", adapter="path/to/this/folder")',
         'dllm.speculate(model, "self", "Why is the sky blue?")',
-        'dllm.generate(model, "Why is the sky blue?", sampler="wedlm", cache="wedlm")',
-        "```", "", "## As its own drafter, on held-out greedy answers", "", *table(points), "",
-        "## How it was made", "",
-        *(f"- {name}: {value}" for name, value in (settings | facts).items()),
+        'dllm.generate(model, "Why is the sky blue?", sampler="wedlm", cache="wedlm")', "```",
     ]  # fmt: skip
-    (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = card(model.name, f"{model.name} fills in masks", about, settings, points, facts,
+                library_name="peft")  # fmt: skip
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def save_gated(hf: Any, folder: Path, mask_token_id: int, **generation: Any) -> None:

@@ -1,4 +1,4 @@
-"""Runs on a diffusion model's own trajectories: `parallel` and `repair`."""
+"""Runs on a diffusion model's own answers: `parallel`, `repair` and `blocks`."""
 
 from __future__ import annotations
 
@@ -10,56 +10,99 @@ from typing import Any
 
 from ...api import generate
 from ...models import DiffusionModel
-from ..loop import Loop, Metrics, Schedule, loop, machine_has_bf16, same_recipe
+from ..dflash.generate import HERE, around
+from ..loop import Loop, Metrics, Schedule, loop, machine_has_bf16, resume, same_recipe
 from ..network import Network
-from ..objectives import parallel, repair
-from ..trajectories import Batches, Question, read_trajectories
+from ..objectives import blocks, parallel, repair
+from ..trajectories import Batches, Question, read_trajectories, write_answers, write_trajectories
 
-Settings = parallel.Settings | repair.Settings
+Asked = Sequence[Question]
+
+Settings = parallel.Settings | repair.Settings | blocks.Settings
+OBJECTIVES: dict[type, Any] = {
+    parallel.Settings: parallel.Parallel, repair.Settings: repair.Repair,
+    blocks.Settings: blocks.Blocks,
+}  # fmt: skip
+KEPT = 3  # rounds whose answers are learnt
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """``objective``: settings of `parallel` or `repair`; ``rows`` answers per step; ``rank`` of the
-    adapter, 0 trains all weights; ``sampler``: what the run is measured with."""
+    """``objective``: settings of `parallel`, `repair` or `blocks`; ``rows`` answers per step;
+    ``rank`` of the adapter, 0 trains all weights; ``sampler``: what decodes the answers, and what
+    the run is measured with; ``samples`` of each prompt at ``temperature``, of which the fastest
+    right one is learnt; ``rounds``: how often what was trained decodes again and is trained on."""
 
     objective: Settings
     schedule: Schedule = field(default_factory=lambda: Schedule(1000, 2e-5, 20, "constant"))
     rows: int = 8
     rank: int = 0
     sampler: str = "threshold(0.9)"
+    samples: int = 1
+    temperature: float = 0.0
+    rounds: int = 1
+
+
+def train(
+    model: DiffusionModel, recipe: Recipe, folder: Path, questions: Callable[[int], Asked], *,
+    data: Sequence[Path] = (), held_out: Asked = (), say: Callable[[str], None] | None = None,
+    teacher: DiffusionModel | None = None, gradient_checkpointing: bool = False,
+) -> Loop:  # fmt: skip
+    """All rounds in ``folder``, where a stopped run goes on; returns the last one's loop.
+
+    ``questions`` of a round, from 0, are decoded with what the one before has made, and learnt with
+    those of the two before it; the first round learns from the files of ``data`` instead where
+    there are any, or from what an autoregressive ``teacher`` answers.
+    """
+    same_recipe(folder, recipe)
+    files = [*data]
+    for number in range(recipe.rounds):
+        part = folder if recipe.rounds == 1 else folder / f"round{number + 1}"
+        if number or not data:
+            part.mkdir(parents=True, exist_ok=True)
+            asked, file = questions(number), part / "trajectories.jsonl"
+            if teacher is None or number:
+                writing = write_trajectories(
+                    model, asked, file, recipe.sampler, only_right=teacher is None,
+                    samples=recipe.samples, temperature=recipe.temperature,
+                )  # fmt: skip
+            else:
+                writing = write_answers(teacher, asked, file, model.facts.block_length or 1)
+            for done in writing:
+                if say is not None:
+                    say(f"{done}/{len(asked)} prompts decoded with {recipe.sampler}")
+            files = [*files, file][-KEPT:]
+        network = Network(model, recipe.rank, teacher)
+        if gradient_checkpointing:
+            network.hf.gradient_checkpointing_enable()
+        run = start(network, files, recipe, part / "checkpoints", held_out, say)
+        resume(run)
+        network.hf.train(False)
+        model = network.snapshot()
+    return run
 
 
 def start(
-    model: DiffusionModel, files: Sequence[Path], recipe: Recipe, folder: Path, *,
-    held_out: Sequence[Question] = (), say: Callable[[str], None] | None = None,
-    gradient_checkpointing: bool = False,
+    network: Network, files: Sequence[Path], recipe: Recipe, folder: Path, held_out: Asked = (),
+    say: Callable[[str], None] | None = None,
 ) -> Loop:  # fmt: skip
-    """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
-    same_recipe(folder, recipe)
-    network = Network(model, recipe.rank)
-    if gradient_checkpointing:
-        network.hf.gradient_checkpointing_enable()
+    """One round, ready: a checkpoint in ``folder`` is taken up by `resume`."""
     answers = [answer for file in files for answer in read_trajectories(file)]
-    hints, objective = None, recipe.objective
-    module: Any
-    if isinstance(objective, parallel.Settings):
-        module = parallel.Parallel(network, objective)
-        if objective.kl and objective.reference:
-            hints = reference_turn(model)
-    else:
-        module = repair.Repair(network, objective)
-    schedule = recipe.schedule
-    batches = Batches(answers, recipe.rows, schedule.steps * schedule.accumulate, schedule.seed,
-                      hints)  # fmt: skip
-    device = model.device.type
+    objective, schedule = recipe.objective, recipe.schedule
+    shown = isinstance(objective, parallel.Settings) and objective.kl and objective.reference
+    batches = Batches(
+        answers, recipe.rows, schedule.steps * schedule.accumulate, schedule.seed,
+        reference_turn(network.model) if shown else None,
+    )  # fmt: skip
+    device = network.model.device.type
 
     def measure(objective: Any) -> Metrics:
         return parallelism(objective.network.snapshot(), held_out, recipe.sampler)
 
     return loop(
-        module, batches, schedule, folder / "checkpoints", measure=measure if held_out else None,
-        bf16=bool(recipe.rank) and machine_has_bf16(device), device=device, say=say,
+        OBJECTIVES[type(objective)](network, objective), batches, schedule, folder,
+        measure=measure if held_out else None, bf16=machine_has_bf16(device), device=device,
+        say=say,
     )  # fmt: skip
 
 
@@ -67,21 +110,18 @@ def reference_turn(model: DiffusionModel) -> tuple[list[int], list[int]]:
     """Ids before and behind an answer that is shown to the teacher: a system message where the
     chat template has one."""
     tokenizer: Any = model.tokenizer
-    here = "\u2063here\u2063"
-    text = f"Reference Answer: {here}\n"
+    text = f"Reference Answer: {HERE}\n"
     if tokenizer.chat_template is not None:
-        turns = [{"role": "system", "content": f"Reference Answer: {here}"},
+        turns = [{"role": "system", "content": f"Reference Answer: {HERE}"},
                  {"role": "user", "content": "?"}]  # fmt: skip
         whole = tokenizer.apply_chat_template(turns, tokenize=False)
         user = tokenizer.apply_chat_template(turns[1:], tokenize=False)
-        if whole.endswith(user) and whole.count(here) == 1:
+        if whole.endswith(user) and whole.count(HERE) == 1:
             text = whole.removesuffix(user)
-    before, after = (tokenizer(part, add_special_tokens=False).input_ids
-                     for part in text.split(here))  # fmt: skip
-    return before, after
+    return around(tokenizer, text)
 
 
-def parallelism(model: DiffusionModel, questions: Sequence[Question], sampler: str) -> Metrics:
+def parallelism(model: DiffusionModel, questions: Asked, sampler: str) -> Metrics:
     """Tokens per forward and, where it is known, the share of right answers."""
     results = generate(model, [q.prompt for q in questions], sampler=sampler)
     known = [q.right(r.text) for q, r in zip(questions, results, strict=True)]
@@ -96,7 +136,6 @@ def finish(run: Loop, model: DiffusionModel, recipe: Recipe, folder: Path) -> No
     """Write what was trained: the adapter, or the whole model, with what made it."""
     objective: Any = run.accelerator.unwrap_model(run.model)
     network: Network = objective.network
-    network.hf.train(False)
     if recipe.rank:
         network.hf.save_pretrained(folder)  # of a network with an adapter, the adapter
     else:

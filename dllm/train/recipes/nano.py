@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
 
+from ...api import generate
+from ...drafting.api import speculate
 from ...errors import ConfigError
+from ...eval.tasks import TASKS
 from ...models import DiffusionModel, load
-from ..accuracy import accuracy
 from ..data import CANVAS, TaskStream
 from ..loop import Loop, Metrics, Schedule, loop, resume, same_recipe
 from ..objectives.denoising import Denoising
@@ -189,6 +191,28 @@ def train(
     )  # fmt: skip
     resume(run)
     return run
+
+
+def accuracy(
+    model: DiffusionModel, n: int = 100, tasks: Iterable[str] = TASKS, seed: int = 0, **how: Any
+) -> dict[str, float]:
+    """Share of ``n`` held-out prompts answered correctly, per task.
+
+    ``how``: arguments of `dllm.generate`; the default is one token per step.  An autoregressive
+    model continues greedily.
+    """
+    how = how or {"sampler": "llada"}
+    result = {}
+    for name in tasks:
+        examples = TASKS[name].examples(n, seed)
+        prompts = [example.prompt for example in examples]
+        if model.facts.mask_token_id is None:
+            answers: list[Any] = speculate(model, None, prompts, max_new_tokens=CANVAS)
+        else:
+            answers = generate(model, prompts, **how)
+        right = [TASKS[name].check(e, a.text) for e, a in zip(examples, answers, strict=True)]
+        result[name] = sum(right) / n
+    return result
 
 
 def last_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,0 +1,92 @@
+"""What training for parallel decoding gives: the tasks on which nano needs several forwards.
+
+    python benchmarks/distilled.py base=nano trained=runs/parallel/model --examples 100
+    python benchmarks/distilled.py base=nano repaired=... --samplers "threshold(0.5)+edit(tau=0.5)"
+
+Every model answers the same held-out prompts with every sampler.  A setting is compared with the
+first sampler on the first model: tokens per forward, accuracy, exact McNemar over all prompts; the
+curve over all samplers of a model by its dense AUP, with the y_max that it was computed with.
+Cells that the output holds are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import dllm
+from dllm.eval.measure import Cell, Setting, fingerprint, measure
+from dllm.eval.metrics import Outcome, dense_aup, dense_aup_draws, interval, paired
+from dllm.eval.tasks import TASKS
+
+# where threshold(0.9) takes more than two forwards on the base model and is ever right
+SLOW = ("story2", "shuffle", "insert_random", "remove_random", "replace_random")
+TAUS = tuple(f"threshold({tau})" for tau in (0.9, 0.95, 0.8, 0.7, 0.6, 0.5))
+KEPT = ("task", "sampler", "right", "tokens", "nfe", "seed")
+RESULTS = Path(__file__).parent / "results" / "distilled.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", help="name=folder; the first one is compared with")
+    parser.add_argument("--samplers", nargs="*", default=TAUS)
+    parser.add_argument("--tasks", nargs="*", default=SLOW, choices=list(TASKS))
+    parser.add_argument("--examples", type=int, default=100, help="of each task")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    known: dict[str, Any] = {}
+    if given.output.exists():
+        known = json.loads(given.output.read_text(encoding="utf-8"))
+    outcomes: dict[str, dict[str, Outcome]] = {}
+    for pair in given.models:
+        name, _, source = pair.partition("=")
+        model = dllm.load(source, dtype="float32")
+        identity = fingerprint(model)
+        for sampler in given.samplers:
+            parts = []
+            for task in given.tasks:
+                cell = Cell(task, Setting(name, sampler), given.examples, given.seed, 64)
+                key = f"{name}/{cell.key(identity)}"
+                if key not in known:
+                    record = asdict(measure(model, TASKS[task], cell, identity))
+                    known[key] = {"model": name} | {field: record[field] for field in KEPT}
+                    given.output.write_text(json.dumps(known) + "\n", encoding="utf-8")
+                parts.append(known[key])
+            joined = {f: [x for part in parts for x in part[f]] for f in ("right", "tokens", "nfe")}
+            outcomes.setdefault(name, {})[sampler] = Outcome(**joined)
+            print(row(name, sampler, outcomes), flush=True)
+    areas(outcomes)
+
+
+def row(name: str, sampler: str, outcomes: dict[str, dict[str, Outcome]]) -> str:
+    """A line of the table."""
+    here = outcomes[name][sampler]
+    base = next(iter(next(iter(outcomes.values())).values()))
+    (rate, share), (slow, _) = here.point(), base.point()
+    test = paired(here.right, base.right)
+    return (f"| {name} | `{sampler}` | {rate:.2f} | {rate / slow:.2f} | {share:.1f} | "
+            f"{100 * test.difference:+.1f} ({100 * test.low:+.1f} to {100 * test.high:+.1f}) | "
+            f"{test.p_value:.2g} | {len(here.right)} |")  # fmt: skip
+
+
+def areas(outcomes: dict[str, dict[str, Outcome]]) -> None:
+    """Dense AUP of every model, and how many times the first one's it is."""
+    best = max(one.point()[1] for every in outcomes.values() for one in every.values())
+    print(f"dense AUP, y_max {best:.1f}")
+    base = None
+    for name, every in outcomes.items():
+        area = dense_aup([one.point() for one in every.values()], best)
+        draws = dense_aup_draws([*every.values()], best)
+        low, high = interval(draws)
+        base = (area, draws) if base is None else base
+        ratio = interval(draws / base[1])
+        print(f"{name}: {area:.0f} ({low:.0f} to {high:.0f}), {area / base[0]:.2f} "
+              f"({ratio[0]:.2f} to {ratio[1]:.2f}) times the first")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

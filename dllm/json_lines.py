@@ -1,0 +1,42 @@
+"""Files of JSON lines: those that users bring, and those that an interrupted run goes on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+
+
+def read_json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
+    """(where, value) of every line that is not blank, such as ("line 3 of my.jsonl", {...}).
+
+    Raises `ConfigError` where the file of ``what`` ("questions") cannot be read or holds none, and
+    where a line is no JSON.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the {what} in {path}: {error}") from error
+    if not any(map(str.strip, lines)):
+        raise ConfigError(f"{path} holds no {what}")
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            where = f"line {number} of {path}"
+            try:
+                yield where, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{where} is not JSON: {error}") from None
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that runs append to; a last one that an interruption cut off is
+    removed from it."""
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with path.open("rb+") as file:
+            file.truncate(len(whole))
+    return whole.split(b"\n")[:-1]

@@ -1,0 +1,61 @@
+"""What values the arguments of a part may take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from .errors import ConfigError, UnknownNameError
+
+Limit = Callable[[str, Any], None]  # (name, value); raises where the value is not allowed
+Limits = Mapping[str, Limit]  # argument -> its limit
+
+
+def bounds(**limits: Limit) -> Limits:
+    """The limits of a part's arguments, by their names."""
+    return MappingProxyType(limits)
+
+
+def limit(fits: Callable[[Any], bool], said: str) -> Limit:
+    """A limit that refuses what does not fit, with the sentence ``said`` of name and value."""
+
+    def check(name: str, value: Any) -> None:
+        if not fits(value):
+            raise ConfigError(said.format(name=name, value=value))
+
+    return check
+
+
+def one_of(words: Iterable[str]) -> Limit:
+    """One of several words."""
+
+    def check(name: str, value: Any) -> None:
+        if value not in words:
+            raise UnknownNameError(name, value, words)
+
+    return check
+
+
+COUNT = limit(lambda n: n >= 1, "{name} must be at least 1, not {value}")
+NOT_NEGATIVE = limit(lambda x: x >= 0, "{name} must not be negative, not {value}")
+POSITIVE = limit(lambda x: x > 0, "{name} must be positive, not {value}")
+SHARE = limit(lambda x: 0 <= x <= 1, "{name} must lie in [0, 1], not {value}")
+SOME_SHARE = limit(lambda x: 0 < x <= 1, "{name} must lie in (0, 1], not {value}")
+NATS = limit(lambda x: x >= 0, "{name} must not be negative, not {value}: it is an entropy in nats")
+# Of probabilities that have to be reached.
+THRESHOLD = limit(
+    lambda x: 0 <= x <= 1 or x == math.inf,
+    "{name}={value} is outside [0, 1]; use {name}=inf for one token per step",
+)
+
+
+def check_limits(part: Any) -> None:
+    """Raise for an argument beyond its limit in ``limits`` of the part's class or of one that it
+    inherits from; None, which leaves an argument open, is always allowed."""
+    for cls in type(part).__mro__:
+        limits: Limits = vars(cls).get("limits", {})
+        for name, check in limits.items():
+            if (value := getattr(part, name)) is not None:
+                check(name, value)

@@ -1,0 +1,303 @@
+"""``/v1/responses``, OpenAI's second API for chats: a text or items in, items out, and a stream of
+named events.  Nothing is kept between requests."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from .bodies import (
+    MOST_TOOLS,
+    Content,
+    Count,
+    Function,
+    Message,
+    Role,
+    Schema,
+    Spoken,
+    parsed,
+)
+from .body import Body, Only
+from .problems import Problem
+from .replies import Choice, Reply, event, figures, message, usage
+from .requests import GenerateRequest, chat_request
+
+CHAT = "use /v1/chat/completions"
+UNKEPT = "answers are not kept: send the whole conversation as input"
+
+
+class Item(Body):
+    """Of the input of ``/v1/responses``: a message, thoughts and calls of an answer before, and
+    what a tool returned."""
+
+    type: Annotated[
+        Literal["message", "reasoning", "function_call", "function_call_output"],
+        Field(description="message, reasoning, function_call or function_call_output: this model "
+              "reads text only"),
+    ] = "message"  # fmt: skip
+    role: Role = "assistant"
+    content: Content = ""
+    name: str = ""
+    arguments: str = ""
+    call_id: str = ""
+    output: Content = ""
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+    summary: list[Any] | None = None
+    encrypted_content: Annotated[Any, Only("no thoughts are encrypted here")] = None
+
+
+class FlatTool(Function):
+    """A tool of ``/v1/responses``."""
+
+    type: Literal["function"] = "function"
+
+
+class TextFormat(Body):
+    """The form of an answer of ``/v1/responses``."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    schema_: Schema | None = Field(default=None, alias="schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """``text`` of ``/v1/responses``."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponseBody(Spoken):
+    """``POST /v1/responses``: a text or items in, items out.  Nothing is kept: every request brings
+    the whole conversation as ``input``."""
+
+    input: Annotated[list[Item], Field(min_length=1, description="a string, or items")]
+    instructions: str = ""
+    max_output_tokens: Count | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=MOST_TOOLS)] | None = None
+    text: TextOptions | None = None
+    reasoning: dict[str, Any] | None = None
+    include: Annotated[
+        Any, Only("an answer has all there is", [], ["reasoning.encrypted_content"])
+    ] = None
+    store: bool | None = None
+    previous_response_id: Annotated[Any, Only(UNKEPT)] = None
+    conversation: Annotated[Any, Only(UNKEPT)] = None
+    prompt: Annotated[Any, Only("prompts are not kept: send the text as input")] = None
+    background: Annotated[Any, Only(UNKEPT, False)] = None
+    truncation: Annotated[Any, Only("inputs are not cut: send what fits", "disabled")] = None
+    top_logprobs: Annotated[Any, Only(CHAT, 0)] = None
+    max_tool_calls: Annotated[Any, Only("tools do not run here")] = None
+    n: Annotated[Any, Only("there is one answer", 1)] = 1
+    diffusing: Annotated[Any, Only(CHAT, False)] = False
+    trace: Annotated[Any, Only(CHAT, False)] = False
+    return_token_ids: Annotated[Any, Only(CHAT, False)] = False
+    max_tokens: Annotated[Any, Only("here it is max_output_tokens")] = None
+    response_format: Annotated[Any, Only("here it is text.format")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_items(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("input"), str):
+            return data | {"input": [{"role": "user", "content": data["input"]}]}
+        return data
+
+
+# Of a delta: the name of a text -> the kind of item and of part that it stands in.
+PARTS = (
+    ("reasoning_content", "reasoning", "reasoning_text"),
+    ("content", "message", "output_text"),
+)
+LOGPROBS: dict[str, dict[str, Any]] = {"output_text": {"logprobs": []}, "reasoning_text": {}}
+ANNOTATIONS: dict[str, dict[str, Any]] = {
+    "output_text": {"annotations": [], "logprobs": []}, "reasoning_text": {}
+}  # fmt: skip
+REPEATED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning",
+            "temperature", "top_p", "user")  # fmt: skip
+
+
+def said(items: list[Item]) -> list[dict[str, Any]]:
+    """The items of ``/v1/responses`` as chat templates know them: thoughts, text and calls of an
+    answer are one message."""
+    messages: list[dict[str, Any]] = []
+    for at, item in enumerate(items):
+        text = Message(role=item.role, content=item.content).shown(f"input[{at}]")
+        if item.type == "function_call_output":
+            output = Message(role="tool", content=item.output, tool_call_id=item.call_id)
+            messages.append(output.shown(f"input[{at}]"))
+        elif item.type == "message" and item.role != "assistant":
+            messages.append(text)
+        else:
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            last = messages[-1]
+            if item.type == "message":
+                last["content"] += text["content"]
+            elif item.type == "reasoning":
+                last["reasoning_content"] = text["content"]
+            else:
+                function = {"name": item.name, "arguments": parsed(item.arguments)}
+                call = {"type": "function", "function": function}
+                last.setdefault("tool_calls", []).append(call)
+    return messages
+
+
+def read_response(data: Any) -> GenerateRequest:
+    """``POST /v1/responses``."""
+    body = ResponseBody.read(data)
+    if body.stream_options and body.stream_options.given.keys() - {"include_obfuscation"}:
+        raise Problem(400, "a response has its usage, and no frames of the canvas: use "
+                      "/v1/chat/completions", "stream_options", "unsupported_value")  # fmt: skip
+    before = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    flat = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
+    tools = [
+        {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+        for tool in flat
+    ]
+    form = body.text.format if body.text and body.text.format else TextFormat()
+    body.response_format = {"type": form.type, "json_schema": {"schema": form.schema_}}
+    if form.type == "json_schema" and form.schema_ is None:
+        raise Problem(400, "text.format.schema is missing", "text.format.schema", "missing_field")
+    ask = chat_request(body, before + said(body.input), body.max_output_tokens, tools)
+    shown = {name: getattr(body, name) for name in REPEATED}
+    shown |= {"tools": flat, "tool_choice": body.tool_choice or "auto", "store": False,
+              "text": {"format": form.model_dump(exclude_none=True, by_alias=True)}}  # fmt: skip
+    return replace(ask, response=shown, include_usage=True)
+
+
+@dataclass(frozen=True)
+class ResponseReply(Reply):
+    """As `Reply`, in items and events of ``/v1/responses``."""
+
+    items: list[dict[str, Any]] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    end = b""
+
+    @staticmethod
+    def encode(value: Mapping[str, Any]) -> bytes:
+        return f"event: {value['type']}\n".encode() + event(value)
+
+    def error(self, problem: Problem) -> dict[str, Any]:
+        told = problem.body()["error"]
+        return self._event(
+            "error", error=told, **{k: told[k] for k in ("code", "message", "param")}
+        )
+
+    def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        (choice,) = choices
+        if not self.items:  # not streamed
+            self.chunk(0, message(choice), True)
+            self._close()
+        cut = choice.result.finish_reason == "length" and not self.ask.formed
+        done = {"incomplete_details": {"reason": "max_output_tokens"}, "status": "incomplete"}
+        used = usage(self.ask, [choice.result])
+        return self._response() | (done if cut else {"status": "completed"}) | {
+            "usage": {
+                "input_tokens": used["prompt_tokens"],
+                "input_tokens_details": used["prompt_tokens_details"],
+                "output_tokens": used["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": used["total_tokens"],
+            },
+            "dllm": figures([choice.result]),
+        }  # fmt: skip
+
+    def opening(self) -> list[dict[str, Any]]:
+        names = ("response.created", "response.in_progress")
+        return [self._event(name, response=self._response()) for name in names]
+
+    def chunk(self, index: int, delta: Mapping[str, Any], first: bool) -> list[dict[str, Any]]:
+        events = []
+        for name, kind, part in PARTS:
+            text = delta.get(name)
+            if text is None or (name != "content" and not text):
+                continue
+            if not self.items or self.items[-1]["type"] != kind:
+                events += self._close() + self._open(kind, part)
+            self.items[-1]["content"][0]["text"] += text
+            events.append(self._inside(f"response.{part}.delta", delta=text, **LOGPROBS[part]))
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
+            events += self._close()
+            item = {"type": "function_call", "id": _name("fc"), "call_id": call["id"],
+                    "name": function["name"], "arguments": "", "status": "in_progress"}  # fmt: skip
+            events.append(self._added(item))
+            item["arguments"] = text = function["arguments"]
+            kind = "response.function_call_arguments"
+            events.append(self._inside(f"{kind}.delta", delta=text))
+            events.append(self._inside(f"{kind}.done", arguments=text, name=function["name"]))
+            events += self._close()
+        return events
+
+    def last(self, index: int, choice: Choice) -> list[dict[str, Any]]:
+        return self._close()
+
+    def totals(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        body = self.body(choices)
+        return [self._event(f"response.{body['status']}", response=body)]
+
+    def _response(self) -> dict[str, Any]:
+        assert self.ask.response is not None
+        return {
+            "id": self.id, "object": "response", "created_at": self.created, "model": self.model,
+            "status": "in_progress", "error": None, "incomplete_details": None,
+            "output": [dict(item) for item in self.items], "previous_response_id": None,
+            "truncation": "disabled", "background": False, "usage": None, **self.ask.response,
+        }  # fmt: skip
+
+    def _open(self, kind: str, part: str) -> list[dict[str, Any]]:
+        """Begin an item with text in it."""
+        item: dict[str, Any] = {"type": kind, "id": _name(kind[:3]), "status": "in_progress",
+                                "content": []}  # fmt: skip
+        item |= {"role": "assistant"} if kind == "message" else {"summary": []}
+        begun = [self._added(item)]
+        item["content"] = [{"type": part, "text": "", **ANNOTATIONS[part]}]
+        return [*begun, self._inside("response.content_part.added", part=dict(item["content"][0]))]
+
+    def _close(self) -> list[dict[str, Any]]:
+        """The item at the end, if it is open, is complete."""
+        if not self.items or self.items[-1]["status"] == "completed":
+            return []
+        item, events = self.items[-1], []
+        for part in item.get("content", ()):
+            kind, text = part["type"], part["text"]
+            events.append(self._inside(f"response.{kind}.done", text=text, **LOGPROBS[kind]))
+            events.append(self._inside("response.content_part.done", part=part))
+        item["status"] = "completed"
+        place = {"output_index": len(self.items) - 1, "item": dict(item)}
+        return [*events, self._event("response.output_item.done", **place)]
+
+    def _added(self, item: dict[str, Any]) -> dict[str, Any]:
+        self.items.append(item)
+        place = {"output_index": len(self.items) - 1, "item": dict(item)}
+        return self._event("response.output_item.added", **place)
+
+    def _inside(self, kind: str, **more: Any) -> dict[str, Any]:
+        """An event of the item at the end."""
+        where = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        within = {} if "arguments" in kind else {"content_index": 0}
+        return self._event(kind, **where, **within, **more)
+
+    def _event(self, kind: str, **more: Any) -> dict[str, Any]:
+        return {"type": kind, "sequence_number": next(self.numbers), **more}
+
+
+def _name(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(16)}"
+
+
+def reply_to(ask: GenerateRequest, *facts: Any) -> Reply:
+    """The reply that ``ask`` wants; ``facts``: the other arguments of `Reply`."""
+    if ask.response is None:
+        return Reply(ask, *facts)
+    return ResponseReply(ask, *facts, id=_name("resp"))

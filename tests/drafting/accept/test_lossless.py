@@ -1,0 +1,152 @@
+"""Every rule against the exact distribution, and rules with one fault each, which must fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dllm.drafting.accept.chains import Match, Point, Ratio, residual
+from dllm.drafting.accept.sampled import Block, MultiRound, Traversal
+from dllm.drafting.base import Distribution, Draft, Outcome
+
+from .. import toy
+
+LOSSLESS = {
+    "point argmax": (Point(), toy.argmax),
+    "point sampled": (Point(), toy.sampled),
+    "point best branch": (Point(), toy.top_tree),
+    "match argmax": (Match(), toy.argmax),
+    "ratio sampled": (Ratio(), toy.sampled),
+    "ratio conditional": (Ratio(), toy.conditional),
+    "block sampled": (Block(), toy.sampled),
+    "block conditional": (Block(), toy.conditional),
+    "walk top tree": (Match(), toy.top_tree),
+    "multi_round tree": (MultiRound(), toy.tree),
+    "multi_round chain": (MultiRound(), toy.sampled),
+    "traversal tree": (Traversal(), toy.tree),
+    "traversal chain": (Traversal(), toy.sampled),
+}
+FEW, MANY = 2_500, 60_000
+
+
+def test_point_judges_the_branch_that_keeps_most() -> None:
+    """Against the expected number of kept tokens of every branch, written out."""
+    target, seen = toy.Target(), set()
+    for text in ((), (1,), (2,), (3, 1), (0, 4), (4,)):
+        draft = toy.top_tree(target, text, None)
+        rows = toy.TableRows(target, draft, text, np.random.default_rng(0))
+
+        def worth(node: int, rows: toy.TableRows = rows, draft: Draft = draft) -> float:
+            path = draft.path(node)
+            odds = [rows.distribution(draft.parent(i))[draft.tokens[i]] for i in path]
+            return float(np.cumprod(odds).sum())
+
+        rows.coin = lambda node: 0.0  # type: ignore[method-assign]
+        path = Point().judge(rows, draft).path  # type: ignore[arg-type]
+        assert worth(path[-1]) == pytest.approx(max(map(worth, range(len(draft)))))
+        seen.add(tuple(path))
+    assert len(seen) > 1  # it is not always the first
+
+
+@pytest.mark.parametrize("case", LOSSLESS)
+def test_the_output_has_the_verifiers_distribution(case: str) -> None:
+    rule, make = LOSSLESS[case]
+    assert toy.run(rule.judge, make, FEW).p_value > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LOSSLESS)
+def test_the_distribution_holds_with_many_samples(case: str) -> None:
+    rule, make = LOSSLESS[case]
+    assert toy.run(rule.judge, make, MANY, seed=7).p_value > 1e-4
+
+
+def as_sampled(make: toy.Make) -> toy.Make:
+    """A draft found by other means, presented as if it were drawn from the marginals."""
+
+    def wrong(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
+        q = target.marginals(text, toy.LENGTH)
+        return Draft(make(target, text, rng).tokens, None, Distribution.MARGINALS, np.log(q))
+
+    return wrong
+
+
+def best_of_four(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
+    q = target.marginals(text, toy.LENGTH)
+    drafts = [toy.sampled(target, text, rng) for _ in range(4)]
+    return max(drafts, key=lambda d: float(np.log(q[range(toy.LENGTH), d.tokens]).sum()))
+
+
+def continued(rows: toy.TableRows, draft: Draft) -> Outcome:
+    """Goes on after a rejection with rows of the parallel pass: emits all three tokens."""
+    emitted = []
+    for node, token in enumerate(draft.tokens.tolist()):
+        p, q = rows.distribution(node - 1), draft.q(node - 1)
+        kept = rows.coin(node) * q[token] < p[token]
+        emitted.append(token if kept else rows.draw(residual(p, q), node))
+    draft.tokens[:] = emitted
+    return Outcome(list(range(len(emitted))), rows.draw(rows.distribution(len(emitted) - 1), 0))
+
+
+def uncorrected(rows: toy.TableRows, draft: Draft) -> Outcome:
+    """Draws the correction from p instead of the residual."""
+    for node, token in enumerate(draft.tokens.tolist()):
+        p, q = rows.distribution(node - 1), draft.q(node - 1)
+        if rows.coin(node) * q[token] >= p[token]:
+            return Outcome(list(range(node)), rows.draw(p, node - 1))
+    return Outcome(list(range(len(draft))), rows.draw(rows.distribution(len(draft) - 1), 0))
+
+
+def left_to_right(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
+    """Drawn from marginals, presented with conditionals."""
+    tokens = toy.sampled(target, text, rng).tokens
+    distributions = [
+        target.marginals((*text, *tokens[:i].tolist()), 1)[0] for i in range(toy.LENGTH + 1)
+    ]
+    return Draft(tokens, None, Distribution.CONDITIONALS, np.log(np.array(distributions)))
+
+
+def deterministic_tree(target: toy.Target, text: tuple[int, ...], rng: Any) -> Draft:
+    draft = toy.top_tree(target, text, rng)
+    q = target.marginals(text, toy.LENGTH)
+    return Draft(draft.tokens, draft.parents, Distribution.MARGINALS, np.log(q))
+
+
+@pytest.mark.parametrize(
+    ("judge", "make"),
+    [
+        pytest.param(Ratio().judge, as_sampled(toy.argmax), id="ratio on a searched chain"),
+        pytest.param(Ratio().judge, best_of_four, id="ratio on the best of four"),
+        pytest.param(continued, toy.sampled, id="continue after a rejection"),
+        pytest.param(uncorrected, toy.sampled, id="correction from p"),
+        pytest.param(Ratio().judge, left_to_right, id="marginals judged as conditionals"),
+        pytest.param(Traversal().judge, deterministic_tree, id="traversal on a top-k tree"),
+        pytest.param(MultiRound().judge, deterministic_tree, id="multi-round on a top-k tree"),
+    ],
+)
+def test_a_fault_is_noticed(judge: toy.Judge, make: toy.Make) -> None:
+    assert toy.run(judge, make, FEW).p_value < 1e-6
+
+
+def test_block_accepts_no_less_than_ratio() -> None:
+    ratio, block = (toy.run(rule.judge, toy.sampled, FEW) for rule in (Ratio(), Block()))
+    assert block.tokens_per_round > ratio.tokens_per_round - 0.02
+
+
+def test_traversal_of_a_chain_is_block() -> None:
+    target = toy.Target()
+    for seed in range(200):
+        draft = toy.sampled(target, (), np.random.default_rng(seed))
+        coins = np.random.default_rng(seed + 1).random(3)
+
+        class Same(toy.TableRows):
+            def coin(self, node: int, coins: Any = coins) -> float:
+                return float(coins[node])
+
+        outcomes = [
+            rule.judge(Same(target, draft, (), np.random.default_rng(5)), draft)
+            for rule in (Block(), Traversal())
+        ]
+        assert outcomes[0] == outcomes[1]

@@ -1,0 +1,188 @@
+"""Rules against the exact distribution under temperature, filters and penalties.
+
+The reference processes a distribution with NumPy, token by token; the rules see `Rows` of the same
+logits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dllm
+from dllm.drafting.accept.chains import Keyed, Match, Point, Ratio
+from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
+from dllm.drafting.accept.sampled import Block, MultiRound, Traversal
+from dllm.drafting.base import AcceptRule, Draft
+
+from .. import toy
+from ..conftest import Scripted, make_verifier, prompts
+from ..toy import LENGTH, V
+
+SETTINGS = {
+    "temperature": Sampling(0.6),
+    "top_k": Sampling(1.0, top_k=3),
+    "top_p": Sampling(1.0, top_p=0.8),
+    "repetition": Sampling(1.0, repetition_penalty=1.8),
+    "all": Sampling(1.3, top_p=0.9, top_k=4, repetition_penalty=1.5),
+}
+RULES: dict[str, tuple[AcceptRule, toy.Make]] = {
+    "keyed": (Keyed(), toy.sampled),
+    "keyed tree": (Keyed(), toy.tree),
+    "match": (Match(), toy.argmax),
+    "point": (Point(), toy.argmax),
+    "ratio": (Ratio(), toy.sampled),
+    "block": (Block(), toy.sampled),
+    "multi_round": (MultiRound(), toy.tree),
+    "traversal": (Traversal(), toy.tree),
+}
+FEW, MANY = 1_000, 6_000
+TARGET = toy.Target()
+
+
+def reference(sampling: Sampling, history: tuple[int, ...]) -> np.ndarray:
+    """Penalty and temperature; then what both top-p and top-k keep of that distribution."""
+    logits = np.log(TARGET.distribution(history))
+    for token in set(history):
+        penalty = sampling.repetition_penalty
+        logits[token] = logits[token] * penalty if logits[token] < 0 else logits[token] / penalty
+    distribution = np.exp(logits / sampling.temperature)
+    distribution /= distribution.sum()
+    order = np.argsort(-distribution)
+    before = distribution[order].cumsum() - distribution[order]
+    lost = (before > sampling.top_p) | (np.arange(V) >= (sampling.top_k or V))
+    distribution[order[lost]] = 0
+    return np.asarray(distribution / distribution.sum())
+
+
+@lru_cache
+def joint(name: str) -> np.ndarray:
+    result = np.zeros((V,) * LENGTH)
+    for path in itertools.product(range(V), repeat=LENGTH):
+        distributions = [reference(SETTINGS[name], path[:i]) for i in range(LENGTH)]
+        result[path] = np.prod(
+            [distribution[token] for distribution, token in zip(distributions, path, strict=True)]
+        )
+    return result
+
+
+class ToyRows(Rows):
+    """Rows of the toy target; coins from a NumPy generator, because thousands are needed."""
+
+    def __init__(
+        self, draft: Draft, text: tuple[int, ...], sampling: Sampling, seed: int, rng: Any
+    ) -> None:
+        paths = [text, *((*text, *draft.tokens[draft.path(n)]) for n in range(len(draft)))]
+        logits = torch.tensor(np.log([TARGET.distribution(tuple(path)) for path in paths]))
+        prefix = np.array(text, np.int64)
+        super().__init__(logits, draft, prefix, sampling, KeyedNoise(seed), 0)
+        self.rng = rng
+
+    def coin(self, node: int) -> float:
+        return float(self.rng.random())
+
+    def draw(self, distribution: np.ndarray, node: int) -> int:
+        total = distribution.cumsum()
+        result = int(np.searchsorted(total, self.rng.random() * total[-1], "right"))
+        return min(result, int(np.flatnonzero(distribution)[-1]))
+
+
+def p_value(name: str, rule: AcceptRule, make: toy.Make, n: int, rows: type[Rows]) -> float:
+    """``n`` texts of three tokens by as many rounds as it takes, against the exact joint."""
+    rng, counts = np.random.default_rng(5), np.zeros((V,) * LENGTH)
+    for seed in range(n):
+        text: tuple[int, ...] = ()
+        while len(text) < LENGTH:
+            draft = make(TARGET, text, rng)
+            outcome = rule.judge(rows(draft, text, SETTINGS[name], seed, rng), draft)  # type: ignore[arg-type]
+            text += (*draft.tokens[outcome.path].tolist(), outcome.extra)
+        counts[text[:LENGTH]] += 1
+    expected = joint(name)
+    if counts[expected == 0].any():
+        return 0.0  # a token that the filters exclude was emitted
+    return toy.chi_square(counts.ravel(), expected.ravel() * n)
+
+
+@pytest.mark.parametrize("case", ["keyed", "ratio", "traversal"])
+def test_the_distribution_after_processors_is_kept(case: str) -> None:
+    assert p_value("all", *RULES[case], FEW, ToyRows) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("case", RULES)
+def test_every_rule_with_every_processor(case: str, name: str) -> None:
+    assert p_value(name, *RULES[case], MANY, ToyRows) > 1e-4
+
+
+class LateRows(ToyRows):
+    """Fault: the accept test sees the distribution before temperature and penalties, only
+    filtered.
+    """
+
+    def distribution(self, node: int) -> np.ndarray:
+        raw = self.logits[node + 1].exp() * (self.log_distribution[node + 1] > -torch.inf)
+        return np.asarray((raw / raw.sum()).numpy())
+
+
+class ForgetfulRows(ToyRows):
+    """Fault: penalties see the committed tokens only, not the drafted ones before the row."""
+
+    def _history(self, node: int) -> np.ndarray:
+        return self.prefix
+
+
+@pytest.mark.parametrize(("case", "rows"), [("ratio", LateRows), ("point", ForgetfulRows)])
+def test_a_fault_is_noticed(case: str, rows: type[Rows]) -> None:
+    assert p_value("all", *RULES[case], FEW, rows) < 1e-6
+
+
+DEFAULTS: dict[str, Any] = {
+    "repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "bad_words_ids": [[7], [9, 11]],
+    "suppress_tokens": [5, 6, 8], "begin_suppress_tokens": [10, 12], "min_new_tokens": 12,
+    "sequence_bias": [[[33], 4.0]], "forced_eos_token_id": 3, "forced_bos_token_id": 21,
+    "exponential_decay_length_penalty": (4, 1.2), "encoder_repetition_penalty": 1.3,
+    "encoder_no_repeat_ngram_size": 2, "remove_invalid_values": True, "min_length": 18,
+    "renormalize_logits": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_verifiers_own_defaults_are_honoured(name: str) -> None:
+    """Text and drafted text are those of ``generate`` of transformers, field by field."""
+    model = make_verifier("full", seed=5)
+    setattr(model.hf.generation_config, name, DEFAULTS[name])
+    for prompt in prompts(1, seed=6):
+        ids = torch.tensor([prompt])
+        hf: Any = model.hf
+        theirs = hf.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16
+        )[0, len(prompt) :].tolist()
+        plain = dllm.speculate(model, None, prompt, max_new_tokens=16)
+        assert plain.tokens == theirs
+        drafter = Scripted([*prompt, *theirs], noise=0.2)
+        drafted = dllm.speculate(model, drafter, prompt, controller="whole", max_new_tokens=16)
+        assert drafted.tokens == theirs
+
+
+def test_the_call_overrides_the_penalty() -> None:
+    model = make_verifier("full", seed=5)
+    (prompt,) = prompts(1)
+    expected = dllm.speculate(model, None, prompt, max_new_tokens=60).tokens
+    model.hf.generation_config.repetition_penalty = 30.0  # type: ignore[union-attr]
+    again = dllm.speculate(model, None, prompt, max_new_tokens=60, repetition_penalty=1.0)
+    assert again.tokens == expected
+    assert dllm.speculate(model, None, prompt, max_new_tokens=60).tokens != expected
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_beams", 4), ("guidance_scale", 1.5)])
+def test_what_cannot_be_honoured_is_refused(name: str, value: Any) -> None:
+    model = make_verifier("full")
+    setattr(model.hf.generation_config, name, value)
+    with pytest.raises(dllm.ConfigError, match=f"sets {name}, which drafting cannot honour"):
+        dllm.speculate(model, None, [5, 6, 7], max_new_tokens=4)

@@ -1,0 +1,302 @@
+"""Block drafters beyond DFlash against what their official code computed (recorded by
+benchmarks/dflash_official.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import dllm
+from dllm.drafting.base import Budget, Distribution, Draft
+from dllm.drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
+from dllm.drafting.dflash.config import Variant
+from dllm.drafting.dflash.drafter import Binding, BlockDrafter
+from dllm.drafting.dflash.network import BlockNetwork
+from dllm.drafting.dflash.walks import Walk, candidates
+from dllm.errors import CheckpointError
+from dllm.train.dflash.data import Answer, Batches, Taps
+from dllm.train.dflash.export import export
+from dllm.train.dflash.model import drafter_config, new_drafter
+from dllm.train.dflash.objective import Objective, trainee_of
+
+from ..conftest import prompts
+
+pytestmark = pytest.mark.filterwarnings("default")
+DATA = Path(__file__).parents[2] / "golden" / "data" / "dflash"
+CASES = sorted(folder.name for folder in DATA.iterdir())
+MASK = 3
+
+
+def bind(folder: Path) -> tuple[Binding, dict[str, torch.Tensor]]:
+    """A recorded checkpoint with the embedding and the head that it was recorded with."""
+    recorded = load_file(folder / "recorded.safetensors")
+    embedding, head = recorded["embedding"], recorded["head"]
+    hf: Any = LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(embedding), hidden_size=embedding.shape[1], intermediate_size=16,
+        num_hidden_layers=6, num_attention_heads=2, tie_word_embeddings=False,
+    ))  # fmt: skip
+    with torch.no_grad():
+        hf.model.embed_tokens.weight.copy_(embedding)
+        if len(head) == len(embedding):
+            hf.lm_head.weight.copy_(head)
+    return Binding(load_checkpoint(folder), hf), recorded
+
+
+def test_every_case_was_recorded() -> None:
+    assert len(CASES) == 7
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hidden_states_logits_and_drafts_are_the_official_ones(case: str) -> None:
+    bound, recorded = bind(DATA / case)
+    blocks = []
+    for anchor, token in zip(*(recorded[k].tolist() for k in ("anchors", "tokens")), strict=True):
+        text = bound.network.new_text()
+        bound.network.read(text, recorded["taps"][:anchor])
+        blocks.append(SimpleNamespace(anchor=token, text=text))
+    hidden, logits = bound.block(blocks)  # type: ignore[arg-type]
+    torch.testing.assert_close(hidden, recorded["hidden"], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(logits, recorded["logits"], atol=2e-4, rtol=1e-4)
+    assert bound.walk is not None
+    for n, block in enumerate(blocks):
+        values, at = candidates(logits[n])
+        named = at if bound.draft_ids is None else bound.draft_ids[at]
+        sure = None if bound.sure is None else bound.sure.over(hidden[n])
+        assert (sure is not None) == ("sure" in recorded)
+        walk = Walk(bound.walk.over(hidden[n], at), block.anchor, values.numpy(), named.numpy(),
+                    sure=sure)  # fmt: skip
+        places = recorded["drafts"][n]
+        expected = places if bound.draft_ids is None else bound.draft_ids[places]
+        draft = walk.chain(len(logits[n]))
+        assert draft.tokens[: len(expected)].tolist() == expected.tolist()
+        if sure is not None:
+            assert draft.confidence is not None
+            np.testing.assert_allclose(draft.confidence, recorded["sure"][n], atol=1e-5)
+        tree = walk.grow(len(logits[n]), 12)  # a head with a memory keeps one for every branch
+        for node in range(len(tree.tokens)):
+            path = [int(tree.tokens[i]) for i in Draft(tree.tokens, tree.parents).path(node)]
+            state, before, total = None, block.anchor, 0.0
+            for depth, token in enumerate(path):
+                log_q, state = walk.after(state, before, depth)
+                total = float(log_q[named[depth].tolist().index(token)])
+                before = token
+            assert tree.sure[node] == pytest.approx(np.exp(total), rel=1e-5)
+
+
+def test_rows_before_the_first_do_not_exist_for_a_convolution() -> None:
+    """Against a loop over rows, channels and taps."""
+    from dllm.drafting.dflash.network import convolve
+
+    torch.manual_seed(0)
+    x, dynamic, base = torch.randn(2, 4, 6), torch.randn(2, 4, 3, 2), torch.randn(3, 6)
+    got = convolve(x, dynamic, base)
+    for n in range(2):
+        for i in range(4):
+            for c in range(6):
+                terms = [(base[t, c] + dynamic[n, i, t, c // 3]) * x[n, i - t, c]
+                         for t in range(3) if i >= t]  # fmt: skip
+                assert got[n, i, c] == pytest.approx(float(sum(terms)), abs=1e-5)
+
+
+def test_a_fresh_dflash_2_network_is_dflash(verifier: dllm.DiffusionModel, tmp_path: Path) -> None:
+    """The same hidden states to the bit, while drafting and while training, also when saved."""
+    hf: Any = verifier.hf
+    config = drafter_config(hf.config, layers=2, block_size=4, mask_token_id=MASK, taps=[0])
+    torch.manual_seed(0)
+    plain = new_drafter(config)
+    variant = Variant(conv_kernel_size=2, conv_group_size=16)
+    second = new_drafter(config, variant)
+    fresh = {k: v for k, v in second.state_dict().items() if "_conv." in k}
+    assert len(fresh) == 8
+    second.load_state_dict({**fresh, **plain.state_dict()})
+    taps, blocks = torch.randn(9, 32), torch.randn(1, 4, 32)
+    outs = []
+    for drafter, kind in ((plain, Variant()), (second, variant)):
+        checkpoint = BlockCheckpoint("x", config, dict(drafter.state_dict()), variant=kind)
+        folder = tmp_path / str(len(outs))
+        export(checkpoint, folder, "native", verifier=hf.config, verifier_name="t",
+               dtype=torch.float32)  # fmt: skip
+        loaded = load_checkpoint(folder)
+        assert loaded.variant == kind
+        network = BlockNetwork(loaded, torch.device("cpu"), torch.float32)
+        text = network.new_text()
+        network.read(text, taps)
+        outs.append(network.draft([text], blocks))
+    assert torch.equal(outs[0], outs[1])
+    text = [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+    batches = Batches([Answer(tuple(text), 2)], 1, 4, 0, 1, Taps([0], 32))
+    losses = [trainee_of(d, hf, Objective(), torch.arange(20))(**batches[0])["loss"]
+              for d in (plain, second)]  # fmt: skip
+    assert torch.equal(*losses)
+    losses[1].backward()
+    gradients = [p.grad for name, p in second.named_parameters() if "_conv." in name]
+    assert all(g is not None and bool(g.abs().sum() > 0) for g in gradients)
+
+
+@pytest.mark.parametrize("from_anchor", [False, True])
+def test_training_and_drafting_see_the_same_rows(
+    verifier: dllm.DiffusionModel, from_anchor: bool
+) -> None:
+    """Convolutions with weights of their own: blocks of one training forward, drafted singly."""
+    hf: Any = verifier.hf
+    variant = Variant(2, 8, sample_from_anchor=from_anchor)
+    config = drafter_config(hf.config, layers=2, block_size=4, mask_token_id=MASK, taps=[0])
+    torch.manual_seed(1)
+    drafter = new_drafter(config, variant)
+    with torch.no_grad():
+        for name, weight in drafter.named_parameters():
+            if "_conv." in name:
+                weight += 0.3 * torch.randn_like(weight)
+    trainee = trainee_of(drafter, hf, Objective(), torch.arange(9), from_anchor)
+    ids, taps = torch.randint(4, 40, (1, 12)), torch.randn(1, 12, 32)
+    anchors = torch.tensor([[3, 5, 8]])
+    with torch.no_grad():
+        together = trainee.blocks(ids, taps, anchors)
+    checkpoint = BlockCheckpoint("x", config, dict(drafter.state_dict()), variant=variant)
+    bound = Binding(checkpoint, hf)
+    for n, anchor in enumerate(anchors[0].tolist()):
+        text = bound.network.new_text()
+        bound.network.read(text, taps[0, :anchor])
+        block = SimpleNamespace(anchor=int(ids[0, anchor]), text=text)
+        hidden, _ = bound.block([block])  # type: ignore[list-item]
+        assert hidden.shape[1] == (4 if from_anchor else 3) == trainee.blocks.drafts
+        torch.testing.assert_close(hidden[0], together[0, n], atol=1e-4, rtol=1e-4)
+
+
+def with_selector(verifier: dllm.DiffusionModel, top: int = 6) -> BlockCheckpoint:
+    hf: Any = verifier.hf
+    torch.manual_seed(2)
+    config = drafter_config(hf.config, layers=1, block_size=4, mask_token_id=MASK, taps=[0])
+    size, variant = verifier.facts.vocab_size, Variant(2, 8, selector_top_k=top)
+    return BlockCheckpoint(
+        "x", config, dict(new_drafter(config, variant).state_dict()), variant=variant,
+        selector={"predecessor_codebook": torch.randn(size, 4),
+                  "successor_codebook": torch.randn(size, 4),
+                  "hidden_projection.weight": torch.randn(4, 32)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["native", "z-lab", "speculators"])
+def test_dflash_2_is_written_and_read_in_every_format(
+    verifier: dllm.DiffusionModel, tmp_path: Path, kind: str
+) -> None:
+    checkpoint = with_selector(verifier)
+    head = verifier.hf.get_output_embeddings().weight.detach()  # type: ignore[union-attr]
+    export(checkpoint, tmp_path, kind, verifier=verifier.hf.config, verifier_name="t", head=head,
+           dtype=torch.float32)  # fmt: skip
+    again = load_checkpoint(tmp_path)
+    for name in ("weights", "selector"):
+        given, found = getattr(checkpoint, name), getattr(again, name)
+        assert given.keys() == found.keys()
+        assert all(torch.equal(given[k], found[k]) for k in given)
+    assert again.variant.conv_kernel_size == 2 and again.variant.conv_group_size == 8
+    assert again.variant.selector_top_k == 6 and not again.variant.causal_windows
+    texts = []
+    for source in (checkpoint, again):
+        for ids in prompts(2):
+            got = dllm.speculate(verifier, BlockDrafter(source), ids, max_new_tokens=16,
+                                 controller="whole")  # fmt: skip
+            assert got.tokens == dllm.speculate(verifier, None, ids, max_new_tokens=16).tokens
+            texts.append([stats.accepted for stats in got.rounds])
+    assert texts[:2] == texts[2:]
+
+
+def test_ratio_rules_take_drawn_walks_and_refuse_others(verifier: dllm.DiffusionModel) -> None:
+    checkpoint = with_selector(verifier)
+    how: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0.9, "rule": "ratio"}
+    with pytest.raises(dllm.ConfigError, match="lossless only for tokens sampled"):
+        dllm.speculate(verifier, BlockDrafter(checkpoint), prompts(1)[0], **how)
+    for rule in ("ratio", "block"):
+        result = dllm.speculate(verifier, BlockDrafter(checkpoint, head="sample"), prompts(1)[0],
+                                **(how | {"rule": rule}))  # fmt: skip
+        assert result.drafted > 0
+
+
+def test_a_drawn_walk_has_the_distribution_it_says() -> None:
+    """20,000 draws of two tokens against the products of the head's distributions."""
+    torch.manual_seed(0)
+    logits, named = torch.randn(2, 3).numpy(), np.array([[5, 2, 7], [1, 5, 3]])
+    table = torch.randn(9, 2, 3).numpy()
+    walk = Walk(lambda _, token, row: (table[token, row], None), 4, logits, named, 0.7)
+    rng, seen = np.random.default_rng(0), np.zeros((9, 9))
+    for _ in range(20_000):
+        draft = walk.chain(2, rng.random(2), 9)
+        seen[tuple(draft.tokens)] += 1
+    assert draft.distribution is Distribution.CONDITIONALS and draft.log_q is not None
+    expected = np.zeros((9, 9))
+    for i, a in enumerate(named[0]):
+        first = np.exp(walk.after(None, 4, 0)[0][i])
+        for j, b in enumerate(named[1]):
+            expected[a, b] = first * np.exp(walk.after(None, int(a), 1)[0][j])
+    assert np.abs(seen / 20_000 - expected).max() < 0.015
+    last = draft.q(0)
+    assert last.sum() == pytest.approx(1.0, abs=1e-6)
+    behind = walk.after(None, int(draft.tokens[0]), 1)[0]
+    np.testing.assert_allclose(last[named[1]], np.exp(behind), rtol=1e-5)
+
+
+def test_ratio_with_a_drawn_walk_keeps_the_verifiers_distribution() -> None:
+    """A toy of three ids: the first emitted token over 1,000 seeds is the verifier's."""
+    from dllm.drafting.accept.chains import Ratio
+    from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
+
+    torch.manual_seed(3)
+    target = torch.randn(3, 3)
+    table = torch.randn(3, 2, 3).numpy()
+    walk = Walk(lambda _, token, row: (table[token, row], None), 0, np.zeros((2, 3), np.float32),
+                np.arange(3)[None].repeat(2, 0), 1.0)  # fmt: skip
+    counts, runs = np.zeros(3), 1000
+    rng = np.random.default_rng(1)
+    for seed in range(runs):
+        draft = walk.chain(2, rng.random(2), 3)
+        rows = Rows(target, draft, np.array([0]), Sampling(1.0), KeyedNoise(seed), 0)
+        outcome = Ratio().judge(rows, draft)
+        counts[int(draft.tokens[outcome.path[0]]) if outcome.path else outcome.extra] += 1
+    expected = target[0].softmax(-1).numpy()
+    assert np.abs(counts / runs - expected).max() < 4 * (0.25 / runs) ** 0.5
+
+
+def test_what_is_sent_of_a_drawn_walk_does_not_depend_on_what_comes_later() -> None:
+    """A controller that looks at all confidences sees only those before a token decides on it."""
+    seen: list[int] = []
+
+    def refine(confidence: Any) -> int:
+        seen.append(len(confidence))
+        return len(confidence)
+
+    torch.manual_seed(0)
+    from ..conftest import make_verifier
+
+    verifier = make_verifier("full")
+    part = BlockDrafter(with_selector(verifier), head="sample")
+    from dllm.drafting.base import DraftRequest
+
+    request = DraftRequest(
+        np.array([4, 5]), verifier.facts.vocab_size, (), 40, 0.8, verifier=verifier
+    )
+    drafting: Any = part.open(request)
+    drafting.bound.network.read(drafting.text, torch.randn(1, 32))
+    draft = drafting.propose(np.array([4, 5]), Budget(9, 9, refine))
+    assert len(draft) == 3 and seen[-3:] == [1, 2, 3]
+
+
+def test_parts_that_do_not_fit_are_one_sentence(verifier: dllm.DiffusionModel) -> None:
+    whole = with_selector(verifier)
+    short = {**whole.selector, "successor_codebook": torch.randn(5, 4)}
+    lacking = {k: v for k, v in whole.selector.items() if k != "hidden_projection.weight"}
+    for checkpoint, match in (
+        (replace(whole, selector=short), "does not fit"),
+        (replace(whole, selector=lacking), "lacks hidden_projection"),
+        (replace(whole, draft_ids=torch.tensor([1, 10**6])), "trained for another"),
+        (replace(whole, confidence={"proj.weight": torch.randn(1, 7)}), "confidence head"),
+    ):
+        with pytest.raises(CheckpointError, match=match):
+            Binding(checkpoint, verifier.hf)

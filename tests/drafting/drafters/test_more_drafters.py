@@ -1,0 +1,311 @@
+"""Cacheback, ADED, HSD, trimmed heads, lossy rules: what they draft and keep, by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dllm
+from dllm.drafting import register_all
+from dllm.drafting.accept.lossy import FLy, Pivot, fit_pivot
+from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
+from dllm.drafting.base import (
+    DRAFTERS,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    DraftRequest,
+    Feedback,
+    single,
+)
+from dllm.drafting.base import chain as chain_of
+from dllm.drafting.drafters.aded import ADED
+from dllm.drafting.drafters.several import Cascade
+from dllm.drafting.pivots import label_pivots
+from dllm.drafting.search.chains import SEARCHES, SearchContext
+from dllm.drafting.search.marginals import Marginals
+from dllm.drafting.trimming import TrimmedHead, frequent_ids
+
+from ...thin import covering
+from ..conftest import Scripted, prompts
+
+register_all()
+NEW = 20
+
+
+def request(prefix: list[int], trees: bool = True) -> DraftRequest:
+    return DraftRequest(np.array(prefix), 100, (99,), 200, trees=trees)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "temperature"),
+    covering(["cacheback", "aded", "cascade(prompt_lookup+anpd)", "suffix"], ["full", "windowed"],
+             [0.0, 1.0]),
+)  # fmt: skip
+def test_the_text_is_the_verifiers(
+    verifiers: dict[str, dllm.DiffusionModel], kind: str, name: str, temperature: float
+) -> None:
+    """Whatever they draft, as trees and as chains, after they have learnt from other texts."""
+    model, part = verifiers[kind], single(name, DRAFTERS, Drafter)
+    how: dict[str, Any] = {"max_new_tokens": NEW, "temperature": temperature, "seed": 2}
+    accepted = 0
+    for prompt in prompts(3, seed=5):
+        expected = dllm.speculate(model, None, prompt, **how).tokens
+        for again in range(2):
+            result = dllm.speculate(model, part, prompt, controller="whole", **how)
+            assert result.tokens == expected
+            accepted += result.accepted * again
+    if name in ("cacheback", "suffix", "aded"):  # they remember the first time
+        assert accepted > 10
+
+
+def test_cacheback_prefers_what_was_used_last() -> None:
+    text = [1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2]
+    part = single("cacheback(follower=2, nodes=5)", DRAFTERS, Drafter)
+    draft = part.open(request(text)).propose(np.array(text), Budget(9, 9))
+    below = [tuple(draft.tokens[draft.path(node)].tolist()) for node in range(len(draft))]
+    assert below == [(6,), (6, 7), (3,), (3, 4), (6, 7, 8)]  # followers of 1 2, then of 6 7
+    chain = part.open(request(text, trees=False)).propose(np.array(text), Budget(3, 9))
+    assert chain.is_chain and chain.tokens.tolist() == [6, 7, 8]
+
+
+def test_cacheback_forgets_what_was_used_longest_ago() -> None:
+    part: Any = single("cacheback(leader=1, follower=1, leaders=2, followers=1)", DRAFTERS, Drafter)
+    part.learn([1, 2, 3, 1, 4])
+    assert {k: list(v) for k, v in part.recent.table.items()} == {(3,): [(1,)], (1,): [(4,)]}
+
+
+def test_aded_searches_where_the_verifier_was_sure() -> None:
+    part = ADED(nodes=4, searches=200)
+    part.learn((1, 2), [3, 4], [0.9, 0.1])
+    part.learn((2, 3), [5, 6], [0.8, 0.2])
+    part.learn((2, 4), [7], [1.0])
+    draft = part.open(request([1, 2])).propose(np.array([1, 2]), Budget(2, 9))
+    below = [tuple(draft.tokens[draft.path(node)].tolist()) for node in range(len(draft))]
+    assert below[:2] == [(3,), (3, 5)] and set(below) == {(3,), (3, 5), (3, 6), (4,)}
+    chain = part.open(request([1, 2], trees=False)).propose(np.array([1, 2]), Budget(2, 9))
+    assert chain.is_chain and chain.tokens.tolist() == [3, 5]
+
+
+def test_aded_learns_pairs_from_the_rows_of_a_forward() -> None:
+    part = ADED(width=1, rho=0.5)
+    drafting = part.open(request([1, 2]))
+    scores = torch.eye(9)[[3, 4, 5]] * 50  # after 2: 3; after 2 3: 4; after 2 8: 5
+    draft = Draft(np.array([3, 8]), np.array([-1, -1]))
+    drafting.observe(Feedback(draft, [0], [3, 4], np.array([2, 3, 8]), scores))
+    assert {k: list(v) for k, v in part.table.items()} == {(2, 3): [4], (2, 8): [5]}
+    drafting.observe(Feedback(Draft(np.array([])), [], [6], np.array([4]), scores[:1]))
+    assert list(part.table[3, 4]) == [3]  # the token in front of the anchor is known by now
+
+
+class _Context(Drafting):
+    """Drafts ``right`` behind ``key`` tokens, something else otherwise."""
+
+    def __init__(self, tokens: dict[int, list[int]]) -> None:
+        self.tokens = tokens
+
+    def propose(self, prefix: np.ndarray, budget: Budget) -> Draft:
+        return chain_of(self.tokens.get(len(prefix), [])[: budget.length])
+
+
+class _Fixed(Drafter):
+    def __init__(self, tokens: dict[int, list[int]]) -> None:
+        self.tokens = tokens
+
+    def open(self, request: DraftRequest) -> Drafting:
+        return _Context(self.tokens)
+
+
+def test_a_cascade_drafts_again_behind_what_was_agreed_on() -> None:
+    cheap, dear = _Fixed({2: [5, 6, 7, 8]}), _Fixed({2: [5, 6, 1, 1], 4: [7, 9, 9, 9]})
+    drafting = Cascade((cheap, dear)).open(request([1, 2]))
+    draft = drafting.propose(np.array([1, 2]), Budget(6, 9))
+    assert draft.tokens.tolist() == [5, 6, 7, 9, 9, 9]
+    short = drafting.propose(np.array([1, 2]), Budget(4, 9))
+    assert short.tokens.tolist() == [5, 6, 7, 9]
+    unequal = Cascade((_Fixed({2: [9]}), dear)).open(request([1, 2]))
+    assert unequal.propose(np.array([1, 2]), Budget(4, 9)).tokens.tolist() == [5, 6, 1, 1]
+
+
+def test_a_trimmed_head_is_exact() -> None:
+    """Its distribution is the whole head's, restricted and normalised."""
+    torch.manual_seed(0)
+    head, ids = torch.nn.Linear(8, 50), np.array([3, 7, 20, 49])
+    hidden = torch.randn(5, 8)
+    few = Marginals.from_logits(TrimmedHead(head, ids)(hidden), 0, vocab_size=50, banned=[7])
+    p = head(hidden).double().softmax(-1)
+    p[:, [i for i in range(50) if i not in (3, 20, 49)]] = 0
+    assert torch.allclose(few.log_q.exp().double(), p / p.sum(-1, keepdim=True), atol=1e-6)
+    assert frequent_ids([[4, 4, 4, 9, 9, 1]], 2).tolist() == [4, 9]
+    assert frequent_ids([[4, 4, 4, 9, 9, 1]], 2, always=[0]).tolist() == [0, 4]
+
+
+def test_a_trimmed_drafter_drafts_among_the_kept_only(tmp_path: Path) -> None:
+    """All rules stay lossless; `ratio` sees a distribution without the others."""
+    model = dllm.load("nano-ar")
+    question = "Reverse this list: Tom, Anna, Ben"
+    plain = dllm.speculate(model, None, question, max_new_tokens=NEW)
+    kept = frequent_ids([plain.tokens], 40, always=model.facts.stop_token_ids)
+    result = dllm.speculate(model, "nano", question, max_new_tokens=NEW, trim=kept)
+    assert result.tokens == plain.tokens and result.accepted > 5
+    few = [int(plain.tokens[0]), *model.facts.stop_token_ids]
+    drafter = dllm.DiffusionDrafter("nano", search="sample", trim=few, window=8)
+    drafting = drafter.open(DraftRequest(np.arange(5, 15), model.facts.vocab_size, (0,), 90))
+    draft = drafting.propose(np.arange(5, 15), Budget(6, 20))
+    assert set(draft.tokens.tolist()) <= set(few) and len(draft) == 6
+    assert draft.log_q is not None
+    assert set(np.flatnonzero(np.isfinite(draft.log_q).any(0)).tolist()) <= set(few)
+    with pytest.raises(dllm.ConfigError, match="trim keeps ids of the vocabulary"):
+        dllm.DiffusionDrafter("nano", trim=[10**6])
+    with pytest.raises(dllm.ConfigError, match="a JSON file"):
+        dllm.DiffusionDrafter("nano", trim=str(tmp_path / "none.json"))
+
+
+def test_presets_are_trees_of_their_shape() -> None:
+    log_q = torch.randn(8, 30).log_softmax(-1)
+    tree = SEARCHES["delayed_tree"]().find(Marginals(log_q, 0), 8, SearchContext(np.arange(3)))
+    assert [tree.depth(node) for node in range(len(tree))] == [0, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    wide = SEARCHES["dyspec"]().find(Marginals(log_q, 0), 8, SearchContext(np.arange(3)))
+    assert len(wide) == 64
+
+
+def hesitant(own: list[int], hesitates: list[int], size: int = 8) -> torch.Tensor:
+    """Rows whose most probable token is ``own``; rows in ``hesitates`` are nearly flat."""
+    logits = torch.zeros(len(own), size)
+    for row, token in enumerate(own):
+        logits[row, token] = 0.5 if row in hesitates else 20.0
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("drafted", "hesitates", "kept", "extra", "deviations"),
+    [
+        ([1, 2, 3, 4, 5], [], 5, 6, 0),  # all agree: and one more
+        ([1, 7, 3, 4, 5], [1], 5, 6, 1),  # it hesitates at 7 and follows: kept
+        ([1, 7, 3, 4, 5], [], 1, 2, 0),  # it is sure: rejected
+        ([1, 7, 3, 7, 5], [1, 3], 1, 2, 0),  # it disagrees again within two tokens
+        ([1, 2, 3, 7, 5], [3], 3, 4, 0),  # too few tokens behind it to tell
+        ([7, 2, 3, 7, 5], [0], 3, 4, 1),  # the first is kept, the second too late
+    ],
+)
+def test_fly_by_hand(
+    drafted: list[int], hesitates: list[int], kept: int, extra: int, deviations: int
+) -> None:
+    """The verifier writes 1 2 3 4 5 6 whatever stands before; a window of two tokens."""
+    rows = Rows(
+        hesitant([1, 2, 3, 4, 5, 6], hesitates), chain_of(drafted), np.array([0]), Sampling(),
+        KeyedNoise(0), 0,
+    )  # fmt: skip
+    outcome = FLy(window=2).judge(rows, chain_of(drafted))
+    assert (len(outcome.path), outcome.extra, outcome.deviations) == (kept, extra, deviations)
+
+
+def test_fly_measures_the_three_most_probable_tokens() -> None:
+    """0.86 and seven of 0.02: 0.286 nats in the first three, 0.68 in all."""
+    logits = torch.log(torch.full((7, 8), 0.02))
+    for row, token in enumerate([1, 2, 3, 4, 5, 6, 7]):
+        logits[row, token] = math.log(0.86)
+    drafted = chain_of([0, 2, 3, 4, 5, 6])
+    rows = Rows(logits, drafted, np.array([0]), Sampling(), KeyedNoise(0), 0)
+    for rule, kept in ((FLy(), 0), (FLy(entropy=0.28), 6), (FLy(top=8), 6)):
+        assert len(rule.judge(rows, drafted).path) == kept
+    short = chain_of([0, 2, 3, 4, 5])  # five have to follow
+    rows = Rows(logits[:6], short, np.array([0]), Sampling(), KeyedNoise(0), 0)
+    assert FLy(entropy=0.28).judge(rows, short).path == []
+
+
+def test_pivot_learns_which_tokens_matter(tmp_path: Path) -> None:
+    """Tokens of low probability are labelled pivotal; the rule then rejects these only."""
+    rng = np.random.default_rng(0)
+    features = [np.array([-rng.uniform(0, 8), rng.random(), -0.1, 1.0]) for _ in range(200)]
+    weights = fit_pivot(features, [f[0] < -4 for f in features], tmp_path / "pivot.json")
+    rule = Pivot(path=str(tmp_path / "pivot.json"))
+    assert rule.weights == pytest.approx(weights)
+    logits = hesitant([1, 2, 3], [1])
+    likely, unlikely = chain_of([1, 4]), chain_of([7, 2])  # p of 4 is 0.12, p of 7 nearly 0
+    sampling, prefix = Sampling(), np.array([0])
+    kept = rule.judge(Rows(logits, likely, prefix, sampling, KeyedNoise(0), 0), likely)
+    assert (len(kept.path), kept.extra, kept.deviations) == (2, 3, 1)
+    lost = rule.judge(Rows(logits, unlikely, prefix, sampling, KeyedNoise(0), 0), unlikely)
+    assert (len(lost.path), lost.extra, lost.deviations) == (0, 1, 0)
+    with pytest.raises(dllm.ConfigError, match="a file that fit_pivot wrote"):
+        Pivot(path=str(tmp_path / "none.json"))
+
+
+def test_pivots_are_labelled_by_trying_them_out() -> None:
+    """A check that never fails makes no token pivotal; one that wants the verifier's own text makes
+    every refused token so, unless the text comes back to it, which it cannot."""
+    verifier, drafter = dllm.load("nano-ar"), dllm.load("nano")
+    questions = ["Write one sentence about Tom.", "Copy this list: Anna, Ben, Tom, Mia"]
+    how: dict[str, Any] = {"controller": "fixed(k=8)", "max_new_tokens": 16}
+    own = [r.text for r in dllm.speculate(verifier, None, questions, max_new_tokens=16)]
+    same = [lambda text, mine=mine: text == mine for mine in own]
+    features, pivotal = label_pivots(verifier, drafter, questions, same, **how)
+    assert features and all(pivotal) and all(f.shape == (4,) for f in features)
+    _, never = label_pivots(verifier, drafter, questions, [lambda text: True] * 2, **how)
+    assert len(never) == len(pivotal) and not any(never)
+
+
+def test_lossy_rules_say_so(verifier: dllm.DiffusionModel) -> None:
+    """In the result, in its footer, in the listing; lossless ones do not."""
+    (prompt,) = prompts(1)
+    plain = dllm.speculate(verifier, None, prompt, max_new_tokens=40)
+    text = [*prompt, *plain.tokens]
+    how: dict[str, Any] = {"controller": "whole", "max_new_tokens": 40}
+    result = dllm.speculate(
+        verifier, Scripted(text, noise=0.1, k=20), prompt, rule="fly(entropy=0.0, window=0)", **how
+    )
+    assert result.lossy and result.deviations > 0 and result.tokens != plain.tokens
+    assert f"LOSSY rule fly: {result.deviations} tokens are not the verifier's" in result.footer()
+    exact = dllm.speculate(verifier, Scripted(text, noise=0.1), prompt, **how)
+    assert not exact.lossy and exact.deviations == 0 and "LOSSY" not in exact.footer()
+    from dllm.drafting import available
+
+    named = {part.name: part.summary for part in available() if part.role == "accept rule"}
+    assert {name for name, text in named.items() if "LOSSY" in text} == {"apd", "fly", "pivot"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_two_models_that_share_noise_agree_where_the_drafter_alone_counts(
+    temperature: float,
+) -> None:
+    verifier, drafter = dllm.load("nano-ar"), dllm.load("nano")
+    prompt = "Write one sentence about Tom."
+    how: dict[str, Any] = {"controller": "fixed(k=6)", "max_new_tokens": 24, "seed": 5,
+                           "temperature": temperature, "search": "apd"}  # fmt: skip
+    alone = dllm.speculate(verifier, drafter, prompt, rule="apd(weight=1)", **how)
+    assert {r.emitted for r in alone.rounds[:-1]} <= {6}
+    mixed = dllm.speculate(verifier, drafter, prompt, rule="apd(weight=0.5)", **how)
+    assert mixed.lossy and mixed.tokens
+    with pytest.raises(dllm.ConfigError, match="search='apd'"):
+        dllm.speculate(verifier, drafter, prompt, rule="apd", **how | {"search": "coupled"})
+
+
+@pytest.mark.parametrize(("confidence", "expected"), [(0.5, 2), (0.95, 6), (0.999, 20)])
+def test_threshold_sends_the_token_that_crosses(confidence: float, expected: int) -> None:
+    """0.95^6 is 0.735, the first product below 0.7 is the seventh: six within, one that crosses."""
+    from dllm.drafting.length.control import CONTROLLERS, LengthController
+
+    budget = single("threshold", CONTROLLERS, LengthController).fresh().next(100, 10)
+    got = budget.chain_length(np.full(30, confidence))
+    assert got == (7 if expected == 6 else expected)
+
+
+def test_adl_counts_the_raw_draft() -> None:
+    """Without an end of text its generated length is what was asked for, though the search may
+    have cut the chain."""
+    from dllm.drafting.length.lengths import AdaptiveDraftLength
+
+    from ..length.test_control import tell
+
+    adl, other = AdaptiveDraftLength(), AdaptiveDraftLength()
+    adl.next(100, 10)
+    tell(adl, 12, 12)  # the search made a chain of 12 out of 30
+    other.step(30, 12)
+    assert adl.next(100, 10).length == other.next(100, 10).length

@@ -1,0 +1,328 @@
+"""Length controllers on scripted signals; lookup drafters; composites."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dllm
+from dllm.drafting import available, register_all
+from dllm.drafting.base import (
+    DRAFTERS,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    DraftRequest,
+    Feedback,
+    RoundStats,
+    single,
+)
+from dllm.drafting.drafters.history import BORDER, History
+from dllm.drafting.drafters.hits import HitRates
+from dllm.drafting.length.control import CONTROLLERS, LengthController
+from dllm.drafting.length.lengths import AdaptiveDraftLength
+
+register_all()
+
+
+def tell(
+    controller: LengthController, drafted: int, accepted: int, end: int | None = None,
+    seconds: float = 0.01, sure: Any = 0.9, draft_seconds: float = 0.001,
+    attempted: bool | None = None, context: int = 100,
+) -> None:  # fmt: skip
+    confidence = np.broadcast_to(sure, 64)[:drafted] if np.ndim(sure) == 0 else sure[:drafted]
+    draft = Draft(np.arange(drafted), confidence=confidence, end=end)
+    feedback = Feedback(draft, list(range(accepted)), list(range(accepted + 1)),
+                        np.arange(drafted + 1), None)  # fmt: skip
+    asked = drafted > 0 if attempted is None else attempted
+    stats = RoundStats(drafted, drafted, accepted, accepted + 1, "correction", "", draft_seconds,
+                       0.0, seconds, 0.0, context, attempted=asked)  # fmt: skip
+    controller.update(stats, feedback)
+
+
+def length(controller: LengthController) -> int:
+    return controller.next(1000, 10).length
+
+
+def test_adl_as_published() -> None:
+    """G and A start at 0 and are halved towards the signals; k is clipped to [20, 30]."""
+    adl = AdaptiveDraftLength()
+    assert length(adl) == 30
+    expected, g, a = [], 0.0, 0.0
+    for generated, accepted in ((30, 30), (30, 30), (30, 12), (20, 20), (5, 5), (26, 26)):
+        g, a = g + (generated - g) / 2, a + (accepted - a) / 2
+        expected.append(int(min(max(g + (10 if a >= g else 0), 20), 30)))
+        adl.step(generated, accepted)
+        assert length(adl) == expected[-1]
+    assert expected == [25, 30, 26, 23, 20, 20]
+
+
+@pytest.mark.parametrize("alpha", [0.7, 0.9, 0.99])
+def test_adl_is_a_constant_for_any_real_drafter(alpha: float) -> None:
+    rng, adl, lengths = np.random.default_rng(0), AdaptiveDraftLength(), []
+    for _ in range(200):
+        k = length(adl)
+        wrong = np.flatnonzero(rng.random(k) > alpha)
+        tell(adl, k, int(wrong[0]) if wrong.size else k)
+        lengths.append(length(adl))
+    assert np.mean(np.array(lengths) == 20) > 0.95
+
+
+def test_the_repaired_one_follows_acceptance() -> None:
+    repaired = single("adl_repaired", CONTROLLERS, LengthController)
+    for _ in range(12):
+        tell(repaired, length(repaired), 2)
+    assert length(repaired) <= 6
+    for _ in range(4):
+        tell(repaired, length(repaired), length(repaired))
+    assert length(repaired) == 30
+    for _ in range(8):
+        tell(repaired, 10, 1, end=2)
+    assert length(repaired) <= 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "confidence", "expected"),
+    [
+        ("confidence(tau=0.5)", [0.9, 0.8, 0.4, 0.9], 2),
+        ("confidence(tau=0.1)", [0.9, 0.8, 0.4, 0.9], 4),
+        ("confidence_extend", [0.9] * 25, 25),
+        ("confidence_extend", [0.9] * 12 + [0.1] + [0.9] * 50, 20),
+        ("confidence_extend", [0.1] + [0.9] * 50, 10),
+        ("confidence_extend", [0.9] * 80, 60),
+        ("fixed(k=3)", [0.1] * 9, 3),
+    ],
+)
+def test_lengths_from_confidence(spec: str, confidence: list[float], expected: int) -> None:
+    budget = single(spec, CONTROLLERS, LengthController).fresh().next(100, 10)
+    assert budget.chain_length(np.array(confidence)) == expected
+
+
+def test_no_controller_exceeds_the_room() -> None:
+    for name in CONTROLLERS:
+        budget = CONTROLLERS[name]().fresh().next(2, 10)
+        assert budget.chain_length(np.full(30, 0.99)) <= 2
+
+
+def test_the_heuristic_is_that_of_transformers() -> None:
+    heuristic = single("heuristic(start=4)", CONTROLLERS, LengthController)
+    for accepted, expected in ((4, 6), (6, 8), (3, 7), (0, 6)):
+        tell(heuristic, length(heuristic), accepted)
+        assert length(heuristic) == expected
+
+
+def propose(spec: str, prefix: list[int], k: int = 10) -> list[int]:
+    drafting = single(spec, DRAFTERS, Drafter).open(request(prefix))
+    return drafting.propose(np.array(prefix), Budget(k, k)).tokens.tolist()
+
+
+def request(prefix: list[int]) -> DraftRequest:
+    return DraftRequest(np.array(prefix), 100, (99,), 200)
+
+
+@pytest.mark.parametrize("spec", ["prompt_lookup", "anpd", "suffix(factor=4.0)"])
+def test_lookups_copy_what_followed(spec: str) -> None:
+    result = propose(spec, [7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9], k=4)
+    assert result == [1, 2, 3, 4]
+    assert propose(spec, [1, 2, 3, 4, 5]) == []
+
+
+def test_prompt_lookup_prefers_longer_and_later_matches() -> None:
+    prefix = [5, 1, 2, 50, 9, 1, 2, 60, 5, 1, 2]
+    assert propose("prompt_lookup", prefix, k=1) == [50]  # three tokens match there
+    assert propose("prompt_lookup(n=2)", prefix, k=1) == [60]
+
+
+def test_anpd_prefers_frequent_successors_and_adapts() -> None:
+    prefix = [1, 2, 1, 3, 1, 2, 1]
+    assert propose("anpd(n=2)", prefix, k=1) == [2]
+    drafting: Any = single("anpd(k=2)", DRAFTERS, Drafter).open(request(prefix))
+    for accepted, expected in ((2, 4), (4, 6), (1, 2)):
+        draft = drafting.propose(np.array([1, 2] * 10), Budget(20, 20))
+        drafting.observe(Feedback(draft, list(range(accepted)), [], np.array([]), None))
+        assert drafting.length == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_history_knows_where_suffixes_occurred(seed: int) -> None:
+    """Every length whose places differ from those of the next, against a search of the text."""
+    rng = np.random.default_rng(seed)
+    texts = [rng.integers(0, 4, rng.integers(2, 60)).tolist() for _ in range(3)]
+    history = History()
+    for text in texts:
+        for at in range(0, len(text), 7):
+            history.extend(text[at : at + 7])
+        history.extend([BORDER])
+    flat = [token for text in texts for token in [*text, BORDER]]
+    low = len(texts[0]) + 1 if seed % 2 else 0
+    history.forget(low)
+    context = rng.integers(0, 4, 12).tolist()
+    expected: dict[tuple[int, ...], int] = {}
+    for n in range(1, 9):
+        places = tuple(i for i in range(low + n, len(flat)) if flat[i - n : i] == context[-n:])
+        if places:
+            expected[places] = n  # the largest n of equal places
+    result = {tuple(places.tolist()): n for n, places in history.matches(context, 8)}
+    assert result == expected
+
+
+def test_the_suffix_drafter_grows_the_most_probable_tree() -> None:
+    """Behind 1 2: three times 3, once 4; behind 3 twice 5 and once 6."""
+    text = [1, 2, 3, 5, 0, 1, 2, 3, 5, 0, 1, 2, 3, 6, 0, 1, 2, 4, 0, 7, 1, 2]
+    part = single("suffix(depth=3, factor=3.0, least=0.2)", DRAFTERS, Drafter)
+    drafting = part.open(replace(request(text), trees=True))
+    draft = drafting.propose(np.array(text), Budget(3, 9))
+    below = {tuple(draft.tokens[draft.path(node)].tolist()) for node in range(len(draft))}
+    assert below == {(3,), (3, 5), (3, 5, 0), (4,), (3, 6), (4, 0)}  # 0.75, 0.5, 0.5, then 0.25
+    small = drafting.propose(np.array(text), Budget(3, 9, nodes=lambda alive: 2))
+    assert small.tokens.tolist() == [3, 5]
+    chain = part.open(request(text)).propose(np.array(text), Budget(4, 9))
+    assert chain.is_chain and chain.tokens.tolist() == [3, 5, 0, 1]
+
+
+def test_a_long_prompt_is_indexed_in_linear_time() -> None:
+    """Ten times the tokens take about ten times as long; a tree of substrings took twenty-four
+    steps per token."""
+    rng, part = np.random.default_rng(0), single("suffix", DRAFTERS, Drafter)
+    seconds = []
+    for size in (2_000, 20_000):
+        text, turns = rng.integers(0, 2_000, size).tolist(), []
+        for _ in range(3):  # the collector of Python may run in one of them
+            began = time.process_time()
+            drafting = part.open(request(text))
+            drafting.propose(np.array(text), Budget(9, 9))
+            turns.append(time.process_time() - began)
+        seconds.append(min(turns))
+    assert seconds[0] < 0.1 and seconds[1] < 40 * max(seconds[0], 1e-3)
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "anpd", "suffix", "token_recycling"])
+def test_lookups_are_as_sure_as_they_were_right(verifier: dllm.DiffusionModel, name: str) -> None:
+    """Their confidence rises with accepted drafts and falls with rejected ones."""
+    part: Any = single(name, DRAFTERS, Drafter)
+    prefix = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
+    if name == "token_recycling":
+        part.table = {token: [*range(token + 1, token + 9)] for token in range(60)}
+    levels = []
+    for accepted in (0, 1):
+        part.hits = HitRates()
+        for _ in range(20):
+            drafting = part.open(request(prefix))
+            draft = drafting.propose(np.array(prefix), Budget(4, 4))
+            path = list(range(len(draft) * accepted))
+            scores = torch.zeros(len(draft) + 1, 70)
+            fed = np.array([prefix[-1], *draft.tokens])
+            table = dict(getattr(part, "table", {}))
+            drafting.observe(Feedback(draft, path, [1], fed, scores))
+            if name == "token_recycling":
+                part.table = table
+        draft = part.open(request(prefix)).propose(np.array(prefix), Budget(4, 4))
+        assert draft.confidence is not None
+        levels.append(float(draft.confidence[0]))
+    assert levels[0] < 0.2 and levels[1] > 0.6
+
+
+def test_the_suffix_drafter_remembers_earlier_requests() -> None:
+    part = single("suffix(requests=1, factor=4.0)", DRAFTERS, Drafter)
+    for answer in ([11, 12, 13, 14], [21, 22, 23, 24]):
+        drafting = part.open(request([1, 2]))
+        drafting.propose(np.array([1, 2, *answer]), Budget(5, 5))
+        drafting.close()
+    new = part.open(request([3, 21]))
+    assert new.propose(np.array([3, 21]), Budget(3, 3)).tokens.tolist() == [22, 23, 24]
+    assert len(part.open(request([3, 11])).propose(np.array([3, 11]), Budget(3, 3))) == 0
+
+
+@pytest.mark.parametrize("before", [[], ["prompt_lookup"]], ids=["alone", "behind another"])
+def test_the_suffix_drafter_remembers_whole_texts(
+    verifier: dllm.DiffusionModel, before: list[str]
+) -> None:
+    part: Any = single("suffix", DRAFTERS, Drafter)
+    result = dllm.speculate(
+        verifier, [*before, part], [5, 9, 33, 5, 9], controller="fixed(k=3)", max_new_tokens=12
+    )
+    assert list(part.texts) == [result.tokens]
+
+
+def test_token_recycling_keeps_the_verifiers_candidates() -> None:
+    part = single("token_recycling(width=4)", DRAFTERS, Drafter)
+    drafting = part.open(replace(request([5]), trees=True))
+    assert len(drafting.propose(np.array([5]), Budget(9, 9))) == 0
+    scores = torch.zeros(2, 10)
+    scores[0, [1, 2, 3, 4]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    scores[1, [6, 7, 8, 9]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    drafting.observe(Feedback(Draft(np.array([1])), [0], [1], np.array([5, 1]), scores))
+    tree = drafting.propose(np.array([0, 5]), Budget(2, 9))
+    below = {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))}
+    assert below == {(1,), (2,), (3,), (4,), (1, 6), (1, 7), (1, 8)}
+    few = drafting.propose(np.array([0, 5]), Budget(2, 9, nodes=lambda alive: 3))
+    assert few.tokens.tolist() == tree.tokens[:3].tolist()  # the cost of nodes is checked
+    assert part.open(request([1])).propose(np.array([1]), Budget(1, 1)).tokens[0] == 6
+
+
+class _Constant(Drafting):
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def propose(self, prefix: np.ndarray, budget: Budget) -> Draft:
+        time.sleep(0.001)  # the same for all: tokens decide
+        return Draft(np.array(self.tokens, np.int64))
+
+
+def test_the_arbiter_settles_on_the_better_drafter(verifier: dllm.DiffusionModel) -> None:
+    from dllm.drafting.drafters.several import _Arbiter
+
+    part: Any = single("arbiter(prompt_lookup+anpd)", DRAFTERS, Drafter)
+    arbiter = _Arbiter(part, request([0]))
+    arbiter.members = [_Constant([1]), _Constant([2])]
+    chosen = []
+    for _ in range(60):
+        draft = arbiter.propose(np.array([0]), Budget(5, 5))
+        good = draft.tokens[0] == 2
+        chosen.append(bool(good))
+        arbiter.observe(Feedback(draft, [], [0] * (6 if good else 1), np.array([]), None))
+    assert np.mean(chosen[20:]) > 0.8
+    rates = list(arbiter.tokens), list(arbiter.seconds)
+    for _ in range(9):  # rounds in which nobody was asked say nothing about anybody
+        arbiter.observe(Feedback(draft, [], [0], np.array([]), None))
+    assert (arbiter.tokens, arbiter.seconds) == rates
+
+
+@pytest.mark.parametrize(
+    ("drafter", "how", "named"),
+    [
+        ("prompt_lookup(m=3)", {}, "prompt_lookup"),
+        ("prompt_lookup", {"rule": "ratio"}, "ratio"),
+        ("prompt_lookup", {"rule": "greedy", "temperature": 1.0}, "greedy"),
+        ("prompt_lookup", {"cfg_scale": 1.0}, "cfg_scale"),
+        ("nano", {"search": "nothing"}, "search"),
+        (
+            "nano",
+            {"search": "sample_tree", "rule": "block", "temperature": 1.0},
+            "the draft is a tree",
+        ),
+        ("nano", {"search": "sample", "steps": 2}, "steps"),
+        ("first_of(3)", {}, "first_of"),
+        ("no-such-model", {}, "no-such-model"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    verifier: dllm.DiffusionModel, drafter: str, how: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(dllm.DllmError, match=named):
+        dllm.speculate(verifier, drafter, [5, 6, 7], max_new_tokens=8, **how)
+
+
+def test_every_part_is_listed_with_a_sentence() -> None:
+    listed = available()
+    assert {"diffusion", "cps", "ngram", "rate", "keyed"} <= {part.name for part in listed}
+    assert all(part.summary for part in listed)
+    assert {part.role for part in listed} == {
+        "drafter", "search", "proxy", "length controller", "accept rule",
+    }  # fmt: skip

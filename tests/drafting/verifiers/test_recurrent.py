@@ -1,0 +1,184 @@
+"""Hybrid verifiers: states, logits and texts after speculation are those of plain decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import dllm
+from dllm.drafting.base import chain
+from dllm.drafting.dflash.checkpoint import BlockCheckpoint
+from dllm.drafting.dflash.drafter import BlockDrafter
+from dllm.drafting.verifiers.packed import open_verifier
+from dllm.drafting.verifiers.recurrent import RecurrentVerifier
+from dllm.train.dflash.model import drafter_config, new_drafter
+
+from ...thin import covering
+from ..conftest import Scripted
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "eos_token_id": None, "bos_token_id": None,
+    "pad_token_id": None, "max_position_embeddings": 256, "initializer_range": 0.4,
+}  # fmt: skip
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 3, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+           "shared_expert_intermediate_size": 16}  # fmt: skip
+MAMBA = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2,
+         "chunk_size": 8, "use_mamba_kernels": False}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": DELTA,
+    "qwen3_next": {**DELTA, **EXPERTS},
+    "nemotron_h": {**MAMBA, "num_hidden_layers": 4, "layers_block_type": [
+        "linear_attention", "mlp", "full_attention", "linear_attention"]},
+    "falcon_h1": {"num_hidden_layers": 2, "mamba_d_ssm": 64, "mamba_n_heads": 4,
+                  "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8,
+                  "mamba_chunk_size": 8},
+    "jamba": {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
+              "num_experts": 2, "mamba_d_state": 4, "use_mamba_kernels": False},
+}  # fmt: skip
+STEPPED = [kind for kind in SHAPES if kind != "jamba"]
+CASES = [(kind, rollback) for kind in STEPPED for rollback in ("states", "replay")]
+PROMPT = [5, 9, 33, 7, 9, 33, 50, 51]
+
+
+def network(kind: str) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **COMMON, **SHAPES[kind])
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, dllm.DiffusionModel]:
+    return {kind: dllm.load(network(kind), family="autoregressive") for kind in SHAPES}
+
+
+def states(cache: Any) -> list[torch.Tensor]:
+    """Everything that a text's cache holds."""
+    found = []
+    for layer in cache.layers:
+        for name in ("conv_states", "recurrent_states"):
+            held = getattr(layer, name, {}).get(0)
+            if held is not None:
+                width = layer.conv_kernel_size[0] if name == "conv_states" else held.shape[-1]
+                found.append(held[..., -width:].clone())
+        if getattr(layer, "keys", None) is not None and layer.keys.numel():
+            found += [layer.keys.clone(), layer.values.clone()]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "rollback"), CASES)
+def test_states_and_logits_after_drafts_are_those_of_plain_decoding(
+    models: dict[str, dllm.DiffusionModel], kind: str, rollback: str
+) -> None:
+    """Rounds that accept nothing, some and all of a draft, and rounds without one between them."""
+    model = models[kind]
+    plain, drafted = RecurrentVerifier(model), RecurrentVerifier(model, rollback=rollback)
+    assert isinstance(open_verifier(model), RecurrentVerifier)
+    bound = 1e-4 if rollback == "states" else 3e-2  # a replay adds up in another order
+    close = {"atol": bound, "rtol": bound}
+    want = plain.open(np.array(PROMPT), 64)
+    got = drafted.open(np.array(PROMPT), 64)
+    rng = np.random.default_rng(0)
+    empty = chain([])
+    for length, accepted in ((3, 0), (4, 2), (0, 0), (2, 2), (0, 0), (5, 1), (1, 1), (3, 3)):
+        tokens = rng.integers(0, 96, length)
+        (scored,) = drafted.score([(got, chain(tokens))])
+        extra = int(rng.integers(0, 96))
+        rows = []
+        for token in [*tokens[:accepted].tolist(), extra]:
+            (row,) = plain.score([(want, empty)])
+            rows.append(row.logits[0])
+            plain.commit(want, empty, [], [token])
+        expected = torch.stack(rows)
+        torch.testing.assert_close(scored.logits[: accepted + 1], expected, **close)
+        emitted = [*tokens[:accepted].tolist(), extra]
+        drafted.commit(got, chain(tokens), list(range(accepted)), emitted)
+        assert got.tokens == want.tokens and got.cached == want.cached
+        mine, theirs = states(got.cache), states(want.cache)
+        assert len(mine) == len(theirs) > 2
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one, other, **close)
+    if rollback == "states":
+        assert got.forwards == 8  # never a second forward
+
+
+@pytest.mark.parametrize(("kind", "temperature"), covering(STEPPED, [0.0, 0.8]))
+def test_texts_are_those_of_plain_decoding(
+    models: dict[str, dllm.DiffusionModel], kind: str, temperature: float
+) -> None:
+    """Batches, lookups that have nothing to say in some rounds, and texts that join."""
+    model = models[kind]
+    prompts = [PROMPT, PROMPT[:5], [7, 8, 9] * 4, [60]]
+    how: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+    plain = dllm.speculate(model, None, prompts, **how)
+    drafted = dllm.speculate(
+        model, "prompt_lookup", prompts, controller="whole", max_rows=2, **how
+    )  # fmt: skip
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    noisy = Scripted(text=[*PROMPT, *plain[0].tokens], k=4, noise=0.3)
+    result = dllm.speculate(model, noisy, PROMPT, controller="whole", **how)
+    assert result.tokens == plain[0].tokens
+    assert 5 < result.accepted < result.drafted
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
+def test_taps_and_block_drafters(models: dict[str, dllm.DiffusionModel], kind: str) -> None:
+    model = models[kind]
+    hf: Any = model.hf
+    config = drafter_config(hf.config, layers=1, block_size=4, mask_token_id=3, taps=[0, 1])
+    torch.manual_seed(0)
+    part = BlockDrafter(BlockCheckpoint("x", config, dict(new_drafter(config).state_dict())))
+    plain = dllm.speculate(model, None, PROMPT, max_new_tokens=16)
+    drafted = dllm.speculate(model, part, PROMPT, max_new_tokens=16, controller="whole")
+    assert drafted.tokens == plain.tokens and drafted.drafted > 20
+    verifier = RecurrentVerifier(model, (0, 1))
+    text = verifier.open(np.array(PROMPT), 40)
+    seen = []
+    for tokens, accepted in (([3, 4], 1), ([5, 6, 7], 0), ([9], 1)):
+        (scored,) = verifier.score([(text, chain(tokens))])
+        fresh = len(text.fresh)
+        assert scored.hidden is not None
+        seen.append(scored.hidden[: fresh + accepted])
+        verifier.commit(text, chain(tokens), list(range(accepted)), [*tokens[:accepted], 11])
+    with torch.no_grad():
+        out = hf(torch.tensor([text.tokens[:-1]]), output_hidden_states=True).hidden_states
+    expected = torch.cat([out[1][0], out[2][0]], -1)
+    torch.testing.assert_close(torch.cat(seen), expected, atol=2e-2, rtol=1e-2)
+
+
+def test_a_text_given_up_leaves_the_others_alone(models: dict[str, dllm.DiffusionModel]) -> None:
+    model = models["qwen3_next"]
+    how: dict[str, Any] = {"max_new_tokens": 16, "controller": "whole"}
+    plain = dllm.speculate(model, None, [PROMPT, [7, 8, 9] * 4], max_new_tokens=16)
+    events = dllm.stream_speculate(model, "prompt_lookup", [PROMPT, [7, 8, 9] * 4], **how)
+    for _ in range(4):
+        next(events)
+    events.close()
+    again = dllm.speculate(model, "prompt_lookup", [PROMPT, [7, 8, 9] * 4], **how)
+    assert [r.tokens for r in again] == [r.tokens for r in plain]
+
+
+def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionModel]) -> None:
+    model, hybrid = models["jamba"], models["qwen3_5_text"]
+    hf: Any = model.hf
+    tokens = list(PROMPT)
+    with torch.no_grad():
+        for _ in range(8):
+            tokens.append(int(hf(torch.tensor([tokens])).logits[0, -1].argmax()))
+    plain = dllm.speculate(model, None, PROMPT, max_new_tokens=8)
+    assert plain.tokens == tokens[len(PROMPT) :]
+    with pytest.raises(dllm.ConfigError, match="several tokens only at the start"):
+        dllm.speculate(model, Scripted(), PROMPT, controller="whole", max_new_tokens=8)
+    with pytest.raises(dllm.ConfigError, match="rolls back by replay"):
+        RecurrentVerifier(model, rollback="states")
+    trees = dllm.speculate(hybrid, "token_recycling", PROMPT, max_new_tokens=12)  # makes chains
+    assert trees.tokens == dllm.speculate(hybrid, None, PROMPT, max_new_tokens=12).tokens

@@ -1,0 +1,74 @@
+"""Text without a choice is written without the model, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import dllm
+from dllm.formats.automaton import Automaton
+from dllm.formats.literals import Literals
+
+from .toy import PATTERNS, PIECES, automaton
+
+SCHEMA = {
+    "type": "object", "required": ["first", "second"],
+    "properties": {"first": {"type": "boolean"}, "second": {"enum": [10, 20]}},
+}  # fmt: skip
+
+
+def texts(built: Automaton, state: int, depth: int) -> Iterator[bytes]:
+    """What up to so many tokens spell from a state to an end."""
+    if built.accepting[state]:
+        yield b""
+    for token, piece in enumerate(PIECES if depth else ()):
+        follow = built.run(state, np.array([token]))
+        if piece and follow >= 0:
+            yield from (piece + rest for rest in texts(built, follow, depth - 1))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_all_texts_begin_with_it(pattern: str) -> None:
+    built, *_ = automaton(pattern)
+    literals = Literals(built, PIECES)
+    for state in range(len(built.accepting) - 1):
+        token = literals.token(state)
+        if token is not None:
+            assert all(text.startswith(PIECES[token] or b"-") for text in texts(built, state, 4))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "run"),
+    [(r'a\{"(1|2)', b'a{"'), ("ab(1|12)", b"ab1"), ("(ab|aa)b", b"a"), ("abab", b"abab"),
+     ("a*", b""), ('"é"', '"é"'.encode()), ("(a|b)1", b""), (r'\{"":2?', b'{"":')],
+)  # fmt: skip
+def test_how_far_it_reaches(pattern: str, run: bytes) -> None:
+    built, start, _ = automaton(pattern)
+    tokens, _ = Literals(built, PIECES).run(start, 9)
+    assert b"".join(PIECES[token] or b"-" for token in tokens) == run
+
+
+def test_answers_with_literals() -> None:
+    nano = dllm.load("nano")
+    how = {"json_schema": SCHEMA, "max_new_tokens": 40, "sampler": "llada"}
+    plain = dllm.generate(nano, "What is 23 + 12?", **how)
+    out = dllm.generate(nano, "What is 23 + 12?", literals=True, **how)
+    assert out.nfe < plain.nfe and set(out.parsed) == {"first", "second"}
+    events = list(dllm.stream(nano, "What is 23 + 12?", literals=True, **how))
+    assert "".join(event.text for event in events) == out.text
+    assert events[0].text.startswith('{"first":')
+    assert json.loads(out.text) == out.parsed
+    for sampler in ("threshold", "localleap", "llada(remasking=random)"):
+        for block in (3, 8):
+            how |= {"sampler": sampler, "block_length": block, "temperature": 1.0}
+            out = dllm.generate(nano, "What is 23 + 12?", literals=True, **how)
+            assert set(out.parsed) == {"first", "second"}
+    for temperature in (0.0, 1.0):
+        out = dllm.generate(nano, "Is it?", choice=["yes, it is", "yes, it was"], literals=True,
+                            temperature=temperature, constraints={2: "s"})  # fmt: skip
+        assert out.text in ("yes, it is", "yes, it was")
+    with pytest.raises(dllm.ConfigError, match="literals is about answers with a form"):
+        dllm.generate(nano, "one", literals=True)

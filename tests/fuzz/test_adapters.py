@@ -1,0 +1,126 @@
+"""Damaged folders of adapters: every one decodes, or fails with one sentence and leaves the model
+as it was."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dllm
+from dllm.models.adapters import CONFIG, SECTION, WEIGHTS
+
+from .damage import (
+    HOSTILE,
+    bytes_damage,
+    damage,
+    files,
+    header,
+    of_each,
+    rewrite,
+    tensors,
+    text_damage,
+    works,
+)
+
+FIELDS = ("peft_type", "r", "lora_alpha", "target_modules", "bias", "rank_pattern", "use_dora",
+          "task_type", "modules_to_save", "layers_to_transform", "init_lora_weights",
+          "auto_mapping", "base_model_name_or_path", "fan_in_fan_out")  # fmt: skip
+SECTIONS = ("family", "mask_token_id", "generation", "block_length", "stop_token_ids")
+
+
+def config_field(folder: Path, rng: random.Random) -> str:
+    name, value = rng.choice(FIELDS), rng.choice(HOSTILE)
+    rewrite(folder / CONFIG, lambda content: content.__setitem__(name, value))
+    return f"{name}={value!r:.40}"
+
+
+def section_field(folder: Path, rng: random.Random) -> str:
+    name, value = rng.choice(SECTIONS), rng.choice(HOSTILE)
+    rewrite(folder / SECTION, lambda content: content.__setitem__(name, value))
+    return f"section {name}={value!r:.40}"
+
+
+FAULTS = (config_field, config_field, section_field, section_field, text_damage, bytes_damage,
+          header, tensors, tensors, files)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base() -> dllm.DiffusionModel:
+    return dllm.load("nano-ar")
+
+
+@pytest.fixture(scope="module")
+def adapter(base: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole one: gated, of rank 2."""
+    from peft import LoraConfig
+
+    folder = tmp_path_factory.mktemp("adapter")
+    hf: Any = dllm.load("nano-ar").hf
+    hf.add_adapter(LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    hf.save_pretrained(folder)
+    rewrite(folder / SECTION, lambda c: c.update(family="gated", mask_token_id=5))
+    assert (folder / WEIGHTS).is_file()
+    return folder
+
+
+def check(base: dllm.DiffusionModel, adapter: Path, folder: Path, seed: int) -> bool:
+    """Load and decode with a damaged copy; whether it could be."""
+    rng = random.Random(seed)
+    shutil.copytree(adapter, folder)
+    done = damage(folder, rng, FAULTS, (1, 1, 1, 2))
+
+    def read() -> None:
+        model = dllm.load(base.hf, family="autoregressive", adapter=folder)
+        if model.facts.mask_token_id is not None:
+            dllm.generate(model, [1, 2, 3], max_new_tokens=2)
+
+    return works(read, (seed, done))
+
+
+@pytest.mark.fuzz(14)
+def test_a_damaged_adapter_is_one_sentence(adapter: Path, tmp_path: Path, seeds: range) -> None:
+    results = of_each(
+        seeds, tmp_path, lambda folder, seed: check(dllm.load("nano-ar"), adapter, folder, seed)
+    )
+    assert True in results and False in results
+
+
+def test_a_model_is_usable_after_an_adapter_that_is_not_for_it(
+    base: dllm.DiffusionModel, adapter: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "narrow"
+    shutil.copytree(adapter, folder)
+    from safetensors.torch import load_file, save_file
+
+    held = load_file(folder / WEIGHTS)
+    save_file({name: t[:, :-1].contiguous() for name, t in held.items()}, folder / WEIGHTS)
+    ids = torch.tensor([[1, 2, 3]])
+    hf: Any = base.hf
+    before = hf(ids).logits
+    with pytest.raises(dllm.CheckpointError, match="not for this network"):
+        dllm.load(hf, family="autoregressive", adapter=folder)
+    torch.testing.assert_close(hf(ids).logits, before, rtol=0, atol=0)
+    assert not any("lora" in name for name, _ in hf.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [(3, "a folder or a hub id"), ("/nope", "there is no folder"), (Path("nope"), "no folder")],
+)
+def test_what_is_no_folder(given: Any, words: str) -> None:
+    with pytest.raises(dllm.DllmError, match=words):
+        dllm.load("nano-ar", adapter=given)
+
+
+def test_pickles_are_not_read(adapter: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(adapter, folder)
+    (folder / WEIGHTS).unlink()
+    torch.save({}, folder / "adapter_model.bin")
+    with pytest.raises(dllm.CheckpointError, match="only safetensors are loaded"):
+        dllm.load("nano-ar", adapter=folder)

@@ -1,0 +1,174 @@
+"""What a model's own answers become as training data, and the objectives that learn from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dllm
+from dllm.errors import ConfigError
+from dllm.train.loop import Schedule
+from dllm.train.network import Network
+from dllm.train.objectives.blocks import Blocks, Settings
+from dllm.train.objectives.parallel import NEVER, PRESETS, Parallel
+from dllm.train.recipes.convert import in_blocks
+from dllm.train.recipes.distill import Recipe, train
+from dllm.train.trajectories import (
+    Batches,
+    Question,
+    Trajectory,
+    read_trajectories,
+    task_questions,
+    write_answers,
+    write_trajectories,
+)
+
+from ..drafting.drafters.test_self import MASK, tiny
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def test_tokens_that_were_never_decided_are_masked_and_not_learnt() -> None:
+    answers = [Trajectory((9, 9, 5, 6, 1, 1), 2, (1, 0, 2, -1))] * 2
+    batch = Batches(answers, 2, 1, seed=0)[0]
+    assert batch["order"].tolist() == [[-1, -1, 1, 0, 2, NEVER]] * 2
+    network = Network(dllm.load(tiny(), mask_token_id=MASK, family="llada"))
+    for name in PRESETS:
+        states = [
+            Parallel(network, PRESETS[name])._state(
+                batch["order"], 0.5, torch.Generator().manual_seed(seed)
+            )
+            for seed in range(8)
+        ]
+        assert not any(learnt[:, [0, 1, 5]].any() for _, learnt in states)
+        assert not any(masked[:, :2].any() for masked, _ in states)
+        assert all(masked[:, 5].all() for masked, _ in states)
+
+
+def test_of_several_answers_the_fastest_right_one_is_kept(tmp_path: Path) -> None:
+    model, how = dllm.load("nano"), {"sampler": "threshold(0.9)", "temperature": 1.0}
+    asked = task_questions(3, 3, ("remove_random",))
+    assert [*write_trajectories(model, asked, tmp_path / "some.jsonl", samples=3, **how)] == [3]
+    kept = {tuple(t.ids[: t.start]): max(t.order) + 1
+            for t in read_trajectories(tmp_path / "some.jsonl")}  # fmt: skip
+    prompts = [q.prompt for q in asked for _ in range(3)]
+    results = dllm.generate(model, prompts, seed=0, **how)
+    fewest: dict[tuple[int, ...], int] = {}
+    for number, result in enumerate(results):
+        if asked[number // 3].right(result.text):
+            prompt = tuple(result.sequences[: result.prompt_length].tolist())
+            fewest[prompt] = min(result.nfe, fewest.get(prompt, 99))
+    assert kept == fewest and len(kept) > 1
+
+
+def test_blocks_learn_what_the_causal_model_says_of_each_token() -> None:
+    """Against one forward per block: clean text before it, its own masks, and nothing behind."""
+    base = dllm.load(tiny(), eos_token_id=1)
+    student = in_blocks(base, 4, MASK)
+    assert student.facts.block_length == 4 and student.facts.logit_shift == 0
+    assert base.facts.mask_kind == "causal"
+    objective = Blocks(Network(student, teacher=base), Settings())
+    ids = torch.randint(5, 60, (2, 14))
+    order = torch.where(torch.arange(14) < 3, -1, 0).expand(2, -1)
+    seen: dict[str, Any] = {}
+    logits = objective.network.logits
+
+    def spy(noisy: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen["noisy"] = noisy
+        return logits(noisy, *rest)
+
+    objective.network.logits = spy  # type: ignore[method-assign]
+    valid = torch.ones_like(ids, dtype=torch.bool)
+    loss = objective(ids, order, valid, torch.tensor(0.0), torch.tensor(5))["loss"]
+    assert loss.requires_grad
+    noisy, terms = seen["noisy"], []
+    hf: Any = student.hf
+    for row in range(2):
+        causal = base.hf(ids[row : row + 1]).logits[0].log_softmax(-1)
+        for first in range(0, 14, 4):
+            part = torch.cat([ids[row, :first], noisy[row, first : first + 4]])[None]
+            mask = objective_mask(part.shape[1])
+            own = hf(part, attention_mask=mask).logits[0].log_softmax(-1)
+            for place in range(first, min(first + 4, 14)):
+                if noisy[row, place] == MASK:
+                    p, q = causal[place - 1], own[place]
+                    terms.append((p.exp() * (p - q)).sum())
+    assert len(terms) > 4
+    torch.testing.assert_close(loss, torch.stack(terms).mean(), atol=1e-5, rtol=1e-4)
+
+
+def objective_mask(length: int) -> torch.Tensor:
+    """(1, 1, L, L) additive: blocks of 4 see themselves and what is before them."""
+    own = torch.arange(length) // 4
+    return torch.where(own[:, None] >= own, 0.0, -torch.inf)[None, None]
+
+
+def test_answers_of_a_causal_model_end_with_a_block(tmp_path: Path) -> None:
+    model, asked = dllm.load("nano-ar"), task_questions(4, 0, ("copy",))
+    assert [*write_answers(model, asked, tmp_path / "a.jsonl", 4)] == [4]
+    for line in (tmp_path / "a.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        assert len(entry["ids"]) % 4 == 0
+        assert len(entry["ids"]) == entry["answer"] + len(entry["order"])
+        ended = [i for i, step in zip(entry["ids"][entry["answer"] :], entry["order"], strict=True)
+                 if step >= 0]  # fmt: skip
+        assert ended[-1] == model.facts.eos_token_id
+
+
+def test_rounds_go_on_where_they_were(tmp_path: Path) -> None:
+    model = dllm.load(tiny(), mask_token_id=MASK, family="llada", eos_token_id=1)
+    recipe = Recipe(PRESETS["dparallel"], Schedule(2, 1e-3, 0, "constant", 0), rows=2, rounds=2)
+
+    def asked(number: int) -> list[Question]:
+        return [Question(list(range(5 + number, 12 + i))) for i in range(4)]
+
+    def stopping(number: int) -> list[Question]:
+        if number:
+            raise InterruptedError
+        return asked(number)
+
+    whole = train(model, recipe, tmp_path / "whole", asked)
+    with pytest.raises(InterruptedError):
+        train(model, recipe, tmp_path / "parts", stopping)
+    parts = train(model, recipe, tmp_path / "parts", asked)
+    one, other = (run.model.network.hf.state_dict() for run in (whole, parts))
+    before: Any = model.hf.state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not torch.equal(one["lm_head.weight"], before["lm_head.weight"])
+    with pytest.raises(ConfigError, match="another recipe"):
+        train(model, replace(recipe, rounds=3), tmp_path / "parts", asked)
+
+
+def test_a_diffusion_model_has_no_blocks_to_learn() -> None:
+    with pytest.raises(ConfigError, match="autoregressive Llama, Qwen2 or Qwen3"):
+        in_blocks(dllm.load("nano"), 4, None)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+@torch.inference_mode()
+def test_steps_are_enough_to_compute_the_log_probabilities_again(temperature: float) -> None:
+    """As a trainer elsewhere does it: the text as it stood before a step, one forward."""
+    model = dllm.load("nano")
+    result = dllm.generate(model, "Remove any item: Tom, Anna, Ben", temperature=temperature,
+                           seed=4, sampler="threshold(0.9)", trace=True)  # fmt: skip
+    ids, start = torch.from_numpy(result.sequences), result.prompt_length
+    masked, seen = torch.arange(len(ids)) >= start, 0
+    assert result.trace is not None
+    for number, step in enumerate(result.trace.steps):
+        state = torch.where(masked, model.facts.mask_token_id, ids)
+        logits: Any = model.hf(state[None]).logits
+        log_p = logits[0].float().log_softmax(-1)
+        for position, token, _ in step.commits:
+            masked[position], place = False, position - start
+            if place < len(result.tokens):
+                assert (token, number) == (result.tokens[place], result.order[place])
+                assert log_p[position, token].item() == pytest.approx(
+                    result.logprobs[place], abs=1e-4
+                )
+                seen += 1
+    assert seen == len(result.tokens)
