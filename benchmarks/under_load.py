@@ -21,6 +21,8 @@ import torch
 import dllm
 from dllm.cache import compose
 from dllm.engine import Engine
+from dllm.errors import DllmError
+from dllm.eval.plot import new_figure
 from dllm.eval.tasks import TASKS
 from dllm.preparation import Preparation
 from dllm.scheduler import Scheduler
@@ -31,6 +33,7 @@ WAYS: tuple[tuple[str, str | None], ...] = (  # sampler, and what it becomes und
     ("llada", None), ("llada", "threshold(tau=0.7)"),
     ("threshold", None), ("threshold", "threshold(tau=0.7)"),
 )  # fmt: skip
+QUEUES = 3.0  # the load from which on `llada` would only queue
 NEW, CACHE, BLOCK = 64, "dual", 16
 
 
@@ -70,9 +73,25 @@ def drive(
     return [ends[request] for request in requests], [request.result for request in requests]
 
 
+def draw(points: list[dict[str, Any]], file: Path) -> None:
+    """Right answers and p90 by load, a line per way."""
+    with new_figure(7.2, 2.8, [file]) as figure:
+        for axes, what in zip(figure.subplots(1, 2), ("accuracy", "p90"), strict=True):
+            for (sampler, loose), style in zip(WAYS, ("o--", "o-", "s--", "s-"), strict=True):
+                mine = [p for p in points if (p["sampler"], p["under_load"]) == (sampler, loose)]
+                axes.plot([p["load"] for p in mine], [p[what] for p in mine], style, markersize=4,
+                          label=f"{sampler}, under load {loose or 'the same'}")  # fmt: skip
+            axes.set_title("right answers" if what == "accuracy" else "p90, seconds", fontsize=9)
+            axes.set_xlabel("load", fontsize=8)
+        axes.set_yscale("log")
+        figure.axes[0].set_ylim(0, 1)
+        figure.axes[0].legend(fontsize=6)
+        figure.tight_layout()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 1, 1.5, 2.5])
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 1, 1.5, 2.5, 6, 9])
     parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--output", type=Path, default=RESULTS / "under_load.json")
@@ -88,7 +107,7 @@ def main() -> None:
         rng = random.Random(int(1000 * load))
         gaps = [rng.expovariate(load / seconds) for _ in range(given.requests)]
         arrivals = np.cumsum([0.0, *gaps[1:]]).tolist()
-        for sampler, loose in WAYS:
+        for sampler, loose in WAYS if load < QUEUES else WAYS[2:]:
             late, results = drive(model, sampler, loose, given.rows, examples, arrivals)
             right = [TASKS[e.task].check(e, r.text) for e, r in zip(examples, results, strict=True)]
             forwards = sum(r.nfe for r in results)
@@ -106,6 +125,10 @@ def main() -> None:
         "cache": CACHE, "block": BLOCK,
         "seconds": seconds, "points": points,
     })  # fmt: skip
+    try:
+        draw(points, RESULTS.parents[1] / "docs" / "under_load.svg")
+    except DllmError as error:  # no matplotlib: the figures stand in the file
+        print(f"no picture: {error}")
 
 
 if __name__ == "__main__":

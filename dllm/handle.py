@@ -11,7 +11,7 @@ from typing import Any
 
 from .events import Event, Reader
 from .models import DiffusionModel
-from .preparation import Order
+from .request_maker import Order
 from .result import Result
 from .scheduler import Request
 

@@ -19,7 +19,8 @@ from .errors import CancelledError, ConfigError, QueueFullError
 from .events import events
 from .handle import Handle
 from .models import DiffusionModel, load
-from .preparation import Order, Preparation, RequestMaker
+from .preparation import Preparation
+from .request_maker import Order, RequestMaker
 from .samplers.compose import SamplerLike
 from .scheduler import Progress, Request, Scheduler
 

@@ -31,8 +31,8 @@ from ..config import FORMATS, GenerationConfig
 from ..errors import ConfigError, UnknownNameError
 from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
 from ..models import load
-from ..preparation import occurrences
 from ..prompts import chat_openings, encode_chat, encode_text
+from ..request_maker import occurrences
 from ..samplers import compose as compose_sampler
 from .ranks import Ranks
 from .usage import Scored, Usage, whole

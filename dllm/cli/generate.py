@@ -160,8 +160,8 @@ def run(
     """Results of those that are ``asked``, by their number, as they are finished.  An answer does
     not depend on which of the ``questions`` are asked beside it."""
     from ..api import as_completed, stream
-    from ..preparation import occurrences
     from ..prompts import encode
+    from ..request_maker import occurrences
 
     chat = False if options.raw else None
     ids = [encode(model, options.prompt(q.prompt), chat).tobytes() for q in questions]

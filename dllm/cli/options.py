@@ -390,6 +390,10 @@ class Generation(Decoding):
         str | None,
         option("--remask", panel=DECODING, text="Tokens of the draft to write anew: 0,4..9."),
     ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        option("--logit-bias", panel=DECODING, text="ID=BIAS of a token's logit; repeatable."),
+    ] = None
     watch: Annotated[
         bool,
         option("--watch", "-w", panel=OUTPUT, text="Show the canvas while it is written."),
@@ -409,6 +413,9 @@ class Generation(Decoding):
             given["stop_strings"] = tuple(self.stop)
         if self.constraint:
             given["constraints"] = dict(map(_constraint, self.constraint))
+        given.pop("logit_bias", None)
+        if self.logit_bias:
+            given["logit_bias"] = dict(map(_bias, self.logit_bias))
         if self.remask:
             given["remask"] = tuple(map(_span, self.remask.split(",")))
         return given
@@ -428,6 +435,15 @@ def _span(text: str) -> tuple[int, int]:
     if not low.isdigit() or (dots and not high.isdigit()):
         raise ConfigError(f"--remask is a list of positions and spans such as 0,4..9, not {text!r}")
     return int(low), int(high) if dots else int(low) + 1
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """``17=-2.5``: a token and what is added to its logit."""
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise ConfigError(f"--logit-bias is ID=BIAS, e.g. '17=-2.5', not {text!r}") from None
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -9,7 +9,8 @@ from typing import Any
 from ..config import ELSEWHERE, GenerationConfig
 from ..errors import ConfigError, UnknownNameError, short
 from ..models import DiffusionModel
-from ..preparation import Order, RequestMaker, format_for, given_of
+from ..preparation import format_for
+from ..request_maker import Order, RequestMaker, given_of
 from ..scheduler import Request
 from ..stopping import stop_strings
 from . import register_all
@@ -27,9 +28,10 @@ ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k"
              "logit_bias", "stop_strings", "seed", "max_rows", "regex", "choice",
              "json_schema")  # fmt: skip
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
-OTHERS = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds", "recent",
-          "inside", "end_marker", "marker_position", "trim", "head", "nodes", "exact", "chat",
-          "tokenizer", "vocabulary")  # fmt: skip
+DRAFTING = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds",
+            "recent", "inside", "end_marker", "marker_position", "trim", "head", "nodes",
+            "copies")  # fmt: skip
+OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 
 
 @dataclass(frozen=True, eq=False)

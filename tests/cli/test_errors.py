@@ -17,6 +17,7 @@ from _pytest.monkeypatch import MonkeyPatch
 import dllm.models
 from dllm.errors import missing_module
 
+from ..thin import covering
 from .conftest import Run
 
 BAD = {
@@ -41,8 +42,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("watch", [False, True])
+@pytest.mark.parametrize(("case", "watch"), covering(list(BAD), [False, True]))
 def test_generate(cli: Run, tiny_folder: Path, case: str, watch: bool) -> None:
     options, message = BAD[case]
     defaults = ["--model", str(tiny_folder), "--max-new-tokens", "8"]

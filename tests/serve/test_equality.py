@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import httpx
+import pytest
 
 import dllm
 
@@ -73,8 +74,9 @@ def tokens_of(request: dict[str, Any], answer: httpx.Response) -> list[list[int]
     return [ids[index] for index in sorted(ids)]
 
 
-def test_together_is_alone(served: Served, tiny: dllm.DiffusionModel) -> None:
-    requests = mixed(64)
+@pytest.mark.parametrize("count", [24, pytest.param(64, marks=pytest.mark.slow)])
+def test_together_is_alone(served: Served, tiny: dllm.DiffusionModel, count: int) -> None:
+    requests = mixed(count)
     answers = asyncio.run(together(served.url, requests))
     for request, answer in zip(requests, answers, strict=True):
         assert tokens_of(request, answer) == alone(tiny, request), request

@@ -62,6 +62,7 @@ def test_a_run_resumes_where_it_was(
     assert any("eval_story2" in entry for entry in entries)
 
 
+@pytest.mark.slow  # tests/cli/test_train.py has the refusal
 def test_another_recipe_does_not_continue_a_run(tmp_path: Path) -> None:
     run(replace(TOY, steps=1), tmp_path)
     with pytest.raises(ConfigError, match="another recipe"):

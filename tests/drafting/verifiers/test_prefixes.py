@@ -61,7 +61,7 @@ def model(request: pytest.FixtureRequest) -> dllm.DiffusionModel:
     return make_verifier("full" if request.param == "packed" else "windowed")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_the_same_tokens_with_and_without(model: dllm.DiffusionModel, temperature: float) -> None:
     """Second turns go on from first ones; everything else begins like a text before it."""
     prompts = questions(4)
