@@ -118,7 +118,7 @@ class Format:
         label = automaton.class_of(canvas.tokens[first + decided])
         weights[:, decided] = -np.inf
         weights[:, decided[label >= 0], label[label >= 0]] = 0.0
-        return Chain(*weights, state, final), first
+        return Chain(weights[0], weights[1], state, final), first
 
 
 class Completion(NamedTuple):
