@@ -284,3 +284,14 @@ def test_a_pool_that_is_too_small_says_so() -> None:
         again = session.submit(PROMPTS[0], length="append(block=8, lookahead=0)",
                                max_new_tokens=16).result(timeout=60)  # fmt: skip
         assert again.canvas == 16
+
+
+def test_a_text_cut_at_a_proposed_end_has_stopped() -> None:
+    """The stop id is proposed, never committed: all is written in front of it, none is missing."""
+    ends = [250, *range(0, 240, 40)]
+    model = tiny("llada-tiny", stop_token_ids=ends)
+    how: Any = {"sampler": "eotp(tau=0)+llada", "max_new_tokens": 29, "block_length": 29}
+    outs = dllm.generate(model, [[5, 6, 7 + i] for i in range(12)], steps=29, **how)
+    assert any(out.tokens[-1] not in ends and len(out.tokens) < 29 for out in outs)
+    for out in outs:
+        assert out.finish_reason == ("stop" if len(out.tokens) < 29 else "length")
