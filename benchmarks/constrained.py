@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from copy import copy
@@ -176,6 +177,7 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(options.tokens)
     else:
         tokenizer = dllm.load("nano").tokenizer
+    os.environ["DLLM_FORMATS"] = ""  # what was stored is not compiled
     vocabulary, worker = vocabulary_of(tokenizer), Worker()
     worker.compile("a", vocabulary)  # the process, and the tree of the vocabulary
     result: dict[str, Any] = {

@@ -41,12 +41,13 @@ from report import RESULTS, write  # isort: skip
 
 PLACES = 8  # places of a draft whose acceptance is counted
 PLAIN = ("plain", "plain float32", "transformers", "transformers float32")
-COUNTED = (
+COUNTED = (  # "merged": copies among the candidates; a number: nodes
     "prompt_lookup", "suffix", "no head", "chain", "tree", "lookup + chain", "lookup + tree",
+    "merged chain", "merged tree", "merged tree 31",
 )  # fmt: skip
 TIMED = (  # "rate": sizes by the clock
     "prompt_lookup", "suffix", "tree", "tree rate", "lookup + tree", "lookup + tree rate",
-    "lookup + chain rate", "transformers lookup", "transformers dflash",
+    "merged tree rate", "lookup + chain rate", "transformers lookup", "transformers dflash",
 )  # fmt: skip
 Prompts = dict[str, list[list[int]]]
 
@@ -80,8 +81,14 @@ class Bench:
             return None
         kind = method.removeprefix("lookup + ").removesuffix(" rate")
         if kind not in self._drafters:
-            head = {"no head": "none", "chain": "chain", "tree": "tree"}[kind]
-            self._drafters[kind] = BlockDrafter(self.drafter, head=head)
+            name = kind.removeprefix("merged ")
+            nodes = 31 if name.endswith("31") or method.endswith("rate") else 15
+            self._drafters[kind] = BlockDrafter(
+                self.drafter,
+                head="none" if name == "no head" else name.split()[0],
+                nodes=nodes,
+                copies=kind.startswith("merged"),
+            )
         part = self._drafters[kind]
         return ["prompt_lookup", part] if method.startswith("lookup") else part
 

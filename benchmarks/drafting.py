@@ -32,7 +32,7 @@ import dllm
 from dllm.drafting.base import Feedback, RoundStats
 from dllm.drafting.length.rate import Rate
 from dllm.drafting.naming import make_drafter
-from dllm.drafting.search.ngram import NGram
+from dllm.drafting.search.proxies import NGram
 from dllm.eval.tasks import TASKS
 from dllm.train.recipes.deer import teacher_answers
 from dllm.train.trajectories import task_questions

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import dllm
-from dllm.drafting.accept.pivot import fit_pivot
+from dllm.drafting.accept.lossy import fit_pivot
 from dllm.drafting.pivots import label_pivots
 from dllm.eval.metrics import paired
 from dllm.eval.tasks import TASKS

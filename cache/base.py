@@ -220,13 +220,9 @@ class Cache:
         """A chance to look at the attention of a layer."""
 
     def after_step(
-        self,
-        canvas: Canvas,
-        slots: Slots,
-        positions: IntArray,
-        logprob: FloatArray,
+        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray,
         kl: FloatArray | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """A chance to look at the predictions, before anything is decided: of ``positions`` the
         ``logprob`` of what is proposed and, where `statistics` name it, how far the distribution
         has moved since the step before, in nats."""

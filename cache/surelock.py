@@ -66,13 +66,9 @@ class SureLock(Refreshing):
         return replace(full_plan(canvas), asks=asks) if refresh else Plan(free, asks=asks)
 
     def after_step(
-        self,
-        canvas: Canvas,
-        slots: Slots,
-        positions: IntArray,
-        logprob: FloatArray,
+        self, canvas: Canvas, slots: Slots, positions: IntArray, logprob: FloatArray,
         kl: FloatArray | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         state, rows = slots.state(Locked), positions - slots.shift
         assert kl is not None, "it is among the statistics"
         still = (np.maximum(kl, 0) < self.eps) & (rows >= 0) & (state.since[rows] >= STEADY)

@@ -97,8 +97,8 @@ class KLASS(Selector):
         likeliest = view.prediction.top_logprob
         if not self.top_k or likeliest is None:
             return view.score
-        mass: FloatArray = np.exp(likeliest[:, : self.top_k]).sum(1)
-        return view.score / mass
+        mass = np.exp(likeliest[:, : self.top_k]).sum(1)
+        return (view.score / mass).astype(np.float32)
 
     def _quota(self, canvas: Canvas) -> int:
         """Positions to commit where none is ready; one, once the schedule has run out."""

@@ -26,10 +26,8 @@ LEARN2PD = "Learning to Parallel: Accelerating Diffusion LLMs via Adaptive Paral
 def filter_weights(source: str) -> dict[str, FloatArray]:
     """``w1`` (K, H), ``b1`` (H,), ``w2`` (H, K), ``b2`` (K,) of a filter."""
     try:
-        if source == "nano":
-            data = (resources.files("dllm") / "nano" / "nano" / "filter.npz").read_bytes()
-        else:
-            data = Path(source).read_bytes()
+        nano = resources.files("dllm") / "nano" / "nano" / "filter.npz"
+        data = nano.read_bytes() if source == "nano" else Path(source).read_bytes()
         with np.load(io.BytesIO(data), allow_pickle=False) as result:
             return {name: result[name].astype(np.float32) for name in ("w1", "b1", "w2", "b2")}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -22,13 +23,9 @@ from .llada import LLaDA
 def _frequencies(source: str) -> FloatArray:
     """Relative frequencies (V,) from an ``.npy`` file of counts."""
     try:
-        if source == "nano":
-            with resources.as_file(
-                resources.files("dllm") / "nano" / "nano" / "frequencies.npy"
-            ) as path:
-                counts = np.load(path)
-        else:
-            counts = np.load(Path(source))
+        nano = resources.files("dllm") / "nano" / "nano" / "frequencies.npy"
+        data = nano.read_bytes() if source == "nano" else Path(source).read_bytes()
+        counts = np.load(io.BytesIO(data), allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot read token frequencies from {source!r}: pass an .npy file with one count per "

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..errors import DllmError, PromptError
+from ..errors import ConfigError, DllmError, PromptError
 from . import remote
 from .bundled import ABILITIES, is_bundled, warn_of_unknown_words
 from .options import DECODING, Generation, option, takes
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..result import Result
     from ..serve.client import Answer, Client
+    from ..session import Session
 
 HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops an answer"
 
@@ -29,6 +30,11 @@ class Talking(Generation):
     system: Annotated[
         str | None, option("--system", panel=DECODING, text="A system message to begin with.")
     ] = None
+    drafter: Annotated[
+        list[str] | None,
+        option("--drafter", panel=DECODING,
+               text="Of an autoregressive model: what proposes tokens; repeatable."),
+    ] = None  # fmt: skip
 
 
 @takes(Talking)
@@ -37,6 +43,8 @@ def chat(*, options: Talking) -> None:
 
     /reset forgets the conversation, /quit or the end of input ends it.
     """
+    from ..session import Session
+
     if options.server is not None:
         client = remote.connect(options, options.server)
         note(f"{options.server}: {HELP}")
@@ -50,7 +58,17 @@ def chat(*, options: Talking) -> None:
         raise PromptError(f"{model.name} has no chat template: use dllm generate")
     note(f"{model.name}: {HELP}")
     _warn(model.name, is_bundled(model))
-    Conversation(model, options, single=is_bundled(model)).run()
+    single = is_bundled(model)
+    if model.facts.mask_token_id is not None:
+        if options.drafter:
+            raise ConfigError(f"{model.name} is a diffusion model: it takes no --drafter")
+        Conversation(model, options, single=single).run()
+        return
+    if options.watch:
+        raise ConfigError("--watch follows a canvas: leave it out with an autoregressive model")
+    drafter = options.drafter[0] if len(options.drafter or ()) == 1 else options.drafter
+    with Session(model, drafter=drafter, max_rows=1) as session:  # keeps the turns before
+        Conversation(model, options, single=single, session=session).run()
 
 
 def _warn(name: str, single: bool) -> None:
@@ -63,14 +81,16 @@ def _warn(name: str, single: bool) -> None:
 
 
 class Conversation:
-    """The messages so far, and the loop that adds to them; ``model`` or ``client`` answers.
+    """The messages so far, and the loop that adds to them; ``model``, ``session`` or ``client``
+    answers.
     ``single``: questions are asked without the messages before them."""
 
     def __init__(
         self, model: DiffusionModel | None, options: Talking, client: Client | None = None,
-        single: bool = False,
+        single: bool = False, session: Session | None = None,
     ) -> None:  # fmt: skip
         self.model, self.options, self.client, self.single = model, options, client, single
+        self.session = session
         self.messages: list[dict[str, str]] = []
         self.reset()
 
@@ -124,6 +144,14 @@ class Conversation:
             with nullcontext() if options.watch else waiting("writing"):
                 return remote.ask(self.client, options, self.messages)
         assert self.model is not None
+        if self.session is not None:
+            handle = self.session.submit(self.messages, **options.arguments())
+            with waiting("writing"):
+                try:
+                    return handle.result()
+                except KeyboardInterrupt:
+                    handle.cancel()
+                    raise
         given: dict[str, Any] = options.arguments() | options.parts()
         if options.watch:
             events = stream(self.model, self.messages, **given)

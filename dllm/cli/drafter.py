@@ -43,7 +43,7 @@ def serve_drafter(*, options: Drafting) -> None:
     from ..drafting.base import DRAFTERS, Drafter, single
     from ..drafting.bridges.service import Service
     from ..drafting.dflash.checkpoint import is_block_drafter
-    from ..drafting.drafters.first_of import FirstOf
+    from ..drafting.drafters.several import FirstOf
     from ..drafting.naming import is_drafter_spec
     from ..drafting.vocabulary import fingerprint
     from ..serve.drafts import DraftServer

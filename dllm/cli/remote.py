@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..canvas import Edit
 from ..errors import ConfigError
 from .frames import BLOCK, COMMITTED, DRAFT, FRESH, MASK, Frame, Span
 from .options import CACHE, SAMPLER, Generation
@@ -110,6 +109,8 @@ def _last(answers: Iterator[Answer]) -> Answer:
 
 def _watched(answers: Iterator[Answer], view: View) -> Iterator[Answer]:
     """The answers, while every step is shown."""
+    from ..canvas import Edit  # with NumPy, which the help does without
+
     length, tokens = 0, dict[int, str]()
     for answer in answers:
         frame = answer.frame

@@ -12,25 +12,8 @@ from ..prompts import ManyPrompts, OnePrompt, is_batch
 from ..scheduler import Request
 from ..streamers import Streamer, feeding
 from .naming import DrafterLike, VerifierLike, fit, load_verifier, make_drafter
-from .preparation import SETTINGS, SpeculativePreparation
+from .preparation import DRAFTING, SETTINGS, SpeculativePreparation
 from .result import SpeculativeResult
-
-DRAFTING = (
-    "search",
-    "proxy",
-    "window",
-    "steps",
-    "sampler",
-    "cache",
-    "refresh_rounds",
-    "recent",
-    "inside",
-    "end_marker",
-    "marker_position",
-    "trim",
-    "head",
-    "nodes",
-)
 
 
 @overload
@@ -70,7 +53,8 @@ def speculate(
     - ``controller``: how many tokens to draft, e.g. "rate" (default) or "fixed(k=8)".
     - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
       ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``recent``, ``inside``, ``end_marker``,
-      ``marker_position``, ``trim``; see `DiffusionDrafter`.
+      ``marker_position``, ``trim``; see `DiffusionDrafter`; for a block drafter ``head``,
+      ``nodes`` and ``copies``; see `BlockDrafter`.
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
       "retokenize" and "intersect" bridge the difference.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,

@@ -127,8 +127,7 @@ class Draft:
         if not self.is_chain or length >= len(self):
             return self
         few = None if self.confidence is None else self.confidence[:length]
-        return Draft(self.tokens[:length], None, self.distribution, self.log_q, few, self.end,
-                     self.source, self.search_seconds)  # fmt: skip
+        return replace(self, tokens=self.tokens[:length], confidence=few)
 
 
 def chain(
@@ -161,6 +160,23 @@ class Budget:
     def tree_size(self, alive: Array) -> int:
         """Nodes to send to the verifier: the first of those whose chances are ``alive`` (n,)."""
         return len(alive) if self.nodes is None else max(0, min(self.nodes(alive), len(alive)))
+
+    def chain(self, tokens: Sequence[int] | IntArray, sure: Sequence[float], source: str) -> Draft:
+        """As many ``tokens`` as are worth their time, each right with the chance in ``sure`` if
+        those before it are."""
+        confidence = np.asarray(sure, np.float64)
+        n = self.chain_length(confidence)
+        return chain(tokens[:n], source, confidence[:n])
+
+    def tree(
+        self, tokens: Sequence[int], parents: Sequence[int], alive: Sequence[float], source: str
+    ) -> Draft:
+        """As many nodes as are worth their time, best first; ``alive`` are the chances of their
+        paths."""
+        chances = np.asarray(alive, np.float64)
+        n = self.tree_size(chances)
+        return Draft(np.asarray(tokens[:n], np.int64), np.asarray(parents[:n], np.int64),
+                     confidence=chances[:n], source=source)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
     from .dflash.checkpoint import is_block_drafter
     from .dflash.drafter import make_block_drafter
     from .drafters.diffusion import DiffusionDrafter
-    from .drafters.first_of import FirstOf
+    from .drafters.several import FirstOf
 
     register_all()
     if isinstance(drafter, list | tuple):

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..models import DiffusionModel
 from ..prompts import encode
-from .accept.pivot import pivot_features
+from .accept.lossy import pivot_features
 from .accept.rows import Rows
 from .api import speculate
 from .base import AcceptRule, Array, Draft, Outcome

@@ -28,9 +28,10 @@ ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k"
              "logit_bias", "stop_strings", "seed", "max_rows", "regex", "choice",
              "json_schema")  # fmt: skip
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
-OTHERS = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds", "recent",
-          "inside", "end_marker", "marker_position", "trim", "head", "nodes", "exact", "chat",
-          "tokenizer", "vocabulary")  # fmt: skip
+DRAFTING = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds",
+            "recent", "inside", "end_marker", "marker_position", "trim", "head", "nodes",
+            "copies")  # fmt: skip
+OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 
 
 @dataclass(frozen=True, eq=False)

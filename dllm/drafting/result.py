@@ -62,7 +62,9 @@ class SpeculativeResult(Result):
     @property
     def survival(self) -> FloatArray:
         """Share of all rounds that accepted at least i tokens, i = 1, 2, ..."""
-        return survival(self.rounds)
+        accepted = np.array([r.accepted for r in self.rounds])
+        deepest = int(max((r.depth for r in self.rounds), default=0))
+        return np.array([(accepted >= i).mean() for i in range(1, deepest + 1)], np.float32)
 
     @property
     def conditional_acceptance(self) -> FloatArray:
@@ -88,13 +90,6 @@ class SpeculativeResult(Result):
         if not self.lossy:
             return ""
         return f" · LOSSY rule {self.rule}: {self.deviations} tokens are not the verifier's"
-
-
-def survival(rounds: list[RoundStats]) -> FloatArray:
-    """See `SpeculativeResult.survival`."""
-    accepted = np.array([r.accepted for r in rounds])
-    deepest = int(max((r.depth for r in rounds), default=0))
-    return np.array([(accepted >= i).mean() for i in range(1, deepest + 1)], np.float32)
 
 
 def conditional_acceptance(rounds: list[RoundStats]) -> FloatArray:

@@ -15,8 +15,7 @@ from ..formats import Format
 from ..models import DiffusionModel
 from ..samplers import NOTHING, Decision
 from ..work import Row, Step
-from .accept.defaults import own_processors
-from .accept.formats import FormatProcessor
+from .accept.processors import FormatProcessor, own_processors
 from .accept.rows import KeyedNoise, LogitsProcessor, Rows, Sampling
 from .base import (
     EMPTY,

@@ -83,16 +83,16 @@ class Format:
             assert self.literals is not None
             free = canvas.masked[span.low : span.high]
             first = span.low + int(free.argmax())
-            most = int((~canvas.masked[first : min(span.high, end)]).argmax())
             if first >= end or not free.any():
                 continue
-            most = most or min(span.high, end) - first
+            here = free[first - span.low : end - span.low]
+            most = len(here) if here.all() else int(here.argmin())
             state = self.automaton.run(span.start, canvas.tokens[span.low : first])
             tokens, state = self.literals.run(state, most)
-            here = slice(first + len(tokens), span.high)
-            rest = canvas.tokens[here], canvas.masked[here]
+            last = first + len(tokens)
+            rest = canvas.tokens[last : span.high], canvas.masked[last : span.high]
             if tokens and self.automaton.leading(*rest, span.final)[state]:
-                positions += range(first, here.start)
+                positions += range(first, last)
                 written += tokens
         return np.array(positions, np.int64), np.array(written, np.int64)
 
@@ -118,7 +118,7 @@ class Format:
         label = automaton.class_of(canvas.tokens[first + decided])
         weights[:, decided] = -np.inf
         weights[:, decided[label >= 0], label[label >= 0]] = 0.0
-        return Chain(*weights, state, final), first
+        return Chain(weights[0], weights[1], state, final), first
 
 
 class Completion(NamedTuple):

@@ -124,9 +124,9 @@ class Lattice:
         best, mass, scaled, visits = (
             x[row, first:] for x in (self.best, self.mass, self.scaled, self._visits)
         )
-        at, state = np.nonzero(visits[:-1])
-        follow = self.automaton.next[state, path[at]]
-        at, state, follow = (x[follow >= 0] for x in (at, state, follow))
+        follow = self.automaton.next[:, path].T
+        at, state = np.nonzero((follow >= 0) & (visits[:-1] > 0))
+        follow = follow[at, state]
         share = np.exp(chain.law[at, path[at]] + best[at + 1, follow] - best[at, state])
         share *= scaled[at + 1, follow] * visits[at, state] / mass[at, state]
         return np.asarray(np.log(np.bincount(at, share, len(path)).clip(LEAST, 1.0)))

@@ -17,6 +17,7 @@ from .family import Family, get_family
 from .fields import own_section
 from .linears import pack_linears
 from .model import DiffusionModel
+from .norms import shorten_norms
 from .quantisation import quantise
 from .reading import families_on
 from .rotary import rotate_in_cache
@@ -61,6 +62,8 @@ def prepare(
     ``hf`` in place."""
     hf.train(False)
     pack_linears(hf)
+    shorten_norms(hf)
+    rotate_in_cache(hf)
     if family.mask_kind == "causal":  # runs as it is: some networks mask only what they know
         if attn_implementation is not None:
             use_attention(hf, attn_implementation)
@@ -71,7 +74,6 @@ def prepare(
             "load with attn_implementation='sdpa'"
         )
     set_attention(hf, attn_implementation or "sdpa")
-    rotate_in_cache(hf)
     if not family.causal:
         hf.config.is_causal = False
         hf.config.use_cache = False

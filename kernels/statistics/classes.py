@@ -75,8 +75,10 @@ def reduce_classes(
     token = cut.columns[at]
     found = {
         "class_best": best, "class_token": token + low, "class_logit": x.gather(1, token),
-        "class_total": total, "class_warm": warmer,
+        "class_total": total,
     }  # fmt: skip
+    if warmer is not None:
+        found["class_warm"] = warmer
     return {name: full.index_copy(1, cut.classes, found[name]) for name, full in columns.items()}
 
 

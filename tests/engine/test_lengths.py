@@ -150,10 +150,20 @@ OTHERS = ["prefix", "dkv", "d2", "elastic", "sparse", "delayed",
           "dllm_cache(prompt_every=4, response_every=2)"]  # fmt: skip
 
 
+APPENDS = ["append(block=8)", "append(block=8, lookahead=0)"]
+RULES = [("dual", "crop(initial=16, block=8)"), ("none", "rho(initial=16)"),
+         ("prefix", "rho(initial=16, signal=density)"),
+         ("none", "daedal(initial=16, low=0.3, enough=0.2)")]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "cache", [*CACHES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
-@pytest.mark.parametrize("length", ["append(block=8)", "append(block=8, lookahead=0)"])
+    ("cache", "length"),
+    [
+        *((cache, length) for cache in CACHES for length in APPENDS), RULES[0], RULES[-1],
+        *(pytest.param(*rule, marks=pytest.mark.slow) for rule in RULES[1:-1]),
+        *(pytest.param(c, rule, marks=pytest.mark.slow) for c in OTHERS for rule in APPENDS),
+    ],
+)  # fmt: skip
 def test_a_batch_is_its_rows_and_a_small_pool_changes_nothing(cache: str, length: str) -> None:
     model = tiny("llada-tiny")
     how: dict[str, Any] = {"sampler": "threshold(0.4)", "max_new_tokens": 40, "block_length": 8,

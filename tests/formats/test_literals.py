@@ -61,6 +61,11 @@ def test_answers_with_literals() -> None:
     assert "".join(event.text for event in events) == out.text
     assert events[0].text.startswith('{"first":')
     assert json.loads(out.text) == out.parsed
+    for sampler in ("threshold", "localleap", "llada(remasking=random)"):
+        for block in (3, 8):
+            how |= {"sampler": sampler, "block_length": block, "temperature": 1.0}
+            out = dllm.generate(nano, "What is 23 + 12?", literals=True, **how)
+            assert set(out.parsed) == {"first", "second"}
     for temperature in (0.0, 1.0):
         out = dllm.generate(nano, "Is it?", choice=["yes, it is", "yes, it was"], literals=True,
                             temperature=temperature, constraints={2: "s"})  # fmt: skip

@@ -17,6 +17,9 @@ SAMPLERS = [*every_sampler(), "localleap+prophet", "adablock(4, delimiters=(3,))
 CACHES = [cache for name, cache in SMALL.items() if name not in OWN_MODELS]
 POLICIES = ("none", "prefix_complete", "first_commit", "block_contains", "block_all", "suppress",
             "rank_last")  # fmt: skip
+LENGTHS = ("append(block=3)", "append(block=4, lookahead=0)", "crop(tau=0.9, initial=2, block=3)",
+           "rho(initial=2, expand=1, block=2)", "rho(initial=2, expand=1, signal=density)",
+           "daedal(initial=2, expand=2, tokens=4, enough=0.05, low=0.4)")  # fmt: skip
 CONTEXT = 48
 Outcome = tuple[list[int], list[int], int, int, str, str]
 
@@ -54,6 +57,13 @@ def case(seed: int, model: dllm.DiffusionModel) -> Case:
     how |= {name: value for chance, name, value in often if rng.random() < chance}
     if "temperature" in how and rng.random() < 0.4:
         how |= {"top_p": rng.choice([0.3, 0.9]), "top_k": rng.choice([0, 3, 50])}
+    later = random.Random(f"{seed}/lengths")  # on its own: older cases stay what they are
+    if later.random() < 0.1:
+        how["length"] = later.choice(LENGTHS)
+    if later.random() < 0.2:
+        how["seed_text"] = [later.choice([-1, *ids]) for _ in range(later.randint(1, length))]
+        low = later.randrange(len(how["seed_text"]))
+        how["remask"] = [low, (low, later.randint(low + 1, len(how["seed_text"])))]
     lengths = [rng.randint(1, CONTEXT) for _ in range(rng.randint(2, 5))]
     prompts = [[rng.choice(ids) for _ in range(n)] for n in lengths]
     if rng.random() < 0.3:

@@ -106,8 +106,8 @@ def test_a_server_with_a_length(start: Start, tiny: dllm.DiffusionModel) -> None
         assert answer["choices"][0]["message"]["content"] == plain.text
         assert answer["dllm"]["computed"] == plain.computed
     refused = served.post(CHAT, body | {"length": "rho"})
-    assert refused.status_code == 400 and "decided positions included" in refused.text
-    for length, message in (("grow", "unknown length"), ("rho", "decided positions included")):
+    assert refused.status_code == 400 and "rho needs a forward" in refused.text
+    for length, message in (("grow", "unknown length"), ("rho", "rho needs")):
         with pytest.raises(dllm.DllmError, match=message):
             start(tiny, length=length, caches=("dual",))
 

@@ -15,7 +15,7 @@ import torch
 
 import dllm
 from dllm.drafting.bridges.device import write_with
-from dllm.drafting.length.fixed import Fixed
+from dllm.drafting.length.lengths import Fixed
 from dllm.drafting.naming import make_drafter
 from dllm.drafting.vocabulary import fingerprint
 from dllm.serve.verify import VerifyRoutes

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,18 +27,6 @@ from .follow import TextFollower
 
 VARIABLE = "DLLM_DRAFTER"
 LEAST = 512  # tokens a new state has room for; it is made anew, twice as long, when they are used
-
-
-@dataclass
-class State:
-    """A drafter on one sequence, recognised by its text, with room for ``limit`` tokens."""
-
-    followed: TextFollower
-    limit: int
-
-    @property
-    def tokens(self) -> IntArray:
-        return self.followed.tokens
 
 
 class DllmProposer:
@@ -77,7 +64,7 @@ class DllmProposer:
                 "a drafter without 'arbiter' and 'remote'"
             )
         self.drafter = result
-        self.states: list[State] = []
+        self.states: list[TextFollower] = []
 
     def load_model(self, target_model: Any) -> None:
         """The drafter is loaded already."""
@@ -96,7 +83,7 @@ class DllmProposer:
         """
         del slot_mappings
         drafts: list[list[int]] = []
-        present: list[State] = []
+        present: list[TextFollower] = []
         for row, sampled in enumerate(sampled_token_ids):
             tokens = np.asarray(token_ids_cpu[row, : int(num_tokens_no_spec[row])], np.int64)
             state, draft = self._find(tokens), []
@@ -109,20 +96,20 @@ class DllmProposer:
                 present.append(state)
         for state in self.states:
             if not any(state is one for one in present):
-                state.followed.close()
+                state.close()
         self.states = [state for state in self.states if any(state is one for one in present)]
         return drafts
 
-    def _draft(self, state: State, tokens: IntArray, room: int) -> list[int]:
-        draft = state.followed.propose(tokens, Budget(room, room))
+    def _draft(self, state: TextFollower, tokens: IntArray, room: int) -> list[int]:
+        draft = state.propose(tokens, Budget(room, room))
         if not draft.is_chain:
             raise ConfigError("vLLM takes chains: choose a drafter and a search without trees")
         result: list[int] = draft.tokens[:room].tolist()
         return result
 
-    def _find(self, tokens: IntArray) -> State | None:
+    def _find(self, tokens: IntArray) -> TextFollower | None:
         """The state of the longest text that ``tokens`` go on from."""
-        best: State | None = None
+        best: TextFollower | None = None
         for state in self.states:
             known = len(state.tokens)
             longer = best is None or known > len(best.tokens)
@@ -130,16 +117,16 @@ class DllmProposer:
                 best = state
         return best
 
-    def _roomy(self, state: State | None, tokens: IntArray, room: int) -> State:
+    def _roomy(self, state: TextFollower | None, tokens: IntArray, room: int) -> TextFollower:
         """``state``, or a new one where there is none or its room is used up."""
         if state is not None and len(tokens) + room < state.limit:
             return state
         if state is not None:
-            state.followed.follow(tokens)
-            state.followed.close()
+            state.follow(tokens)
+            state.close()
             self.states = [one for one in self.states if one is not state]
         limit = min(self.limit, max(LEAST, 2 * (len(tokens) + room)))
         request = DraftRequest(tokens, self.vocab_size, (), limit)
-        new = State(TextFollower(self.drafter.open(request), tokens.copy()), limit)
+        new = TextFollower(self.drafter.open(request), tokens.copy(), limit=limit)
         self.states.append(new)
         return new

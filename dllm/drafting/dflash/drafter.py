@@ -30,15 +30,17 @@ from ..base import (
     Feedback,
     single,
 )
+from ..drafters.followers import Followers
+from ..drafters.hits import HitRates
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
-from ..search.ngram import NGram
-from ..search.proxies import PROXIES, Proxy
+from ..search.proxies import PROXIES, NGram, Proxy
 from .checkpoint import BlockCheckpoint, load_checkpoint
 from .heads import WalkHead, confidence_of, head_of
 from .network import BlockNetwork, TextKeys
-from .walks import Walk, candidates
+from .walks import CONTEXT, Kind, Text, Walk, candidates
 
+SOURCE = "walk"
 HEADS = ("auto", "none", "chain", "sample", "tree")
 
 
@@ -53,22 +55,25 @@ class BlockDrafter(Drafter):
     "best_first_tree".  ``proxy``: the causal model that helps a search (default "ngram").
     ``head``: "auto" reads the draft off with the head of the checkpoint (DSpark's, Domino's, DFlash
     2's selector), if it brings one and no search is asked for: as a tree of at most ``nodes``
-    tokens (15) where the length controller knows what a node costs (`rate`) and rule and verifier
+    tokens (31) where the length controller knows what a node costs (`rate`) and rule and verifier
     take trees, else as a chain.  "tree" and "chain" say which; "sample" draws a chain above
     temperature 0, for the rules that divide by the draft's probabilities (`ratio`, `block`); "none"
-    leaves the head out.
+    leaves the head out.  ``copies``: what followed the same tokens earlier in the text stands among
+    the candidates of every place, also behind the block, so that no lookup is needed beside it.
     """
 
     model: Any = ""
     search: Any = None
     proxy: Any = None
     head: str = "auto"
-    nodes: int = 15
+    nodes: int = 31
+    copies: bool = True
 
     def __post_init__(self) -> None:
         from .. import register_all
 
         register_all()
+        self.hits = HitRates(prior=4.0), HitRates(prior=4.0)  # greedy, and where noise is added
         if not isinstance(self.model, BlockCheckpoint):
             self.model = load_checkpoint(self.model)
         if self.head not in HEADS:
@@ -189,8 +194,12 @@ class BlockDrafting(Drafting):
     anchor: int = -1
     rounds: int = 0
     learnt: int = 0
+    unread: list[torch.Tensor] = field(default_factory=list)  # hidden states of the last tokens
+    kinds: list[Kind] = field(default_factory=list)  # of the nodes of the last draft
 
     def __post_init__(self) -> None:
+        self.followers = Followers(CONTEXT)
+        self.hits = self.part.hits[self.request.temperature > 0]
         self.text = self.bound.network.new_text()
         at = self.request.temperature
         self.search: Search = self.part.search or SEARCHES["coupled" if at > 0 else "argmax"]()
@@ -200,7 +209,10 @@ class BlockDrafting(Drafting):
         self.walk: WalkHead | None = self.bound.walk if walks else None
 
     def observe(self, feedback: Feedback) -> None:
-        """Read the hidden states of what was fed and kept."""
+        """Take the hidden states of what was fed and kept."""
+        if feedback.draft.source == SOURCE and len(self.kinds) >= len(feedback.draft):
+            self.hits.update_tree(self.kinds, feedback)
+        self.kinds = []
         if feedback.hidden is None:
             return
         fresh = len(feedback.hidden) - len(feedback.draft)
@@ -208,15 +220,21 @@ class BlockDrafting(Drafting):
         if feedback.emitted and len(feedback.path) == len(feedback.emitted):
             kept.pop()  # the text ended with an accepted token
         whole = kept == list(range(len(kept)))
-        rows = feedback.hidden[: len(kept)] if whole else feedback.hidden[kept]
-        self.bound.network.read(self.text, rows)
+        self.unread.append(feedback.hidden[: len(kept)] if whole else feedback.hidden[kept])
 
     def has_read(self, prefix: IntArray) -> bool:
-        """Whether everything before the last token was read: not before the first round."""
+        """Whether everything before the last token is read: not before the first round.  What was
+        fed in rounds without a draft is read at once, when there is to be one."""
         self.anchor = int(prefix[-1])
-        if self.text.length != len(prefix) - 1:
+        if self.text.length + sum(map(len, self.unread)) != len(prefix) - 1:
             return False
-        self.proxy.learn(prefix.tolist(), len(prefix) - self.learnt)
+        if self.unread:
+            self.bound.network.read(self.text, torch.cat(self.unread))
+            self.unread = []
+        if self.walk is not None:
+            self.followers.learn(prefix)
+        else:
+            self.proxy.learn(prefix.tolist(), len(prefix) - self.learnt)
         self.learnt = len(prefix)
         self.prefix = prefix
         return True
@@ -279,9 +297,9 @@ class BlockDrafting(Drafting):
         walk = Walk(head.over(hidden, at), self.anchor, values.cpu().numpy(), named.cpu().numpy(),
                     temperature, noise, sure)  # fmt: skip
         priced = self.part.head == "auto" and budget.nodes is not None
-        if (priced or self.part.head == "tree") and self.request.trees:
-            depth = min(budget.length, budget.room)
-            return walk.tree(depth, self.part.nodes, budget.tree_size)
+        tree = (priced or self.part.head == "tree") and self.request.trees
+        if not draws and (tree or (self.part.copies and sure is None)):
+            return self._grown(walk, tree, budget)
         uniforms = None
         if draws:
             columns = np.arange(len(logits))
@@ -293,15 +311,32 @@ class BlockDrafting(Drafting):
         if draws:  # whether a token is sent may not depend on what was drawn from its place on
             fits = (i < budget.chain_length(chances[: i + 1]) for i in range(len(chances)))
             length = sum(1 for _ in takewhile(bool, fits))
-        stops = self.request.stop_ids
-        ends = [i for i, token in enumerate(draft.tokens.tolist()) if token in stops]
-        return replace(draft.cut(length), end=ends[0] if ends else None) if length else EMPTY
+        return replace(draft.cut(length), end=self._end(draft.tokens)) if length else EMPTY
+
+    def _grown(self, walk: Walk, tree: bool, budget: Budget) -> Draft:
+        """The best prefixes, or the best path, of the head's candidates and of what the text
+        says."""
+        context = tuple(self.prefix[-CONTEXT:].tolist())
+        text = Text(self.followers, context, self.hits) if self.part.copies else None
+        nodes, deepest = self.part.nodes, min(budget.length, budget.room)
+        found = walk.grow(deepest, nodes, text, branches=tree)
+        n = budget.tree_size(found.alive) if tree else budget.chain_length(found.sure)
+        self.kinds = found.kinds[:n] if self.part.copies else []
+        return Draft(
+            found.tokens[:n], found.parents[:n] if tree else None, confidence=found.sure[:n],
+            end=None if tree else self._end(found.tokens), source=SOURCE,
+        )  # fmt: skip
+
+    def _end(self, tokens: IntArray) -> int | None:
+        """Tokens before the first one that ends the text."""
+        ends = np.flatnonzero(np.isin(tokens, self.request.stop_ids))
+        return int(ends[0]) if ends.size else None
 
 
 def make_block_drafter(name: Any, options: dict[str, Any]) -> BlockDrafter:
     """A drafter from a folder or hub id and the options of `speculate`.  Raises `ConfigError` for
     options that only diffusion models have."""
-    known = ("search", "proxy", "head", "nodes")
+    known = ("search", "proxy", "head", "nodes", "copies")
     odd = [option for option in options if option not in known]
     if odd:
         raise ConfigError(

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ...canvas import IntArray
 from ..base import ROOT, Array, Distribution, Draft
+from ..drafters.followers import Followers
+from ..drafters.hits import HitRates
 from ..search.marginals import largest
 from .heads import Bias, Floats, Sure
 
 BRANCHES = 8  # children of a node that are considered
 CANDIDATES = 64  # most probable tokens of a row that a head may choose from
+CONTEXT = 3  # tokens in front of a place by which its followers in the text are found
+FOLLOWERS = 3  # of a place, the latest
+COPIED = (0.0, 0.15, 0.4, 0.6)  # a follower's chance before any was judged, by tokens in common
+IMPOSSIBLE = -30.0  # a logarithmic probability
+FAINT = math.log(0.05)  # a single path with less chance is not lengthened beyond the block
+LEVELS = 10  # of a head's probability, by factors of sqrt(2), the last from 0.71 on
+# what the chance of a candidate depends on: level of the head's probability (-1: it names it not),
+# tokens in front of it that it followed before (0: never), and its place among such followers
+Kind = tuple[int, int, int]
+NO_KIND = (-1, 0, 0)
+
+
+class Grown(NamedTuple):
+    """Nodes (n,) of a tree, best first: tokens, parents, the chance of each behind its parent and
+    that of its whole path, and what kind of candidate it was."""
+
+    tokens: IntArray
+    parents: IntArray
+    sure: Array
+    alive: Array
+    kinds: list[Kind]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,43 +98,92 @@ class Walk:
         return Draft(np.asarray(tokens, np.int64), None, kind, drawn, np.asarray(sure),
                      source="walk")  # fmt: skip
 
-    def tree(self, length: int, nodes: int, size: Callable[[Array], int] = len) -> Draft:
-        """The ``nodes`` most probable prefixes of at most ``length`` tokens, as a tree; ``size``
-        says how many of them to keep, given their probabilities (n,), which fall.
+    def grow(
+        self, length: int, nodes: int, text: Text | None = None, branches: bool = True
+    ) -> Grown:
+        """The ``nodes`` most probable prefixes of at most ``length`` tokens; without ``branches``
+        the best path.
 
         Best first, as DDTree (arXiv 2604.12989) does with marginals; here the probability of a
-        token is that behind its parent.
+        token is that behind its parent.  With ``text`` what followed the same tokens there stands
+        among the candidates, and lengthens paths beyond the block; chances are then those of
+        `Text`.
         """
-        depth_limit = min(length, len(self.logits))
-        heap: list[tuple[float, int, int, int, float]] = []
+        # minus the score, parent, depth, token, logarithm of its chance, kind
+        found: list[tuple[float, int, int, int, float, Kind]] = []
         tokens: list[int] = []
         parents: list[int] = []
         sure: list[float] = []
-        alive: list[float] = []
+        scores: list[float] = []
+        kinds: list[Kind] = []
         behind: dict[int, Any] = {}  # node -> what the head remembers behind it
+        contexts = {ROOT: (self.anchor,) if text is None else text.context}
 
-        def open_children(token: int, node: int, depth: int, score: float) -> None:
-            before = None if node == ROOT else behind[parents[node]]
-            log_q, behind[node] = self.after(before, token, depth)
-            at = np.argpartition(log_q, -BRANCHES)[-BRANCHES:] if len(log_q) > BRANCHES else (
-                np.arange(len(log_q))
-            )  # fmt: skip
-            for value, child in zip(log_q[at].tolist(), self.ids[depth, at].tolist(), strict=True):
-                heapq.heappush(heap, (-(score + value), node, depth, child, value))
+        def open_children(node: int, depth: int, score: float) -> None:
+            known: dict[int, float] = {}  # token -> its logarithmic probability, of the head
+            if depth < len(self.logits):
+                before = None if node == ROOT else behind[parents[node]]
+                log_q, behind[node] = self.after(before, contexts[node][-1], depth)
+                at = np.argpartition(log_q, -BRANCHES)[-BRANCHES:] if len(log_q) > BRANCHES else (
+                    np.arange(len(log_q))
+                )  # fmt: skip
+                names = self.ids[depth, at].tolist()
+                known = dict(zip(names, log_q[at].tolist(), strict=True))
+            if text is None:
+                judged = {token: (value, NO_KIND) for token, value in known.items()}
+            else:
+                judged = text.judged(contexts[node], known)
+            for token, (value, kind) in judged.items():
+                heapq.heappush(found, (-(score + value), node, depth, token, value, kind))
 
-        if depth_limit:
-            open_children(self.anchor, ROOT, 0, 0.0)
-        while heap and len(tokens) < nodes:
-            minus, parent, depth, token, value = heapq.heappop(heap)
+        if length and nodes:
+            open_children(ROOT, 0, 0.0)
+        while found and len(tokens) < nodes:
+            minus, parent, depth, token, value, kind = heapq.heappop(found)
+            node = len(tokens)
             tokens.append(token)
             parents.append(parent)
             sure.append(value)
-            alive.append(-minus)
-            if depth + 1 < depth_limit and len(tokens) < nodes:
-                open_children(token, len(tokens) - 1, depth + 1, -minus)
-        kept = size(np.exp(alive))
-        return Draft(np.asarray(tokens[:kept], np.int64), np.asarray(parents[:kept], np.int64),
-                     confidence=np.exp(sure[:kept]), source="walk_tree")  # fmt: skip
+            scores.append(-minus)
+            kinds.append(kind)
+            contexts[node] = (*contexts[parent][-CONTEXT:], token)
+            if not branches:
+                found.clear()
+            goes_on = branches or depth + 1 < len(self.logits) or -minus > FAINT
+            if depth + 1 < length and len(tokens) < nodes and goes_on:
+                open_children(node, depth + 1, -minus)
+        return Grown(np.asarray(tokens, np.int64), np.asarray(parents, np.int64), np.exp(sure),
+                     np.exp(scores), kinds)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """What a text says about its own continuation: its ``followers``, the last tokens that are
+    committed (``context``), and how often candidates of each kind were right (``hits``)."""
+
+    followers: Followers
+    context: tuple[int, ...]
+    hits: HitRates
+
+    def judged(
+        self, context: Sequence[int], known: dict[int, float]
+    ) -> dict[int, tuple[float, Kind]]:
+        """Logarithm of the chance and kind of every token that may follow ``context``; ``known``
+        are the logarithmic probabilities that a head gives."""
+        copied = self.followers.latest(context, FOLLOWERS)
+        result = {}
+        for token in known.keys() | copied.keys():
+            value = known.get(token, -math.inf)
+            n, place = copied.get(token, (0, 0))
+            if n == 0 and value < IMPOSSIBLE:
+                continue
+            level = (
+                max(0, math.floor(LEVELS + 2 * value / math.log(2))) if value > IMPOSSIBLE else -1
+            )
+            kind = (min(level, LEVELS - 1), n, place)
+            guess = max(math.exp(value), COPIED[n] / (1 + 2 * place))
+            result[token] = math.log(min(self.hits(kind, guess), 0.999)), kind
+        return result
 
 
 def candidates(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

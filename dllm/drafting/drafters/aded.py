@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import DRAFTERS, EMPTY, ROOT, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
@@ -126,13 +124,9 @@ class _Searching(Drafting):
             alive.append(chance)
             frontier += [(me, c, chance * c.prior) for c in node.children if c.visits]
         if not self.trees:
-            confidence = np.array(alive) / np.array([1.0, *alive[:-1]]) if alive else np.zeros(0)
-            n = budget.chain_length(confidence)
-            return Draft(np.asarray(tokens[:n], np.int64), confidence=confidence[:n],
-                         source=self.part.name)  # fmt: skip
-        n = budget.tree_size(np.array(alive))
-        return Draft(np.asarray(tokens[:n], np.int64), np.asarray(parents[:n], np.int64),
-                     confidence=np.array(alive[:n]), source=self.part.name)  # fmt: skip
+            sure = [a / b for a, b in zip(alive, [1.0, *alive], strict=False)]
+            return budget.chain(tokens, sure, self.part.name)
+        return budget.tree(tokens, parents, alive, self.part.name)
 
     def observe(self, feedback: Feedback) -> None:
         scores: Any = feedback.scores

@@ -6,8 +6,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import (
@@ -20,7 +18,6 @@ from ..base import (
     Drafting,
     DraftRequest,
     Feedback,
-    chain,
 )
 from .hits import HitRates
 
@@ -102,12 +99,9 @@ class _Cached(Drafting):
         if not tokens:
             return EMPTY
         if parents == list(range(-1, len(tokens) - 1)):
-            confidence = np.array([self.part.hits(rank) for rank in self.ranks])
-            n = budget.chain_length(confidence)
-            return chain(tokens[:n], self.part.name, confidence[:n])
-        n = budget.tree_size(np.array(alive))
-        return Draft(np.asarray(tokens[:n], np.int64), np.asarray(parents[:n], np.int64),
-                     confidence=np.array(alive[:n]), source=self.part.name)  # fmt: skip
+            sure = [self.part.hits(rank) for rank in self.ranks]
+            return budget.chain(tokens, sure, self.part.name)
+        return budget.tree(tokens, parents, alive, self.part.name)
 
     def _tree(self, text: list[int], length: int) -> tuple[list[int], list[int], list[float]]:
         tokens: list[int] = []
@@ -140,9 +134,5 @@ class _Cached(Drafting):
         return tokens, parents, alive
 
     def observe(self, feedback: Feedback) -> None:
-        draft, path = feedback.draft, set(feedback.path)
-        if draft.source != self.part.name:
-            return
-        for parent in (ROOT, *feedback.path):
-            for child in draft.children(parent):
-                self.part.hits.update(self.ranks[child], int(child in path), 1)
+        if feedback.draft.source == self.part.name:
+            self.part.hits.update_tree(self.ranks, feedback)

@@ -40,8 +40,7 @@ from ..base import (
 )
 from ..search.chains import SEARCHES, Search, SearchContext
 from ..search.marginals import Marginals
-from ..search.ngram import NGram
-from ..search.proxies import PROXIES, Proxy
+from ..search.proxies import PROXIES, NGram, Proxy
 from ..trimming import TrimmedHead, kept_ids
 
 WINDOW = 32  # masks that a drafter sees at least, unless told otherwise

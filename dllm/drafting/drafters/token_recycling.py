@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import (
@@ -20,7 +18,6 @@ from ..base import (
     Drafting,
     DraftRequest,
     Feedback,
-    chain,
 )
 from .hits import HitRates
 
@@ -81,10 +78,8 @@ class _Recycling(Drafting):
         while len(tokens) < budget.length and token in self.part.table:
             token = self.part.table[token][0]
             tokens.append(token)
-        confidence = np.full(len(tokens), self.part.hits(0))
-        length = budget.chain_length(confidence)
-        self.ranks = [0] * length
-        return chain(tokens[:length], self.part.name, confidence[:length])
+        self.ranks = [0] * len(tokens)
+        return budget.chain(tokens, [self.part.hits(0)] * len(tokens), self.part.name)
 
     def _tree(self, last: int, budget: Budget) -> Draft:
         chances = [math.prod(map(self.part.hits, path)) for path in PATHS]
@@ -106,16 +101,11 @@ class _Recycling(Drafting):
                 parents.append(above)
                 alive.append(chance)
                 self.ranks.append(path[-1])
-        n = budget.tree_size(np.array(alive))
-        return Draft(np.asarray(tokens[:n], np.int64), np.asarray(parents[:n], np.int64),
-                     confidence=np.array(alive[:n]), source=self.part.name)  # fmt: skip
+        return budget.tree(tokens, parents, alive, self.part.name)
 
     def observe(self, feedback: Feedback) -> None:
-        draft, path = feedback.draft, set(feedback.path)
-        if draft.source == self.part.name:
-            for parent in (ROOT, *feedback.path):
-                for child in draft.children(parent):
-                    self.part.hits.update(self.ranks[child], int(child in path), 1)
+        if feedback.draft.source == self.part.name:
+            self.part.hits.update_tree(self.ranks, feedback)
         scores: Any = feedback.scores
         best = scores.topk(min(self.part.width, scores.shape[-1]), dim=-1).indices.tolist()
         for token, successors in zip(feedback.fed.tolist(), best, strict=True):

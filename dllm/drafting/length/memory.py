@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-VERSION = 1  # of the file: others are ignored and replaced
+VERSION = 2  # of the file: others are ignored and replaced
 MOST = 64  # entries; the one that was written longest ago goes first
 EVERY = 5.0  # seconds between two writes of one controller
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from .memory import Memory
 DEPTHS = (0, 1, 2, 4, 8, 16)  # lower ends of the depth buckets
 CONFIDENCES = 10  # buckets of equal width
 REMEMBERED = 200.0  # observations that a cell of the acceptance table starts with at most
+KNOWN = 4  # drafts by which it is known what drafting is worth
 CONTEXT = 512  # tokens per context bucket of the time model
 
 
@@ -181,33 +182,29 @@ class _Calibrated(LengthController):
 
 @dataclass
 class Saving:
-    """Seconds that drafting saves per round, smoothed by ``rho``, and their variance."""
+    """Tokens of plain decoding that a drafted round saves: their mean and variance, smoothed by
+    ``rho``; ``price`` is what a round costs that does not pay; ``drafts`` were judged."""
 
     rho: float
-    mean: float | None = None
+    mean: float = 0.0
     variance: float = 0.0
+    price: float = 0.5
+    drafts: int = 0
 
     def add(self, saved: float) -> None:
-        if self.mean is None:
+        if not self.drafts:
             self.mean = saved
+        self.drafts += 1
         off = saved - self.mean
         self.mean += self.rho * off
         self.variance = (1 - self.rho) * (self.variance + self.rho * off * off)
+        self.price += 0.1 * (max(-saved, 0.0) - self.price) * (saved < 0)
 
     @property
     def is_loss(self) -> bool:
         """Whether the mean lies below zero by more than its standard error."""
         error = (self.variance * self.rho / (2 - self.rho)) ** 0.5
-        return self.mean is not None and self.mean + error < 0
-
-
-@dataclass
-class SharedSaving:
-    """What drafting saved in all texts so far, and how long the last rest was."""
-
-    saving: Saving = field(default_factory=lambda: Saving(0.05))
-    rest: int = 1
-    drafts: int = 0
+        return self.drafts >= KNOWN and self.mean + error < 0
 
 
 @CONTROLLERS.register("rate")
@@ -218,19 +215,20 @@ class Rate(_Calibrated):
     Expected tokens come from calibrated acceptance, ``optimism`` standard errors above the estimate
     so that lengths which were never tried are; seconds from a curve fitted to measured rounds, see
     `CostCurve`.  In a batch both are those of the forward that all its texts share.
-    While drafting brings fewer tokens per second than plain decoding it rests, twice as long each
-    time, up to ``longest_rest`` rounds.  A plain round now and then measures what a single token
-    costs.  A design of this library: no paper's.
+    Where drafting brings fewer tokens per second than plain decoding, in this text or, at its
+    start, in those before, it stops, and tries again as often as ``explore`` of the time pays for.
+    A plain round now and then measures what a single token costs.  A design of this library: no
+    paper's.
     """
 
     optimism: float = 0.2
-    longest_rest: int = 64
+    explore: float = 0.02
     memory: ClassVar[Memory | None] = None
 
     def __post_init__(self) -> None:
         self.verify_seconds: dict[int, CostCurve] = {}
         self.draft_seconds = LineFit()
-        self.worth = SharedSaving()
+        self.worth = Saving(0.05)
         super().__post_init__()
 
     def remember(self, memory: Memory | None) -> None:
@@ -250,10 +248,10 @@ class Rate(_Calibrated):
         curves = {int(at): _curve(CostCurve(), *line) for at, line in known["verify"].items()}
         draft = _curve(self.draft_seconds, known["draft"], {})
         numbers = [*(c.sums for c in curves.values()), draft.sums, *tables]
-        rest, drafts, mean, variance = (float(known["worth"][i]) for i in range(4))
+        worth = [float(known["worth"][i]) for i in range(4)]
         shapes = [table.shape == self.acceptance.judged.shape for table in tables]
         whole = all(np.isfinite(part).all() and (part >= 0).all() for part in numbers)
-        if not (all(shapes) and whole and np.isfinite([rest, drafts, mean, variance]).all()):
+        if not (all(shapes) and whole and np.isfinite(worth).all()):
             raise ValueError("no numbers of ours")
         # what is new is to count: no cell weighs more than so many observations
         share = np.minimum(1.0, REMEMBERED / np.maximum(tables[1], 1.0))
@@ -262,37 +260,33 @@ class Rate(_Calibrated):
             tables[1] * share,
         )
         self.verify_seconds.update(curves)
-        self.worth.rest, self.worth.drafts = max(1, int(rest)), int(drafts)
-        self.worth.saving.mean, self.worth.saving.variance = mean, max(0.0, variance)
+        mean, variance, price, drafts = worth
+        self.worth = Saving(0.05, mean, max(0.0, variance), max(0.0, price), max(0, int(drafts)))
 
     def finished(self) -> None:
-        if self.memory is None or self.worth.saving.mean is None:
+        worth = self.worth
+        if self.memory is None or not worth.drafts:
             return
-        saving = self.worth.saving
         self.memory.write({
             "accepted": self.acceptance.accepted.round(2).tolist(),
             "judged": self.acceptance.judged.round(2).tolist(),
             "verify": {str(at): [curve.sums.tolist(), curve.off]
                        for at, curve in self.verify_seconds.items()},
             "draft": self.draft_seconds.sums.tolist(),
-            "worth": [self.worth.rest, self.worth.drafts, saving.mean, saving.variance],
+            "worth": [worth.mean, worth.variance, worth.price, worth.drafts],
         })  # fmt: skip
 
     def _reset(self) -> None:
         super()._reset()
         self._context = 0
         self._beside = self._beside_emitted = 0  # of other texts, in the last round
-        self._saving = replace(self.worth.saving, rho=0.2)
-        self._rest = max(1, self.worth.rest // 2)
-        self._resting = self._rest if self._loses() else 0
-
-    def _loses(self) -> bool:
-        return self._saving.is_loss and self.worth.drafts >= 8
+        self._saving = replace(self.worth, rho=0.2)
+        self._credit = 0.0  # tokens that may be lost by trying again
 
     def next(self, room: int, context: int) -> Budget:
         self._context = context // CONTEXT
-        if self._resting > 0 or self._line().lacks_ones:
-            self._resting = max(0, self._resting - 1)
+        resting = self._saving.is_loss and self._credit < self._saving.price
+        if resting or self._line().lacks_ones:
             return Budget(0, room)
         return Budget(min(self.k_max, room), room, self._refine, self._worth_it)
 
@@ -324,6 +318,7 @@ class Rate(_Calibrated):
         self._beside, self._beside_emitted = stats.beside, stats.beside_emitted
         fed = stats.beside + stats.drafted + 1
         self._line().add(fed, stats.verify_seconds + stats.other_seconds)
+        self._credit = min(self._credit + self.explore, 2 * self._saving.price)
         if stats.attempted:
             self.draft_seconds.add(0.0, stats.draft_seconds)
             self._weigh(stats)
@@ -333,12 +328,8 @@ class Rate(_Calibrated):
         plain = float(self._line()(np.array([stats.beside + 1.0]))[0])
         spent = stats.draft_seconds + stats.verify_seconds + stats.other_seconds
         token = plain / (stats.beside_emitted + 1)  # seconds per token without drafts
-        saved = plain + (stats.emitted - 1) * token - spent
+        saved = (plain + (stats.emitted - 1) * token - spent) / token
+        if self._saving.is_loss:
+            self._credit += min(saved, 0.0)
+        self.worth.add(saved)
         self._saving.add(saved)
-        self.worth.saving.add(saved)
-        self.worth.drafts += 1
-        if self._loses():
-            self._resting, self._rest = self._rest, min(2 * self._rest, self.longest_rest)
-        else:
-            self._rest = 1
-        self.worth.rest = self._rest

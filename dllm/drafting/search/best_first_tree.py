@@ -1,4 +1,4 @@
-"""A tree of the most probable prefixes."""
+"""Trees of the most probable prefixes."""
 
 from __future__ import annotations
 
@@ -85,3 +85,16 @@ def grow(
                 states[me] = proxy.advance(states[parent], token)
             push(me, depth + 1, 0, children(me, depth + 1, -minus))
     return tokens, parents, depths
+
+
+@register("dyspec", paper="DySpec: Faster Speculative Decoding with Dynamic Token Tree Structure",
+          arxiv="2410.11744")  # fmt: skip
+@dataclass
+class DySpec(BestFirstTree):
+    """`best_first_tree` of 64 nodes: DySpec's greedy expansion by estimated value.
+
+    Its value of a node is the drafter's probability of the path; with marginals that does not
+    depend on the path, so that its tree and DDTree's are the same.
+    """
+
+    nodes: int = 64

@@ -6,10 +6,12 @@ throughout.  It can only change which draft is proposed, never the output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import ConfigError, missing
 from ...registry import Registry
 from ..base import DraftPart
 
@@ -51,3 +53,109 @@ class Uniform(Proxy):
 
     def advance(self, state: Any, token: int) -> Any:
         return None
+
+
+@register("ngram")
+@dataclass
+class NGram(Proxy):
+    """Counts of token ids up to order ``n``, interpolated with lower orders.
+
+    p(t | c) = (count(c t) + kappa p(t | shorter c)) / (count(c) + kappa), down to the uniform
+    distribution over ``vocab_size`` ids.  Counts come from `fit`, the prompts and the verifier's
+    own output of this and earlier sequences (``online``): the text that drafts have to agree with.
+    On token ids there are no word boundaries to get wrong.
+    """
+
+    n: int = 3
+    kappa: float = 1.0
+    vocab_size: int = 50_000
+    online: bool = True
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.kappa <= 0:
+            raise ConfigError("ngram takes n >= 1 and kappa > 0")
+        self._counts: dict[tuple[int, ...], dict[int, int]] = {}
+        self._totals: dict[tuple[int, ...], int] = {}
+
+    def fit(self, texts: Iterable[Sequence[int]]) -> NGram:
+        """Count whole texts, e.g. earlier output of the verifier; returns itself."""
+        for text in texts:
+            self._count(list(text), len(text))
+        return self
+
+    def learn(self, tokens: Sequence[int], fresh: int) -> None:
+        if self.online:
+            self._count(tokens, fresh)
+
+    def _count(self, tokens: Sequence[int], fresh: int) -> None:
+        for end in range(len(tokens) - fresh, len(tokens)):
+            token = tokens[end]
+            for n in range(min(self.n, end + 1)):
+                context = tuple(tokens[end - n : end])
+                seen = self._counts.setdefault(context, {})
+                seen[token] = seen.get(token, 0) + 1
+                self._totals[context] = self._totals.get(context, 0) + 1
+
+    def start(self, prefix: Sequence[int]) -> tuple[int, ...]:
+        return tuple(prefix[max(0, len(prefix) - self.n + 1) :])
+
+    def logprobs(self, state: Any, tokens: Sequence[int]) -> list[float]:
+        levels = []
+        for n in range(len(state) + 1):
+            context = state[len(state) - n :]
+            seen = self._counts.get(context)
+            if seen is None:
+                break
+            levels.append((seen, self._totals[context]))
+        result = []
+        for token in tokens:
+            p = 1.0 / self.vocab_size
+            for seen, total in levels:
+                p = (seen.get(token, 0) + self.kappa * p) / (total + self.kappa)
+            result.append(math.log(p))
+        return result
+
+    def advance(self, state: Any, token: int) -> tuple[int, ...]:
+        return self.start((*state, token))
+
+
+@register("kenlm")
+@dataclass
+class KenLM(Proxy):
+    """A KenLM model over token ids written as words ("17 4 256"), read from ``path``.
+
+    The package reports base-10 logarithms; they are converted.  Needs the extra ``kenlm``,
+    which compiles it.  ``path``: an ARPA file or a binary of KenLM's own; tokens that it does not
+    know have the probability of ``<unk>``.
+    """
+
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            import kenlm
+        except ImportError:
+            raise missing(
+                "the package kenlm, which proxy='kenlm' needs,", "kenlm",
+                " (it takes a C++ compiler), or use proxy='ngram'",
+            ) from None  # fmt: skip
+        try:
+            self._kenlm, self._model = kenlm, kenlm.Model(self.path)
+        except OSError as error:
+            raise ConfigError(f"no KenLM model at {self.path!r}: {error}") from error
+
+    def start(self, prefix: Sequence[int]) -> Any:
+        state = self._kenlm.State()
+        self._model.NullContextWrite(state)
+        for token in prefix[max(0, len(prefix) - self._model.order + 1) :]:
+            state = self.advance(state, int(token))
+        return state
+
+    def logprobs(self, state: Any, tokens: Sequence[int]) -> list[float]:
+        out, ln10 = self._kenlm.State(), math.log(10)
+        return [self._model.BaseScore(state, str(token), out) * ln10 for token in tokens]
+
+    def advance(self, state: Any, token: int) -> Any:
+        out = self._kenlm.State()
+        self._model.BaseScore(state, str(token), out)
+        return out

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from ...errors import ConfigError
 from ..base import ROOT, Distribution, Draft
@@ -26,24 +25,25 @@ class SampleTree(Search):
             raise ConfigError("branching is a tuple of positive numbers, e.g. (3, 2, 1)")
 
     def find(self, marginals: Marginals, length: int, context: SearchContext) -> Draft:
-        seed, stream = context.draft_key
         tokens: list[int] = []
         parents: list[int] = []
+        depths: list[int] = []
         level = [ROOT]
         for depth, width in enumerate(self.branching[:length]):
             below: list[int] = []
             for node in level:
                 # sorting by perturbed log-probability draws without replacement, in order; every
                 # node has noise of its own
-                noisy = marginals.log_q[depth] + _noise(marginals, seed, stream, context, node)
-                width_here = min(width, int((noisy > -torch.inf).sum()))
+                own = Marginals(marginals.log_q[:1], marginals.first + node + 1)
+                noisy = marginals.log_q[depth] + own.noise(context.draft_key, 1, context.round)[0]
+                width_here = min(width, int((noisy > -np.inf).sum()))
                 for token in noisy.topk(width_here).indices.tolist():
                     below.append(len(tokens))
                     tokens.append(token)
                     parents.append(node)
+                    depths.append(depth)
             level = below
         log_q = marginals.log_q[: len(self.branching)].cpu().numpy()
-        depths = _depths(parents)
         return Draft(
             np.asarray(tokens, np.int64), np.asarray(parents, np.int64), self.distribution, log_q,
             marginals.confidence[depths], marginals.end, self.name,
@@ -68,17 +68,3 @@ class DelayedTree(SampleTree):
         if self.trunk < 0 or self.branches < 1 or self.length < 1:
             raise ConfigError("delayed_tree takes trunk >= 0, branches >= 1 and length >= 1")
         self.branching = (1,) * self.trunk + (self.branches,) + (1,) * (self.length - 1)
-
-
-def _noise(
-    marginals: Marginals, seed: int, stream: int, context: SearchContext, node: int
-) -> torch.Tensor:
-    one = Marginals(marginals.log_q[:1], marginals.first + node + 1)
-    return one.noise((seed, stream), 1, context.round)[0]
-
-
-def _depths(parents: list[int]) -> list[int]:
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(0 if parent == ROOT else depths[parent] + 1)
-    return depths

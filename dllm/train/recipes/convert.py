@@ -83,7 +83,8 @@ def in_blocks(model: DiffusionModel, block: int, mask_token_id: int | None) -> D
             "Qwen2 or Qwen3 network"
         )
     mask = mask_id(model) if mask_token_id is None else mask_token_id
-    hf, tokenizer = copy.deepcopy((model.hf, model.tokenizer))
+    copies: Any = copy.deepcopy((model.hf, model.tokenizer))
+    hf, tokenizer = copies
     hf.generation_config.block_length = block
     result = load(hf, family=family, tokenizer=tokenizer, mask_token_id=mask,
                   block_length=block)  # fmt: skip

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dllm.drafting.accept.block import Block
 from dllm.drafting.accept.chains import Match, Point, Ratio, residual
-from dllm.drafting.accept.multi_round import MultiRound
-from dllm.drafting.accept.traversal import Traversal
+from dllm.drafting.accept.sampled import Block, MultiRound, Traversal
 from dllm.drafting.base import Distribution, Draft, Outcome
 
 from .. import toy

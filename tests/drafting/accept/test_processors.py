@@ -15,11 +15,9 @@ import pytest
 import torch
 
 import dllm
-from dllm.drafting.accept.block import Block
 from dllm.drafting.accept.chains import Keyed, Match, Point, Ratio
-from dllm.drafting.accept.multi_round import MultiRound
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
-from dllm.drafting.accept.traversal import Traversal
+from dllm.drafting.accept.sampled import Block, MultiRound, Traversal
 from dllm.drafting.base import AcceptRule, Draft
 
 from .. import toy

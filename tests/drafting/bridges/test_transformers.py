@@ -202,7 +202,7 @@ def test_vllm_drafters_learn_what_became_of_a_draft() -> None:
     table = np.array([[1, 2, 3, 4, 9, 0, 0, 0]])
     assert proposer.propose([[2]], [2], table) == [[3, 4, 5]]
     proposer.propose([[3, 4, 9]], [5], table)
-    drafting: Any = proposer.states[0].followed.drafting
+    drafting: Any = proposer.states[0].drafting
     (feedback,) = drafting.feedback
     assert (feedback.accepted, feedback.emitted) == (2, [3, 4, 9])
     assert feedback.fed.tolist() == [2, 3, 4, 5]

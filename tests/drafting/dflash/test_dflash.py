@@ -28,6 +28,7 @@ from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.dflash.heads import MarkovHead, SelectorHead
 from dllm.drafting.dflash.network import BlockNetwork
 from dllm.drafting.dflash.walks import Walk, candidates
+from dllm.drafting.drafters.followers import Followers
 from dllm.drafting.length.control import LengthController
 from dllm.errors import CheckpointError, ConfigError
 from dllm.train.dflash.data import Answer, Batches, Taps
@@ -334,7 +335,7 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
         plain = dllm.speculate(verifier, None, ids, max_new_tokens=12)
         tree = dllm.speculate(
             verifier, str(tmp_path), ids, max_new_tokens=12, controller="whole", head="tree",
-            nodes=6,
+            nodes=6, copies=False,
         )  # fmt: skip
         assert tree.tokens == plain.tokens
         assert max(stats.drafted for stats in tree.rounds) == 6
@@ -348,10 +349,11 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
         for head, nodes in (("auto", 2), ("chain", checkpoint.config.block_size - 1)):
             chosen = dllm.speculate(
                 verifier, str(tmp_path), ids, max_new_tokens=12, controller=TwoNodes(), head=head,
+                copies=False,
             )  # fmt: skip
             assert chosen.tokens == plain.tokens
             assert max(stats.drafted for stats in chosen.rounds) == nodes
-    drafter = BlockDrafter(tmp_path)
+    drafter = BlockDrafter(tmp_path, copies=False)
     for temperature in (0.0, 0.8):
         how: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
         for ids in prompts(2):
@@ -362,6 +364,43 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
             if part == "markov":
                 steps = np.diff(np.asarray(seen)) % size
                 assert len(seen) > 20 and (steps == 1).mean() > 0.7
+
+
+@pytest.mark.parametrize(("head", "temperature"), [("chain", 0.0), ("tree", 0.0), ("tree", 0.8)])
+def test_copies_of_the_text_join_the_draft(
+    verifier: dllm.DiffusionModel, checkpoint: BlockCheckpoint, tmp_path: Path, head: str,
+    temperature: float,
+) -> None:  # fmt: skip
+    """A prompt of nine tokens over and over: a head that knows nothing drafts beyond its block,
+    because the text does; and no text is changed by that, alone or in a batch."""
+    zeros = {"markov_w1.weight": torch.zeros(verifier.facts.vocab_size, 2)}
+    zeros["markov_w2.weight"] = torch.zeros(verifier.facts.vocab_size, 2)
+    write(BlockCheckpoint("w", checkpoint.config, checkpoint.weights, markov=zeros), verifier,
+          tmp_path, "native")  # fmt: skip
+    texts = [np.tile(ids[:9], 4) for ids in prompts(3)]
+    how: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 2}
+    plain = dllm.speculate(verifier, None, texts, **how)
+    for controller in ("whole", "rate"):
+        drafter = BlockDrafter(tmp_path, head=head, nodes=20)
+        drafted = dllm.speculate(verifier, drafter, texts, controller=controller, **how)
+        assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+        depth = max(stats.depth for one in drafted for stats in one.rounds)
+        assert depth > checkpoint.config.block_size - 1 or controller == "rate"
+        assert drafter.hits[temperature > 0]._judged and not drafter.hits[temperature == 0]._judged
+
+
+def test_followers_are_those_of_the_text() -> None:
+    """Against counting by hand; learnt at once and in pieces."""
+    text = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2])
+    whole, pieces = Followers(3), Followers(3)
+    whole.learn(text)
+    for end in (1, 2, 5, 9, 12):
+        pieces.learn(text[:end])
+    assert whole.counts == pieces.counts
+    assert list(whole.behind([5, 1, 2])) == [(2, {4: 1, 3: 2}), (1, {4: 1, 3: 2})]
+    assert whole.latest([5, 1, 2], 3) == {3: (2, 0), 4: (2, 1)}
+    assert whole.latest([9, 3], 1) == {5: (1, 0)}
+    assert whole.latest([9], 3) == {}
 
 
 class TwoNodes(LengthController):
@@ -387,13 +426,12 @@ def test_a_tree_holds_the_most_probable_prefixes() -> None:
                     for i, (a, b) in enumerate(steps)]  # fmt: skip
             scores[path] = float(sum(rows))
     expected = sorted(scores, key=lambda path: -scores[path])[:9]
-    draft = walk.tree(3, 9)
-    got = [tuple(int(draft.tokens[n]) for n in draft.path(node)) for node in range(len(draft))]
+    draft = walk.grow(3, 9)
+    got: list[tuple[int, ...]] = []
+    for parent, token in zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True):
+        got.append((*(() if parent < 0 else got[parent]), token))
     assert got == expected
-    seen: list[Any] = []
-    few = walk.tree(3, 9, lambda alive: seen.extend(alive) or 4)
-    assert few.tokens.tolist() == draft.tokens[:4].tolist() and few.parents is not None
-    np.testing.assert_allclose(seen, [np.exp(scores[path]) for path in expected], rtol=1e-5)
+    np.testing.assert_allclose(draft.alive, [np.exp(scores[path]) for path in expected], rtol=1e-5)
     chain = walk.chain(3)
     best: tuple[int, ...] = ()
     for _ in range(3):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
-from dllm.drafting.base import Budget, Distribution
+from dllm.drafting.base import Budget, Distribution, Draft
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from dllm.drafting.dflash.config import Variant
 from dllm.drafting.dflash.drafter import Binding, BlockDrafter
@@ -80,16 +80,15 @@ def test_hidden_states_logits_and_drafts_are_the_official_ones(case: str) -> Non
         if sure is not None:
             assert draft.confidence is not None
             np.testing.assert_allclose(draft.confidence, recorded["sure"][n], atol=1e-5)
-        tree = walk.tree(len(logits[n]), 12)  # a head with a memory keeps one for every branch
-        for node in range(len(tree)):
-            path = [int(tree.tokens[i]) for i in tree.path(node)]
+        tree = walk.grow(len(logits[n]), 12)  # a head with a memory keeps one for every branch
+        for node in range(len(tree.tokens)):
+            path = [int(tree.tokens[i]) for i in Draft(tree.tokens, tree.parents).path(node)]
             state, before, total = None, block.anchor, 0.0
             for depth, token in enumerate(path):
                 log_q, state = walk.after(state, before, depth)
                 total = float(log_q[named[depth].tolist().index(token)])
                 before = token
-            assert tree.confidence is not None
-            assert tree.confidence[node] == pytest.approx(np.exp(total), rel=1e-5)
+            assert tree.sure[node] == pytest.approx(np.exp(total), rel=1e-5)
 
 
 def test_rows_before_the_first_do_not_exist_for_a_convolution() -> None:

@@ -12,8 +12,7 @@ import torch
 
 import dllm
 from dllm.drafting import register_all
-from dllm.drafting.accept.fly import FLy
-from dllm.drafting.accept.pivot import Pivot, fit_pivot
+from dllm.drafting.accept.lossy import FLy, Pivot, fit_pivot
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.base import (
     DRAFTERS,
@@ -27,7 +26,7 @@ from dllm.drafting.base import (
 )
 from dllm.drafting.base import chain as chain_of
 from dllm.drafting.drafters.aded import ADED
-from dllm.drafting.drafters.cascade import Cascade
+from dllm.drafting.drafters.several import Cascade
 from dllm.drafting.pivots import label_pivots
 from dllm.drafting.search.chains import SEARCHES, SearchContext
 from dllm.drafting.search.marginals import Marginals
@@ -301,7 +300,7 @@ def test_threshold_sends_the_token_that_crosses(confidence: float, expected: int
 def test_adl_counts_the_raw_draft() -> None:
     """Without an end of text its generated length is what was asked for, though the search may
     have cut the chain."""
-    from dllm.drafting.length.adl import AdaptiveDraftLength
+    from dllm.drafting.length.lengths import AdaptiveDraftLength
 
     from ..length.test_control import tell
 

@@ -25,8 +25,8 @@ from dllm.drafting.base import (
 )
 from dllm.drafting.drafters.history import BORDER, History
 from dllm.drafting.drafters.hits import HitRates
-from dllm.drafting.length.adl import AdaptiveDraftLength
 from dllm.drafting.length.control import CONTROLLERS, LengthController
+from dllm.drafting.length.lengths import AdaptiveDraftLength
 
 register_all()
 
@@ -276,7 +276,7 @@ class _Constant(Drafting):
 
 
 def test_the_arbiter_settles_on_the_better_drafter(verifier: dllm.DiffusionModel) -> None:
-    from dllm.drafting.drafters.arbiter import _Arbiter
+    from dllm.drafting.drafters.several import _Arbiter
 
     part: Any = single("arbiter(prompt_lookup+anpd)", DRAFTERS, Drafter)
     arbiter = _Arbiter(part, request([0]))

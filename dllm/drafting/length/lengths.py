@@ -1,0 +1,162 @@
+"""Draft lengths that need no measurement of time: fixed, by acceptance, by confidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..base import Array, Budget, Feedback, RoundStats
+from .control import ALL, LengthController, at_least, register
+
+
+@register("fixed")
+@dataclass
+class Fixed(LengthController):
+    """Always ``k`` tokens."""
+
+    k: int = 8
+
+    def __post_init__(self) -> None:
+        at_least(0, k=self.k)
+
+    def next(self, room: int, context: int) -> Budget:
+        return Budget(min(self.k, room), room)
+
+
+@register("whole")
+@dataclass
+class Whole(LengthController):
+    """As many tokens as the drafter proposes: lookup drafters know best."""
+
+    def next(self, room: int, context: int) -> Budget:
+        return Budget(room, room)
+
+
+@register("heuristic")
+@dataclass
+class Heuristic(LengthController):
+    """Two more after a draft that was accepted whole, else one fewer (transformers' schedule)."""
+
+    start: int = 8
+    k_max: int = 64
+
+    def __post_init__(self) -> None:
+        at_least(1, start=self.start, k_max=self.k_max)
+        self._k = self.start
+
+    def next(self, room: int, context: int) -> Budget:
+        return Budget(min(self._k, room), room)
+
+    def update(self, stats: RoundStats, feedback: Feedback) -> None:
+        if stats.drafted:
+            whole = stats.accepted == stats.depth
+            self._k = min(self._k + 2, self.k_max) if whole else max(1, self._k - 1)
+
+
+@register("adl", paper="DiffuSpec: Unlocking Diffusion Language Models for Speculative Decoding",
+          arxiv="2510.02358")  # fmt: skip
+@dataclass
+class AdaptiveDraftLength(LengthController):
+    """DiffuSpec's controller, as published: smoothed generation and acceptance lengths.
+
+    With these constants a drafter that is not right all the time gets ``k_min`` tokens: growth asks
+    for every drafted token to be accepted.  The floor to an integer is reconstructed.
+    """
+
+    k_min: int = 20
+    k_max: int = 30
+    delta: int = 10
+    rho: float = 0.5
+
+    def __post_init__(self) -> None:
+        at_least(1, k_min=self.k_min, k_max=self.k_max - self.k_min + 1)
+        self._generated = self._accepted = 0.0
+        self._k = self._granted = self.k_max
+
+    def next(self, room: int, context: int) -> Budget:
+        self._granted = min(self._k, room)
+        return Budget(self._granted, room)
+
+    def update(self, stats: RoundStats, feedback: Feedback) -> None:
+        draft = feedback.draft
+        if not len(draft):
+            return
+        # of the raw draft, before any search: to its first end of text, or all that was asked for
+        self.step(self._granted if draft.end is None else min(draft.end, self._granted),
+                  stats.accepted)  # fmt: skip
+
+    def step(self, generated: float, accepted: float) -> None:
+        """One update with the generation length and the acceptance length of a round."""
+        self._generated += self.rho * (generated - self._generated)
+        self._accepted += self.rho * (accepted - self._accepted)
+        self._k = self._length()
+
+    def _length(self) -> int:
+        grown = self._generated + self.delta * (self._accepted >= self._generated)
+        return int(np.clip(grown, self.k_min, self.k_max))
+
+
+@register("adl_repaired")
+@dataclass
+class RepairedDraftLength(AdaptiveDraftLength):
+    """`adl` with a target that a real drafter can reach (reconstructed).
+
+    The length follows the smoothed acceptance, ``margin`` tokens ahead of it and never beyond the
+    drafter's own end of text; a draft that was accepted whole doubles it, because acceptance is
+    bimodal (DEER, arXiv 2512.15176, section on accepted lengths).
+    """
+
+    k_min: int = 2
+    margin: int = 3
+
+    def update(self, stats: RoundStats, feedback: Feedback) -> None:
+        super().update(stats, feedback)
+        if stats.depth and stats.accepted == stats.depth:
+            self._k = min(2 * stats.depth, self.k_max)
+
+    def _length(self) -> int:
+        ahead = min(self._accepted + self.margin, max(self._generated + 1, self.k_min))
+        return int(np.clip(round(ahead), self.k_min, self.k_max))
+
+
+@register("confidence")
+@dataclass
+class Confidence(LengthController):
+    """As far as the drafter's probabilities stay at or above ``tau``, at most ``k_max`` tokens."""
+
+    tau: float = 0.5
+    k_max: int = 32
+
+    def next(self, room: int, context: int) -> Budget:
+        return Budget(min(self.k_max, room), room, self._refine)
+
+    def _refine(self, confidence: Array) -> int:
+        low = np.flatnonzero(confidence[: self.k_max] < self.tau)
+        return int(low[0]) if low.size else min(self.k_max, len(confidence))
+
+
+@register("confidence_extend", paper="Fail Fast, or Win Big: Rethinking the Drafting Strategy in "
+          "Speculative Decoding via Diffusion LLMs", arxiv="2512.20573")  # fmt: skip
+@dataclass
+class ConfidenceExtend(LengthController):
+    """FailFast: extend by ``n`` tokens while no token of the draft is below ``tau``.
+
+    The piece with the first improbable token is still sent.  The official code drafts anew for
+    every piece, with what it has so far as context; here one forward gives all pieces.
+    """
+
+    n: int = 10
+    tau: float = 0.45
+    k_max: int = 60
+
+    def __post_init__(self) -> None:
+        at_least(1, n=self.n, k_max=self.k_max)
+
+    def next(self, room: int, context: int) -> Budget:
+        return Budget(min(self.k_max, room), room, self._refine)
+
+    def _refine(self, confidence: Array) -> int:
+        low = np.flatnonzero(confidence < self.tau)
+        sure = int(low[0]) if low.size else ALL
+        return min(self.n * (sure // self.n + 1), self.k_max, len(confidence))
