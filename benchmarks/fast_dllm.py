@@ -6,7 +6,8 @@
 
 Both decode the 135M shape (random weights) with the dual cache, blocks of 32.  The official loop
 takes prompts of one length only: a ragged batch is decoded row by row there, in one call here.
-Equal commits are counted; in bfloat16 near ties are decided differently.
+Equal commits are counted; in bfloat16 near ties are decided differently.  The dtype `int8` stands
+for weights of 8 bits here, and bfloat16 in the official code.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from safetensors.torch import load_file
 
 import dllm
+from dllm.models.quantisation import quantise, read
 
 from report import RESULTS, write  # isort: skip
 from shapes import llada_135m  # isort: skip
@@ -50,13 +52,16 @@ def official_network(folder: Path, dtype: torch.dtype) -> Any:
 class Both:
     """The two ways to decode the same prompts."""
 
-    def __init__(self, dtype: torch.dtype, options: argparse.Namespace) -> None:
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
         self.options = options
         self.ours = llada_135m()
+        dtype = torch.bfloat16 if name == "int8" else getattr(torch, name)
         self.ours.hf.to(dtype)  # type: ignore[arg-type]
         with tempfile.TemporaryDirectory() as folder:
             self.ours.save_pretrained(folder, layout="official")
             self.network = official_network(Path(folder), dtype)
+        if name == "int8":
+            quantise(self.ours.hf, read("int8"))
         draw = torch.Generator().manual_seed(0)
         self.prompts = [
             torch.randint(1, 49_000, (options.prompt + 7 * i,), generator=draw).tolist()
@@ -123,7 +128,7 @@ def main() -> None:
         for dtype in options.dtypes:
             one = argparse.Namespace(**vars(options) | {"batch": batch})
             case = {"dtype": dtype, "batch": batch, **shape}
-            case |= measure(Both(getattr(torch, dtype), one), options.rounds)
+            case |= measure(Both(dtype, one), options.rounds)
             print(", ".join(f"{name} {value}" for name, value in case.items()), flush=True)
             known = [c for c in known if (c["dtype"], c["batch"]) != (dtype, batch)] + [case]
             write(options.output, {"cases": known})

@@ -9,6 +9,7 @@ from typing import Any
 
 from dllm.eval.report import markdown
 
+from cpu_tables import PROCESSORS  # isort: skip
 from dflash_tables import ablations, aligned, counts, plain, times  # isort: skip
 from report import RESULTS  # isort: skip
 from step_tables import conditions, dtypes, steps  # isort: skip
@@ -377,7 +378,11 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "heads": heads(load("kernels_llada"), load("kernels_dream")),
             "steps": steps(load("step")),
         },
-        docs / "models.md": {"dtypes": dtypes(load("step"))},
+        docs / "models.md": {
+            "dtypes": dtypes(load("step")),
+            **{name: table(load(file)) for name, (file, table) in PROCESSORS.items()
+               if (RESULTS / f"{file}.json").exists()},
+        },
         docs / "caches.md": {
             "idle": cache_costs(load("caches_idle")),
             "block64": cache_costs(load("caches_block64")),

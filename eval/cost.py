@@ -112,16 +112,16 @@ class Rates:
 
     @classmethod
     def measure(
-        cls, shape: Shape, device: torch.device, dtype: torch.dtype, int8: bool = False
-    ) -> Rates:
+        cls, shape: Shape, device: torch.device, dtype: torch.dtype, bits: int = 0,
+        copy: bool = True,
+    ) -> Rates:  # fmt: skip
         """From products with matrices of the model's feed-forward size, as many as it has or as
-        no processor cache holds; with weights of 8 bits if ``int8``.  On a CPU attention is
-        measured, too."""
+        no processor cache holds; with weights of so many ``bits``, 0 for ``dtype``, or without a
+        ``copy`` in the order that products want.  On a CPU attention is measured, too."""
         size = shape.hidden, shape.intermediate
         count = min(3 * shape.layers, 1 + COLD // (size[0] * size[1] * dtype.itemsize))
-        kind = rounded if int8 else plain
-        weights = [kind(torch.randn(size[1], size[0], device=device).to(dtype))
-                   for _ in range(count)]  # fmt: skip
+        drawn = (torch.randn(size[1], size[0], device=device).to(dtype) for _ in range(count))
+        weights = [rounded(weight, bits) if bits else plain(weight, copy) for weight in drawn]
         rates = []
         for rows in ROWS:
             inputs = torch.randn(rows, size[0], device=device).to(dtype)
@@ -146,17 +146,17 @@ class Rates:
         )
 
 
-def plain(weight: torch.Tensor) -> Product:
+def plain(weight: torch.Tensor, copy: bool = True) -> Product:
     """Products with a weight as the layers of a network do them here."""
-    packed = Packed()
+    packed = Packed(copy)
     return lambda x: linear(x, weight, None, packed)
 
 
-def rounded(weight: torch.Tensor) -> Product:
-    """The same with the weight in 8 bits."""
+def rounded(weight: torch.Tensor, bits: int) -> Product:
+    """The same with the weight in 8 or 4 bits."""
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-    return QuantisedLinear.of(layer, 8)
+    return QuantisedLinear.of(layer, bits, 64)
 
 
 def _attention(shape: Shape, dtype: torch.dtype) -> float:

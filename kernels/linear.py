@@ -8,7 +8,8 @@ bfloat16 (`benchmarks/step.py`).
 
 A row of the result does not depend on how many others there are, to the last bit, whether there is
 a copy or not (`tests/kernels/test_linear.py`); PyTorch's own products differ for one to three rows
-in float32.  The copy holds the numbers of the weight, so it costs memory, nothing else.
+in float32.  The copy holds the numbers of the weight, so it costs memory, nothing else; and not
+even that where the weight is mapped from a file, whose pages can go (`release`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from .mapped import release
 
 ROWS = 16384  # of a weight that are laid out as one part: what the head's tiles are made of
 SMALL = 1 << 14  # numbers in a weight from which the call's overhead (some microseconds) pays
@@ -91,7 +94,10 @@ class Packed:
         parts = list(torch.split(source, ROWS))
         if self.copy:
             parts = [torch.ops.mkldnn._reorder_linear_weight(part) for part in parts]
-        return _known_by(weight), parts, _sample(source) if self.copy else None
+        known = _known_by(weight), parts, _sample(source) if self.copy else None
+        if self.copy:
+            release(source)
+        return known
 
     def check(self, weight: torch.Tensor) -> None:
         """Forget the copy of a weight that holds other numbers by now, as far as a sample tells."""

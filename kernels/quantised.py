@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from .linear import ROWS, available, product
+from .mapped import release
 
 GROUPS = (32, 64, 128)  # inputs that share a scale, of 4-bit weights
 EVEN = 32  # inputs are a multiple of this: kernels read that many at once
@@ -199,12 +200,17 @@ class QuantisedLinear(nn.Module):
         self._parts: list[Any] | None = None
 
     @classmethod
+    def like(cls, layer: nn.Linear, bits: int, group: int, dtype: torch.dtype) -> QuantisedLinear:
+        """One of the size of ``layer``, without numbers."""
+        outputs, inputs = layer.weight.shape
+        with torch.device("meta"):
+            return cls(inputs, outputs, bits, group, layer.bias is not None, dtype)
+
+    @classmethod
     def of(cls, layer: nn.Linear, bits: int, group: int = 0) -> QuantisedLinear:
         """The layer with its weight rounded."""
-        outputs, inputs = layer.weight.shape
         dtype, bias = layer.weight.dtype, layer.bias
-        with torch.device("meta"):
-            result = cls(inputs, outputs, bits, group, bias is not None, dtype)
+        result = cls.like(layer, bits, group, dtype)
         parts = [quantise(part, bits, group) for part in _cuts(layer.weight)]
         for name in parts[0]:
             value = torch.cat([part[name] for part in parts])
@@ -241,6 +247,7 @@ class QuantisedLinear(nn.Module):
             with _LOCK:
                 if self._parts is None:
                     self._parts = self._laid_out()
+                    release(self.numbers)
                     self.numbers = self.numbers.new_empty(0)
         return self._parts
 

@@ -61,11 +61,12 @@ def tokens_per_second(
     checkpoint: Checkpoint, kind: str, context: int, prompt: int = 512, new: int = 256
 ) -> tuple[float, float] | None:
     """Of one row on this processor without a cache and with `dual`, predicted from products
-    measured in ``kind``: a dtype or "int8".  None for networks of another build."""
+    measured in ``kind``: a dtype, "int8" or "int4".  None for networks of another build."""
     import torch
 
     from ..eval.cost import Rates, Shape, step_cost
     from ..eval.gains import within
+    from ..models.linears import room_for
     from ..models.reading import family_of, native_config
 
     try:
@@ -73,9 +74,10 @@ def tokens_per_second(
     except AttributeError:  # sizes of another kind
         return None
     prompt, new = within(context or prompt + new, prompt, new)
-    whole = kind == "int8"
-    dtype = torch.bfloat16 if whole else getattr(torch, kind)
-    rates = Rates.measure(shape, torch.device("cpu"), dtype, whole)
+    bits = {"int8": 8, "int4": 4}.get(kind, 0)
+    dtype = torch.bfloat16 if bits else getattr(torch, kind)
+    copy = room_for(shape.parameters * dtype.itemsize, mapped=True)
+    rates = Rates.measure(shape, torch.device("cpu"), dtype, bits, copy)
     length, block = prompt + new, min(BLOCK, new)
     full = rates.seconds(step_cost(shape, length, length, block))
     part = rates.seconds(step_cost(shape, block, length, block))

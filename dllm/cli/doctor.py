@@ -340,8 +340,8 @@ def speed(checkpoint: Checkpoint, needs: Footprint, device: str, free: int) -> I
     diffusion = family_of(checkpoint).diffusion
     if device != "the main memory" or needs.parameters < SMALL or not diffusion:
         return
-    for kind in dict.fromkeys((needs.dtype, "int8")):
-        held = needs.weights_in(8) if kind == "int8" else needs.weights
+    for kind in dict.fromkeys((needs.dtype, "int8", "int4")):
+        held = needs.weights_in(int(kind[3:])) if kind.startswith("int") else needs.weights
         if (rates := tokens_per_second(checkpoint, kind, needs.context)) is None:
             return
         plain, cached = rates

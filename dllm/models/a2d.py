@@ -7,78 +7,26 @@ text or in blocks: that is known of the published ones, and said with ``block_le
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
-from .family import ConfigDict, Family, Published, demand, register_family, require
-
-FIELDS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps",
-    "tie_word_embeddings",
-)  # fmt: skip
-IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
-ONLY = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
-
-
-def native(config: ConfigDict, kind: type[PreTrainedConfig], name: str) -> PreTrainedConfig:
-    """A config of ``kind`` from one that differs in its model type only."""
-    extra = ("head_dim",) if kind is Qwen3Config else ()
-    c = require(config, (*FIELDS, *extra), name)
-    demand(config, ONLY | ({} if kind is Qwen2Config else {"attention_bias": False}), name)
-    fields: dict[str, Any] = {
-        "rope_parameters": rotation(config, name),
-        "initializer_range": config.get("initializer_range", 0.02),
-        **{key: config.get(key) for key in IDS},
-    }
-    if kind is LlamaConfig and config.get("head_dim"):
-        fields["head_dim"] = config["head_dim"]
-    if kind is not LlamaConfig:
-        fields |= {"use_sliding_window": False, "sliding_window": None}
-    return kind(**{key: c[key] for key in (*FIELDS, *extra)}, **fields)
-
-
-def rotation(config: ConfigDict, name: str) -> dict[str, Any]:
-    """``rope_parameters`` of an old or a new ``config.json``."""
-    new = config.get("rope_parameters")
-    if new:
-        require(new, ("rope_theta",), name)
-        return {"rope_type": "default", **new}
-    old = {"rope_type": "default"} | (config.get("rope_scaling") or {})
-    return old | {"rope_theta": float(require(config, ("rope_theta",), name)["rope_theta"])}
-
-
-def llama_config(config: ConfigDict) -> PreTrainedConfig:
-    """The Llama config of an official ``config.json``."""
-    return native(config, LlamaConfig, "A2D Llama")
-
-
-def qwen2_config(config: ConfigDict) -> PreTrainedConfig:
-    """The Qwen2 config of an official ``config.json``."""
-    return native(config, Qwen2Config, "A2D Qwen2")
-
-
-def qwen3_config(config: ConfigDict) -> PreTrainedConfig:
-    """The Qwen3 config of an official ``config.json``."""
-    return native(config, Qwen3Config, "A2D Qwen3")
-
+from .family import Family, Published, register_family
+from .native import native
 
 A2D_LLAMA = register_family(
     Family(
         name="a2d_llama",
         architectures=("A2DLlamaLMHeadModel",),
         model_class=LlamaForCausalLM,
-        to_native=llama_config,
-        to_official=None,
+        to_native=partial(native, kind=LlamaConfig, name="A2D Llama"),
         any_blocks=True,
         end_of_turn="<|eot_id|>",
     )
@@ -88,8 +36,7 @@ A2D_QWEN2 = register_family(
         name="a2d_qwen2",
         architectures=("A2DQwen2LMHeadModel",),
         model_class=Qwen2ForCausalLM,
-        to_native=qwen2_config,
-        to_official=None,
+        to_native=partial(native, kind=Qwen2Config, name="A2D Qwen2"),
         any_blocks=True,
         mask_token="<|mask|>",
         end_of_turn="<|im_end|>",
@@ -101,8 +48,7 @@ A2D_QWEN3 = register_family(
         name="a2d_qwen3",
         architectures=("A2DQwen3LMHeadModel",),
         model_class=Qwen3ForCausalLM,
-        to_native=qwen3_config,
-        to_official=None,
+        to_native=partial(native, kind=Qwen3Config, name="A2D Qwen3"),
         any_blocks=True,
         mask_token="<|mask|>",
         end_of_turn="<|im_end|>",

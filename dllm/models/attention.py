@@ -48,12 +48,15 @@ def attend(
 
     ``q`` (B, H, Q, dh) and ``k``, ``v`` (B, Hkv, S, dh); B is 1 for packed calls, which ignore
     ``mask``; ``watch`` sees the module, the queries and the keys first.  ``grouped``: heads that
-    share keys attend them together, see `grouped_rows`; SDPA, or eager, which is then exact.
+    share keys attend them together, see `grouped_rows`; SDPA, which does so on a CPU in any case,
+    or eager, which is then exact.
     Returns ``(B, Q, H, dh)`` in the dtype of ``v``, and the weights where the base returns them.
     Packed queries that no segment covers come out as zero.
     """
     q, k = q.to(v.dtype), k.to(v.dtype)
-    if grouped and segments is not None:
+    if segments is not None and watch is not None:
+        watch(module, q, k)
+    if segments is not None and (grouped or (base == "sdpa" and v.device.type == "cpu")):
         scale: Any = module.scaling if scaling is None else scaling
         return grouped_rows(q, k, v, segments, scale, exact=base == "eager"), None
     call = partial(_base(base, module), scaling=scaling, dropout=dropout)
@@ -67,8 +70,6 @@ def attend(
         return call(module, q, k, v, mask, is_causal=causal, **options)
     for name in ("is_causal", "position_ids", "sliding_window"):
         options.pop(name, None)
-    if watch is not None:
-        watch(module, q, k)
     if base in VARLEN and v.dtype in (torch.float16, torch.bfloat16):  # else transformers casts
         result = VARLEN[base](q, k, v, segments, scaling)
         if result is not None:

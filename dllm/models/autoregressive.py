@@ -15,9 +15,6 @@ AUTOREGRESSIVE = register_family(
     Family(
         name="autoregressive",
         architectures=tuple(sorted(name for names in _CLASSES for name in names)),
-        model_class=None,  # whatever class the config names
-        to_native=None,
-        to_official=None,
         logit_shift=1,
         mask_kind="causal",
     )

@@ -8,7 +8,7 @@ the answer.  No released checkpoint was loaded yet; docs/models.md says what was
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from transformers import (
     PreTrainedConfig,
@@ -18,41 +18,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from .family import ConfigDict, Family, Published, Release, demand, register_family, require
-
-FIELDS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps",
-    "tie_word_embeddings", "eos_token_id",
-)  # fmt: skip
-ONLY = {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}
-
-
-def _common(c: ConfigDict, config: ConfigDict) -> dict[str, Any]:
-    rope = {"rope_type": "default"} | (config.get("rope_scaling") or {})
-    return {
-        "rope_parameters": rope | {"rope_theta": float(c["rope_theta"])},
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "initializer_range": config.get("initializer_range", 0.02),
-        "bos_token_id": config.get("bos_token_id"),
-        "pad_token_id": config.get("pad_token_id"),
-    }
-
-
-def sdar_config(config: ConfigDict) -> PreTrainedConfig:
-    """The Qwen3 config of an official ``config.json``."""
-    fields = (*FIELDS, "head_dim")
-    c = require(config, (*fields, "rope_theta", "block_size"), "SDAR")
-    demand(config, ONLY, "SDAR")
-    return Qwen3Config(**{name: c[name] for name in fields}, **_common(c, config))
+from .family import ConfigDict, Family, Published, Release, demand, register_family
+from .native import native
 
 
 def fast_dllm_v2_config(config: ConfigDict) -> PreTrainedConfig:
     """The Qwen2 config of an official ``config.json``."""
-    c = require(config, (*FIELDS, "rope_theta", "bd_size"), "Fast-dLLM v2")
-    demand(config, ONLY, "Fast-dLLM v2")
-    return Qwen2Config(**{name: c[name] for name in FIELDS}, **_common(c, config))
+    demand(config, {"attention_bias": False}, "Fast-dLLM v2")
+    return native(config, Qwen2Config, "Fast-dLLM v2", ("eos_token_id", "bd_size"))
 
 
 SDAR = register_family(
@@ -60,8 +33,9 @@ SDAR = register_family(
         name="sdar",
         architectures=("SDARForCausalLM",),
         model_class=Qwen3ForCausalLM,
-        to_native=sdar_config,
-        to_official=None,
+        to_native=partial(
+            native, kind=Qwen3Config, name="SDAR", required=("eos_token_id", "block_size")
+        ),
         mask_kind="block_causal",
         block_field="block_size",
         end_of_turn="<|im_end|>",
@@ -82,7 +56,6 @@ FAST_DLLM_V2 = register_family(
         architectures=("Fast_dLLM_QwenForCausalLM",),
         model_class=Qwen2ForCausalLM,
         to_native=fast_dllm_v2_config,
-        to_official=None,
         logit_shift=1,
         score_source="tempered",
         mask_kind="block_causal",

@@ -8,19 +8,13 @@ The head predicts the *next* position: position ``i`` is read from ``logits[i - 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
 
-from .family import ConfigDict, Family, Published, Release, demand, register_family, require
-
-FIELDS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps",
-    "tie_word_embeddings", "eos_token_id",
-)  # fmt: skip
-REQUIRED = (*FIELDS, "rope_theta", "mask_token_id")
-ONLY = {"hidden_act": "silu", "use_sliding_window": False}
+from .family import Family, Published, Release, register_family
+from .native import FIELDS, native
 
 CHAT_TEMPLATE = (
     "{%- if messages[0]['role'] != 'system' -%}"
@@ -32,29 +26,13 @@ CHAT_TEMPLATE = (
 )
 
 
-def to_native(config: ConfigDict) -> PreTrainedConfig:
-    """The Qwen2 config of an official ``config.json``."""
-    c = require(config, REQUIRED, "Dream")
-    demand(config, ONLY, "Dream")
-    rope = {"rope_type": "default"} | (config.get("rope_scaling") or {})
-    return Qwen2Config(
-        **{name: c[name] for name in FIELDS},
-        rope_parameters=rope | {"rope_theta": float(c["rope_theta"])},
-        use_sliding_window=False,
-        sliding_window=None,
-        initializer_range=config.get("initializer_range", 0.02),
-        bos_token_id=config.get("bos_token_id"),
-        pad_token_id=config.get("pad_token_id"),
-    )
-
-
 def to_official(config: PreTrainedConfig) -> dict[str, Any]:
     """The fields of an official ``config.json`` that describe this Qwen2 network."""
     c: Any = config
     rope = dict(c.rope_parameters)
     theta = rope.pop("rope_theta")
     scaled = rope.get("rope_type", "default") != "default"
-    return {name: getattr(c, name) for name in FIELDS} | {
+    return {name: getattr(c, name) for name in (*FIELDS, "eos_token_id")} | {
         "architectures": ["DreamModel"],
         "model_type": "Dream",
         "rope_theta": theta,
@@ -71,7 +49,9 @@ DREAM = register_family(
         name="dream",
         architectures=("DreamModel",),
         model_class=Qwen2ForCausalLM,
-        to_native=to_native,
+        to_native=partial(
+            native, kind=Qwen2Config, name="Dream", required=("eos_token_id", "mask_token_id")
+        ),
         to_official=to_official,
         logit_shift=1,
         score_source="tempered",

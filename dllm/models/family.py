@@ -83,9 +83,9 @@ class Family:
 
     name: str
     architectures: tuple[str, ...]
-    model_class: type[PreTrainedModel] | None
-    to_native: Callable[[ConfigDict], PreTrainedConfig] | None
-    to_official: Callable[[PreTrainedConfig], dict[str, Any]] | None
+    model_class: type[PreTrainedModel] | None = None  # whatever class the config names
+    to_native: Callable[[ConfigDict], PreTrainedConfig] | None = None
+    to_official: Callable[[PreTrainedConfig], dict[str, Any]] | None = None
     logit_shift: int = 0
     mask_kind: str = "bidirectional"
     where: ConfigDict = field(default_factory=dict)
@@ -158,7 +158,7 @@ OWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "a2d_qwen2": ("a2d", ("A2DQwen2LMHeadModel",)),
     "a2d_qwen3": ("a2d", ("A2DQwen3LMHeadModel",)),
     "illada": ("illada", ("ILLaDAForCausalLM",)),
-    "stable_diffcoder": ("stable_diffcoder", ("StableDiffcoderForCausalLM",)),
+    "stable_diffcoder": ("illada", ("StableDiffcoderForCausalLM",)),
     "sdar": ("block_causal", ("SDARForCausalLM",)),
     "fast_dllm_v2": ("block_causal", ("Fast_dLLM_QwenForCausalLM",)),
     "llada2": ("llada2", ("LLaDA2MoeModelLM",)),

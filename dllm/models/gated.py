@@ -13,9 +13,6 @@ GATED = register_family(
     Family(
         name="gated",
         architectures=(),
-        model_class=None,  # whatever class the base has
-        to_native=None,
-        to_official=None,
         logit_shift=1,
         mask_kind="decided_first",
         verified="logits of decided tokens equal to the base model's, to the bit",

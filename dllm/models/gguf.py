@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ..errors import CheckpointError, ConfigError, one_line
+from ..kernels.mapped import release
 from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, halves, quantise
 from .family import get_family
 from .headers import blueprint
@@ -119,6 +120,7 @@ def _fill(network: Any, kind: str, tensors: dict[str, Any], dtype: torch.dtype, 
             if rounded is not None:
                 network.set_submodule(inner, rounded)
                 done[f"{stored} as {how}"] += 1
+                release(torch.from_numpy(tensor.data))
                 continue
         value = _plain(tensor, stored).to(dtype)
         value = value if order is None else value[order]
@@ -178,9 +180,7 @@ def _rounded(
         bits, parts = 8, quantise(torch.from_numpy(_numbers(tensor)), 8)
     else:
         return None, ""
-    with torch.device("meta"):
-        group = GROUP if bits == 4 else 0
-        result = QuantisedLinear(inputs, outputs, bits, group, layer.bias is not None, dtype)
+    result = QuantisedLinear.like(layer, bits, GROUP if bits == 4 else 0, dtype)
     for name, value in parts.items():
         value = value if order is None else value[order]
         setattr(result, name, value if name == "numbers" else value.to(dtype))

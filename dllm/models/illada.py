@@ -1,15 +1,17 @@
-"""iLLaDA (arXiv 2606.25331), the successor of LLaDA: a bidirectional Llama network.
+"""Llama networks under plain names whose files do not state the mask token: their samplers pass 5.
 
-It has plain names, grouped heads and tied embeddings.  Its files do not state the mask token: the
-official sampler passes 5.
+iLLaDA (arXiv 2606.25331), the successor of LLaDA, is bidirectional, with grouped heads and tied
+embeddings.  Stable-DiffCoder (arXiv 2601.15892), which was Seed-Coder, attends in blocks of 4.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
-from .a2d import native
 from .family import ConfigDict, Family, Published, Release, demand, register_family
+from .native import native
 
 RELEASES = {155136: Release(facts={"mask_token_id": 5})}
 
@@ -28,7 +30,6 @@ ILLADA = register_family(
         architectures=("ILLaDAForCausalLM",),
         model_class=LlamaForCausalLM,
         to_native=illada_config,
-        to_official=None,
         releases=RELEASES,
         checkpoints=(
             Published("GSAI-ML/iLLaDA-8B-Base", "Apache-2.0"),
@@ -36,5 +37,21 @@ ILLADA = register_family(
         ),
         verified="by configuration; official code read",
         note="Its sampler appends blocks of 32 until an end token; a canvas here has one length.",
+    )
+)
+STABLE_DIFFCODER = register_family(
+    Family(
+        name="stable_diffcoder",
+        architectures=("StableDiffcoderForCausalLM",),
+        model_class=LlamaForCausalLM,
+        to_native=partial(native, kind=LlamaConfig, name="Stable-DiffCoder"),
+        mask_kind="block_causal",
+        block_length=4,
+        releases=RELEASES,
+        checkpoints=(
+            Published("ByteDance-Seed/Stable-DiffCoder-8B-Base", "MIT"),
+            Published("ByteDance-Seed/Stable-DiffCoder-8B-Instruct", "MIT"),
+        ),
+        verified="by configuration; official code read: transformers' own Llama under a mask",
     )
 )

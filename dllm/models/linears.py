@@ -1,9 +1,10 @@
 """The linear layers of a network on a CPU, multiplied by oneDNN (`dllm.kernels.linear`).
 
 Their weights are laid out a second time in the order that oneDNN wants, when they are first used
-without gradients; the network's own stay as they are, for ``state_dict``, training and adapters.
-Where a second copy would take more than half of the free memory there is none: the same numbers,
-more slowly for few rows.
+without gradients; the network's own stay as they are, for ``state_dict``, training and adapters:
+in the checkpoint's file, from which they are mapped, or in memory a second time where they were
+cast or made.  Where the copy would take too much of the free memory (`room_for`) there is none: the
+same numbers, more slowly for few rows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..kernels.linear import pack, packed_of, suits
+from ..kernels.mapped import is_mapped
 from .precision import free_memory
 
 
@@ -27,9 +29,15 @@ def pack_linears(hf: PreTrainedModel) -> None:
         if type(module) is nn.Linear and "forward" not in module.__dict__ and suits(module.weight)
     ]
     size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
-    copy = bool(layers) and 2 * size <= free_memory()
+    copy = bool(layers) and room_for(size, all(is_mapped(layer.weight) for layer in layers))
     for layer in layers:
         pack(layer, copy)
+
+
+def room_for(size: int, mapped: bool) -> bool:
+    """Whether to make a copy of so many bytes: it is to take at most half of the free memory, three
+    quarters of it where the original is ``mapped`` from a file and then goes."""
+    return size <= free_memory() * (0.75 if mapped else 0.5)
 
 
 def check_linears(*networks: nn.Module) -> None:

@@ -98,7 +98,6 @@ LLADA2 = register_family(
         architectures=("LLaDA2MoeModelLM",),
         model_class=LLaDA2ForMaskedDiffusion,
         to_native=llada2_config,
-        to_official=None,
         mask_kind="block_causal",
         block_length=32,
         end_of_turn="<|role_end|>",

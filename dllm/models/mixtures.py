@@ -12,8 +12,8 @@ from typing import Any
 from transformers import PreTrainedConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from ..errors import CheckpointError
-from .a2d import rotation
 from .family import ConfigDict, Family, Published, Release, demand, register_family, require
+from .native import shared
 
 FIELDS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act",
@@ -29,18 +29,8 @@ SDAR_FIELDS = (
     *FIELDS, "head_dim", "num_key_value_heads", "intermediate_size", "moe_intermediate_size",
     "norm_topk_prob", "decoder_sparse_step",
 )  # fmt: skip
+WHOLE: dict[str, Any] = {"use_sliding_window": False, "sliding_window": None}
 SDAR_ONLY = {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}
-
-
-def _common(config: ConfigDict, name: str) -> dict[str, Any]:
-    ids = ("eos_token_id", "bos_token_id", "pad_token_id")
-    return {
-        "rope_parameters": rotation(config, name),
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "initializer_range": config.get("initializer_range", 0.02),
-        **{key: config.get(key) for key in ids},
-    }
 
 
 def llada_moe_config(config: ConfigDict) -> PreTrainedConfig:
@@ -64,7 +54,8 @@ def llada_moe_config(config: ConfigDict) -> PreTrainedConfig:
         mlp_only_layers=[i for i, used in enumerate(frequency) if not used],
         decoder_sparse_step=1,
         norm_topk_prob=False,
-        **_common(config, "LLaDA-MoE"),
+        **WHOLE,
+        **shared(config, "LLaDA-MoE"),
     )
 
 
@@ -75,7 +66,8 @@ def sdar_moe_config(config: ConfigDict) -> PreTrainedConfig:
     return Qwen3MoeConfig(
         **{name: c[name] for name in SDAR_FIELDS},
         mlp_only_layers=config.get("mlp_only_layers") or [],
-        **_common(config, "SDAR"),
+        **WHOLE,
+        **shared(config, "SDAR"),
     )
 
 
@@ -85,7 +77,6 @@ LLADA_MOE = register_family(
         architectures=("LLaDAMoEModelLM", "LLaDAMoEModel"),
         model_class=Qwen3MoeForCausalLM,
         to_native=llada_moe_config,
-        to_official=None,
         end_of_turn="<|role_end|>",
         releases={157184: Release(facts={"mask_token_id": 156895, "eos_token_id": 156892})},
         checkpoints=(
@@ -101,7 +92,6 @@ SDAR_MOE = register_family(
         architectures=("SDARMoeForCausalLM",),
         model_class=Qwen3MoeForCausalLM,
         to_native=sdar_moe_config,
-        to_official=None,
         mask_kind="block_causal",
         block_field="block_size",
         end_of_turn="<|im_end|>",

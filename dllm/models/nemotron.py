@@ -8,12 +8,10 @@ model; here finished blocks are attended as they were decoded, and blocks are co
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import Ministral3Config, Ministral3ForCausalLM, PreTrainedConfig
 
-from .a2d import FIELDS, IDS, rotation
 from .family import ConfigDict, Family, Published, Release, demand, register_family, require
+from .native import FIELDS, shared
 
 ONLY = {
     "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "sliding_window": False,
@@ -30,13 +28,8 @@ def nemotron_config(config: ConfigDict) -> PreTrainedConfig:
     demand(config, ONLY, name)
     scale = ("llama_4_scaling_beta", "original_max_position_embeddings")
     require(c["rope_parameters"], scale, name)
-    known: dict[str, Any] = {key: c[key] for key in (*FIELDS, "head_dim")}
-    known |= {key: config.get(key) for key in IDS}
-    return Ministral3Config(
-        **known,
-        rope_parameters=rotation(config, name),
-        initializer_range=config.get("initializer_range", 0.02),
-    )
+    known = {key: c[key] for key in (*FIELDS, "head_dim")}
+    return Ministral3Config(**known, **shared(config, name))
 
 
 NEMOTRON_CAUSAL = register_family(
@@ -45,7 +38,6 @@ NEMOTRON_CAUSAL = register_family(
         architectures=ARCHITECTURES,
         model_class=Ministral3ForCausalLM,
         to_native=nemotron_config,
-        to_official=None,
         logit_shift=1,
         mask_kind="causal",
         key_map=KEY_MAP,
@@ -57,7 +49,6 @@ NEMOTRON = register_family(  # the later of two is what an architecture means
         architectures=ARCHITECTURES,
         model_class=Ministral3ForCausalLM,
         to_native=nemotron_config,
-        to_official=None,
         mask_kind="block_causal",
         block_field="block_size",
         key_map=KEY_MAP,

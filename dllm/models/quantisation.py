@@ -19,6 +19,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..errors import CheckpointError, ConfigError
+from ..kernels.mapped import release
 from ..kernels.quantised import BLOCK, EVEN, GROUPS, QuantisedEmbedding, QuantisedLinear
 from ..registry import Registry
 from ..spec import parse
@@ -123,6 +124,7 @@ def quantise(hf: PreTrainedModel, how: Any) -> None:
             rounded: nn.Module = QuantisedEmbedding.of(layer)
         else:
             rounded = QuantisedLinear.of(layer, width, how.group_of(width))
+        release(layer.weight)
         hf.set_submodule(name, rounded)
     hf.requires_grad_(False)
     hf.config.quantization_config = DllmQuantization(**settings(how))
@@ -194,15 +196,11 @@ class Quantiser(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, **options: Any) -> Any:
         for name, layer, width in list(layers_of(model, self.how)):
             dtype = layer.weight.dtype
-            with torch.device("meta"):
-                if isinstance(layer, nn.Embedding):
-                    rows, inner = layer.weight.shape
-                    new: nn.Module = QuantisedEmbedding(rows, inner, dtype)
-                else:
-                    outputs, inputs = layer.weight.shape
-                    group = self.how.group_of(width)
-                    bias = layer.bias is not None
-                    new = QuantisedLinear(inputs, outputs, width, group, bias, dtype)
+            if isinstance(layer, nn.Embedding):
+                with torch.device("meta"):
+                    new: nn.Module = QuantisedEmbedding(*layer.weight.shape, dtype)
+            else:
+                new = QuantisedLinear.like(layer, width, self.how.group_of(width), dtype)
             model.set_submodule(name, new)
         return model
 

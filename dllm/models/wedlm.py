@@ -18,8 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from .a2d import native
 from .family import ConfigDict, Family, Published, demand, register_family, require
+from .native import native
 
 ARCHITECTURES = ("WeDLMForCausalLM",)
 TOLD = ("qk_norm", "attention_bias")  # fields that tell the two networks apart
@@ -47,7 +47,6 @@ WEDLM_QWEN2 = register_family(
         architectures=ARCHITECTURES,
         model_class=Qwen2ForCausalLM,
         to_native=qwen2_config,
-        to_official=None,
         mask_kind="decided_first",
         end_of_turn="<|im_end|>",
         tokenizer_class="Qwen2Tokenizer",
@@ -65,7 +64,6 @@ WEDLM = register_family(
         where={"qk_norm": True},
         model_class=Qwen3ForCausalLM,
         to_native=qwen3_config,
-        to_official=None,
         mask_kind="decided_first",
         end_of_turn="<|im_end|>",
         tokenizer_class="Qwen2Tokenizer",

@@ -226,7 +226,7 @@ class Service:
 
     def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
-        limit, text = self.settings.max_prompt_tokens, None
+        limit = self.settings.max_prompt_tokens
         template = dict(ask.template)
         shown = ask.tools and shows_tools(self.template)
         if shown:
@@ -240,15 +240,15 @@ class Service:
                 f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
             )
         if ask.text is not None:
-            text, before = ask.text, np.zeros(0, np.int64) if ids is None else ids
-            if not any(hole_forms(text)):
-                text = measured(model, text, before, ask.arguments.get("length", "sure"))
-        elif ask.suffix is not None:
+            if any(hole_forms(ask.text)):
+                return ids, ask.text
+            before = np.zeros(0, np.int64) if ids is None else ids
+            return ids, measured(model, ask.text, before, ask.arguments.get("length", "sure"))
+        if ask.suffix is not None:
             length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
             behind = encode_continuation(tokenizer_of(model), ask.suffix)
-            text = np.concatenate([ids, np.full(length, -1), np.asarray(behind, np.int64)])
-            ids = None
-        return ids, text
+            return None, np.concatenate([ids, np.full(length, -1), np.asarray(behind, np.int64)])
+        return ids, None
 
     def _submitted(
         self, ask: GenerateRequest, encoded: Sequence[tuple[Any, Any]], until: float

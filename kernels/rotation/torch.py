@@ -11,7 +11,7 @@ def rotate_scatter(
 ) -> torch.Tensor:  # fmt: skip
     """As `dllm.kernels.rotation.rotate_scatter`.  Queries and keys turn together: few rows cost by
     the operation, not by the number."""
-    x = torch.cat([q, k])
+    x = torch.cat([q, k]).to(torch.promote_types(q.dtype, cos.dtype))  # once, not per product
     first, second = x.chunk(2, dim=-1)
     turned = (x * cos + torch.cat([-second, first], dim=-1) * sin).to(keys.dtype)
     keys.index_copy_(1, slots, turned[len(q) :])

@@ -1,0 +1,51 @@
+"""Configs of transformers' classes from a ``config.json`` that has their field names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from .family import ConfigDict, demand, require
+
+FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps",
+    "tie_word_embeddings",
+)  # fmt: skip
+ONLY = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
+
+
+def native(
+    config: ConfigDict, kind: type[PreTrainedConfig], name: str, required: tuple[str, ...] = ()
+) -> PreTrainedConfig:
+    """A config of ``kind`` from one that differs in its model type only, and has to state the
+    ``required`` fields, too."""
+    extra = ("head_dim",) if kind is Qwen3Config else ()
+    c = require(config, (*FIELDS, *extra, *required), name)
+    demand(config, ONLY | ({} if kind is Qwen2Config else {"attention_bias": False}), name)
+    fields = shared(config, name)
+    if kind is LlamaConfig and config.get("head_dim"):
+        fields["head_dim"] = config["head_dim"]
+    if kind is not LlamaConfig:
+        fields |= {"use_sliding_window": False, "sliding_window": None}
+    return kind(**{key: c[key] for key in (*FIELDS, *extra)}, **fields)
+
+
+def shared(config: ConfigDict, name: str) -> dict[str, Any]:
+    """What configs of all classes have: rotation, ids, the spread of new weights."""
+    return {
+        "rope_parameters": rotation(config, name),
+        "initializer_range": config.get("initializer_range", 0.02),
+        **{key: config.get(key) for key in ("eos_token_id", "bos_token_id", "pad_token_id")},
+    }
+
+
+def rotation(config: ConfigDict, name: str) -> dict[str, Any]:
+    """``rope_parameters`` of an old or a new ``config.json``."""
+    new = config.get("rope_parameters")
+    if new:
+        require(new, ("rope_theta",), name)
+        return {"rope_type": "default", **new}
+    old = {"rope_type": "default"} | (config.get("rope_scaling") or {})
+    return old | {"rope_theta": float(require(config, ("rope_theta",), name)["rope_theta"])}
