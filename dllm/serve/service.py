@@ -258,8 +258,7 @@ class Service:
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
         if ask.forced:
-            several = ask.several and ask.tool_choice == "required"
-            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, several)
+            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, ask.several)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
@@ -428,7 +427,8 @@ def penalties(wanted: Mapping[str, float], prompt: int) -> dict[str, Any]:
 
     def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         counts = torch.bincount(ids[0, prompt:], minlength=scores.shape[1])
-        return scores - frequency * counts - presence * (counts > 0)
+        less: torch.Tensor = frequency * counts + presence * (counts > 0)
+        return scores - less
 
     return given | ({"logits_processor": [process]} if frequency or presence else {})
 
