@@ -91,7 +91,7 @@ def draw(points: list[dict[str, Any]], file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 1, 1.5, 2.5, 6, 9])
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 1, 1.5, 2.5, 5, 8])
     parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--output", type=Path, default=RESULTS / "under_load.json")

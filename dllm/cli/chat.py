@@ -66,7 +66,8 @@ def chat(*, options: Talking) -> None:
         return
     if options.watch:
         raise ConfigError("--watch follows a canvas: leave it out with an autoregressive model")
-    drafter = options.drafter[0] if len(options.drafter or ()) == 1 else options.drafter
+    named = options.drafter or []
+    drafter = named[0] if len(named) == 1 else named or None
     with Session(model, drafter=drafter, max_rows=1) as session:  # keeps the turns before
         Conversation(model, options, single=single, session=session).run()
 

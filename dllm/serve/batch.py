@@ -27,13 +27,10 @@ from .requests import GenerateRequest, read_chat, read_infill, read_text
 from .responses import read_response, reply_to
 from .service import Service
 
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 READERS: dict[str, Callable[[Any], GenerateRequest]] = {
-    "/v1/chat/completions": read_chat,
-    "/v1/completions": read_text,
-    "/v1/responses": read_response,
-    "/v1/infill": read_infill,
-}
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+    CHAT: read_chat, TEXT: read_text, RESPONSES: read_response, "/v1/infill": read_infill,
+}  # fmt: skip
 SYNC = 1.0  # seconds between two waits for the disk
 
 
@@ -95,7 +92,10 @@ def _line(
             url, body = CHAT, {**body, "messages": [{"role": "user", "content": said}]}
     if not isinstance(body, dict):
         return Line(name, url, None, digest_of(url, body), f"line {number} has no body")
-    body = {**defaults, **body}
+    given = dict(defaults)
+    if url == RESPONSES and "max_tokens" in given:
+        given["max_output_tokens"] = given.pop("max_tokens")
+    body = {**given, **body}
     return Line(name, url, body, digest_of(url, body))
 
 

@@ -298,7 +298,7 @@ class Writing(Decoding):
     max_tokens: Count | None = None
     min_tokens: Number = 0
     ignore_eos: bool = False
-    stop: Stop = ()
+    stop: Stop | None = None
     constraints: Constraints | None = None
     seed_text: Draft | None = None
     remask: Spans | None = None

@@ -129,7 +129,7 @@ def chat_request(
     return _request(
         "chat", body, [messages], length, tools=[] if wanted == "none" else tools,
         tool_choice=wanted, most_calls=MOST_CALLS if body.parallel_tool_calls else 1,
-        several=body.parallel_tool_calls and "parallel_tool_calls" in body.model_fields_set,
+        several=wanted == "required" and body.given.get("parallel_tool_calls", False),
         template=body.chat_template_kwargs or {}, **more,
     )  # fmt: skip
 

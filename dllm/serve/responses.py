@@ -24,7 +24,7 @@ from .bodies import (
 )
 from .body import Body, Only
 from .problems import Problem
-from .replies import Choice, Reply, event, figures, message, usage
+from .replies import Choice, Piece, Reply, event, figures, message, usage
 from .requests import GenerateRequest, chat_request
 
 CHAT = "use /v1/chat/completions"
@@ -296,8 +296,8 @@ def _name(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
-def reply_to(ask: GenerateRequest, *facts: Any) -> Reply:
-    """The reply that ``ask`` wants; ``facts``: the other arguments of `Reply`."""
+def reply_to(ask: GenerateRequest, model: str, fingerprint: str, piece: Piece) -> Reply:
+    """The reply that ``ask`` wants."""
     if ask.response is None:
-        return Reply(ask, *facts)
-    return ResponseReply(ask, *facts, id=_name("resp"))
+        return Reply(ask, model, fingerprint, piece)
+    return ResponseReply(ask, model, fingerprint, piece, id=_name("resp"))

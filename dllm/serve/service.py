@@ -226,7 +226,7 @@ class Service:
 
     def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
-        limit, text = self.settings.max_prompt_tokens, None
+        limit = self.settings.max_prompt_tokens
         template = dict(ask.template)
         shown = ask.tools and shows_tools(self.template)
         if shown:
@@ -240,15 +240,15 @@ class Service:
                 f"the prompt has {len(ids)} tokens, this server takes {limit} of context"
             )
         if ask.text is not None:
-            text, before = ask.text, np.zeros(0, np.int64) if ids is None else ids
-            if not any(hole_forms(text)):
-                text = measured(model, text, before, ask.arguments.get("length", "sure"))
-        elif ask.suffix is not None:
+            if any(hole_forms(ask.text)):
+                return ids, ask.text
+            before = np.zeros(0, np.int64) if ids is None else ids
+            return ids, measured(model, ask.text, before, ask.arguments.get("length", "sure"))
+        if ask.suffix is not None:
             length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
             behind = encode_continuation(tokenizer_of(model), ask.suffix)
-            text = np.concatenate([ids, np.full(length, -1), np.asarray(behind, np.int64)])
-            ids = None
-        return ids, text
+            return None, np.concatenate([ids, np.full(length, -1), np.asarray(behind, np.int64)])
+        return ids, None
 
     def _submitted(
         self, ask: GenerateRequest, encoded: Sequence[tuple[Any, Any]], until: float
@@ -258,8 +258,7 @@ class Service:
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
         if ask.forced:
-            several = ask.several and ask.tool_choice == "required"
-            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, several)
+            arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, ask.several)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
         given: dict[str, Any] = {
@@ -428,7 +427,8 @@ def penalties(wanted: Mapping[str, float], prompt: int) -> dict[str, Any]:
 
     def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         counts = torch.bincount(ids[0, prompt:], minlength=scores.shape[1])
-        return scores - frequency * counts - presence * (counts > 0)
+        less: torch.Tensor = frequency * counts + presence * (counts > 0)
+        return scores - less
 
     return given | ({"logits_processor": [process]} if frequency or presence else {})
 

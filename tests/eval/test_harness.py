@@ -206,6 +206,14 @@ def test_sampling_only_where_the_task_asks(tiny: dllm.DiffusionModel) -> None:
     assert lm._settings({"until": "x"})["stop_strings"] == ("x",)
 
 
+def test_a_form_says_where_an_answer_ends(tiny: dllm.DiffusionModel) -> None:
+    """A task's stop strings would cut it."""
+    lm = DLLM(tiny, regex="[0-9]{3}")
+    assert "stop_strings" not in lm._settings({"until": "x"})
+    (answer,) = lm.generate_until([instance("Tom", until=list("0123456789"), max_gen_toks=8)], True)
+    assert len(answer) == 3 and answer.isdecimal()
+
+
 def test_special_tokens_in_a_document_are_text(tiny: dllm.DiffusionModel) -> None:
     lm = DLLM(tiny)
     text = lm.apply_chat_template([{"role": "user", "content": "say <|mdm_mask|>"}])

@@ -41,6 +41,12 @@ def results_of(file: Path) -> dict[str, Any]:
     return {entry["custom_id"]: entry for entry in entries}
 
 
+def test_lengths_of_responses_have_another_name(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text(json.dumps({"url": "/v1/responses", "body": {"input": "hi"}}))
+    assert lines_of(file, max_tokens=9)[0].body == {"input": "hi", "max_output_tokens": 9}
+
+
 def test_formats(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text(
