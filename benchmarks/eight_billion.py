@@ -89,8 +89,8 @@ def make(folder: Path) -> None:
 def memory() -> dict[str, float]:
     """Gigabytes of this process: anonymous, mapped from files, and the most there was of both."""
     names = {"RssAnon": "anonymous", "RssFile": "mapped", "VmHWM": "peak"}
-    pairs = (line.split()[:2] for line in Path("/proc/self/status").read_text().splitlines())
-    return {names[name[:-1]]: int(size) / 1e6 for name, size in pairs if name[:-1] in names}
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return {names[line[0][:-1]]: int(line[1]) / 1e6 for line in lines if line[0][:-1] in names}
 
 
 def one(options: argparse.Namespace) -> None:

@@ -160,7 +160,7 @@ def visible(facts: Facts, ids: torch.Tensor, positions: torch.Tensor) -> torch.T
     if facts.mask_kind == "decided_first":
         masks: torch.Tensor = ids == facts.mask_token_id
         first = masks[:, :, None] & ~masks[:, None, :]  # a mask sees every decided token
-        same = masks[:, :, None] == masks[:, None, :]
+        same: Any = masks[:, :, None] == masks[:, None, :]
         return (first | (same & causal))[:, None]
     return causal[None, None]
 
