@@ -98,7 +98,8 @@ class KLASS(Selector):
         if not self.top_k or likeliest is None:
             return view.score
         mass = np.exp(likeliest[:, : self.top_k]).sum(1)
-        return (view.score / mass).astype(np.float32)
+        result: FloatArray = (view.score / mass).astype(np.float32)
+        return result
 
     def _quota(self, canvas: Canvas) -> int:
         """Positions to commit where none is ready; one, once the schedule has run out."""

@@ -198,7 +198,9 @@ class Quantiser(HfQuantizer):
             dtype = layer.weight.dtype
             if isinstance(layer, nn.Embedding):
                 with torch.device("meta"):
-                    new: nn.Module = QuantisedEmbedding(*layer.weight.shape, dtype)
+                    new: nn.Module = QuantisedEmbedding(
+                        layer.num_embeddings, layer.embedding_dim, dtype
+                    )
             else:
                 new = QuantisedLinear.like(layer, width, self.how.group_of(width), dtype)
             model.set_submodule(name, new)
