@@ -108,15 +108,16 @@ def one(options: argparse.Namespace) -> None:
     model = dllm.load(options.folder, threads=options.threads, quantization=WAYS[way])
     loaded, after = time.perf_counter() - began, memory()
     prompt = torch.randint(1, 126_000, (options.prompt,)).tolist()
-    how = {"sampler": "llada", "block_length": 32, "eos_policy": "none"}
+    how = {"sampler": "llada", "eos_policy": "none"}
     began = time.perf_counter()
-    dllm.generate(model, prompt, max_new_tokens=4, steps=1, **how)
+    dllm.generate(model, prompt, max_new_tokens=4, block_length=4, steps=1, **how)
     first = time.perf_counter() - began
     for cache in options.caches:
         began, busy = time.perf_counter(), time.process_time()
         result = dllm.generate(
-            model, prompt, cache=cache, max_new_tokens=options.new, steps=steps, **how
-        )
+            model, prompt, cache=cache, max_new_tokens=options.new, steps=steps,
+            block_length=min(32, options.new), **how,
+        )  # fmt: skip
         seconds = time.perf_counter() - began
         found = {
             "way": way, "cache": cache, "load": loaded, "loaded": after, "first": first,
