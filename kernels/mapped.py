@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from bisect import bisect
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ import torch
 MAPS = Path("/proc/self/maps")  # Linux only
 PAGEOUT = 21  # advice of madvise, since Linux 5.4: pages that were written stay, the others go
 LEAST = 1 << 18  # bytes from which looking it up pays
-_RANGES: list[tuple[int, int, bool]] = []
 
 
 def release(tensor: torch.Tensor) -> bool:
@@ -38,23 +36,13 @@ def is_mapped(tensor: torch.Tensor) -> bool:
     first, size = tensor.data_ptr(), tensor.nbytes
     if size < LEAST or tensor.device.type != "cpu":
         return False
-    last = first + size
-    for _ in range(2):
-        at = bisect(_RANGES, (first, 2**64)) - 1
-        if at >= 0 and last <= _RANGES[at][1]:
-            return _RANGES[at][2]
-        _RANGES[:] = _read()  # memory that is newer than the last look
-    return False
-
-
-def _read() -> list[tuple[int, int, bool]]:
-    """All ranges of addresses, and whether a file lies behind them."""
     try:
         lines = MAPS.read_text(errors="replace").splitlines()
     except OSError:
-        return []
-    found = []
-    for first, *_, last in (line.split(maxsplit=5) for line in lines):
-        low, _, high = first.partition("-")
-        found.append((int(low, 16), int(high, 16), last.startswith("/")))
-    return found
+        return False
+    for line in lines:  # about a millisecond; not kept, since addresses are used again
+        addresses, *_, name = line.split(maxsplit=5)
+        low, _, high = addresses.partition("-")
+        if int(low, 16) <= first and first + size <= int(high, 16):
+            return name.startswith("/")
+    return False
