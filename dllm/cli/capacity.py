@@ -76,7 +76,7 @@ def tokens_per_second(
     prompt, new = within(context or prompt + new, prompt, new)
     bits = {"int8": 8, "int4": 4}.get(kind, 0)
     dtype = torch.bfloat16 if bits else getattr(torch, kind)
-    copy = room_for(shape.parameters * dtype.itemsize, mapped=True)
+    copy = room_for(shape.parameters * dtype.itemsize)
     rates = Rates.measure(shape, torch.device("cpu"), dtype, bits, copy)
     length, block = prompt + new, min(BLOCK, new)
     full = rates.seconds(step_cost(shape, length, length, block))
