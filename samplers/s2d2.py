@@ -29,9 +29,9 @@ class Routing:
 )
 @dataclass(frozen=True)
 class S2D2(Explorer):
-    """Where it is likely to pay, commit the drafts of a block that the model confirms with blocks of
-    one position, in which it is autoregressive.
+    """Where it is likely to pay, commit the drafts of a block that the same model confirms.
 
+    The model is one of block diffusion, which is autoregressive with blocks of one position.
     The first run of masks is verified in one more forward: the block filled with its drafts, of
     which each sees what is left of it, and a mask per position of the run that sees the same.  From
     left to right a draft stands with probability (q / p) ** ``tempering`` (1), at most 1; q is what
@@ -50,8 +50,8 @@ class S2D2(Explorer):
     The defaults are those of SDAR with blocks of 4; there ``causal`` also encodes what is decided
     from the left on as if blocks had one position (the official code's AR-like caching).  Other
     steps are those of the selectors, ``threshold(tau=0.85)`` unless others are given.  The text
-    depends on the seed at temperature 0, too.  Where attention is not block-causal the same is
-    done, without the paper's reason for it.
+    depends on the seed at temperature 0, too.  Models whose attention is bidirectional are not
+    autoregressive in any block: they say nothing useful there, and the text suffers.
     """
 
     needs = frozenset({SHADOW, FIXED_WINDOW, KEEPS_TEXT, GREEDY, REPLACES})

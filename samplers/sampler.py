@@ -51,7 +51,7 @@ def checked(part: Window | Selector, view: View) -> BoolArray:
 
 @dataclass(frozen=True)
 class Drafts:
-    """What was predicted in a step that proposed drafts, and its scores, until they are verified."""
+    """What a step that proposed drafts predicted, and its scores, until they are verified."""
 
     prediction: Prediction
     score: FloatArray

@@ -22,9 +22,10 @@ class Row(AnyRow):
     branches its next forward feeds, and what is kept of its last distributions.
 
     A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
-    their own, which hold the same keys and values between steps; shadow tokens have the last.  Each lane owns ``capacity``
-    slots, one after the other from ``base`` on.  ``jobs`` is the planned step that has not run
-    yet.  ``fresh`` is the canvas as it was admitted, from which a row that gave its memory back
+    their own, which hold the same keys and values between steps; shadow tokens have the last.
+    Each lane owns ``capacity`` slots, one after the other from ``base`` on.  ``jobs`` is the
+    planned step that has not run yet.  ``fresh`` is the canvas as it was admitted, from which a
+    row that gave its memory back
     starts again.
     """
 
@@ -110,7 +111,7 @@ class Job:
     see every token but the one at their own position.  ``wanted``: those of the targets that the
     sampler asked for, None for all; the cache alone sees the others.  ``ids``: part of the sampler
     -> (targets, m) ids whose log-probabilities it reads.  ``single``: positions that attend as if
-    blocks had one position.  ``verifies``: its canvas holds drafts, which the shadow tokens judge."""
+    blocks had one position.  ``verifies``: its canvas holds drafts, which shadow tokens judge."""
 
     row: Row
     canvas: Canvas

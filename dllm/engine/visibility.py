@@ -8,14 +8,14 @@ Every position has a rank, and a query sees the keys whose rank is not above its
 | block-causal | the number of its block |
 | causal | its position, undecided ones behind all others |
 
-Some positions may be ranked one by one where a sampler asks for it (S2D2): each of them sees what is
-left of it, as if blocks had one position there.
+Some positions may be ranked one by one where a sampler asks for it (S2D2): each of them sees what
+is left of it, as if blocks had one position there.
 
-The last row is that of autoregressive models, and of WeDLM (arXiv 2512.22737), which reorders the text
-so that decided tokens come first and masks last, both ascending and with the position ids of the
-text.  Nothing is moved for it: keys stay in the order of the text, and what a query does not see is
-masked.  Behind a causal text may stand the nodes of a tree, each of which sees the text and its
-ancestors.
+The last row is that of autoregressive models, and of WeDLM (arXiv 2512.22737), which reorders the
+text so that decided tokens come first and masks last, both ascending and with the position ids of
+the text.  Nothing is moved for it: keys stay in the order of the text, and what a query does not
+see is masked.  Behind a causal text may stand the nodes of a tree, each of which sees the text and
+its ancestors.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Visibility:
     def shadow(
         self, canvas: Canvas, shadow: IntArray, keys: IntArray, single: Range = NO_RANGE
     ) -> BoolArray:
-        """(n, m + n) bool: which of the positions ``keys`` (m,) and of one another the shadow tokens
-        do not see, [MASK]s at the positions ``shadow`` (n,): they see what masks there would, but
+        """(n, m + n) bool: which of the positions ``keys`` (m,) and of one another shadow tokens do
+        not see, [MASK]s at the positions ``shadow`` (n,): they see what masks there would, but
         for the token at their own position, and one another unless ``single``."""
         own = self.rank(shadow, True, single)
         ranks = self.rank(keys, canvas.masked[keys], single)
