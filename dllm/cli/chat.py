@@ -153,7 +153,7 @@ class Conversation:
         assert self.model is not None
         if self.session is not None:
             diffuses = self.model.facts.mask_token_id is not None
-            sampler = {"sampler": options.sampler} if diffuses else {}
+            sampler: dict[str, Any] = {"sampler": options.sampler} if diffuses else {}
             handle = self.session.submit(self.messages, **options.arguments(), **sampler)
             with waiting("writing"):
                 try:

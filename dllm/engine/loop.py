@@ -169,15 +169,17 @@ class Engine(Work[Row, Step]):
         if self._most is not None:
             self.prefixes.shrink(self._most - self.used - row.size)
         assert self.forward.buffer is not None  # growing takes both sizes for a moment
-        row.base = self.prefixes.make_room(partial(self.forward.buffer.allocate, row.size))
+        base = self.prefixes.make_room(partial(self.forward.buffer.allocate, row.size))
+        if base is None:
+            return False
+        row.base = base
         try:
-            if row.base is not None:
-                self._reuse(row)
+            self._reuse(row)
         except BaseException:
-            self._free((row.base, row.size))
             row.base = None
+            self._free((base, row.size))
             raise
-        return row.base is not None
+        return True
 
     # -- prefixes that stay ---------------------------------------------------------------------
 
