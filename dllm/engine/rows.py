@@ -25,8 +25,8 @@ class Row(AnyRow):
     their own, which hold the same keys and values between steps; shadow tokens have the last.
     Each lane owns ``capacity`` slots, one after the other from ``base`` on.  ``jobs`` is the
     planned step that has not run yet.  ``fresh`` is the canvas as it was admitted, from which a
-    row that gave its memory back
-    starts again.
+    row that gave its memory back starts again.  ``weights``: those of its keys and values, where
+    these may be kept for other texts; ``reused``: how many of its first positions it has from one.
     """
 
     recipe: Recipe
@@ -38,6 +38,8 @@ class Row(AnyRow):
     trials: tuple[Trial, ...] = ()
     previous: tuple[IntArray, torch.Tensor] | None = None
     jobs: list[Job] = field(default_factory=list)
+    weights: object = None
+    reused: int = 0
 
     @property
     def lanes(self) -> int:
