@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ..errors import ConfigError, missing
-from .options import DECODING, MEASURING, OUTPUT, Measured, option, takes
+from .options import MEASURING, OUTPUT, Measured, option, takes
 from .output import check_output, interactive, note, stderr, waiting
 
 if TYPE_CHECKING:
@@ -31,9 +31,6 @@ class Bench(Measured):
     ] = None
     seed: Annotated[
         int | None, option("--seed", panel=MEASURING, text="Of the examples, default 0.", min=0)
-    ] = None
-    threads: Annotated[
-        int | None, option("--threads", panel=DECODING, text="CPU threads, default all.", min=1)
     ] = None
     output: Annotated[
         Path, option("--output", "-o", panel=OUTPUT, text="Folder, default runs/bench.")
@@ -67,10 +64,6 @@ def bench(*, options: Bench) -> None:
     journal = Journal(options.output / "results.jsonl")
     options.output.mkdir(parents=True, exist_ok=True)
     check_output(journal.path)
-    if options.threads is not None:
-        import torch
-
-        torch.set_num_threads(options.threads)
     model = options.load()
     with Teller() as teller:
         records = run(

@@ -87,7 +87,6 @@ def dflash(
     evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 200,
     held_out: Annotated[int, setting("One prompt in so many.", DATA, min=2)] = 64,
     device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu",
-    threads: Annotated[int | None, setting("CPU threads.", TRAINING, min=1)] = None,
     seed: Annotated[int, setting("Of prompts, weights and batches.", TRAINING, min=0)] = 0,
     into: Annotated[
         str, setting("Format: native (transformers), z-lab or speculators.", OUTPUT, "--format")
@@ -102,7 +101,6 @@ def dflash(
     A run that was stopped goes on where it saved last.  On several GPUs: write the data with one
     process first, then `accelerate launch --module dllm train dflash ...`.
     """
-    import torch
 
     from ..train.dflash.export import FORMATS
     from ..train.dflash.objective import Objective
@@ -120,8 +118,6 @@ def dflash(
     )  # fmt: skip
     if dry_run:
         return _dry_run(verifier, recipe)
-    if threads is not None:
-        torch.set_num_threads(threads)
     model = loaded_verifier(verifier, device)
     output.mkdir(parents=True, exist_ok=True)
     files = written_answers(model, data or [], output, answers, max_new_tokens, seed)

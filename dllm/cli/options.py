@@ -93,10 +93,8 @@ RunCode = Annotated[
 
 
 def threaded(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: the command takes ``--threads``, unless it does already."""
+    """Decorator: the command takes ``--threads``."""
     signature = inspect.signature(command)
-    if "threads" in signature.parameters:
-        return command
     extra = inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=None,
                               annotation=Threads)  # fmt: skip
 

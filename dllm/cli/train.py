@@ -29,9 +29,6 @@ def nano(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads.", min=1, show_default="all")
-    ] = None,
     compiled: Annotated[
         bool, typer.Option("--compile/--no-compile", help="Compile the network first.")
     ] = True,
@@ -44,14 +41,11 @@ def nano(
     debug: Debug = False,
 ) -> None:
     """Train nano from scratch; a run that was stopped goes on where it saved last."""
-    import torch
 
     from ..train.recipes.nano import Recipe, export, train
 
     recipe = Recipe.of(objective, seed=seed, **({} if steps is None else {"steps": steps}))
     folder = output or Path("runs") / NAMES[objective]
-    if threads is not None:
-        torch.set_num_threads(threads)
     train(
         recipe,
         folder,
