@@ -212,7 +212,7 @@ class Work(Generic[R, S]):
         """Raise what is wrong with a recipe, and `ConfigError` for a row of ``length`` positions
         that can never be admitted."""
         self.check(recipe)
-        size = recipe.lanes * recipe.width * length
+        size = recipe.owned * length
         if self.stores and self._most is not None and size > self._most:
             raise ConfigError(
                 f"the row needs {size} positions of keys and values, the pool holds "
