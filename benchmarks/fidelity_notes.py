@@ -90,6 +90,10 @@ ROUTINES: dict[str, str] = {
     "wedlm_blocks": "With `threshold` or `fixed`, and `blocks(official=True)`: the official "
     "code knows masks by their id, and one that the model proposes counts as undecided from "
     "the next block on. By default `suppress_mask` proposes none.",
+    "s2d2_llada21": "With the recorded draws and, in place of refused drafts, the recorded tokens, "
+    "whose support is compared. Released code drafts and verifies in one step; here these are two, "
+    "edits come with the first, and a finished block is stored by the next forward.",
+    "s2d2_sdar": "As for LLaDA2.1. Not replayed: the case that falls back to the leftmost masks.",
     "r2_dllm_llada": "Its factor cases with the official scan (`factor(official=True)`).",
 }
 
@@ -103,6 +107,12 @@ METHODS: dict[tuple[str, str], str] = {
         "dreamon",
     ): "No recorded case: a loop of the published rules is compared on a small "
     "checkpoint. Each hole has bounds of its own, and `delete_to_right` ends at its hole.",
+    (
+        "sampler",
+        "s2d2",
+    ): "At temperature 0 only, and without the released bandit over when to verify. "
+    "Of the masks of a block only the run that is judged is fed a second time. At equal S "
+    "hysteresis switches on as in the released code, where the paper has >=.",
     ("sampler", "rho"): "A cut stops at decided text, an answer without an end of text gets "
     "another block.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
@@ -232,6 +242,9 @@ DRAFTING: dict[str, str] = {
     "block": "Tested to be lossless in distribution.",
     "fly": "LOSSY. Constants of the paper: five tokens that follow, entropy of the three most "
     "probable tokens in nats; vLLM asks for six.",
+    "hsd": "From the released code; the paper's full text was not at hand. With its cap it has the "
+    "outcomes of `block`, coin for coin (tested). The released code leaves the cap out where it "
+    "judges the whole draft, which is not lossless (tested); here it is not left out.",
     "keyed": "Equals plain decoding with the same seed token by token (tested).",
     "multi_round": "Tested to be lossless in distribution.",
     "pivot": "LOSSY. The paper's features are not published; these are the verifier's. Labels come "

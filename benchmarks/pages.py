@@ -66,6 +66,9 @@ PAGES = {
              "(`edit(mode=low_prob)`) need no training. Low thresholds first, repair after."),
     "anti_loop": ("anti_loop+edit", "Where editing fills a block with one token: repeating the "
                   "token to the left costs something."),
+    "s2d2": ("s2d2", "With block-diffusion models (SDAR, LLaDA2, Fast-dLLM v2's kind) and cache "
+             "`block`: a forward that verifies costs about two blocks. Not elsewhere: the "
+             "bundled model, which is bidirectional, writes nonsense below."),
     "remdm": ("remdm", "More forwards for better text: the least sure tokens of a block are "
               "written again and again before it closes."),
     "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),

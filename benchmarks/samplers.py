@@ -35,9 +35,9 @@ METHODS = (
     "adablock+localleap", "dcd", "dsb", "slowfast", "prophet", "threshold+prophet", "ete", "lopa",
     "freedave", "freedave(threshold(tau=0.95))", "wino", "saber", "learn2pd", "learn2pd+eotp",
     "pc", "certainty_prior", "streaming", "edit", "edit(mode=low_prob)", "stability+threshold",
-    "remdm",
+    "remdm", "anti_loop+edit", "s2d2",
 )  # fmt: skip
-BRANCHING = {"ete", "lopa", "freedave", "freedave(threshold(tau=0.95))", "wino"}
+BRANCHING = {"ete", "lopa", "freedave", "freedave(threshold(tau=0.95))", "wino", "s2d2"}
 
 
 def measure(model: dllm.DiffusionModel, sampler: str, task: str, n: int) -> dict[str, Any]:

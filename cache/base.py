@@ -82,6 +82,21 @@ class Slots:
         state: S = self.states[kind]
         return state
 
+    def final(self, canvas: Canvas) -> int:
+        """How many of the first positions hold keys and values that nothing can change any more,
+        where attention is causal or block-causal: they were computed after the last decision that
+        they depend on.  Whole blocks; 0 for bidirectional attention."""
+        block, live = self.block_length, slice(canvas.length)
+        if not (block or self.decided_first):
+            return 0
+        latest = np.maximum.accumulate(canvas.commit_step[live])
+        if block:
+            ends = np.arange(block - 1, canvas.length + block - 1, block)
+            latest = np.repeat(latest[np.minimum(ends, canvas.length - 1)], block)[live]
+        final = (self.age[live] > latest) & ~self.pending[live] & ~canvas.masked[live]
+        count = canvas.length if final.all() else int(final.argmin())
+        return count - count % (block or 1)
+
     def computed(self, positions: IntArray, step: int) -> None:
         self.age[positions] = step
         self.pending[positions] = False
@@ -188,6 +203,12 @@ class Cache:
 
     def __post_init__(self) -> None:
         check_limits(self)
+
+    @property
+    def exact(self) -> bool:
+        """Whether what is stored of `Slots.final` positions is what any text that begins like this
+        one stores there, so that it may be kept for those."""
+        return False
 
     @property
     def recompute_pending(self) -> bool:

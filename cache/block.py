@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import BLOCK_CAUSAL
+from ..capabilities import BLOCK_CAUSAL, SHADOW
 from .base import REGION, Cache, Plan, Slots, register
 
 
 @dataclass(slots=True)
-class Finished:
-    """Positions left of ``end`` were computed whole after their last decision."""
+class Fed:
+    """The last forward, of the released code, fed positions up to ``end``."""
 
     end: int = 0
 
@@ -34,10 +34,14 @@ class ExactBlockCache(Cache):
     """
 
     needs = frozenset({BLOCK_CAUSAL})
-    offers = REGION
+    offers = REGION | {SHADOW}
     grows = True
 
     official: bool = False
+
+    @property
+    def exact(self) -> bool:
+        return not self.official
 
     @property
     def recompute_pending(self) -> bool:
@@ -45,19 +49,11 @@ class ExactBlockCache(Cache):
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         block_length, length = slots.block_length, canvas.length
-        # What the last step computed whole and decided stays, unless something in it changed.
-        finished = slots.state(Finished).end
-        changed = np.flatnonzero(slots.pending[:finished])
-        if changed.size and not self.official:
-            finished = int(changed[0]) // block_length * block_length
         end = min((int(targets[-1]) // block_length + 1) * block_length, length)
-        masked = np.flatnonzero(canvas.masked[:length])
-        first = int(masked[0]) if masked.size else length
+        finished = slots.final(canvas)
         if self.official:  # a block is finished when another one is open
-            first = min(first, int(targets[0]))
-            finished = min(finished, first // block_length * block_length)
-            slots.state(Finished).end = end
-            return Plan(np.arange(finished, end), np.arange(end))
-        frontier = first // block_length * block_length if masked.size else length
-        slots.state(Finished).end = max(finished, min(frontier, end))
+            fed, masked = slots.state(Fed), np.flatnonzero(canvas.masked[:length])
+            first = min([int(targets[0]), *masked[:1].tolist()])
+            finished = min(fed.end, first // block_length * block_length)
+            fed.end = end
         return Plan(np.arange(finished, end), np.arange(end))

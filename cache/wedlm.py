@@ -33,13 +33,12 @@ class WeDLMCache(Cache):
     offers = REGION | {REORDERING}
     grows = True
 
+    @property
+    def exact(self) -> bool:
+        return True
+
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        live = slice(canvas.length)
-        # A token is final when it was computed after the last decision up to it.
-        latest = np.maximum.accumulate(canvas.commit_step[live])
-        final = (slots.age[live] > latest) & ~slots.pending[live] & ~canvas.masked[live]
-        kept = canvas.length if final.all() else int(final.argmin())
-        seen = ~canvas.masked[live]
+        seen = ~canvas.masked[: canvas.length]
         seen[: targets[-1] + 1] = True
         read = np.flatnonzero(seen)
-        return Plan(read[read >= kept], read)
+        return Plan(read[read >= slots.final(canvas)], read)

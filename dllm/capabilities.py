@@ -37,6 +37,11 @@ REPEATABLE = Capability(
 )
 # FreeDave and Prophet: what is decided early would be taken back by a reviser.
 FINAL = Capability("decisions that nobody takes back", {"a reviser": "leave the reviser out"})
+# S2D2: a forward that judges drafts says nothing of what is decided.
+REPLACES = Capability(
+    "decisions that are replaced and never taken back",
+    {"a reviser": "use edit, or leave the reviser out"},
+)
 # Revisers and FreeDave look at decided tokens again, which padding would have replaced.
 KEEPS_TEXT = Capability(
     "an end-of-text rule that overwrites nothing decided",
@@ -75,7 +80,8 @@ UNCONDITIONAL = Capability(
 
 # DAWN reads the attention between all positions; DAEDAL and rho-EOS what the model says of all.
 WHOLE_TEXT = Capability("a forward over the whole text at every step", {"a cache": NO_CACHE})
-# WINO feeds every position of its block a second time, as a mask that does not see its token.
+# WINO feeds every position of its block a second time, as a mask that does not see its token;
+# S2D2 the drafts of a block, as masks that see what is left of them.
 SHADOW = Capability(
     "second predictions of the window's positions",
     {"a cache": NO_CACHE, "a model": "use a model that predicts in place, such as LLaDA,"},

@@ -68,6 +68,9 @@ ELSEWHERE = {
     **dict.fromkeys(("input_ids", "inputs", "messages"), "prompt"),
     "attention_mask": "prompts without padding: a list of them may differ in length",
     **dict.fromkeys(("output_history", "return_dict_in_generate"), "trace=True"),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"),
+                    "logit_bias: tokens of a canvas are decided several at a time, so that there "
+                    "is no past to penalise"),
     "use_cache": "cache='dual' or another name of 'dllm caches'",
 }  # fmt: skip
 

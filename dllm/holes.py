@@ -108,6 +108,12 @@ def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "su
             f"the holes have {sum(low for low, _ in ranges)} tokens at least, and the context has "
             f"room for {room}: shorten the text"
         )
+    for piece, (low, high) in zip(pieces[1::2], ranges, strict=True):
+        most = room - sum(low for low, _ in ranges) + low
+        if piece != "*" and high > most:
+            raise PromptError(
+                f"[[{piece}]]: the context has room for {most} tokens there: lower it"
+            )
     probe, bounds = _Probe(model, before, given, rule), list[tuple[int, int]]()
     for i, (low, high) in enumerate(ranges):
         taken = bounds if name not in RULES else [(n, n) for n in lengths[:i]]

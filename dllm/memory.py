@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
@@ -10,6 +12,8 @@ try:
     import resource
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
+
+T = TypeVar("T")
 
 
 class PeakMemory:
@@ -36,3 +40,13 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return "not enough memory" in text or "can't allocate memory" in text
+
+
+def unless_out_of_memory(take: Callable[[], T | None]) -> T | None:
+    """What ``take`` gets; None where memory does not suffice for it."""
+    try:
+        return take()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None

@@ -248,6 +248,7 @@ def _compose(
         **config.sampler_options, "delimiters": model.delimiters,
         "eos_token_id": model.facts.eos_token_id,
         "expand_token_id": model.facts.expand_token_id,
+        "vocab_size": model.facts.vocab_size,
         "block": model.facts.block_length or config.block_length,
         "lookahead": int(model.facts.mask_kind == "bidirectional"),
     }  # fmt: skip

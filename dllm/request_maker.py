@@ -179,7 +179,7 @@ class RequestMaker:
 
     def scheduler(self, requests: Sequence[Request]) -> Scheduler:
         """An engine that holds the ``max_rows`` largest requests, and all of them in its queue."""
-        config, lanes = self.config, self.recipe.lanes * self.recipe.width
+        config, lanes = self.config, self.recipe.owned
         sizes = sorted((request.positions for request in requests), reverse=True)
         most = None if self.grows else lanes * sum(sizes[: config.max_rows])
         engine = self.engine(most, config.max_rows, config.max_batch_tokens, whole=True)

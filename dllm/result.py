@@ -24,9 +24,10 @@ class Result:
     all of its ids.  ``sequences``: the whole canvas, prompt and padding included.  ``nfe``:
     forwards this row took part in; ``computed``: token positions fed to the model for it.
     ``order``: the step that decided each of ``tokens``, -1 for what was given; ``logprobs``: their
-    log-probabilities then.  ``finish_reason``: "stop" (a stop id or string) or "length".
-    ``seconds``: time of the engine's steps from the row's admission to its end, which it may have
-    shared with other rows; what a reader does between two steps is not counted.
+    log-probabilities then.  ``finish_reason``: "stop" (a stop id or string, full holes, a complete
+    form) or "length".  ``seconds``: time of the engine's steps from the row's admission to its
+    end, which it may have shared with other rows; what a reader does between two steps is not
+    counted.
     ``queue_seconds``: time from its submission to its admission.  ``restarts``: how often the
     row gave its memory back and began anew, in forwards that are not counted here.
     ``cached_tokens``: tokens of the prompt whose keys and values were kept from an earlier text.

@@ -214,6 +214,8 @@ class Scheduler:
         if request.trace is not None:
             request.trace.close(canvas, tokenizer.decode if tokenizer else None)
         tokens, reason = answer(canvas, request.stop_ids)
+        if config.formatted or (canvas.holes and request.recipe.sampler.length is None):
+            reason = "stop"  # the form is complete, every hole full
         row.recipe = request.recipe
         here = slice(canvas.prompt_length, canvas.prompt_length + len(tokens))
         low = canvas.prompt_length

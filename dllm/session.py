@@ -72,11 +72,12 @@ class Session:
     ``max_batch_tokens``: most token positions of one forward.  ``full_step_tokens``: most token
     positions per forward of steps that compute a whole text, so that these do not hold up the
     others (None: no bound).  ``keep_prefixes``: most tokens of complete texts whose keys and values
-    are kept for texts that begin like them (0: none; default: 16,384 for verifiers); the one whose
-    last use is longest ago goes first.  ``under_load``: a sampler that decides more at once,
-    such as "threshold(tau=0.7)", for steps before which more than ``under_load_waiting`` requests
-    wait.  It is for requests that name no sampler, and those submitted with ``under_load=True``;
-    what they get depends on the load, and `Result.loosened` says in how many forwards it did.
+    are kept for texts that begin like them (0: none; default: 16,384 for verifiers and with
+    ``cache="block"`` or ``"wedlm"``); the one whose last use is longest ago goes first.
+    ``under_load``: a sampler that decides more at once, such as "threshold(tau=0.7)", for steps
+    before which more than ``under_load_waiting`` requests wait.  It is for requests that name no
+    sampler, and those submitted with ``under_load=True``; what they get depends on the load, and
+    `Result.loosened` says in how many forwards it did.
     ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
     ``observe`` is called with a `StepReport` after every step, in the engine's thread.
     """

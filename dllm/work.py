@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -87,19 +87,6 @@ class Step:
     def proposals(self) -> dict[int, int]:
         """Position -> token that was proposed there, committed or not."""
         return {}
-
-
-T = TypeVar("T")
-
-
-def unless_out_of_memory(take: Callable[[], T | None]) -> T | None:
-    """What ``take`` gets; None where memory does not suffice for it."""
-    try:
-        return take()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
 
 
 R = TypeVar("R", bound=Row)
@@ -225,7 +212,7 @@ class Work(Generic[R, S]):
         """Raise what is wrong with a recipe, and `ConfigError` for a row of ``length`` positions
         that can never be admitted."""
         self.check(recipe)
-        size = recipe.lanes * recipe.width * length
+        size = recipe.owned * length
         if self.stores and self._most is not None and size > self._most:
             raise ConfigError(
                 f"the row needs {size} positions of keys and values, the pool holds "

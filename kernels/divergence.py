@@ -1,4 +1,4 @@
-"""How far a distribution has moved since the last step: full log-probabilities are kept for it."""
+"""What has changed since the last step: full log-probabilities are kept for it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .noise import row_gumbel
 from .statistics.heads import Head, full_logits
 
 
@@ -41,3 +42,22 @@ def divergence(
             then = before[torch.from_numpy(there).to(before.device)]
             result[at] = torch.where(now > -torch.inf, now.exp() * (now - then), 0.0).sum(-1)
     return result
+
+
+def residual(
+    positions: npt.NDArray[np.int64], logprobs: torch.Tensor,
+    previous: tuple[npt.NDArray[np.int64], torch.Tensor] | None, keys: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """A token for each of the ``positions`` from what the distribution has gained, (q - p)+
+    normalised, and its log-probability in q: (n,) int64, (n,) float32.
+
+    ``logprobs`` (n, V) are those of q, ``previous`` those of p, which must have all positions;
+    ``keys`` (n, 4) name the noise.  Where nothing is gained the token comes from q.
+    """
+    assert previous is not None, "the step before has predicted these positions"
+    at = torch.from_numpy(np.searchsorted(previous[0], positions)).to(logprobs.device)
+    now = logprobs.exp()
+    gained = (now - previous[1][at].exp()).clamp_min_(0)
+    weight = torch.where(gained.sum(-1, keepdim=True) > 0, gained, now)
+    token = (weight.log() + row_gumbel(keys, 0, weight.shape[-1])).argmax(-1)
+    return token, logprobs.gather(1, token[:, None])[:, 0]

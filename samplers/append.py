@@ -44,9 +44,9 @@ class Append(Length):
     ``lookahead`` blocks of masks (1; 0 for models whose text does not see what is right of its
     block) stand behind the block that is being decided, because a model without a causal mask
     writes towards the end that it sees; windows that slide have one, too.  Nothing is appended
-    behind an end of text.  On block-causal models, decoded in their own blocks, and on WeDLM's the
-    answer is that of a canvas of the largest size, to the last bit; on others it is an
-    approximation.
+    behind an end of text, and a block is cut at ``max_new_tokens``, the first one, too.  On
+    block-causal models, decoded in their own blocks, and on WeDLM's the answer is that of a canvas
+    of the largest size, to the last bit; on others it is an approximation.
     """
 
     within = False

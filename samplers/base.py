@@ -402,9 +402,14 @@ class Explorer(Part):
     their proposals.  Each is a branch; an empty one is the row as it stands.  The next forward
     feeds all branches, `choose` picks one, its trial becomes final, and the step goes on with its
     predictions: no forward is spent on choosing.
+
+    One that ``verifies`` proposes a single trial, which the next forward only judges: its drafts
+    are fed, each of them after the tokens left of it alone, and `shadow` tokens that see what is
+    left of them.  `accept` says what becomes final.
     """
 
     role: ClassVar[str] = "explorer"
+    verifies: ClassVar[bool] = False
 
     @property
     def width(self) -> int:
@@ -415,6 +420,26 @@ class Explorer(Part):
         """Whether trials replace the commit that the progress guarantee would force: ETE, which
         tries because nothing is sure enough."""
         return False
+
+    def defers(self, view: View) -> bool:
+        """Whether this step commits nothing, because what it would is verified first; asked once in
+        every step that a forward has predicted."""
+        return False
+
+    def single(self, canvas: Canvas, verifies: bool) -> tuple[int, int]:
+        """The positions of the next forward, from the first on and below the second, that attend as
+        if blocks had one position."""
+        return 0, 0
+
+    def shadow(self, canvas: Canvas) -> IntArray | None:
+        """Positions to predict once more in a forward that verifies, ascending."""
+        return None
+
+    def accept(self, view: View) -> tuple[BoolArray, IntArray, FloatArray, bool]:
+        """What becomes of a trial; ``view`` is that of the step that proposed it, with the shadow
+        tokens' predictions.  (n,) bool which positions are committed, (n,) their ids and
+        log-probabilities, and whether the selectors commit more."""
+        raise NotImplementedError
 
     def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
         """Branches as (n,) bool over ``view.positions``, disjoint from the commits ``chosen``;

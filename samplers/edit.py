@@ -13,6 +13,7 @@ from ..capabilities import (
     FIXED_WINDOW,
     KEEPS_TEXT,
     OWN_PREDICTIONS,
+    REPLACES,
     WINDOW_LOGITS,
     Capability,
 )
@@ -82,7 +83,7 @@ class Edit(Reviser):
 
     @property
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
-        return frozenset() if self.mode == "t2t" else frozenset({CONSTRAINED})
+        return frozenset({REPLACES if self.mode == "t2t" else CONSTRAINED})
 
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(tau=0.7),)

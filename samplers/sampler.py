@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
-from ..capabilities import Capability
+from ..capabilities import SHADOW, Capability
 from ..errors import ConfigError
 from .base import (
     NOTHING,
@@ -47,6 +47,14 @@ def checked(part: Window | Selector, view: View) -> BoolArray:
         f"{part.name or type(part).__name__}.select returned {got}, not one bool per position of "
         f"the view, shape ({n},); for indices: chosen = np.zeros({n}, bool); chosen[indices] = True"
     )
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What a step that proposed drafts predicted, and its scores, until they are verified."""
+
+    prediction: Prediction
+    score: FloatArray
 
 
 @dataclass(frozen=True)
@@ -117,10 +125,25 @@ class Sampler:
         wanted = [w for part in parts if (w := part.wants(canvas)) is not None]
         return np.unique(np.concatenate([masks, *wanted])) if wanted else masks
 
-    def shadow(self, canvas: Canvas) -> IntArray:
+    @cached_property
+    def shadows(self) -> bool:
+        """Whether some forwards feed shadow tokens."""
+        return any(SHADOW in part.needs for part in self.parts)
+
+    @cached_property
+    def verifies(self) -> bool:
+        """Whether what is tried is a draft that the next forward judges."""
+        return self.explorer is not None and self.explorer.verifies
+
+    def shadow(self, canvas: Canvas, trials: Sequence[Trial] = ()) -> IntArray:
         """Positions to predict once more from all tokens but their own, ascending."""
-        result = None if self.reviser is None else self.reviser.shadow(canvas)
+        part = self.explorer if self.verifies and trials else self.reviser
+        result = None if part is None else part.shadow(canvas)
         return NOTHING if result is None else result
+
+    def single(self, canvas: Canvas, verifies: bool) -> tuple[int, int]:
+        """The positions of the next forward that attend as if blocks had one position."""
+        return (0, 0) if self.explorer is None else self.explorer.single(canvas, verifies)
 
     def asks(self, canvas: Canvas, positions: IntArray) -> dict[str, IntArray]:
         """Part name -> (n, m) ids whose log-probabilities it reads at ``positions``."""
@@ -195,11 +218,33 @@ class Sampler:
         view = self._view(canvas, prediction, shadow)
         if any(stop.fill(view) for stop in self.stops):
             return self._fill(view)
+        if self.explorer is not None and self.explorer.defers(view):
+            canvas.states[Drafts] = Drafts(prediction, view.score)
+            nothing = np.zeros(len(view.positions), np.bool_)
+            return self._commit(view, nothing, view.prediction.token, view.prediction.logprob)
         chosen, tokens, logprobs, forced = self._select(view)
         if self.window.reconsiders(view, chosen):
             return Decision(NOTHING, NOTHING)
         canvas.forced += forced
-        at = chosen.nonzero()[0]
+        return replace(self._commit(view, chosen, tokens, logprobs), forced=forced)
+
+    def verify(self, canvas: Canvas, shadow: Prediction) -> Decision:
+        """Commit what stands of the drafts of the step before, given the shadow tokens."""
+        drafts, explorer = canvas.states.pop(Drafts), self.explorer
+        assert explorer is not None
+        here = drafts.prediction.of_window(canvas)
+        view = View(canvas, here, drafts.score, drafts.prediction, shadow, self._ends)
+        chosen, tokens, logprobs, more = explorer.accept(view)
+        if more:  # what is accepted counts as the surest
+            score = np.where(chosen, np.inf, view.score).astype(np.float32)
+            chosen = chosen | self._select(replace(view, score=score, shadow=None))[0]
+        return self._commit(view, chosen, tokens, logprobs)
+
+    def _commit(
+        self, view: View, chosen: BoolArray, tokens: IntArray, logprobs: FloatArray
+    ) -> Decision:
+        """Commit what is ``chosen``, revise, stop, and propose what to try."""
+        canvas, at = view.canvas, chosen.nonzero()[0]
         positions, ids, logprobs = view.positions[at], tokens[at], logprobs[at]
         canvas.commit(positions, ids, logprobs)
         remasked = NOTHING
@@ -220,15 +265,18 @@ class Sampler:
         edits: tuple[Edit, ...] = ()
         if self.length is not None and canvas.stop_position is None and not canvas.finished:
             edits = self.length.resize(view, positions)
-        return Decision(positions, remasked, forced, trials, 0, ids, logprobs, padded, edits)
+        return Decision(positions, remasked, False, trials, 0, ids, logprobs, padded, edits)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
         here = prediction.of_window(canvas)
         score = self.scorer.score(canvas, here)
-        ids = self.stop_ids if self.eos.ends else ()
-        view = View(canvas, here, score, prediction, shadow, ids)
+        view = View(canvas, here, score, prediction, shadow, self._ends)
         rescored = self.eos.rescore(view)
         return view if rescored is score else replace(view, score=rescored)
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        return self.stop_ids if self.eos.ends else ()
 
     def _fill(self, view: View) -> Decision:
         """Commit all that is undecided with its proposal."""

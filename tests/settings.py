@@ -82,6 +82,7 @@ BITES = {
     "random": "random+fixed(2)",
     "remdm": "remdm(n=2, start=0.5)+blocks(6)",
     "remdm_quota": "remdm_quota(start=0.5)",
+    "s2d2": "s2d2(policy=span)+threshold(0.8)+blocks(4)",
     "slowfast": "slowfast(explore=2)+threshold(0.8)",
     "stability": "stability+threshold(0.6)",
     "staged_blocks": "staged_blocks(4)+threshold(0.8)",

@@ -75,3 +75,16 @@ def test_holes_that_are_none(text: str, message: str) -> None:
 def test_an_unknown_rule() -> None:
     with pytest.raises(dllm.DllmError, match="length of holes"):
         dllm.infill("nano", "a [[*]]", length="append")
+
+
+def test_a_range_that_the_context_does_not_hold_is_refused() -> None:
+    with pytest.raises(dllm.PromptError, match=r"\[\[1\.\.100000\]\]: the context has room for"):
+        dllm.infill("nano", "a [[1..100000]] b")
+    model = dllm.load("nano")
+    before = encode(model, "a")
+    room = model.facts.context_length - len(before)
+    holes = measured(model, f"[[1..{room - 4}]][[4..4]]", before)
+    assert len(holes.ids) <= room
+    with pytest.raises(dllm.PromptError, match=f"room for {room - 4} tokens there: lower it"):
+        measured(model, f"[[1..{room - 3}]][[4..4]]", before)
+    assert dllm.infill(model, "a [[2]] b").finish_reason == "stop"

@@ -40,9 +40,22 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),
     "work": ({"errors", "canvas", "memory"}, {"torch"}),
+    "prefixes": ({"canvas", "memory"}, {"numpy"}),
     "formats": ({"errors", "canvas", "kernels"}, {"numpy", "outlines_core"}),
     "engine": (
-        GROUND | {"canvas", "samplers", "cache", "kernels", "models", "config", "work", "formats"},
+        GROUND
+        | {
+            "canvas",
+            "samplers",
+            "cache",
+            "kernels",
+            "models",
+            "config",
+            "work",
+            "formats",
+            "memory",
+            "prefixes",
+        },
         {"numpy", "torch", "transformers", "einops"},
     ),
     "trace": ({"canvas", "engine", "errors"}, set()),

@@ -43,6 +43,7 @@ def chat(*, options: Talking) -> None:
 
     /reset forgets the conversation, /quit or the end of input ends it.
     """
+    from ..cache import compose
     from ..session import Session
 
     if options.server is not None:
@@ -62,6 +63,11 @@ def chat(*, options: Talking) -> None:
     if model.facts.mask_token_id is not None:
         if options.drafter:
             raise ConfigError(f"{model.name} is a diffusion model: it takes no --drafter")
+        engine = {"max_rows", "max_batch_tokens", "cuda_graphs", "compile"} & {*options.arguments()}
+        if compose(str(options.cache)).exact and not options.watch and not engine:
+            with Session(model, cache=options.cache, max_rows=1) as session:
+                Conversation(model, options, single=single, session=session).run()
+            return
         Conversation(model, options, single=single).run()
         return
     if options.watch:
@@ -146,7 +152,9 @@ class Conversation:
                 return remote.ask(self.client, options, self.messages)
         assert self.model is not None
         if self.session is not None:
-            handle = self.session.submit(self.messages, **options.arguments())
+            diffuses = self.model.facts.mask_token_id is not None
+            sampler: dict[str, Any] = {"sampler": options.sampler} if diffuses else {}
+            handle = self.session.submit(self.messages, **options.arguments(), **sampler)
             with waiting("writing"):
                 try:
                     return handle.result()

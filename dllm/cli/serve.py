@@ -113,8 +113,9 @@ class Served(Networked):
     ] = None  # fmt: skip
     keep_prefixes: Annotated[
         int | None,
-        option("--keep-prefixes", panel=ENGINE, text="Of an autoregressive model: tokens of "
-               "complete texts kept for those that begin like them, default 16384; 0: none.",
+        option("--keep-prefixes", panel=ENGINE, text="Of an autoregressive model, or with the "
+               "cache block or wedlm: tokens of complete texts kept for those that begin like "
+               "them, default 16384; 0: none.",
                min=0),
     ] = None  # fmt: skip
     cuda_graphs: Annotated[

@@ -49,7 +49,8 @@ def speculate(
 
     - ``rule``: how drafts are accepted.  "greedy" (default at temperature 0) and "keyed" (default
       above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
-      "multi_round" and "traversal" give the same distribution.  "fly", "pivot" and "apd" are LOSSY.
+      "hsd", "multi_round" and "traversal" give the same distribution.  "fly", "pivot" and "apd"
+      are LOSSY.
     - ``controller``: how many tokens to draft, e.g. "rate" (default) or "fixed(k=8)".
     - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
       ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``recent``, ``inside``, ``end_marker``,

@@ -20,7 +20,6 @@ from .base import EMPTY, Budget, Draft, Drafter
 from .rows import Forward, SpeculativeRecipe, SpeculativeRow
 from .verifiers.packed import open_verifier
 
-KEPT = 16_384  # tokens of complete texts whose keys and values a session keeps
 MOST_TOKENS = 4096  # of a forward: prompts of long texts that join together are read in several
 
 T = TypeVar("T")
@@ -93,8 +92,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
 
     def keep_prefixes(self, tokens: int | None) -> None:
         with self._lock:
-            self.verifier.prefixes.budget = KEPT if tokens is None else tokens
-            self.verifier.prefixes.shrink(self.verifier.prefixes.budget)
+            self.verifier.prefixes.allow(tokens)
 
     def _allot(self, row: SpeculativeRow) -> bool:
         if self._most is not None and self.takes_room(row):

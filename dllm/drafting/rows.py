@@ -55,7 +55,7 @@ class SpeculativeRecipe:
     format: Format | None = None
 
     lanes: ClassVar[int] = 1
-    width: ClassVar[int] = 1
+    owned: ClassVar[int] = 1
     revises: ClassVar[bool] = False
 
     @property

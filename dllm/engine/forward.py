@@ -18,7 +18,7 @@ from ..cache import Cache
 from ..canvas import FloatArray, IntArray
 from ..errors import NumericError
 from ..formats.format import Question, complete
-from ..kernels.divergence import divergence, log_probabilities
+from ..kernels.divergence import divergence, log_probabilities, residual
 from ..kernels.statistics import (
     COLDEST,
     Biased,
@@ -200,8 +200,9 @@ class Forward:
         for job, own in zip(jobs, numbers, strict=True):
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
-            if "kl" in options.needs:
+            if options.needs & {"kl", "residual"}:
                 job.logprobs = log_probabilities(hidden[here], self._head(options), options.banned)
+            if "kl" in options.needs and job.logprobs is not None:
                 own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
             for name, ids in job.ids.items():
                 own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
@@ -210,6 +211,13 @@ class Forward:
                 own["stands"] = self._logprobs(
                     hidden, clean, slice(here.stop, at), standing, options
                 )
+            if job.verifies:
+                scores = log_probabilities(
+                    hidden[here.stop : at], self._head(options), options.banned
+                )
+                keys = noise_keys([job]).to(hidden.device)
+                drawn = residual(job.shadow, scores, job.row.previous, keys)
+                own["residual"], own["residual_logprob"] = drawn
         return result
 
     def _banned_rows(self, jobs: list[Job], options: Options, count: int) -> torch.Tensor | None:
@@ -284,6 +292,8 @@ def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericE
     shared = {name: numbers[name] for name in SHARED if name in numbers}
     mine = {**numbers, **{name: array[:count] for name, array in shared.items()}}
     others = {name: array[count:] for name, array in shared.items()}
+    if job.verifies:  # what a position gets in place of a refused draft
+        others |= {"token": numbers["residual"], "logprob": numbers["residual_logprob"]}
     others["asked.stands"] = numbers["stands"]
     return _prediction(job.targets, mine), _prediction(job.shadow, others)
 

@@ -20,8 +20,10 @@ import torch
 from ..cache import Cache, Slots
 from ..canvas import Canvas
 from ..errors import ConfigError
+from ..memory import unless_out_of_memory
 from ..models import DiffusionModel
-from ..work import Work, unless_out_of_memory
+from ..prefixes import Prefixes, weights_of
+from ..work import Work
 from .forward import Forward
 from .recipe import Options, Recipe, check_recipe
 from .rows import Job, Row, Step
@@ -63,6 +65,7 @@ class Engine(Work[Row, Step]):
         )
         self.cache, self.cache_name, self.spoils = cache, cache.name, cache.layerwise
         self.forward = Forward(model, cache, cuda_graphs, compile)
+        self.prefixes: Prefixes[tuple[int, int]] = Prefixes(self._free)  # first slot, how many
         self._slots = slots or 0
         self._checked: dict[int, tuple[Recipe, Options]] = {}
 
@@ -85,7 +88,10 @@ class Engine(Work[Row, Step]):
         return 0 if buffer is None else buffer.nbytes
 
     def figures(self, row: Row) -> dict[str, Any]:
-        return {"sampler": row.recipe.sampler.spec, "cache": self.cache.name}
+        return {
+            "sampler": row.recipe.sampler.spec, "cache": self.cache.name,
+            "cached_tokens": row.reused,
+        }  # fmt: skip
 
     # -- rows join and leave --------------------------------------------------------------------
 
@@ -133,6 +139,7 @@ class Engine(Work[Row, Step]):
         """Drop every row and give the memory of keys and values back."""
         with self._lock:
             super().close()
+            self.prefixes.shrink(0)
             self.forward.release()
             self._checked.clear()
 
@@ -159,9 +166,64 @@ class Engine(Work[Row, Step]):
             return True
         if self.forward.buffer is None:
             self.forward.allot(self._slots or row.size, self._most or 1 << 62)
+        if self._most is not None:
+            self.prefixes.shrink(self._most - self.used - row.size)
+        assert self.forward.buffer is not None  # growing takes both sizes for a moment
+        base = self.prefixes.make_room(partial(self.forward.buffer.allocate, row.size))
+        if base is None:
+            return False
+        row.base = base
+        try:
+            self._reuse(row)
+        except BaseException:
+            row.base = None
+            self._free((base, row.size))
+            raise
+        return True
+
+    # -- prefixes that stay ---------------------------------------------------------------------
+
+    def keep_prefixes(self, tokens: int | None) -> None:
+        with self._lock:
+            if self.cache.exact:
+                self.prefixes.allow(tokens)
+                return
+            exact = {"block_causal": "block", "decided_first": "wedlm"}
+            own = exact.get(self.model.facts.mask_kind)
+            if own and tokens:
+                raise ConfigError(
+                    f"cache={self.cache.name!r} stores nothing for other texts to go on from: pass "
+                    f"cache={own!r}, or leave keep_prefixes out"
+                )
+            super().keep_prefixes(tokens)
+
+    def _reuse(self, row: Row) -> None:
+        """Give a row the keys and values of what its prompt has in common with a kept text."""
+        if not self.prefixes.budget or row.lanes > 1:
+            return
+        row.weights, row.reused = weights_of(self.model.hf), 0
+        begin = row.canvas.tokens[: row.canvas.start + 1]
+        found = self.prefixes.find(begin, row.weights, block=row.slots.block_length or 1)
+        if found is not None:
+            (base, _), row.reused = found
+            assert self.forward.buffer is not None and row.base is not None
+            at = torch.arange(row.reused, device=self.model.device)
+            self.forward.buffer.move(base + at, row.base + at)
+            row.slots.age[: row.reused] = 0
+
+    def _kept(self, row: Row) -> int:
+        """How many of the slots of a row that leaves are kept for texts that begin like it."""
+        whole = row.canvas.finished and row.error is None and not row.planned
+        if row.weights is None or not whole or row.weights != weights_of(self.model.hf):
+            return 0
+        count = row.slots.final(row.canvas)
+        assert row.base is not None
+        tokens = row.canvas.tokens[:count].copy()
+        return count * self.prefixes.keep((row.base, count), tokens, row.weights)
+
+    def _free(self, kept: tuple[int, int]) -> None:
         assert self.forward.buffer is not None
-        row.base = self.forward.buffer.allocate(row.size)  # growing takes both sizes for a moment
-        return row.base is not None
+        self.forward.buffer.free(*kept)
 
     # -- rows whose texts become longer ---------------------------------------------------------
 
@@ -203,18 +265,22 @@ class Engine(Work[Row, Step]):
             if size < canvas.length:
                 continue
             owned = row.base, row.capacity, size, row.lanes
-            base = unless_out_of_memory(partial(buffer.enlarge, *owned))
+            enlarge = partial(buffer.enlarge, *owned)
+            base = unless_out_of_memory(partial(self.prefixes.make_room, enlarge))
             if base is not None:
                 row.base, row.capacity = base, size
                 return
 
     def _leave(self, row: Row) -> None:
         if row.base is not None and self.forward.buffer is not None:
-            self.forward.buffer.free(row.base, row.size)
+            kept = self._kept(row)
+            if kept < row.size:
+                self.forward.buffer.free(row.base + kept, row.size - kept)
         row.base, row.jobs, row.previous = None, [], None
 
     def _shrink(self) -> None:
         """Where the pool itself is what does not fit, make a smaller one."""
+        self.prefixes.shrink(0)
         buffer = self.forward.buffer
         if buffer is not None and not buffer.complete:
             self.forward.allot(max(1, sum(row.size for row in self.live)), self._most)

@@ -103,17 +103,26 @@ def pack(
         if stored:
             length, begin = canvas.length, at
             for piece, read in job.plan.pieces(length):
-                packing.pieces += visibility.pieces(piece, read, begin, base, length, canvas.masked)
+                packing.pieces += visibility.pieces(
+                    piece, read, begin, base, length, canvas.masked, single=job.single
+                )
                 begin += len(piece)
         else:
-            packing.pieces += visibility.pieces(compute, None, at, at, len(compute), canvas.masked)
+            packing.pieces += visibility.pieces(
+                compute, None, at, at, len(compute), canvas.masked, single=job.single
+            )
         scored = second if lane else packing.scored
         scored.append(_indices(compute, job.plan.rows(job.targets, shift)) + at)
         if job.shadow.size:
-            queries = slice(at, packing.size)
-            behind = packing.feed(np.full(len(job.shadow), canvas.mask_id), job.shadow)
-            packing.pieces.append(visibility.shadow(canvas, queries, job.shadow))
-            scored.append(behind + np.arange(len(job.shadow)))
+            shadow, length = job.shadow, canvas.length
+            read = job.plan.read if stored else compute
+            read = np.arange(length) if read is None else read
+            own = shadow + job.row.lane(job.row.lanes - 1) if stored else None
+            behind = packing.feed(np.full(len(shadow), canvas.mask_id), shadow, own)
+            keys = slice(at, packing.size) if own is None else np.concatenate([read + base, own])
+            hidden = visibility.shadow(canvas, shadow, read, job.single)
+            packing.pieces.append(Piece(behind, len(shadow), keys, hidden))
+            scored.append(behind + np.arange(len(shadow)))
     packed = packing.packed(device)
     packed.lanes = order
     packed.guided = _guided(jobs, second, device) if second else None

@@ -28,7 +28,7 @@ from ..formats.format import Format
 from ..kernels.statistics import TokenClasses
 from ..models import DiffusionModel, Facts
 from ..samplers import Sampler
-from ..samplers.base import Reviser, Selector, Transform
+from ..samplers.base import Explorer, Reviser, Selector, Transform
 from ..samplers.compose import check_needs
 
 
@@ -63,6 +63,11 @@ class Recipe:
     def width(self) -> int:
         """Branches that a step may feed."""
         return 1 if self.sampler.explorer is None else self.sampler.explorer.width
+
+    @property
+    def owned(self) -> int:
+        """Lanes that a row owns slots for: those of its branches, and one for shadow tokens."""
+        return self.lanes * self.width + self.sampler.shadows
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +177,7 @@ def check_format(sampler: Sampler) -> None:
             isinstance(part, Transform)
             or (isinstance(part, Selector) and type(part).proposals is not Selector.proposals)
             or isinstance(part, Reviser)
+            or (isinstance(part, Explorer) and part.verifies)
         )
         if rewrites and CONSTRAINED not in part.offers:
             raise ConfigError(
@@ -194,11 +200,10 @@ def check_recipe(recipe: Recipe, cache: Cache, model: DiffusionModel) -> None:
                     cache.offers)  # fmt: skip
     if recipe.format is not None:
         check_format(sampler)
-    shadows = sampler.reviser is not None and SHADOW in sampler.reviser.needs
-    if shadows and config.cfg_scale > 0:
-        raise ConfigError(f"{sampler.reviser} cannot be guided: use cfg_scale=0")
+    if sampler.shadows and config.cfg_scale > 0:
+        raise ConfigError(f"{sampler.spec} cannot be guided: use cfg_scale=0")
     implementation = getattr(model.hf.config, "_attn_implementation", "") or ""
-    if shadows and "flash" in implementation:
+    if sampler.shadows and "flash" in implementation:
         raise ConfigError(
-            f"{sampler.reviser} needs attention masks: load with attn_implementation='sdpa'"
+            f"{sampler.spec} needs attention masks: load with attn_implementation='sdpa'"
         )

@@ -22,10 +22,11 @@ class Row(AnyRow):
     branches its next forward feeds, and what is kept of its last distributions.
 
     A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
-    their own, which hold the same keys and values between steps.  Each lane owns ``capacity``
-    slots, one after the other from ``base`` on.  ``jobs`` is the planned step that has not run
-    yet.  ``fresh`` is the canvas as it was admitted, from which a row that gave its memory back
-    starts again.
+    their own, which hold the same keys and values between steps; shadow tokens have the last.
+    Each lane owns ``capacity`` slots, one after the other from ``base`` on.  ``jobs`` is the
+    planned step that has not run yet.  ``fresh`` is the canvas as it was admitted, from which a
+    row that gave its memory back starts again.  ``weights``: those of its keys and values, where
+    these may be kept for other texts; ``reused``: how many of its first positions it has from one.
     """
 
     recipe: Recipe
@@ -37,11 +38,13 @@ class Row(AnyRow):
     trials: tuple[Trial, ...] = ()
     previous: tuple[IntArray, torch.Tensor] | None = None
     jobs: list[Job] = field(default_factory=list)
+    weights: object = None
+    reused: int = 0
 
     @property
     def lanes(self) -> int:
         """Lanes it owns slots for."""
-        return self.recipe.lanes * self.recipe.width
+        return self.recipe.owned
 
     @property
     def size(self) -> int:
@@ -109,7 +112,8 @@ class Job:
     hold its keys and values.  ``shadow``: positions that are fed once more, as [MASK] tokens that
     see every token but the one at their own position.  ``wanted``: those of the targets that the
     sampler asked for, None for all; the cache alone sees the others.  ``ids``: part of the sampler
-    -> (targets, m) ids whose log-probabilities it reads."""
+    -> (targets, m) ids whose log-probabilities it reads.  ``single``: positions that attend as if
+    blocks had one position.  ``verifies``: its canvas holds drafts, which shadow tokens judge."""
 
     row: Row
     canvas: Canvas
@@ -119,6 +123,8 @@ class Job:
     shadow: IntArray = field(default_factory=lambda: NOTHING)
     wanted: IntArray | None = None
     ids: Mapping[str, IntArray] = field(default_factory=dict)
+    single: tuple[int, int] = (0, 0)
+    verifies: bool = False
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
     work: int | None = None  # positions computed per layer on average, where layers differ
     size: int = field(init=False)  # token positions it feeds to the model
@@ -128,13 +134,20 @@ class Job:
 
     @classmethod
     def of(
-        cls, row: Row, canvas: Canvas, plan: Plan, targets: IntArray, lane: int, shadow: IntArray
+        cls,
+        row: Row,
+        canvas: Canvas,
+        plan: Plan,
+        targets: IntArray,
+        lane: int,
+        shadow: IntArray,
+        single: tuple[int, int],
     ) -> Job:
         """The job of a branch whose sampler asks for ``targets``."""
         both = targets if plan.asks is None else np.union1d(targets, plan.asks)
         wanted = None if plan.asks is None else np.searchsorted(both, targets)
         ids = row.recipe.sampler.asks(canvas, both)
-        return cls(row, canvas, plan, both, lane, shadow, wanted, ids)
+        return cls(row, canvas, plan, both, lane, shadow, wanted, ids, single)
 
     @property
     def lanes(self) -> int:

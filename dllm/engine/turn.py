@@ -33,13 +33,17 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     foresight = FORESIGHT in cache.needs
     targets = sampler.foreseen(canvas) if foresight else sampler.targets(canvas)
     plan, targets = plan_row(row, cache, targets)
-    shadow = sampler.shadow(canvas)
+    verifies = sampler.verifies and bool(row.trials)
+    shadow, single = sampler.shadow(canvas, row.trials), sampler.single(canvas, verifies)
     jobs = []
     for i, fork in enumerate(_forks(row, cache)):
+        if verifies:
+            jobs.append(Job(row, fork, plan, NOTHING, 0, shadow, single=single, verifies=True))
+            continue
         wanted, own = targets if fork is canvas else sampler.targets(fork), plan
         if cache.follows and fork is not canvas:
             own = complete_plan(cache.branch(fork, plan), wanted, row.slots, NOTHING)
-        jobs.append(Job.of(row, fork, own, wanted, i * row.recipe.lanes, shadow))
+        jobs.append(Job.of(row, fork, own, wanted, i * row.recipe.lanes, shadow, single))
     return jobs
 
 
@@ -88,12 +92,18 @@ def settle(
     gained, plan = _keep(row, kept, buffer), jobs[kept].plan
     slots.computed(plan.compute, canvas.step)
     prediction, shadow = predictions[kept]
+    if jobs[kept].verifies:  # drafts were fed, and what sees them
+        slots.changed(plan.compute)
     cache.after_step(canvas, slots, prediction.positions, prediction.logprob, prediction.kl)
     if (wanted := jobs[kept].wanted) is not None:
         prediction = prediction.take(wanted)
     decision = Decision(NOTHING, NOTHING)
     if not canvas.finished:
-        decision = literals_after(row.recipe, canvas, sampler.decide(canvas, prediction, shadow))
+        if shadow is not None and jobs[kept].verifies:
+            decision = sampler.verify(canvas, shadow)
+        else:
+            decision = sampler.decide(canvas, prediction, shadow)
+        decision = literals_after(row.recipe, canvas, decision)
     for positions in (decision.committed, decision.remasked, decision.padded):
         if positions.size:
             slots.changed(positions)
@@ -148,6 +158,8 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
     distributions."""
     job, canvas = row.jobs[kept], row.canvas
     fork, trial = job.canvas, row.trials[kept] if row.trials else None
+    if job.verifies:
+        return None
     if trial is not None:
         canvas.window = fork.window
         canvas.states = fork.states

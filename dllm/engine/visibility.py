@@ -8,11 +8,14 @@ Every position has a rank, and a query sees the keys whose rank is not above its
 | block-causal | the number of its block |
 | causal | its position, undecided ones behind all others |
 
-The last is that of autoregressive models, and of WeDLM (arXiv 2512.22737), which reorders the text
-so that decided tokens come first and masks last, both ascending and with the position ids of the
-text.  Nothing is moved for it: keys stay in the order of the text, and what a query does not see is
-masked.  Behind a causal text may stand the nodes of a tree, each of which sees the text and its
-ancestors.
+Some positions may be ranked one by one where a sampler asks for it (S2D2): each of them sees what
+is left of it, as if blocks had one position there.
+
+The last row is that of autoregressive models, and of WeDLM (arXiv 2512.22737), which reorders the
+text so that decided tokens come first and masks last, both ascending and with the position ids of
+the text.  Nothing is moved for it: keys stay in the order of the text, and what a query does not
+see is masked.  Behind a causal text may stand the nodes of a tree, each of which sees the text and
+its ancestors.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ from ..models import Facts
 
 MASKS_BEHIND = 1 << 32  # what being undecided adds to a rank: more than any position
 CHUNK = 512  # queries that one mask covers
+
+Range = tuple[int, int]  # positions from the first on, below the second
+NO_RANGE: Range = (0, 0)
 
 
 @dataclass(slots=True)
@@ -60,13 +66,19 @@ class Visibility:
         """Whether every query sees every key."""
         return self.block_length is None and not self.causal
 
-    def rank(self, positions: IntArray, undecided: BoolArray | bool) -> IntArray:
-        """(n,) int64."""
-        if self.block_length is not None:
-            return positions // self.block_length
+    def rank(
+        self, positions: IntArray, undecided: BoolArray | bool, single: Range = NO_RANGE
+    ) -> IntArray:
+        """(n,) int64; the positions ``single`` are ranked one by one."""
         if self.causal:
             return positions + MASKS_BEHIND * undecided
-        return np.zeros_like(positions)
+        low, high = single
+        if self.block_length is not None:
+            low = low // self.block_length * self.block_length  # in a block all or none to the left
+            result = (positions // self.block_length + 1) * self.block_length - 1
+        else:
+            result = np.where(positions < low, low - 1, MASKS_BEHIND)
+        return np.where((positions >= low) & (positions < high), positions, result)
 
     def unseen(self, canvas: Canvas, queries: IntArray, keys: IntArray) -> BoolArray:
         """(n, m) bool: which of the positions ``keys`` the positions ``queries`` do not see."""
@@ -76,21 +88,22 @@ class Visibility:
 
     def pieces(
         self, compute: IntArray, read: IntArray | None, at: int, base: int, length: int,
-        masked: BoolArray | None = None, tree: BoolArray | None = None,
+        masked: BoolArray | None = None, tree: BoolArray | None = None, single: Range = NO_RANGE,
     ) -> Iterator[Piece]:  # fmt: skip
         """What a row's queries ``compute`` attend to, which begin at ``at`` on the packed axis and
         whose keys lie in the slots from ``base``: those of ``read``, or the first ``length``.
 
         ``masked`` (N,): which positions are undecided (None: none).  ``tree`` (n, n): the last n
-        of ``length`` are nodes, and node i sees node j where ``tree[i, j]``.
+        of ``length`` are nodes, and node i sees node j where ``tree[i, j]``.  ``single``: positions
+        that are ranked one by one.
         """
-        if self.full:
+        if self.full and single == NO_RANGE:
             keys = slice(base, base + length) if read is None else _slots(read, base)
             yield Piece(at, len(compute), keys)
             return
         read = np.arange(length) if read is None else read
-        ranks = self.rank(read, False if masked is None else masked[read])
-        own = self.rank(compute, False if masked is None else masked[compute])
+        ranks = self.rank(read, False if masked is None else masked[read], single)
+        own = self.rank(compute, False if masked is None else masked[compute], single)
         for first, last in self._runs(own):
             run = own[first:last]
             seen = ranks <= run.max()
@@ -105,21 +118,22 @@ class Visibility:
     def _runs(self, ranks: IntArray) -> Iterator[tuple[int, int]]:
         """Queries that are attended in one call: those of a block, or some that share a mask."""
         count = len(ranks)
-        if self.causal:
+        if self.block_length is None:
             return pairwise([*range(0, count, CHUNK), count])
-        return pairwise([0, *(np.flatnonzero(np.diff(ranks)) + 1).tolist(), count])
+        blocks = ranks // self.block_length
+        return pairwise([0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), count])
 
-    def shadow(self, canvas: Canvas, row: slice, shadow: IntArray) -> Piece:
-        """Shadow tokens, [MASK]s at the positions ``shadow`` that stand behind their ``row`` on
-        the packed axis: they see what masks there would, but for the token at their own position,
-        and one another."""
-        length, count = row.stop - row.start, len(shadow)
-        keys = np.arange(length)
-        own = self.rank(shadow, True)
-        ranks = np.concatenate([self.rank(keys, canvas.masked[:length]), own])
-        hidden = ranks > own[:, None]
-        hidden[np.arange(count), shadow] = True
-        return Piece(row.stop, count, slice(row.start, row.stop + count), hidden)
+    def shadow(
+        self, canvas: Canvas, shadow: IntArray, keys: IntArray, single: Range = NO_RANGE
+    ) -> BoolArray:
+        """(n, m + n) bool: which of the positions ``keys`` (m,) and of one another shadow tokens do
+        not see, [MASK]s at the positions ``shadow`` (n,): they see what masks there would, but
+        for the token at their own position, and one another unless ``single``."""
+        own = self.rank(shadow, True, single)
+        ranks = self.rank(keys, canvas.masked[keys], single)
+        hidden = (ranks > own[:, None]) | (keys == shadow[:, None])
+        others = own > own[:, None] if single == NO_RANGE else ~np.eye(len(own), dtype=np.bool_)
+        return np.concatenate([hidden, others], 1)
 
 
 def _slots(positions: IntArray, base: int) -> slice | IntArray:

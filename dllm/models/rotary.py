@@ -45,8 +45,9 @@ def _forward(
             module, hidden_states, position_embeddings, attention_mask, past_key_values, **rest
         )
         return result
+    shape = (*hidden_states.shape[:-1], -1, module.head_dim)
     q, k, v = (
-        project(hidden_states).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
+        project(hidden_states).view(shape).transpose(1, 2)
         for project in (module.q_proj, module.k_proj, module.v_proj)
     )
     q, keys, values = past_key_values.rotate_scatter(

@@ -133,8 +133,6 @@ class Reply:
         """What stands beside the text of a finished choice."""
         ask, result = self.ask, choice.result
         entry: dict[str, Any] = {"finish_reason": result.finish_reason, "logprobs": None}
-        if ask.kind == "infill" or ask.suffix is not None or ask.formed:
-            entry["finish_reason"] = "stop"  # every hole is full, a form complete
         if choice.said is not None and choice.said.calls:
             named = ask.tool_choice not in ("auto", "required")
             entry["finish_reason"] = "stop" if named else "tool_calls"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,9 +83,13 @@ class GenerateRequest:
         return bool(self.tools) and self.tool_choice != "auto"
 
     @property
-    def formed(self) -> bool:
-        """Whether the answer has a form, for which an automaton may have to be built."""
-        return self.forced or any(name in self.arguments for name in FORMATS)
+    def form(self) -> str | None:
+        """What names the form of the answer, for which an automaton may have to be built; None: it
+        has none."""
+        given = {name: self.arguments[name] for name in FORMATS if name in self.arguments}
+        if self.forced:
+            given["tools"] = [*self.tools, self.tool_choice, self.most_calls, self.several]
+        return json.dumps(given, default=str) if given else None
 
     @property
     def choices(self) -> int:

@@ -198,7 +198,7 @@ class ResponseReply(Reply):
         if not self.items:  # not streamed
             self.chunk(0, message(choice), True)
             self._close()
-        cut = choice.result.finish_reason == "length" and not self.ask.formed
+        cut = choice.result.finish_reason == "length"
         done = {"incomplete_details": {"reason": "max_output_tokens"}, "status": "incomplete"}
         used = usage(self.ask, [choice.result])
         return self._response() | (done if cut else {"status": "completed"}) | {

@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
 MOST_UNKNOWN = 16  # holes of a request that are measured
+MOST_FORMS = 32  # whose automata are known, half of what the library remembers
+SAMPLE = 64  # values of a weight that identify it
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
 TAIL = 16  # tokens at the end of a prompt, where thoughts may be opened
 ANCHOR = "x"  # some text before a token whose text is wanted
@@ -84,6 +87,8 @@ class Service:
         self._closed = False
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
+        self._weights = digest(model.hf)
+        self._forms: deque[str] = deque(maxlen=MOST_FORMS)
         self.drafting = None
         if not is_causal_model(model) and ranks is None:
             self.drafting = DraftRoutes.of(model)
@@ -154,7 +159,7 @@ class Service:
     def fingerprint(self, ask: GenerateRequest) -> str:
         """What the answer is a function of, besides the request: versions, dtype, method."""
         sampler, cache = ask.sampler or self.settings.sampler or SAMPLER, self.cache_of(ask)
-        facts = [__version__, self.model.name, str(self.model.dtype), sampler, cache]
+        facts = [__version__, self.model.name, self._weights, sampler, cache]
         facts += [self.settings.under_load] if self.settings.under_load else []
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
@@ -222,7 +227,12 @@ class Service:
             go_on()
             return self._submitted(ask, encoded, until)
 
-        return await self.encoder.run(submit, texts, until, cancel_all, ask.formed or unknown > 0)
+        form = ask.form
+        slow = unknown > 0 or (form is not None and form not in self._forms)
+        handles = await self.encoder.run(submit, texts, until, cancel_all, slow)
+        if slow and form is not None:
+            self._forms.append(form)
+        return handles
 
     def _encoded(self, model: DiffusionModel, ask: GenerateRequest, prompt: Any) -> tuple[Any, Any]:
         """The ids of a prompt (None: there is none), and of a text with holes, -1 at these."""
@@ -417,6 +427,19 @@ class Service:
         self._scorer.shutdown(wait=True, cancel_futures=True)
         if self.drafting is not None:
             self.drafting.close()
+
+
+def digest(network: torch.nn.Module) -> str:
+    """What identifies the weights, those of an adapter among them: a few values of each."""
+    found = hashlib.sha256()
+    for name, weight in network.state_dict().items():
+        if isinstance(weight, torch.Tensor) and weight.numel():
+            here = (
+                weight.to_local() if hasattr(weight, "to_local") else weight
+            )  # a part of a split one
+            flat = here.reshape(-1)[:: max(1, here.numel() // SAMPLE)]
+            found.update(f"{name} {weight.dtype} {flat.tolist()}".encode())
+    return found.hexdigest()
 
 
 def penalties(wanted: Mapping[str, float], prompt: int) -> dict[str, Any]:

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import torch
 
+MANY = 1 << 16  # numbers from which on the temporary ones cost more than the operations
+
 
 def rotate_scatter(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
     slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """As `dllm.kernels.rotation.rotate_scatter`.  Queries and keys turn together: few rows cost by
-    the operation, not by the number."""
-    x = torch.cat([q, k]).to(torch.promote_types(q.dtype, cos.dtype))  # once, not per product
-    first, second = x.chunk(2, dim=-1)
-    turned = (x * cos + torch.cat([-second, first], dim=-1) * sin).to(keys.dtype)
-    keys.index_copy_(1, slots, turned[len(q) :])
+    """As `dllm.kernels.rotation.rotate_scatter`.  Few queries and keys turn together, because every
+    operation costs as much as its numbers; many turn apart, and in place."""
+    turn = _turned_in_place if q.numel() > MANY else _turned
+    parts = [q, k] if q.numel() > MANY else [torch.cat([q, k])]
+    turned = [turn(part, cos, sin).to(keys.dtype) for part in parts]
+    keys.index_copy_(1, slots, turned[-1][-len(k) :])
     values.index_copy_(1, slots, v.to(values.dtype))
-    return turned[: len(q)]
+    return turned[0][: len(q)]
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    x = x.to(torch.promote_types(x.dtype, cos.dtype))  # once, not per product
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def _turned_in_place(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    x = x.to(torch.promote_types(x.dtype, cos.dtype))
+    turned, half = x * cos, x.shape[-1] // 2
+    turned[..., :half] -= x[..., half:] * sin[..., :half]
+    turned[..., half:] += x[..., :half] * sin[..., half:]
+    return turned

@@ -11,7 +11,7 @@ from dllm import cache as caches
 from dllm.cache import Cache, Plan, Slots
 from dllm.cache.base import complete_plan
 from dllm.canvas import Canvas, IntArray
-from dllm.capabilities import FORESIGHT
+from dllm.capabilities import DECIDED_FIRST, FORESIGHT
 
 from ..table import EOS, MASK
 
@@ -80,7 +80,8 @@ SHIFTED = {
 def plans(cache: Cache, shift: int = 0) -> Iterator[Plan]:
     """What ``cache`` plans for `STEPS`, closed as the engine does."""
     canvas = Canvas.for_prompt(np.arange(4), 12, mask_id=MASK, pad_id=EOS)
-    slots = Slots.empty(16, shift, block_length=4)
+    first = DECIDED_FIRST in cache.needs
+    slots = Slots.empty(16, shift, block_length=0 if first else 4, decided_first=first)
     for low, decided in STEPS:
         if canvas.window != (low, low + 4):
             canvas.open_window(low, low + 4)

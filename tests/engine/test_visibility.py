@@ -84,8 +84,24 @@ def test_shadow_tokens_see_what_masks_see_but_their_own_position() -> None:
         (Visibility(2), [[0, 4], [0, 1, 3, 4, 5]]),
         (causal, [[0, 2, 4], [0, 1, 4, 5]]),
     ):
-        piece = visibility.shadow(canvas("xxx."), slice(0, 4), shadow)
-        assert seen([piece], 6, 6)[4:] == expected
+        hidden = visibility.shadow(canvas("xxx."), shadow, np.arange(4))
+        assert [np.flatnonzero(~h).tolist() for h in hidden] == expected
+
+
+def test_positions_that_are_ranked_one_by_one() -> None:
+    """S2D2: drafts see what is left of them, and the masks that judge them only themselves besides.
+    Blocks are counted whole: the decided text of the first is ranked, too."""
+    blocks, everything = Visibility(2), np.arange(6)
+    row = canvas("xxx...")
+    for visibility, single, expected in (
+        (blocks, (2, 4), [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2, 3], [*range(6)], [*range(6)]]),
+        (blocks, (0, 3), [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [*range(6)], [*range(6)]]),
+        (Visibility(), (2, 4), [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2, 3], *[[*range(6)]] * 2]),
+    ):
+        pieces = visibility.pieces(everything, None, 0, 0, 6, row.masked, single=single)
+        assert seen(pieces, 6, 6) == expected
+    hidden = blocks.shadow(row, np.array([2, 3]), everything[:4], (3, 4))
+    assert [np.flatnonzero(~h).tolist() for h in hidden] == [[0, 1, 4], [0, 1, 2, 5]]
 
 
 def test_nodes_of_a_tree_see_the_text_and_their_ancestors() -> None:

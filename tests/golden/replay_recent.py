@@ -72,6 +72,41 @@ def streaming(case: dict[str, Any]) -> Call:
     return _suffix(case, threshold, "streaming(base={cache}, window={window})")
 
 
+def s2d2(case: dict[str, Any]) -> Call:
+    policy, dynamic = case["do_verify_policy"], case["do_verify_score_type"].endswith("dynamic")
+    policies = {"mask_span_length": "span", "score_threshold": "score"}
+    margin = case["token_acceptance_estimator"] == "hard_margin_threshold"
+    options = {
+        "policy": policies.get(policy, "hysteresis"), "dynamic": dynamic,
+        "tau_span": case["min_ssd_span_length"], "tau_score": case["do_verify_score_threshold"],
+        "tau_on": case["hysteresis_threshold_on"], "tau_off": case["hysteresis_threshold_off"],
+        "c": case["score_penalty_coef"], "tau": case["threshold"],
+        "estimator": "margin" if margin else "entropy",
+        "margin": case["ssd_confidence_margin_threshold"],
+        "entropy_temperature": case["ssd_entropy_temperature"],
+        "tempering": case["ssd_ratio_tempering_factor"],
+    }  # fmt: skip
+    arguments = _canvas(case)
+    if case["algorithm"] == "s2d2_llada21":
+        least = case["num_to_transfer"]
+        edits = "+edit(tau={editing_threshold}, post_steps={max_post_steps})".format(**case)
+        selector = f"threshold(tau={case['threshold']}, n={least})" + edits
+    else:
+        least = case["block_length"] // case["denoising_steps"]
+        ratio = case["ssd_ratio_threshold"]
+        options |= {
+            "causal": case["cache_ver"], "resample": case["allow_resample"],
+            "sure": case["always_check_high_confidence"], "ratio": ratio if ratio >= 0 else None,
+            "everywhere": case["ssd_threshold_all_spans"],
+        }  # fmt: skip
+        selector = f"threshold(tau={case['threshold']}, n={least})"
+        if case["remasking_strategy"] == "low_confidence_static":
+            selector = f"fixed({least})"
+    options["n"] = least
+    given = ", ".join(f"{name}={value}" for name, value in options.items())
+    return Call(f"{selector}+s2d2({given})", "block", arguments)
+
+
 def drawn(case: dict[str, Any]) -> UniformNoise | None:
     """The recorded draws of a case, by position, in place of this library's; None if it has
     none."""
@@ -89,7 +124,7 @@ def drawn(case: dict[str, Any]) -> UniformNoise | None:
 
 BUILDERS = {
     "llada21_edit": edit, "t2m_remask": t2m, "remdm": remdm, "dpad": dpad,
-    "streaming_dllm": streaming,
+    "streaming_dllm": streaming, "s2d2_llada21": s2d2, "s2d2_sdar": s2d2,
 }  # fmt: skip
 FILES = (
     "llada21_edit", "t2m_remask_llada2", "remdm_llada", "dpad_llada", "dpad_dream",

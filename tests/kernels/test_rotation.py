@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from dllm.errors import ConfigError, UnknownNameError
 from dllm.kernels.rotation import rotate_scatter
+from dllm.kernels.rotation.torch import MANY
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ["naive", "torch", "triton"]
@@ -108,6 +109,22 @@ def test_is_the_rotation_of_transformers(
     torch.testing.assert_close(keys[:, [4, 0, 9]], k, **exact)
     assert torch.equal(values[:, [4, 0, 9]], given_["v"])
     assert keys.isnan().sum() == 7 * 2 * 8
+
+
+@pytest.mark.parametrize("dtype, table", [
+    (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+])  # fmt: skip
+def test_many_rows_turn_to_the_same_bits(dtype: torch.dtype, table: torch.dtype) -> None:
+    given_ = inputs(9, 3, MANY // 64 // 9 + 1, 64, dtype, table=table)
+    got, keys, values = run("torch", given_, 3, given_["q"].shape[1] + 7)
+    for i in range(0, given_["q"].shape[1], 40):  # a few at a time go the other way
+        part = {n: x[i : i + 40] if n in ("cos", "sin", "slots") else x[:, i : i + 40]
+                for n, x in given_.items()}  # fmt: skip
+        few, some_keys, some_values = run("torch", part, 3, keys.shape[1])
+        assert torch.equal(got[:, i : i + 40], few)
+        assert torch.equal(keys[:, part["slots"]], some_keys[:, part["slots"]])
+        assert torch.equal(values[:, part["slots"]], some_values[:, part["slots"]])
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -94,6 +94,33 @@ def test_a_long_prompt_holds_up_nobody(
     assert len(read) <= len(long["prompt"])  # the second one was never begun
 
 
+def test_a_known_form_does_not_wait_behind_one_that_is_built(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = hello(structured_outputs={"regex": "[a-c]{1,3}"})
+    new = hello(structured_outputs={"regex": "[d-f]{1,3}"})
+    plain = served.post(CHAT, known).json()["choices"]
+    building, go_on = threading.Event(), threading.Event()
+    submitted = serving.Service._submitted
+
+    def slowly(service: Any, ask: Any, *more: Any) -> Any:
+        if "d-f" in ask.arguments["regex"]:
+            building.set()
+            assert go_on.wait(PATIENCE)
+        return submitted(service, ask, *more)
+
+    monkeypatch.setattr(serving.Service, "_submitted", slowly)
+    first = threading.Thread(target=lambda: served.post(CHAT, new))
+    first.start()
+    try:
+        assert building.wait(PATIENCE)
+        assert served.post(CHAT, known).json()["choices"] == plain
+    finally:
+        go_on.set()
+        first.join(PATIENCE)
+    until(lambda: idle(served))
+
+
 def test_reading_counts_against_the_deadline(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 import pytest
+import torch
 
 import dllm
+from dllm.serve.service import digest
 
 from .conftest import Served, Start
 
@@ -44,6 +47,19 @@ def test_chat(served: Served, tiny: dllm.DiffusionModel) -> None:
     assert extra is not None and extra["dllm"]["forwards"] == plain.nfe
     assert extra["dllm"]["computed"] == plain.computed
     assert answer.model == "tiny" and answer.system_fingerprint.startswith("fp_")
+
+
+def test_a_fingerprint_is_of_the_weights() -> None:
+    """Of every one of them and its dtype, so also of an adapter's and of rounded ones."""
+    network = torch.nn.Sequential(torch.nn.Linear(300, 2), torch.nn.Linear(3, 3))
+    first = digest(network)
+    assert digest(copy.deepcopy(network)) == first
+    changed = copy.deepcopy(network)
+    with torch.no_grad():
+        changed[1].weight *= 1.5
+    more = torch.nn.Sequential(*network, torch.nn.Linear(2, 2))
+    others = [digest(changed), digest(more), digest(copy.deepcopy(network).bfloat16())]
+    assert len({first, *others}) == 4
 
 
 def test_a_stream_is_the_same_text(served: Served, tiny: dllm.DiffusionModel) -> None:

@@ -214,7 +214,7 @@ def test_forms_of_answers() -> None:
         ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
     ):  # fmt: skip
         assert chat(**given).arguments == text(**given).arguments == expected
-        assert chat(**given).formed and not chat().formed
+        assert chat(**given).form and chat().form is None
     for wrong, param in (
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),

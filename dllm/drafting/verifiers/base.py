@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from ...canvas import BoolArray, IntArray
 from ...errors import ConfigError
 from ...models import DiffusionModel
+from ...prefixes import Prefixes, weights_of
 from ..base import Draft
-from .prefixes import Prefixes, weights_of
 
 _LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()

@@ -11,6 +11,7 @@ import inspect
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,6 @@ from ...canvas import BoolArray, IntArray
 from ...engine.kv import KVBuffer
 from ...engine.packing import Packing
 from ...engine.visibility import Visibility
-from ...memory import is_out_of_memory
 from ...models import DiffusionModel
 from ...models.attention import PREFIX
 from ..base import Draft, chain
@@ -88,13 +88,7 @@ class PackedVerifier(Verifier):
         self.buffer.move(kept.base + at, text.base + at)
 
     def _allocate(self, size: int) -> int:
-        try:
-            base = self.buffer.allocate(size)
-        except (RuntimeError, MemoryError) as error:
-            if not self.prefixes.kept or not is_out_of_memory(error):
-                raise
-            self.prefixes.shrink(0)
-            base = self.buffer.allocate(size)
+        base = self.prefixes.make_room(partial(self.buffer.allocate, size))
         assert base is not None, "the pool grows"
         return base
 

@@ -13,8 +13,8 @@ from dllm.drafting.base import chain
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.verifiers.packed import PackedVerifier
-from dllm.drafting.verifiers.prefixes import Prefixes, weights_of
 from dllm.drafting.verifiers.rowwise import RowVerifier
+from dllm.prefixes import Prefixes, weights_of
 from dllm.train.dflash.model import drafter_config, new_drafter
 
 from ..conftest import make_verifier

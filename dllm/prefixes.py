@@ -2,7 +2,8 @@
 
 The second turn of a chat, a shared system prompt, a long file asked about twice: the keys and
 values of the tokens that a new prompt has in common with a kept text are copied, not computed.
-Exact match only; of a causal network they are the ones that would be computed.
+Exact match only; where nothing that follows a token changes its keys and values, they are the ones
+that would be computed: of a causal network, and of the blocks of a block-causal one.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ...canvas import IntArray
+from .canvas import IntArray
+from .memory import unless_out_of_memory
 
+KEPT = 16_384  # tokens that a session keeps
 LEAST = 16  # tokens in common below which copying is not worth its while
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Kept(Generic[T]):
     text: T
     tokens: IntArray  # those whose keys and values are held
@@ -43,18 +46,23 @@ class Prefixes(Generic[T]):
         """Tokens that are kept."""
         return sum(len(one.tokens) for one in self.kept)
 
+    def allow(self, tokens: int | None) -> None:
+        """Set the budget; None: `KEPT`."""
+        self.budget = KEPT if tokens is None else tokens
+        self.shrink(self.budget)
+
     def find(
-        self, prompt: IntArray, weights: object, *, whole: bool = False
+        self, prompt: IntArray, weights: object, *, whole: bool = False, block: int = 1
     ) -> tuple[T, int] | None:
         """The kept text with most tokens in common with ``prompt`` (P,), and how many, at most
-        P - 1; with ``whole`` only texts that the prompt begins with."""
+        P - 1, in whole blocks; with ``whole`` only texts that the prompt begins with."""
         best, most = None, LEAST - 1
         for one in self.kept:
             n = min(len(one.tokens), len(prompt) - 1)
             if one.weights != weights or n <= most:
                 continue
             different = np.flatnonzero(one.tokens[:n] != prompt[:n])
-            n = int(different[0]) if different.size else n
+            n = (int(different[0]) if different.size else n) // block * block
             if n > most and not (whole and n < len(one.tokens)):
                 best, most = one, n
         if best is None:
@@ -82,6 +90,14 @@ class Prefixes(Generic[T]):
         """Let texts go until at most ``tokens`` are held."""
         while self.kept and self.held > max(0, tokens):
             self._drop(self.kept[0])
+
+    def make_room(self, take: Callable[[], int | None]) -> int | None:
+        """What ``take`` gets; while it gets nothing or memory does not suffice for it, texts go."""
+        while self.kept:
+            if (taken := unless_out_of_memory(take)) is not None:
+                return taken
+            self._drop(self.kept[0])
+        return take()
 
     def _drop(self, one: _Kept[T]) -> None:
         self.kept.remove(one)

@@ -1,0 +1,160 @@
+"""S2D2: a block-diffusion model drafts a block, and verifies it from left to right itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
+from ..capabilities import FIXED_WINDOW, GREEDY, KEEPS_TEXT, REPLACES, SHADOW
+from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, THRESHOLD, bounds, one_of
+from .base import Explorer, Part, View
+from .compose import register
+from .threshold import Threshold
+
+
+@dataclass
+class Routing:
+    """Whether the next forward verifies, and whether the last decision of hysteresis was to."""
+
+    verifies: bool = False
+    on: bool = False
+
+
+@register(
+    "s2d2",
+    paper="S2D2: Fast Decoding for Block-Diffusion LLMs via Training-Free Self-Speculation",
+    arxiv="2603.25702",
+)
+@dataclass(frozen=True)
+class S2D2(Explorer):
+    """Where it is likely to pay, commit the drafts of a block that the same model confirms.
+
+    The model is one of block diffusion, which is autoregressive with blocks of one position.
+    The first run of masks is verified in one more forward: the block filled with its drafts, of
+    which each sees what is left of it, and a mask per position of the run that sees the same.  From
+    left to right a draft stands with probability (q / p) ** ``tempering`` (1), at most 1; q is what
+    its mask says there, p what the draft had.  The first one that does not gives way to a token
+    from (q - p)+ and ends the run.  With fewer than ``n`` (1) commits the selectors add what is
+    missing; ``sure`` lets them always (official: always_check_high_confidence), and ``ratio``
+    commits all drafts of the run, or ``everywhere`` in the block, with at least that q / p.
+
+    ``policy`` says when to verify: "span" where the run has ``tau_span`` (1) masks; "score" where
+    S >= ``tau_score`` (0); "hysteresis" from S > ``tau_on`` (1) until S < ``tau_off`` (-5).  S is
+    the expected number of accepted drafts, sum over k of the product of the first k acceptances,
+    minus ``c`` (1), which with ``dynamic`` counts for every mask above ``tau`` (0.85).  An
+    acceptance is exp(-``entropy_temperature`` H / ln V), or with ``estimator="margin"`` whether p1
+    - p2 exceeds ``margin`` (0.05).
+
+    The defaults are those of SDAR with blocks of 4; there ``causal`` also encodes what is decided
+    from the left on as if blocks had one position (the official code's AR-like caching).  Other
+    steps are those of the selectors, ``threshold(tau=0.85)`` unless others are given.  The text
+    depends on the seed at temperature 0, too.  Models whose attention is bidirectional are not
+    autoregressive in any block: they say nothing useful there, and the text suffers.
+    """
+
+    needs = frozenset({SHADOW, FIXED_WINDOW, KEEPS_TEXT, GREEDY, REPLACES})
+    statistics = frozenset({"residual", "entropy", "margin"})
+    verifies = True
+    limits = bounds(
+        policy=one_of(("span", "score", "hysteresis")), estimator=one_of(("entropy", "margin")),
+        tau_span=COUNT, c=NOT_NEGATIVE, tau=THRESHOLD, margin=SHARE,
+        entropy_temperature=NOT_NEGATIVE, tempering=POSITIVE, n=COUNT, ratio=SHARE
+    )  # fmt: skip
+
+    base: tuple[Part, ...] = ()
+    policy: str = "score"
+    tau_span: int = 1
+    tau_score: float = 0.0
+    tau_on: float = 1.0
+    tau_off: float = -5.0
+    c: float = 1.0
+    dynamic: bool = False
+    tau: float = 0.85
+    estimator: str = "entropy"
+    margin: float = 0.05
+    entropy_temperature: float = 1.0
+    tempering: float = 1.0
+    resample: bool = True
+    n: int = 1
+    sure: bool = False
+    ratio: float | None = None
+    everywhere: bool = False
+    causal: bool = False
+    vocab_size: int | None = None
+
+    @property
+    def width(self) -> int:
+        return 1
+
+    def companions(self) -> tuple[Part, ...]:
+        return (Threshold(self.tau, self.n),)
+
+    def defers(self, view: View) -> bool:
+        routing = view.canvas.state(Routing)
+        if self.policy == "span":
+            verifies = bool(len(view.positions)) and run(view.positions) >= self.tau_span
+        else:
+            score = self.expected_gain(view)
+            below = self.tau_score if self.policy == "score" else self.tau_off
+            off = self.policy == "hysteresis" and not routing.on
+            verifies = score > self.tau_on if off else score >= below
+        routing.verifies = routing.on = verifies
+        return verifies
+
+    def expected_gain(self, view: View) -> float:
+        """S, minus infinity where nothing is masked."""
+        p, count = view.prediction, run(view.positions)
+        if not count:
+            return -np.inf
+        assert p.entropy is not None and p.margin is not None, "asked for by name"
+        if self.estimator == "margin":
+            acceptance = (p.margin[:count] > self.margin).astype(np.float32)
+        else:
+            entropy = p.entropy[:count] / np.log(self.vocab_size or 2)
+            acceptance = np.exp(-self.entropy_temperature * entropy)
+        above = int((np.exp(p.logprob) > self.tau).sum()) if self.dynamic else 1
+        return float(acceptance.cumprod().sum()) - self.c * above
+
+    def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+        if not view.canvas.state(Routing).verifies:
+            return []
+        return [view.canvas.masked[view.positions]]
+
+    def single(self, canvas: Canvas, verifies: bool) -> tuple[int, int]:
+        low, high = canvas.window
+        if verifies:
+            return (0 if self.causal else low), high
+        if not self.causal:
+            return 0, 0
+        masks = canvas.masks()
+        return 0, int(masks[0]) if masks.size else high
+
+    def shadow(self, canvas: Canvas) -> IntArray:
+        masks = canvas.masks()
+        return masks if self.everywhere and self.ratio is not None else masks[: run(masks)]
+
+    def accept(self, view: View) -> tuple[BoolArray, IntArray, FloatArray, bool]:
+        canvas, p, shadow = view.canvas, view.prediction, view.shadow
+        assert shadow is not None
+        canvas.state(Routing).verifies = False
+        count = run(view.positions)
+        judged = len(shadow.positions)  # the first of the masks
+        ratio = np.exp(shadow.asked["stands"][:, 0] - p.logprob[:judged]) ** self.tempering
+        ratio = np.minimum(ratio, 1)
+        stands = canvas.uniform(SELECTION, view.positions[:count]) < ratio[:count]
+        first = count if stands.all() else int(stands.argmin())
+        chosen = np.arange(len(view.positions)) <= min(first, count - 1)
+        tokens, logprobs = p.token.copy(), p.logprob.copy()
+        if first < count and self.resample:
+            tokens[first], logprobs[first] = shadow.token[first], shadow.logprob[first]
+        if self.ratio is not None:
+            chosen[:judged] |= ratio >= self.ratio
+        return chosen, tokens, logprobs, self.sure or int(chosen.sum()) < self.n
+
+
+def run(positions: IntArray) -> int:
+    """How many of the ascending ``positions`` follow one another from the first on."""
+    gaps = np.flatnonzero(np.diff(positions) != 1)
+    return int(gaps[0]) + 1 if gaps.size else len(positions)
