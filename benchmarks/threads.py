@@ -1,11 +1,13 @@
 """The number of threads that is chosen, against every fixed one, idle and beside a busy program.
 
-    python benchmarks/threads.py             # nano, 135M and SmolLM2; writes results/threads.json
-    python benchmarks/threads.py --models nano --runs 3
+    python benchmarks/threads.py                              # nano, 135M and SmolLM2
+    python benchmarks/threads.py --models nano --cases idle   # one of them, about half a minute
 
-Every run is a process of its own: it loads the model, decodes once to warm up, and takes the wall
-time of a second decoding and its processor time.  Runs of one case take turns.  `busy` starts a
-program that computes on every processor but one (at least one) all the while.
+For every way, the choice and each fixed number, there are three processes, as processes differ,
+that load the model and then wait.  They take turns; in a turn a process decodes for `--seconds`.
+Medians over turns, then over processes.  `busy` starts a program that computes on every processor
+but one (at least one) before anything is loaded.  Cases that are measured are replaced in
+results/threads.json, others stay.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from typing import Any
 from report import RESULTS, write  # isort: skip
 
 MODELS = ("nano", "135m", "smollm2")
+CASES = ("idle", "busy")
 BUSY = "while True: sum(range(100000))"
 
 
-def decode(name: str) -> dict[str, float]:
-    """Seconds of a decoding with whatever number of threads there is."""
+def worker(name: str, seconds: float) -> None:
+    """Load a model, warm up, then decode for so long at every line that comes in."""
     import torch
 
     import dllm
@@ -35,82 +38,116 @@ def decode(name: str) -> dict[str, float]:
     from real import smollm2  # isort: skip
     from shapes import llada_135m  # isort: skip
 
+    start = time.perf_counter()
     model = {"nano": lambda: dllm.load("nano"), "135m": llada_135m, "smollm2": smollm2}[name]()
+    loading = time.perf_counter() - start
     prompts: list[Any] = [[1 + i % 97 for i in range(64)]] * 4
 
-    def run() -> None:
+    def decode() -> None:
         if name == "smollm2":
-            dllm.speculate(model, "lookup", prompts, max_new_tokens=32)
+            dllm.speculate(model, "lookup", prompts, max_new_tokens=16)
         else:
             options = {"eos_policy": "none"} if name == "135m" else {}
-            tokens = 32 if name == "135m" else 24
+            tokens = 16 if name == "135m" else 24
             dllm.generate(
                 model, prompts, cache="dual", max_new_tokens=tokens, block_length=8, **options
             )
 
-    run()
-    wall, processor = time.perf_counter(), time.process_time()
-    run()
-    return {"seconds": time.perf_counter() - wall, "processor": time.process_time() - processor,
-            "threads": torch.get_num_threads()}  # fmt: skip
+    decode()
+    print(json.dumps({"threads": torch.get_num_threads(), "loading": loading}), flush=True)
+    for _ in sys.stdin:
+        wall, processor, calls = time.perf_counter(), time.process_time(), 0
+        while calls == 0 or time.perf_counter() - wall < seconds:
+            decode()
+            calls += 1
+        taken = time.perf_counter() - wall, time.process_time() - processor
+        print(json.dumps({"seconds": taken[0] / calls, "processor": taken[1] / calls}), flush=True)
 
 
-def measured(name: str, threads: int | None) -> dict[str, float]:
-    """The same in a process of its own; None leaves the choice to the library."""
+def begun(name: str, threads: int | None, seconds: float) -> subprocess.Popen[str]:
+    """A process that has loaded and waits; None leaves the choice to the library."""
     kept = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     given = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(
-        [sys.executable, __file__, "--one", name], env=kept | given, capture_output=True, text=True,
-        check=True,
+    return subprocess.Popen(
+        [sys.executable, __file__, "--worker", name, "--seconds", str(seconds)], env=kept | given,
+        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
-def case(name: str, busy: bool, runs: int) -> dict[str, Any]:
-    """Median wall and processor seconds of the choice and of every fixed number, in turns."""
+def answer(process: subprocess.Popen[str]) -> dict[str, float]:
+    assert process.stdout is not None
+    said: dict[str, float] = json.loads(process.stdout.readline())
+    return said
+
+
+def turn(process: subprocess.Popen[str]) -> dict[str, float]:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return answer(process)
+
+
+def case(name: str, busy: bool, options: argparse.Namespace) -> dict[str, Any]:
+    """Wall and processor seconds of a decoding with every way."""
     processors = len(os.sched_getaffinity(0))
-    ways = [None, *range(1, processors + 1)]
+    ways = ["chosen", *(str(n) for n in range(1, processors + 1))]
     others = [
         subprocess.Popen([sys.executable, "-c", BUSY])
         for _ in range(max(1, processors - 1) if busy else 0)
     ]
+    processes: dict[tuple[str, int], subprocess.Popen[str]] = {}
+    chosen: list[int] = []
     try:
-        taken: dict[Any, list[dict[str, float]]] = {way: [] for way in ways}
-        for _ in range(runs):
-            for way in ways:
-                taken[way].append(measured(name, way))
+        for i in range(options.processes):
+            for way in ways:  # one after the other: they would disturb each other
+                threads = None if way == "chosen" else int(way)
+                processes[way, i] = begun(name, threads, options.seconds)
+                said = answer(processes[way, i])
+                if threads is None:
+                    chosen.append(int(said["threads"]))
+        taken: dict[tuple[str, int], list[dict[str, float]]] = {each: [] for each in processes}
+        for _ in range(options.turns):
+            for each, process in processes.items():
+                taken[each].append(turn(process))
     finally:
-        for other in others:
-            other.kill()
-            other.wait()
-    middle = {way: median(run["seconds"] for run in each) for way, each in taken.items()}
-    best = min((way for way in ways if way is not None), key=lambda way: middle[way])
+        for process in [*processes.values(), *others]:
+            process.kill()
+            process.wait()
+
+    def of_processes(way: str, what: str) -> list[float]:
+        return [median(t[what] for t in runs) for each, runs in taken.items() if each[0] == way]
+
+    wall = {way: of_processes(way, "seconds") for way in ways}
+    seconds = {way: median(each) for way, each in wall.items()}
+    best = min(ways[1:], key=lambda way: seconds[way])
     return {
-        "model": name, "busy": busy, "best": best, "ratio": middle[None] / middle[best],
-        "chosen": [run["threads"] for run in taken[None]],
-        "seconds": {str(way or "chosen"): seconds for way, seconds in middle.items()},
-        "processor": {str(way or "chosen"): median(run["processor"] for run in each)
-                      for way, each in taken.items()},
+        "model": name, "busy": busy, "best": int(best), "chosen": chosen,
+        "ratio": seconds["chosen"] / seconds[best], "seconds": seconds, "processes": wall,
+        "processor": {way: median(of_processes(way, "processor")) for way in ways},
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--runs", type=int, default=3, help="of every number, in turns")
-    parser.add_argument("--one", help="decode one model in this process, and print seconds")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--processes", type=int, default=3, help="with every way")
+    parser.add_argument("--turns", type=int, default=5, help="of every process")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a turn, at least")
+    parser.add_argument("--worker", help="wait with this model for turns, for use by this program")
     parser.add_argument("--output", type=Path, default=RESULTS / "threads.json")
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(decode(options.one)))
+    if options.worker:
+        worker(options.worker, options.seconds)
         return
-    cases = []
+    before = json.loads(options.output.read_text())["cases"] if options.output.exists() else []
+    cases = {(each["model"], each["busy"]): each for each in before}
     for name in options.models:
-        for busy in (False, True):
-            cases.append(case(name, busy, options.runs))
-            print(json.dumps(cases[-1]), flush=True)
-    write(options.output, {"cases": cases})
+        for which in options.cases:
+            busy = which == "busy"
+            cases[name, busy] = case(name, busy, options)
+            print(json.dumps(cases[name, busy]), flush=True)
+            write(options.output, {"cases": list(cases.values())})
 
 
 if __name__ == "__main__":

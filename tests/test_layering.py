@@ -35,7 +35,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "models": (
         {"errors", "registry", "spec", "kernels"},
         {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"}
-        | {"einops", "peft", "gguf"},  # the last two where an adapter or such a file is met
+        | {"einops", "psutil", "peft", "gguf"},  # the last two where such a file is met
     ),
     "config": ({"errors"}, set()),
     "memory": (set(), {"torch", "psutil"}),

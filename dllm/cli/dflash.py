@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError, UnknownNameError
-from .options import Debug
 from .output import note
 
 if TYPE_CHECKING:
@@ -87,7 +86,6 @@ def dflash(
     evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 200,
     held_out: Annotated[int, setting("One prompt in so many.", DATA, min=2)] = 64,
     device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu",
-    threads: Annotated[int | None, setting("CPU threads.", TRAINING, min=1)] = None,
     seed: Annotated[int, setting("Of prompts, weights and batches.", TRAINING, min=0)] = 0,
     into: Annotated[
         str, setting("Format: native (transformers), z-lab or speculators.", OUTPUT, "--format")
@@ -95,14 +93,12 @@ def dflash(
     dry_run: Annotated[
         bool, setting("Only say what a step would take.", OUTPUT, "--dry-run")
     ] = False,
-    debug: Debug = False,
 ) -> None:  # fmt: skip
     """Train a drafter that fills a block of masks in one forward (DFlash).
 
     A run that was stopped goes on where it saved last.  On several GPUs: write the data with one
     process first, then `accelerate launch --module dllm train dflash ...`.
     """
-    import torch
 
     from ..train.dflash.export import FORMATS
     from ..train.dflash.objective import Objective
@@ -120,8 +116,6 @@ def dflash(
     )  # fmt: skip
     if dry_run:
         return _dry_run(verifier, recipe)
-    if threads is not None:
-        torch.set_num_threads(threads)
     model = loaded_verifier(verifier, device)
     output.mkdir(parents=True, exist_ok=True)
     files = written_answers(model, data or [], output, answers, max_new_tokens, seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -35,7 +36,8 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, float]]:
 @pytest.mark.parametrize(
     ("times", "chosen"),
     [
-        ({1: 1.0, 2: 0.95}, 1),
+        ({1: 1.0, 2: 0.97}, 1),
+        ({1: 1.0}, 1),
         ({1: 1.0, 2: 0.6}, 2),
         ({1: 4.0, 2: 2.1, 4: 1.5, 8: 1.45}, 4),
         ({1: 1.0, 2: 3.0, 4: 0.5}, 4),
@@ -89,9 +91,21 @@ def test_a_number_of_threads_is_one(count: Any) -> None:
         dllm.load("nano", threads=count)
 
 
-def test_measured_are_one_thread_and_more() -> None:
-    times = threads.measure((64, 128), torch.float32, 3)
-    assert set(times) == {1, 2, 3} and min(times.values()) > 0
+@pytest.mark.parametrize(("idle", "counts"), [(0.0, {1}), (2.1, {1, 2, 3}), (9.0, {1, 2, 4})])
+def test_no_more_threads_than_processors_are_idle(
+    idle: float, counts: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = time.perf_counter()
+    monkeypatch.setattr(threads, "idle_seconds", lambda: idle * (time.perf_counter() - began))
+    times = threads.measure((64, 128), torch.float32, 4)
+    assert set(times) == counts and min(times.values()) > 0
+
+
+def test_idle_time_is_that_of_our_processors() -> None:
+    first, start = threads.idle_seconds(), time.perf_counter()
+    time.sleep(0.03)
+    most = threads.available() * (time.perf_counter() - start + 0.05)
+    assert 0 <= threads.idle_seconds() - first <= most
 
 
 @pytest.mark.slow

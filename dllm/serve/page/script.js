@@ -58,7 +58,7 @@ async function* events(response) {
   }
 }
 
-const named = (body) => ({ sampler: body.sampler ?? "", cache: body.cache ?? "" });
+const named = ({ sampler, length, cache }) => ({ sampler: [sampler, length].filter(Boolean).join("+"), cache: cache ?? "" });
 
 /* The trace of a canvas on which nothing is written yet. */
 function blank(frame, body) {
@@ -99,7 +99,7 @@ async function write(index, way, signal) {
       set(follow ? longest : Number(slider.value));
       if (Number(field("pause"))) await pause(Number(field("pause")));
     } else if (event.usage) {
-      answer.querySelector("small").textContent = `${event.usage.completion_tokens} tokens · ${frame.forwards} forwards · ` +
+      answer.querySelector("small").textContent = `${event.usage.completion_tokens} tokens · ${frame.forwards} forward${frame.forwards === 1 ? "" : "s"} · ` +
         `${frame.tokens_per_forward.toFixed(2)} tokens per forward · ${frame.computed} positions computed · ` +
         `${frame.seconds.toFixed(2)} s, ${frame.queue_seconds.toFixed(2)} s in the queue`;
     }
