@@ -142,7 +142,7 @@ def models(tiny: dllm.DiffusionModel, reordered: dllm.DiffusionModel) -> Models:
 @pytest.mark.parametrize("name", CACHES)
 def test_rows_are_what_they_are_alone(models: Models, name: str) -> None:
     model = models(name)
-    turmoil(model, SMALL[name], texts_of(model, SMALL[name], 5, seed=1), seed=2)
+    turmoil(model, SMALL[name], texts_of(model, SMALL[name], 3, seed=1), seed=2)
 
 
 def test_rows_are_what_they_are_alone_where_decided_tokens_come_first(
@@ -324,7 +324,7 @@ def test_threads_share_a_model(tiny: dllm.DiffusionModel) -> None:
     calls = [
         {"cache": cache, "sampler": sampler}
         for cache in ("sparse", "d2(k=4)", "elastic(beta=4)", "dllm_cache(6, 3)", "dual", "none")
-        for sampler in ("llada", "threshold(0.3)")
+        for sampler in ("threshold(0.3)",)
     ]  # fmt: skip
     prompts = ["Tom has 3 apples.", "Sort 3 1 2.", "x"]
 

@@ -122,7 +122,7 @@ def test_every_step_is_the_reordered_forward(
             tokens[position], masked[position] = token, False
 
 
-@pytest.mark.parametrize("sampler", some(SAMPLERS, 4))
+@pytest.mark.parametrize("sampler", some(SAMPLERS, 2))
 def test_the_cache_is_exact_and_rows_are_alone(model: dllm.DiffusionModel, sampler: str) -> None:
     exact, plain = (run(model, PROMPTS, sampler, cache) for cache in ("wedlm", "none"))
     for one, other in zip(exact, plain, strict=True):
@@ -133,7 +133,7 @@ def test_the_cache_is_exact_and_rows_are_alone(model: dllm.DiffusionModel, sampl
     assert [(outcome(r), r.computed) for r in alone] == [(outcome(r), r.computed) for r in exact]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), 2))
 def test_the_cache_is_exact_for_any_order_of_decisions(
     model: dllm.DiffusionModel, seed: int
 ) -> None:

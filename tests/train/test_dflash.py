@@ -196,7 +196,7 @@ def small(steps: int, **head: int) -> Recipe:
 def test_a_run_learns_and_its_drafter_can_be_used(
     verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
 ) -> None:
-    recipe = small(30)
+    recipe = small(20)
     config = recipe.config(verifier.hf.config, mask_id(verifier))
     assert list(keep_taps([answers], verifier.hf, config))[-1] == 240
     assert list(keep_taps([answers], verifier.hf, config)) == []
@@ -212,7 +212,7 @@ def test_a_run_learns_and_its_drafter_can_be_used(
     assert points[-1]["tokens_per_forward"] > points[0]["tokens_per_forward"] + 0.04
     finish(run, verifier, recipe, split, tmp_path / "drafter")
     text = (tmp_path / "drafter" / "README.md").read_text()
-    assert f"| 30 | 1920 | {points[-1]['tokens_per_forward']:.2f} |" in text
+    assert f"| 20 | 1280 | {points[-1]['tokens_per_forward']:.2f} |" in text
     result = dllm.speculate(verifier, str(tmp_path / "drafter"), "3+4=", controller="whole")
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
 
