@@ -48,8 +48,10 @@ class Run:
     accumulate: Annotated[int, setting("Batches per step.", TRAINING, min=1)] = 1
     evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 100
     checkpointing: Annotated[
-        bool, setting("Recompute activations instead of keeping them.", TRAINING)
-    ] = False
+        bool,
+        setting("Recompute activations instead of keeping them.", TRAINING,
+                "--checkpointing/--no-checkpointing"),
+    ] = False  # fmt: skip
     device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu"
     dtype: Annotated[str, setting("Of the weights that are not trained.", TRAINING)] = "auto"
     seed: Annotated[int, setting("Of prompts and batches.", TRAINING, min=0)] = 0
