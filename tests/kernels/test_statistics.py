@@ -117,7 +117,7 @@ def cases(
 
 @pytest.mark.usefixtures("small_tiles")
 class TestAgainstTheOracle:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(case=cases())
     def test_tiled_float32(self, case: tuple[torch.Tensor, torch.Tensor, dict[str, Any]]) -> None:
         hidden, weight, chosen = case
@@ -127,7 +127,7 @@ class TestAgainstTheOracle:
             token_statistics(hidden, weight, backend="naive", **chosen),
         )
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(case=cases(), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
     def test_logits(
         self, case: tuple[torch.Tensor, torch.Tensor, dict[str, Any]], dtype: torch.dtype
