@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError, UnknownNameError
-from .options import Debug
 from .output import note
 
 if TYPE_CHECKING:
@@ -94,7 +93,6 @@ def dflash(
     dry_run: Annotated[
         bool, setting("Only say what a step would take.", OUTPUT, "--dry-run")
     ] = False,
-    debug: Debug = False,
 ) -> None:  # fmt: skip
     """Train a drafter that fills a block of masks in one forward (DFlash).
 

@@ -33,7 +33,7 @@ class Run:
     ] = None
     answers: Annotated[int, setting("Prompts to answer.", DATA, min=1)] = 2000
     held_out: Annotated[int, setting("Prompts to measure with.", DATA, min=1)] = 64
-    steps: Annotated[int, setting("Steps in all.", TRAINING, min=1)] = 1000
+    steps: Annotated[int, setting("Steps in all; 0 only writes answers.", TRAINING, min=0)] = 1000
     rows: Annotated[int, setting("Answers per step.", TRAINING, min=1)] = 8
     rank: Annotated[
         int | None,
@@ -88,6 +88,13 @@ def parallel(
     reference: Annotated[bool | None, setting("Show the teacher the answer.", TRAINING)] = None,
     kl: Annotated[float | None, setting("Weight of the divergence.", TRAINING, min=0.0)] = None,
     entropy: Annotated[float | None, setting("Weight of the entropy term.", TRAINING)] = None,
+    state: Annotated[
+        str | None, setting("Where masks stand: trajectory, random or order.", TRAINING)
+    ] = None,
+    ratio: Annotated[
+        str | None,
+        setting("Share of a block that is masked, or from,to; not of trajectories.", TRAINING),
+    ] = None,
     sampler: Annotated[
         str, setting("Decodes the trajectories, and measures.", DATA)
     ] = "threshold(0.9)",
@@ -102,7 +109,14 @@ def parallel(
     """Teach a diffusion model to decide more tokens per forward (TAD, dParallel, d3LLM)."""
     from ..train.objectives.parallel import PRESETS
 
-    given = {"delta": delta, "reference": reference, "kl": kl, "entropy": entropy}
+    try:
+        shares = None if ratio is None else [float(share) for share in ratio.split(",")]
+    except ValueError:
+        raise ConfigError(f"--ratio is a share or two, e.g. 0.0,0.8, not {ratio!r}") from None
+    given = {
+        "delta": delta, "reference": reference, "kl": kl, "entropy": entropy, "state": state,
+        "ratio": shares and (shares[0], shares[-1]),
+    }  # fmt: skip
     settings = replace(
         _preset(PRESETS, recipe), **{k: v for k, v in given.items() if v is not None}
     )
@@ -180,6 +194,8 @@ def _distill(
     recipe = Recipe(settings, schedule, run.rows, run.rank, **how)
     job = train(model, recipe, folder, questions, data=run.data or (), held_out=held, say=note,
                 teacher=teacher, gradient_checkpointing=run.checkpointing)  # fmt: skip
+    if job is None:
+        return note(f"answers: {folder}")
     finish(job, model, recipe, folder / ("adapter" if run.rank else "model"))
     note(f"{name}: {folder / ('adapter' if run.rank else 'model')}")
 

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import INSTALL_EXTRA, ConfigError, DllmError
-from .options import remember_debug
 from .output import distribution_version, versions, waiting
 
 if TYPE_CHECKING:
@@ -58,9 +57,6 @@ def doctor(
     on: Annotated[
         str | None, typer.Option(help="A card instead of this machine, for --serve: H100, ...")
     ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
-    ] = False,
 ) -> None:
     """Report versions, devices and extras, and whether a model fits.
 

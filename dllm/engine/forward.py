@@ -194,29 +194,27 @@ class Forward:
         rows = self._banned_rows(jobs, options, len(hidden))
         result = self._statistics(jobs, options, hidden, rows)
         clean = result
-        if any(job.ids for job in jobs) or any(job.shadow.size for job in jobs):
+        if any(job.ids or job.shadow.size or job.verifies for job in jobs):
             clean = self._clean(options, hidden, result, rows)
         at = 0
         for job, own in zip(jobs, numbers, strict=True):
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
-            if options.needs & {"kl", "residual"}:
+            if options.needs & {"kl", "residual"} and not job.verifies:
                 job.logprobs = log_probabilities(hidden[here], self._head(options), options.banned)
             if "kl" in options.needs and job.logprobs is not None:
                 own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
             for name, ids in job.ids.items():
                 own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
-            if job.shadow.size:
-                standing = job.canvas.tokens[job.shadow][:, None]
-                own["stands"] = self._logprobs(
-                    hidden, clean, slice(here.stop, at), standing, options
-                )
+            judged = job.shadow if job.shadow.size else job.targets
+            there = slice(here.stop if job.shadow.size else here.start, at)
+            if job.shadow.size or job.verifies:
+                standing = job.canvas.tokens[judged][:, None]
+                own["stands"] = self._logprobs(hidden, clean, there, standing, options)
             if job.verifies:
-                scores = log_probabilities(
-                    hidden[here.stop : at], self._head(options), options.banned
-                )
+                scores = log_probabilities(hidden[there], self._head(options), options.banned)
                 keys = noise_keys([job]).to(hidden.device)
-                drawn = residual(job.shadow, scores, job.row.previous, keys)
+                drawn = residual(judged, scores, job.row.previous, keys)
                 own["residual"], own["residual_logprob"] = drawn
         return result
 
@@ -286,14 +284,16 @@ def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericE
             "infinite values, or overflow in this dtype; `dllm doctor` checks them, "
             "dtype='float32' may help"
         )
+    if job.verifies:  # what a position gets in place of a refused draft
+        numbers = {**numbers, "asked.stands": numbers["stands"], "token": numbers["residual"],
+                   "logprob": numbers["residual_logprob"]}  # fmt: skip
+        return _prediction(job.asked, numbers), None
     if not job.shadow.size:
         return _prediction(job.targets, numbers), None
     count = len(job.targets)
     shared = {name: numbers[name] for name in SHARED if name in numbers}
     mine = {**numbers, **{name: array[:count] for name, array in shared.items()}}
     others = {name: array[count:] for name, array in shared.items()}
-    if job.verifies:  # what a position gets in place of a refused draft
-        others |= {"token": numbers["residual"], "logprob": numbers["residual_logprob"]}
     others["asked.stands"] = numbers["stands"]
     return _prediction(job.targets, mine), _prediction(job.shadow, others)
 

@@ -57,6 +57,10 @@ class Settings:
             raise ConfigError(f"state is one of {', '.join(STATES)}, not {self.state!r}")
         if self.delta < 0 or self.block < 1 or self.tau <= 0 or self.entropy_tau <= 0:
             raise ConfigError("delta must not be negative; block and temperatures are positive")
+        if not 0 <= self.ratio[0] <= self.ratio[1] <= 1:
+            raise ConfigError(f"ratio is a share and one that is not smaller, not {self.ratio}")
+        if self.state == "trajectory" and self.ratio != (0.5, 0.5):
+            raise ConfigError("a trajectory says what is masked: ratio is of 'random' and 'order'")
 
 
 PRESETS = {

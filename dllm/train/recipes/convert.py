@@ -75,7 +75,7 @@ def start(
 
 def in_blocks(model: DiffusionModel, block: int, mask_token_id: int | None) -> DiffusionModel:
     """A copy of an autoregressive model with attention that is causal between blocks of ``block``
-    tokens and predictions in place, as OPDLM's: weights to train, no model to use yet."""
+    tokens, as OPDLM's: weights to train, no model to use yet."""
     family = IN_BLOCKS.get(type(model.hf).__name__)
     if model.facts.mask_kind != "causal" or family is None:
         raise ConfigError(
@@ -88,7 +88,8 @@ def in_blocks(model: DiffusionModel, block: int, mask_token_id: int | None) -> D
     hf.generation_config.block_length = block
     result = load(hf, family=family, tokenizer=tokenizer, mask_token_id=mask,
                   block_length=block)  # fmt: skip
-    return replace(result, name=model.name)
+    defaults = {**result.generation_defaults, "block_length": block}
+    return replace(result, name=model.name, generation_defaults=defaults)
 
 
 def finish(run: Loop, model: DiffusionModel, recipe: Recipe, split: Split, folder: Path) -> None:

@@ -47,15 +47,16 @@ def train(
     model: DiffusionModel, recipe: Recipe, folder: Path, questions: Callable[[int], Asked], *,
     data: Sequence[Path] = (), held_out: Asked = (), say: Callable[[str], None] | None = None,
     teacher: DiffusionModel | None = None, gradient_checkpointing: bool = False,
-) -> Loop:  # fmt: skip
-    """All rounds in ``folder``, where a stopped run goes on; returns the last one's loop.
+) -> Loop | None:  # fmt: skip
+    """All rounds in ``folder``, where a stopped run goes on; returns the last one's loop, None for
+    a schedule without steps, which only writes the answers.
 
     ``questions`` of a round, from 0, are decoded with what the one before has made, and learnt with
     those of the two before it; the first round learns from the files of ``data`` instead where
     there are any, or from what an autoregressive ``teacher`` answers.
     """
     same_recipe(folder, recipe)
-    files = [*data]
+    files, run = [*data], None
     for number in range(recipe.rounds):
         part = folder if recipe.rounds == 1 else folder / f"round{number + 1}"
         if number or not data:
@@ -72,6 +73,8 @@ def train(
                 if say is not None:
                     say(f"{done}/{len(asked)} prompts decoded with {recipe.sampler}")
             files = [*files, file][-KEPT:]
+        if not recipe.schedule.steps:
+            continue
         network = Network(model, recipe.rank, teacher)
         if gradient_checkpointing:
             network.hf.gradient_checkpointing_enable()
