@@ -64,7 +64,6 @@ class S2D2(Explorer):
         entropy_temperature=NOT_NEGATIVE, tempering=POSITIVE, n=COUNT, ratio=SHARE
     )  # fmt: skip
 
-    base: tuple[Part, ...] = ()
     policy: str = "score"
     tau_span: int = 1
     tau_score: float = 0.0
