@@ -245,7 +245,8 @@ def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:
 
     yield Finding("family", family_of(checkpoint).name, GOOD)
     yield Finding("parameters", count(needs.parameters))
-    yield Finding("weights", f"{size(needs.weights)} in {needs.dtype}")
+    copies = f", and {size(needs.copies)} of copies to multiply with" if needs.copies else ""
+    yield Finding("weights", f"{size(needs.weights)} in {needs.dtype}{copies}")
     if checkpoint.config.get("quantization_config"):
         yield Finding("quantised", "the weights are stored smaller than that")
     yield Finding(
