@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -113,7 +114,8 @@ def main() -> None:
     parser.add_argument("--code", type=Path, required=True, help="the folder with generate.py")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
-    parser.add_argument("--prompt", type=int, default=128, help="tokens of the shortest prompt")
+    parser.add_argument("--prompt", type=int, nargs="+", default=[128],
+                        help="tokens of the shortest prompt")  # fmt: skip
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
@@ -122,16 +124,16 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     sys.path.insert(0, str(options.code))
-    shape = {name: getattr(options, name) for name in ("prompt", "new", "steps", "threads")}
     known = json.loads(options.output.read_text())["cases"] if options.output.exists() else []
-    for batch in options.batch:
-        for dtype in options.dtypes:
-            one = argparse.Namespace(**vars(options) | {"batch": batch})
-            case = {"dtype": dtype, "batch": batch, **shape}
-            case |= measure(Both(dtype, one), options.rounds)
-            print(", ".join(f"{name} {value}" for name, value in case.items()), flush=True)
-            known = [c for c in known if (c["dtype"], c["batch"]) != (dtype, batch)] + [case]
-            write(options.output, {"cases": known})
+    for batch, prompt, dtype in product(options.batch, options.prompt, options.dtypes):
+        one = argparse.Namespace(**vars(options) | {"batch": batch, "prompt": prompt})
+        case = {"dtype": dtype, "batch": batch}
+        case |= {name: getattr(one, name) for name in ("prompt", "new", "steps", "threads")}
+        shape = dict(case)
+        case |= measure(Both(dtype, one), options.rounds)
+        print(", ".join(f"{name} {value}" for name, value in case.items()), flush=True)
+        known = [each for each in known if not shape.items() <= each.items()] + [case]
+        write(options.output, {"cases": known})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 `bits`: bits per token of held-out text.  Of `nano` a bound, from the same masks in every setting;
 of SmolLM2 of README.md, which it was not trained on.  `equal`: share of greedy tokens that are
 those of bfloat16, of `nano` in whole answers, of SmolLM2 at every position of the text.  `bytes`:
-what the weights take.
+what the weights take.  Settings that are measured are replaced in results/quantised.json, others
+stay; bfloat16 is always measured.
 """
 
 from __future__ import annotations
@@ -79,17 +80,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "quantised.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    cases = []
+    known = json.loads(options.output.read_text())["cases"] if options.output.exists() else []
+    cases = {(case["model"], case["setting"]): case for case in known}
     for name in options.models:
         first: list[int] = []
-        for setting in options.settings:
+        for setting in (None, *(given for given in options.settings if given)):
             bits, greedy, size = {"nano": nano, "smollm2": smollm}[name](setting, options.examples)
             first = first or greedy
             equal = sum(a == b for a, b in zip(greedy, first, strict=True)) / len(first)
-            cases.append({"model": name, "setting": setting or "bfloat16", "bits": bits,
-                          "equal": equal, "bytes": size, "tokens": len(greedy)})  # fmt: skip
-            print(json.dumps(cases[-1]), flush=True)
-    write(options.output, {"examples": options.examples, "cases": cases})
+            case = {"model": name, "setting": setting or "bfloat16", "bits": bits, "equal": equal,
+                    "bytes": size, "tokens": len(greedy)}  # fmt: skip
+            cases[name, case["setting"]] = case
+            print(json.dumps(case), flush=True)
+            write(options.output, {"examples": options.examples, "cases": list(cases.values())})
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ MODES = ("continuous", "static", "equal", "serial")
 ROWS = 16
 CACHE, BLOCK = "dual", 16
 LENGTHS = {"nano": (16, 32, 48, 96), "135M": (16, 32, 64)}
-LIMITS = (5.0, 8.0, 12.0)  # of p99, times the mean latency of a request alone
+LIMITS = (5.0, 8.0, 12.0)  # of p90 or p99, times the mean latency of a request alone
+SEEDS, MANY = 3, 1000  # seeds, and requests of all, from which on p99 says something
 WATCHED = 4  # every fourth request asks for drafts, the price of which others need not pay
 
 
@@ -162,16 +163,23 @@ async def closed(url: str, work: list[dict[str, Any]]) -> list[dict[str, float]]
         return [await one(client, url, request) for request in work]
 
 
-def percentiles(times: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """p50 and p99 of every time."""
+def percentiles(runs: list[list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """p50 and p90 of every time, over the runs of all seeds; p99 where they are enough for it."""
+    times = [t for run in runs for t in run]
+    wanted = (50, 90, 99) if len(runs) >= SEEDS and len(times) >= MANY else (50, 90)
     result = {}
     for what in ("first draft", "first text", "end to end"):
         seconds = [t[what] for t in times if what in t]
-        result[what] = {f"p{p}": round(float(np.percentile(seconds, p)), 4) for p in (50, 99)}
+        result[what] = {f"p{p}": round(float(np.percentile(seconds, p)), 4) for p in wanted}
     return result
 
 
-def measure(name: str, multiples: list[float], count: int) -> dict[str, Any]:
+def tail(points: list[dict[str, Any]]) -> str:
+    """The highest percentile that was measured."""
+    return "p99" if "p99" in points[0]["end to end"] else "p90"
+
+
+def measure(name: str, multiples: list[float], count: int, seeds: int) -> dict[str, Any]:
     """Every mode at every rate."""
     import torch
 
@@ -185,20 +193,23 @@ def measure(name: str, multiples: list[float], count: int) -> dict[str, Any]:
         seconds = float(np.mean([t["end to end"] for t in alone]))
         for multiple in multiples:
             for mode in MODES:
-                work = requests(name, count, int(1000 * multiple))
                 rate = multiple / seconds
-                times = asyncio.run(arrive(urls[mode], work, rate, int(1000 * multiple)))
-                point = {"mode": mode, "load": multiple, "rate": rate, **percentiles(times)}
+                runs = [
+                    asyncio.run(arrive(urls[mode], requests(name, count, seed), rate, seed))
+                    for seed in range(int(1000 * multiple), int(1000 * multiple) + seeds)
+                ]
+                point = {"mode": mode, "load": multiple, "rate": rate, **percentiles(runs)}
                 points.append(point)
                 print(f"{mode:11} load {multiple:<5} {point['end to end']}", flush=True)
-    return summary(name, count, points, seconds)
+    return summary(name, count * seeds, points, seconds)
 
 
 def summary(name: str, count: int, points: list[Any], seconds: float) -> dict[str, Any]:
-    """What the points say: loads that are borne at equal p99."""
+    """What the points say: loads that are borne at equal p90, or p99."""
     return {
         "model": name, "cache": CACHE, "block": BLOCK, "rows": ROWS, "requests": count,
         "lengths": LENGTHS[name], "alone_seconds": seconds, "points": points,
+        "tail": tail(points),
         "borne": [
             {"what": what, "limit": limit, "loads": borne(points, what, limit * seconds)}
             for what in ("end to end", "first text") for limit in LIMITS
@@ -206,7 +217,7 @@ def summary(name: str, count: int, points: list[Any], seconds: float) -> dict[st
     }  # fmt: skip
 
 
-def on_the_clock(name: str, multiples: list[float], count: int) -> dict[str, Any]:
+def on_the_clock(name: str, multiples: list[float], count: int, seeds: int) -> dict[str, Any]:
     """Every mode at every rate, without HTTP, in seconds of processor time."""
     import torch
 
@@ -218,16 +229,19 @@ def on_the_clock(name: str, multiples: list[float], count: int) -> dict[str, Any
     points: list[dict[str, Any]] = []
     steps: dict[int, list[float]] = {}
     for multiple in multiples:
-        rng = random.Random(int(1000 * multiple))
-        gaps = [rng.expovariate(multiple / seconds) for _ in range(count)]
-        arrivals = np.cumsum([0.0, *gaps[1:]]).tolist()
+        runs: dict[str, list[list[dict[str, float]]]] = {mode: [] for mode in MODES}
+        for seed in range(int(1000 * multiple), int(1000 * multiple) + seeds):
+            rng = random.Random(seed)
+            gaps = [rng.expovariate(multiple / seconds) for _ in range(count)]
+            arrivals = np.cumsum([0.0, *gaps[1:]]).tolist()
+            for mode in MODES:
+                runs[mode].append(drive(model, mode, requests(name, count, seed), arrivals, steps))
         for mode in MODES:
-            work = requests(name, count, int(1000 * multiple))
-            times = drive(model, mode, work, arrivals, steps)
             rate = {"mode": mode, "load": multiple, "rate": multiple / seconds}
-            points.append(rate | percentiles(times))
+            points.append(rate | percentiles(runs[mode]))
             print(f"{mode:11} load {multiple:<5} {points[-1]['end to end']}", flush=True)
-    return summary(name, count, points, seconds) | {"added_by_a_row": added_by_a_row(steps)}
+    added = {"added_by_a_row": added_by_a_row(steps)}
+    return summary(name, count * seeds, points, seconds) | added
 
 
 def added_by_a_row(steps: dict[int, list[float]]) -> float:
@@ -287,12 +301,13 @@ def drive(
 
 
 def borne(points: list[dict[str, Any]], what: str, limit: float) -> dict[str, float | None]:
-    """The largest load of each mode at which p99 of ``what`` stays below ``limit`` seconds, by
-    linear interpolation between the loads that were measured; None where the lowest of them is too
-    much already, the largest where all of them are borne."""
+    """The largest load of each mode at which the `tail` of ``what`` stays below ``limit`` seconds.
+
+    By linear interpolation between the loads that were measured; None where the lowest of them is
+    too much already, the largest where all of them are borne."""
     result: dict[str, float | None] = {}
     for mode in MODES:
-        curve = [(p["load"], p[what]["p99"]) for p in points if p["mode"] == mode]
+        curve = [(p["load"], p[what][tail(points)]) for p in points if p["mode"] == mode]
         most = curve[0][0] if curve[0][1] <= limit else None
         for (low, before), (high, after) in pairwise(curve):
             if before > limit:
@@ -344,7 +359,7 @@ def overhead(repeats: int) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
-    """p50 and p99 against load, a line per mode."""
+    """p50 and p90, or p99, against load, a line per mode."""
     from dllm.eval.plot import new_figure
 
     with new_figure(9.6, 3.4, [file]) as figure:
@@ -354,7 +369,7 @@ def draw(result: dict[str, Any], file: Path) -> None:
             for mode, colour in zip(MODES, colours, strict=True):
                 points = [point for point in result["points"] if point["mode"] == mode]
                 loads = [point["load"] for point in points]
-                for p, style in (("p50", "o--"), ("p99", "-")):
+                for p, style in (("p50", "o--"), (tail(result["points"]), "-")):
                     seconds = [point[what][p] / result["alone_seconds"] for point in points]
                     axes.plot(loads, seconds, style, color=colour, linewidth=1.4, markersize=3,
                               label=f"{mode}, {p}")  # fmt: skip
@@ -374,7 +389,8 @@ def main() -> None:
     parser.add_argument("--model", default="nano", choices=list(LENGTHS))
     parser.add_argument("--mode", default="continuous", choices=MODES)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1, 1.5, 2, 2.5, 3, 4, 5])
-    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=200, help="with every seed")
+    parser.add_argument("--seeds", type=int, default=1, help="runs at each load")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", type=Path, help="instead of the results of the repository")
     given = parser.parse_args()
@@ -390,7 +406,7 @@ def main() -> None:
     file = given.output or RESULTS / f"serving{suffix}.json"
     if given.what in ("load", "engine"):
         run = measure if given.what == "load" else on_the_clock
-        write(file, run(given.model, given.rates, given.requests))
+        write(file, run(given.model, given.rates, given.requests, given.seeds))
     picture = RESULTS.parents[1] / "docs" / f"serving{suffix}.svg"
     try:
         draw(json.loads(file.read_text()), file.with_suffix(".svg") if given.output else picture)

@@ -47,19 +47,19 @@ def dtypes(result: Found) -> str:
 def official(result: Found) -> str:
     """Processor time over that of Fast-dLLM's own code."""
     rows = [
-        [case["dtype"], str(case["batch"]), f"{case['new']} in {case['steps']}",
-         f"{case['official_seconds']:.2f} s",
+        [case["dtype"], str(case["batch"]), str(case["prompt"]),
+         f"{case['new']} in {case['steps']}", f"{case['official_seconds']:.2f} s",
          f"{case['seconds']:.2f} s",
          f"{case['ratio']:.2f} ({case['low']:.2f} to {case['high']:.2f})",
          f"{100 * case['equal']:.0f} %"]
         for case in result["cases"]
     ]  # fmt: skip
-    head = ["dtype", "prompts", "new tokens in steps", "official", "dllm", "ratio",
+    head = ["dtype", "prompts", "shortest", "new tokens in steps", "official", "dllm", "ratio",
             "equal commits"]  # fmt: skip
-    shape = result["cases"][0]
+    threads = result["cases"][0]["threads"]
     return (
-        "135M parameters, LLaDA-shaped, random weights, dual cache, blocks of 32, prompts of "
-        f"{shape['prompt']} tokens and more (ragged ones one by one in the official loop), "
-        f"{conditions(result | {'threads': shape['threads']})}; in turns, medians and range of "
-        "the ratios:\n\n" + markdown(head, rows)
+        "135M parameters, LLaDA-shaped, random weights, dual cache, blocks of 32, prompts of so "
+        "many tokens and more (ragged ones one by one in the official loop), int8 against the "
+        f"official bfloat16, {conditions(result | {'threads': threads})}; in turns, medians and "
+        "range of the ratios:\n\n" + markdown(head, rows)
     )

@@ -184,7 +184,7 @@ def throughput(result: Found) -> str:
 
 
 def serving(result: Found) -> str:
-    """Loads that are borne at equal p99, by mode, and the latencies behind them."""
+    """Loads that are borne at equal p90 or p99, by mode, and the latencies behind them."""
     most = max(point["load"] for point in result["points"])
     rows = []
     alike = all(p["first text"] == p["end to end"] for p in result["points"])  # random weights
@@ -201,7 +201,7 @@ def serving(result: Found) -> str:
     added = result.get("added_by_a_row")
     more = "" if added is None else f"  One more row adds {added:.2f} of a step of a single row."
     modes = list(result["borne"][0]["loads"])
-    head = ["latency", "p99 at most", *(f"`{mode}`" for mode in modes),
+    head = ["latency", f"{result.get('tail', 'p99')} at most", *(f"`{mode}`" for mode in modes),
             *(f"over `{mode}`" for mode in modes[1:])]  # fmt: skip
     return (
         f"`{result['model']}`, cache `{result['cache']}`, blocks of {result['block']}, "

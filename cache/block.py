@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import BLOCK_CAUSAL, SHADOW
+from ..capabilities import BLOCK_CAUSAL, JUDGED, SHADOW
 from .base import REGION, Cache, Plan, Slots, register
 
 
@@ -34,7 +34,7 @@ class ExactBlockCache(Cache):
     """
 
     needs = frozenset({BLOCK_CAUSAL})
-    offers = REGION | {SHADOW}
+    offers = REGION | {JUDGED, SHADOW}
     grows = True
 
     official: bool = False

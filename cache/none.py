@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import Canvas, IntArray
-from ..capabilities import COMMITTED_LOGITS, REORDERING, SHADOW, WHOLE_TEXT
+from ..capabilities import COMMITTED_LOGITS, JUDGED, REORDERING, SHADOW, WHOLE_TEXT
 from .base import REGION, Cache, Plan, Slots, full_plan, register
 
 
@@ -16,7 +16,7 @@ from .base import REGION, Cache, Plan, Slots, full_plan, register
 class NoCache(Cache):
     """Recompute every position in every step, but for those that nobody sees: exact."""
 
-    offers = REGION | {COMMITTED_LOGITS, REORDERING, SHADOW, WHOLE_TEXT}
+    offers = REGION | {COMMITTED_LOGITS, JUDGED, REORDERING, SHADOW, WHOLE_TEXT}
     stores = False
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:

@@ -80,12 +80,13 @@ UNCONDITIONAL = Capability(
 
 # DAWN reads the attention between all positions; DAEDAL and rho-EOS what the model says of all.
 WHOLE_TEXT = Capability("a forward over the whole text at every step", {"a cache": NO_CACHE})
-# WINO feeds every position of its block a second time, as a mask that does not see its token;
-# S2D2 the drafts of a block, as masks that see what is left of them.
+# WINO feeds every position of its block a second time, as a mask that does not see its token.
 SHADOW = Capability(
     "second predictions of the window's positions",
     {"a cache": NO_CACHE, "a model": "use a model that predicts in place, such as LLaDA,"},
 )
+# S2D2 feeds the drafts of a block once more, each seeing what is left of it, and masks beside them.
+JUDGED = Capability("forwards that judge drafts", {"a cache": "use cache='block' or 'none'"})
 # Prophet ends the text once all that is left is sure; rho-EOS counts ends among the masks.
 REGION_LOGITS = Capability(
     "predictions of every undecided position at every step", {"a cache": NO_CACHE}

@@ -19,6 +19,7 @@ Off the CPU, and for gradients, the weight is restored and multiplied as ever: t
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -101,15 +102,37 @@ class Int8:
         return result
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` (m, d) float: (m, n) in its dtype."""
-        scale = x.abs().amax(1, keepdim=True).float().div_(127).clamp_min_(1e-30)
-        rounded = (x / scale).round_().add_(128).to(torch.uint8)
-        return self.whole(rounded).mul_(scale).to(x.dtype)
+        """``x`` (m, d) float: (m, n) in its dtype; or bytes of `rounded`, without their scale: in
+        float32."""
+        if x.dtype == torch.uint8:
+            return self.whole(x)
+        numbers, scale = rounded(x)
+        return self.whole(numbers).mul_(scale).to(x.dtype)
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d)."""
         dense: torch.Tensor = self.numbers.to_dense()
         return dense.T.contiguous()
+
+
+def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x`` (..., d) float in bytes, 128 for zero, and the scale (..., 1) of each row, float32."""
+    wide = x.float()
+    scale = wide.abs().amax(-1, keepdim=True).div_(127).clamp_min_(1e-30)
+    # Beside 2^23 a float32 number has no place for fractions: the sum is rounded, to even, and
+    # the last byte of its bits is the whole number.
+    numbers = wide.div(scale).add_(2.0**23 + 128).view(torch.int32).to(torch.uint8)
+    return numbers, scale
+
+
+def together(x: torch.Tensor, layers: Sequence[nn.Module]) -> list[torch.Tensor]:
+    """``layer(x)`` of each; where all of them round ``x`` to 8 bits that is done once."""
+    if x.requires_grad or not all(
+        isinstance(layer, QuantisedLinear) and layer.rounds_inputs for layer in layers
+    ):
+        return [layer(x) for layer in layers]
+    numbers, scale = rounded(x)
+    return [layer.of_bytes(numbers, scale, x.dtype) for layer in layers]  # type: ignore[operator]
 
 
 class WeightOnly:
@@ -266,7 +289,24 @@ class QuantisedLinear(nn.Module):
         parts = self.parts()
         if parts is None or x.requires_grad:
             return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
-        done = [product(x, part, None) for part in parts]
+        if self.rounds_inputs:
+            return self.of_bytes(*rounded(x), x.dtype)
+        return self._joined([product(x, part, None) for part in parts])
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether products are those of whole numbers on both sides."""
+        parts = self.parts()
+        return parts is not None and isinstance(parts[0], Int8)
+
+    def of_bytes(
+        self, numbers: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """(..., outputs) in ``dtype`` for inputs that are `rounded` already."""
+        parts = self.parts() or ()
+        return self._joined([product(numbers, part, None).mul_(scale).to(dtype) for part in parts])
+
+    def _joined(self, done: list[torch.Tensor]) -> torch.Tensor:
         result = done[0] if len(done) == 1 else torch.cat(done, -1)
         return result if self.bias is None else result + self.bias
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import FIXED_WINDOW, GREEDY, KEEPS_TEXT, REPLACES, SHADOW
+from ..capabilities import FIXED_WINDOW, GREEDY, JUDGED, KEEPS_TEXT, REPLACES
 from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, THRESHOLD, bounds, one_of
 from .base import Explorer, Part, View
 from .compose import register
@@ -31,14 +31,15 @@ class Routing:
 class S2D2(Explorer):
     """Where it is likely to pay, commit the drafts of a block that the same model confirms.
 
-    The model is one of block diffusion, which is autoregressive with blocks of one position.
-    The first run of masks is verified in one more forward: the block filled with its drafts, of
-    which each sees what is left of it, and a mask per position of the run that sees the same.  From
-    left to right a draft stands with probability (q / p) ** ``tempering`` (1), at most 1; q is what
-    its mask says there, p what the draft had.  The first one that does not gives way to a token
-    from (q - p)+ and ends the run.  With fewer than ``n`` (1) commits the selectors add what is
-    missing; ``sure`` lets them always (official: always_check_high_confidence), and ``ratio``
-    commits all drafts of the run, or ``everywhere`` in the block, with at least that q / p.
+    The model is one of block diffusion, which is autoregressive with blocks of one position. The
+    first run of masks is verified in one more forward: the block filled with its drafts, of which
+    each sees what is left of it, and a mask per position of the run that sees the same (none where
+    logits are shifted: there the draft before says what comes next). From left to right a draft
+    stands with probability (q / p) ** ``tempering`` (1), at most 1; q is what its mask says there,
+    p what the draft had. The first one that does not gives way to a token from (q - p)+ and ends
+    the run. With fewer than ``n`` (1) commits the selectors add what is missing; ``sure`` lets
+    them always (official: always_check_high_confidence), and ``ratio`` commits all drafts of the
+    run, or ``everywhere`` in the block, with at least that q / p.
 
     ``policy`` says when to verify: "span" where the run has ``tau_span`` (1) masks; "score" where
     S >= ``tau_score`` (0); "hysteresis" from S > ``tau_on`` (1) until S < ``tau_off`` (-5).  S is
@@ -54,7 +55,7 @@ class S2D2(Explorer):
     autoregressive in any block: they say nothing useful there, and the text suffers.
     """
 
-    needs = frozenset({SHADOW, FIXED_WINDOW, KEEPS_TEXT, GREEDY, REPLACES})
+    needs = frozenset({JUDGED, FIXED_WINDOW, KEEPS_TEXT, GREEDY, REPLACES})
     statistics = frozenset({"residual", "entropy", "margin"})
     verifies = True
     limits = bounds(
@@ -63,7 +64,6 @@ class S2D2(Explorer):
         entropy_temperature=NOT_NEGATIVE, tempering=POSITIVE, n=COUNT, ratio=SHARE
     )  # fmt: skip
 
-    base: tuple[Part, ...] = ()
     policy: str = "score"
     tau_span: int = 1
     tau_score: float = 0.0

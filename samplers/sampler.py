@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
-from ..capabilities import SHADOW, Capability
+from ..capabilities import JUDGED, SHADOW, Capability
 from ..errors import ConfigError
 from .base import (
     NOTHING,
@@ -128,7 +128,7 @@ class Sampler:
     @cached_property
     def shadows(self) -> bool:
         """Whether some forwards feed shadow tokens."""
-        return any(SHADOW in part.needs for part in self.parts)
+        return any(part.needs & {JUDGED, SHADOW} for part in self.parts)
 
     @cached_property
     def verifies(self) -> bool:

@@ -27,7 +27,7 @@ from .evaluate import evaluate
 from .generate import generate
 from .infill import infill
 from .listing import caches, samplers
-from .options import DEBUG, remember_debug, threaded
+from .options import DEBUG, everywhere, remember_debug
 from .output import USAGE_ERROR, complain
 from .serve import serve
 from .trace import trace
@@ -136,9 +136,9 @@ def root(
 for command in (
     generate, chat, infill, serve, batch, samplers, caches, doctor, compare, bench, tune, trace,
 ):  # fmt: skip
-    app.command()(threaded(command))
-app.command("serve-drafter")(threaded(serve_drafter))
-app.command("eval")(threaded(evaluate))
+    app.command()(everywhere(command))
+app.command("serve-drafter")(everywhere(serve_drafter))
+app.command("eval")(everywhere(evaluate))
 for train_command in (dflash, *COMMANDS):
-    train_app.command()(threaded(train_command))
+    train_app.command()(everywhere(train_command))
 app.add_typer(train_app, name="train")

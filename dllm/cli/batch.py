@@ -30,13 +30,9 @@ SERVED = ("max_batch_tokens", "cuda_graphs", "compile")  # of the engine, not of
 class Batched(Generation):
     """Options of ``dllm batch``."""
 
-    max_rows: Annotated[
-        int, option("--max-rows", panel=MODEL, text="Requests written at a time.", min=1)
-    ] = 16
+    max_rows: Annotated[int, option("Requests written at a time.", MODEL, min=1)] = 16
     raw: Raw = False
-    ray: Annotated[
-        int, option("--ray", panel=MODEL, text="Engines, as actors of Ray Data; 0: here.", min=0)
-    ] = 0
+    ray: Annotated[int, option("Engines, as actors of Ray Data; 0: here.", MODEL, min=0)] = 0
 
     def settings(self) -> Settings:
         from ..serve.settings import Settings

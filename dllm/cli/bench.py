@@ -19,27 +19,23 @@ if TYPE_CHECKING:
 class Bench(Measured):
     """Options of ``dllm bench``."""
 
-    preset: Annotated[
-        str | None, option("--preset", panel=MEASURING, text="A named sweep: readme, quick.")
-    ] = None
+    preset: Annotated[str | None, option("A named sweep: readme, quick.", MEASURING)] = None
     examples: Annotated[
-        int | None,
-        option("--examples", "-n", panel=MEASURING, text="Per task, default 100.", min=1),
+        int | None, option("Per task, default 100.", MEASURING, "--examples", "-n", min=1)
     ] = None
-    rows: Annotated[
-        int | None, option("--rows", panel=MEASURING, text="Prompts together, default 32.", min=1)
-    ] = None
-    seed: Annotated[
-        int | None, option("--seed", panel=MEASURING, text="Of the examples, default 0.", min=0)
-    ] = None
-    output: Annotated[
-        Path, option("--output", "-o", panel=OUTPUT, text="Folder, default runs/bench.")
-    ] = Path("runs/bench")
+    rows: Annotated[int | None, option("Prompts together, default 32.", MEASURING, min=1)] = None
+    seed: Annotated[int | None, option("Of the examples, default 0.", MEASURING, min=0)] = None
+    output: Annotated[Path, option("Folder, default runs/bench.", OUTPUT, "--output", "-o")] = Path(
+        "runs/bench"
+    )
     plot: Annotated[
         bool | None,
-        option("--plot/--no-plot", panel=OUTPUT, text="Draw pareto and methods, as .svg and .png; "
-               "default: where matplotlib is installed."),
-    ] = None  # fmt: skip
+        option(
+            "Draw pareto and methods, as .svg and .png; default: where matplotlib is installed.",
+            OUTPUT,
+            "--plot/--no-plot",
+        ),
+    ] = None
 
 
 @takes(Bench)

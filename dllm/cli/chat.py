@@ -27,14 +27,11 @@ HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops a
 class Talking(Generation):
     """Options of ``dllm chat``."""
 
-    system: Annotated[
-        str | None, option("--system", panel=DECODING, text="A system message to begin with.")
-    ] = None
+    system: Annotated[str | None, option("A system message to begin with.", DECODING)] = None
     drafter: Annotated[
         list[str] | None,
-        option("--drafter", panel=DECODING,
-               text="Of an autoregressive model: what proposes tokens; repeatable."),
-    ] = None  # fmt: skip
+        option("Of an autoregressive model: what proposes tokens; repeatable.", DECODING),
+    ] = None
 
 
 @takes(Talking)

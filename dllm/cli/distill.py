@@ -14,7 +14,7 @@ from .output import note
 
 if TYPE_CHECKING:
     from ..train.forecast import Load
-    from ..train.recipes.distill import Settings
+    from ..train.recipes.distill import ObjectiveSettings
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Run:
     ] = None
     answers: Annotated[int, setting("Prompts to answer.", DATA, min=1)] = 2000
     held_out: Annotated[int, setting("Prompts to measure with.", DATA, min=1)] = 64
-    steps: Annotated[int, setting("Steps in all.", TRAINING, min=1)] = 1000
+    steps: Annotated[int, setting("Steps in all; 0 only writes answers.", TRAINING, min=0)] = 1000
     rows: Annotated[int, setting("Answers per step.", TRAINING, min=1)] = 8
     rank: Annotated[
         int | None,
@@ -48,8 +48,10 @@ class Run:
     accumulate: Annotated[int, setting("Batches per step.", TRAINING, min=1)] = 1
     evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 100
     checkpointing: Annotated[
-        bool, setting("Recompute activations instead of keeping them.", TRAINING)
-    ] = False
+        bool,
+        setting("Recompute activations instead of keeping them.", TRAINING,
+                "--checkpointing/--no-checkpointing"),
+    ] = False  # fmt: skip
     device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu"
     dtype: Annotated[str, setting("Of the weights that are not trained.", TRAINING)] = "auto"
     seed: Annotated[int, setting("Of prompts and batches.", TRAINING, min=0)] = 0
@@ -88,6 +90,13 @@ def parallel(
     reference: Annotated[bool | None, setting("Show the teacher the answer.", TRAINING)] = None,
     kl: Annotated[float | None, setting("Weight of the divergence.", TRAINING, min=0.0)] = None,
     entropy: Annotated[float | None, setting("Weight of the entropy term.", TRAINING)] = None,
+    state: Annotated[
+        str | None, setting("Where masks stand: trajectory, random or order.", TRAINING)
+    ] = None,
+    ratio: Annotated[
+        str | None,
+        setting("Share of a block that is masked, or from,to; not of trajectories.", TRAINING),
+    ] = None,
     sampler: Annotated[
         str, setting("Decodes the trajectories, and measures.", DATA)
     ] = "threshold(0.9)",
@@ -102,7 +111,14 @@ def parallel(
     """Teach a diffusion model to decide more tokens per forward (TAD, dParallel, d3LLM)."""
     from ..train.objectives.parallel import PRESETS
 
-    given = {"delta": delta, "reference": reference, "kl": kl, "entropy": entropy}
+    try:
+        shares = None if ratio is None else [float(share) for share in ratio.split(",")]
+    except ValueError:
+        raise ConfigError(f"--ratio is a share or two, e.g. 0.0,0.8, not {ratio!r}") from None
+    given = {
+        "delta": delta, "reference": reference, "kl": kl, "entropy": entropy, "state": state,
+        "ratio": shares and (shares[0], shares[-1]),
+    }  # fmt: skip
     settings = replace(
         _preset(PRESETS, recipe), **{k: v for k, v in given.items() if v is not None}
     )
@@ -129,8 +145,8 @@ def _preset(presets: Any, name: str) -> Any:
 
 
 def _distill(
-    run: Run, settings: Settings, name: str, block: int = 0, mask_token_id: int | None = None,
-    **how: Any,
+    run: Run, settings: ObjectiveSettings, name: str, block: int = 0,
+    mask_token_id: int | None = None, **how: Any,
 ) -> None:  # fmt: skip
     """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
     decode in blocks from what it was."""
@@ -139,7 +155,7 @@ def _distill(
     from ..train.forecast import Load
     from ..train.loop import Schedule
     from ..train.recipes.convert import in_blocks
-    from ..train.recipes.distill import Recipe, finish, train
+    from ..train.recipes.distill import Distillation, finish, train
     from ..train.trajectories import Question, task_questions
 
     run = run.ranked(32)
@@ -177,9 +193,11 @@ def _distill(
         min(run.evaluate_every, run.steps),
         accumulate=run.accumulate, seed=run.seed,
     )  # fmt: skip
-    recipe = Recipe(settings, schedule, run.rows, run.rank, **how)
+    recipe = Distillation(settings, schedule, run.rows, run.rank, **how)
     job = train(model, recipe, folder, questions, data=run.data or (), held_out=held, say=note,
                 teacher=teacher, gradient_checkpointing=run.checkpointing)  # fmt: skip
+    if job is None:
+        return note(f"answers: {folder}")
     finish(job, model, recipe, folder / ("adapter" if run.rank else "model"))
     note(f"{name}: {folder / ('adapter' if run.rank else 'model')}")
 
@@ -204,7 +222,7 @@ def convert(
         raise ConfigError(f"the form is 'gated' or 'block', not {form!r}")
     run = options.ranked(0 if form == "block" else 32)
     if form == "block":
-        from ..train.objectives.blocks import Settings as BlockSettings
+        from ..train.objectives.blocks import BlockSettings
 
         if run.rank:
             raise ConfigError("form 'block' trains all weights: leave --rank out")
@@ -216,7 +234,7 @@ def convert(
     from ..train.dflash.recipe import Schedule
     from ..train.forecast import Load
     from ..train.loop import machine_has_bf16, resume
-    from ..train.recipes.convert import Recipe, finish, start
+    from ..train.recipes.convert import Conversion, finish, start
 
     if run.dry_run:
         rows = run.rows * anchors * masks
@@ -229,7 +247,7 @@ def convert(
     lines = None if run.prompts is None else read_lines(run.prompts)
     files = written_answers(model, run.data or [], folder, run.answers, max_new_tokens, run.seed,
                           lines)  # fmt: skip
-    recipe = Recipe(
+    recipe = Conversion(
         masks, run.rank, mask_token_id, held_out=max(2, run.answers // run.held_out),
         schedule=Schedule(run.steps, run.learning_rate or 1e-3, run.warmup, run.schedule,
                           min(run.evaluate_every, run.steps), accumulate=run.accumulate,

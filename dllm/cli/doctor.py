@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import INSTALL_EXTRA, ConfigError, DllmError
-from .options import remember_debug
 from .output import distribution_version, versions, waiting
 
 if TYPE_CHECKING:
@@ -58,9 +57,6 @@ def doctor(
     on: Annotated[
         str | None, typer.Option(help="A card instead of this machine, for --serve: H100, ...")
     ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", callback=remember_debug, help="Show tracebacks of errors.")
-    ] = False,
 ) -> None:
     """Report versions, devices and extras, and whether a model fits.
 
@@ -249,7 +245,8 @@ def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:
 
     yield Finding("family", family_of(checkpoint).name, GOOD)
     yield Finding("parameters", count(needs.parameters))
-    yield Finding("weights", f"{size(needs.weights)} in {needs.dtype}")
+    copies = f", and {size(needs.copies)} of copies to multiply with" if needs.copies else ""
+    yield Finding("weights", f"{size(needs.weights)} in {needs.dtype}{copies}")
     if checkpoint.config.get("quantization_config"):
         yield Finding("quantised", "the weights are stored smaller than that")
     yield Finding(

@@ -15,22 +15,19 @@ from .serve import NETWORK, Networked
 class Drafting(Networked):
     """Options of ``dllm serve-drafter``."""
 
-    port: Annotated[
-        int,
-        option("--port", panel=NETWORK, text="0 takes a free one, default 8100.", min=0, max=65535),
-    ] = 8100
+    port: Annotated[int, option("0 takes a free one, default 8100.", NETWORK, min=0, max=65535)] = (
+        8100
+    )
     drafter: Annotated[
         list[str] | None,
-        option("--drafter", panel=MODEL, text="Diffusion model (default nano) or lookup; "
-               "repeatable: the first with a draft."),
-    ] = None  # fmt: skip
-    search: Annotated[
-        str | None,
-        option("--search", panel=MODEL, text="How marginals become a draft, of every model named."),
+        option(
+            "Diffusion model (default nano) or lookup; repeatable: the first with a draft.", MODEL
+        ),
     ] = None
-    window: Annotated[
-        int, option("--window", panel=MODEL, text="Masks a model sees, default 32.", min=1)
-    ] = 32
+    search: Annotated[
+        str | None, option("How marginals become a draft, of every model named.", MODEL)
+    ] = None
+    window: Annotated[int, option("Masks a model sees, default 32.", MODEL, min=1)] = 32
 
 
 @takes(Drafting)

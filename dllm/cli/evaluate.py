@@ -24,50 +24,25 @@ TASK, LIKELIHOOD = "Tasks", "Likelihood"
 class Evaluation(Decoding):
     """Options of ``dllm eval``."""
 
-    include_path: Annotated[
-        Path | None, option("--include-path", panel=TASK, text="Folder of task files of yours.")
-    ] = None
-    num_fewshot: Annotated[
-        int | None, option("--num-fewshot", panel=TASK, text="Examples, default the task's.", min=0)
-    ] = None
-    limit: Annotated[
-        int | None, option("--limit", panel=TASK, text="Documents per task, default all.", min=1)
-    ] = None
-    chat: Annotated[
-        bool, option("--chat", panel=TASK, text="Wrap prompts in the model's chat template.")
-    ] = False
-    system: Annotated[
-        str | None, option("--system", panel=TASK, text="System prompt, before everything else.")
-    ] = None
+    include_path: Annotated[Path | None, option("Folder of task files of yours.", TASK)] = None
+    num_fewshot: Annotated[int | None, option("Examples, default the task's.", TASK, min=0)] = None
+    limit: Annotated[int | None, option("Documents per task, default all.", TASK, min=1)] = None
+    chat: Annotated[bool, option("Wrap prompts in the model's chat template.", TASK)] = False
+    system: Annotated[str | None, option("System prompt, before everything else.", TASK)] = None
     confirm_run_unsafe_code: RunCode = False
-    batch_size: Annotated[
-        int, option("--batch-size", panel=DECODING, text="Requests together, default 32.", min=1)
-    ] = 32
-    max_gen_toks: Annotated[
-        int,
-        option("--max-gen-toks", panel=DECODING, text="Canvas where a task is silent.", min=1),
-    ] = 256
+    batch_size: Annotated[int, option("Requests together, default 32.", DECODING, min=1)] = 32
+    max_gen_toks: Annotated[int, option("Canvas where a task is silent.", DECODING, min=1)] = 256
     estimator: Annotated[
-        str | None,
-        option("--estimator", panel=LIKELIHOOD, text="stratified (default), llada, dream, ..."),
+        str | None, option("stratified (default), llada, dream, ...", LIKELIHOOD)
     ] = None
-    samples: Annotated[
-        int, option("--samples", panel=LIKELIHOOD, text="Forwards per likelihood, default 128.")
-    ] = 128
-    early_stop: Annotated[
-        bool, option("--early-stop", panel=LIKELIHOOD, text="Stop once a choice is decided.")
-    ] = False
-    check_greedy: Annotated[
-        bool, option("--check-greedy", panel=LIKELIHOOD, text="Also check greedy continuations.")
-    ] = False
+    samples: Annotated[int, option("Forwards per likelihood, default 128.", LIKELIHOOD)] = 128
+    early_stop: Annotated[bool, option("Stop once a choice is decided.", LIKELIHOOD)] = False
+    check_greedy: Annotated[bool, option("Also check greedy continuations.", LIKELIHOOD)] = False
     output: Annotated[
-        Path | None, option("--output", "-o", panel=OUTPUT, text="Write all results as JSON.")
+        Path | None, option("Write all results as JSON.", OUTPUT, "--output", "-o")
     ] = None
     log_samples: Annotated[
-        bool,
-        option(
-            "--log-samples", panel=OUTPUT, text="With every document and likelihood in the JSON."
-        ),
+        bool, option("With every document and likelihood in the JSON.", OUTPUT)
     ] = False
 
 

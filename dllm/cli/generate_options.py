@@ -26,41 +26,28 @@ class Answers(Generation, Prompted):
 
     top_candidates: TopCandidates = None
     verifier: Annotated[
-        str | None,
-        option("--verifier", panel=DRAFTING, text="Autoregressive model whose text it will be."),
+        str | None, option("Autoregressive model whose text it will be.", DRAFTING)
     ] = None
     drafter: Annotated[
         list[str] | None,
-        option(
-            "--drafter",
-            panel=DRAFTING,
-            text="With --verifier: what proposes tokens, a model or e.g. prompt_lookup; "
-            "repeatable, the first that has something to say; default --model; 'none'.",
-        ),
-    ] = None
-    search: Annotated[
-        str | None, option("--search", panel=DRAFTING, text="How a draft is found, e.g. cps.")
-    ] = None
-    rule: Annotated[
-        str | None, option("--rule", panel=DRAFTING, text="How drafts are accepted, e.g. keyed.")
-    ] = None
-    controller: Annotated[
-        str | None,
-        option("--controller", panel=DRAFTING, text="Length of drafts, e.g. 'fixed(k=8)'."),
-    ] = None
+        option("With --verifier: what proposes tokens, a model or e.g. prompt_lookup; repeatable, "
+               "the first that has something to say; default --model; 'none'.", DRAFTING),
+    ] = None  # fmt: skip
+    search: Annotated[str | None, option("How a draft is found, e.g. cps.", DRAFTING)] = None
+    rule: Annotated[str | None, option("How drafts are accepted, e.g. keyed.", DRAFTING)] = None
+    controller: Annotated[str | None, option("Length of drafts, e.g. 'fixed(k=8)'.", DRAFTING)] = (
+        None
+    )
     raw: Raw = False
     json: Json = False
     trace: TraceFile = None
     n: Annotated[
-        int, option("-n", panel=DECODING, text="Answers per prompt; alike at temperature 0.", min=1)
+        int, option("Answers per prompt; alike at temperature 0.", DECODING, "-n", min=1)
     ] = 1
     output: Annotated[
-        Path | None,
-        option("--output", "-o", panel=OUTPUT, text="Write JSON lines to this file."),
+        Path | None, option("Write JSON lines to this file.", OUTPUT, "--output", "-o")
     ] = None
-    resume: Annotated[
-        bool, option("--resume", panel=OUTPUT, text="Go on with --output: answer what it lacks.")
-    ] = False
+    resume: Annotated[bool, option("Go on with --output: answer what it lacks.", OUTPUT)] = False
 
     @property
     def drafters(self) -> list[str]:

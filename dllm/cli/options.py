@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -32,8 +32,8 @@ SAMPLER, CACHE = "threshold", "none"
 RENAMED = {"stop": "stop_strings", "constraint": "constraints"}
 
 
-def option(*names: str, panel: str, text: str, **settings: Any) -> Any:
-    """A typer option under a heading of the help page."""
+def option(text: str, panel: str, *names: str, **settings: Any) -> Any:
+    """A typer option under a heading of the help page; without names it is called as its field."""
     return typer.Option(*names, rich_help_panel=panel, help=text, show_default=False, **settings)
 
 
@@ -42,11 +42,6 @@ def remember_debug(ctx: typer.Context, value: bool) -> bool:
     if value:
         ctx.meta[DEBUG] = True
     return value
-
-
-Debug = Annotated[
-    bool, option("--debug", panel=OUTPUT, text="Show tracebacks.", callback=remember_debug)
-]
 
 
 def set_threads(value: int | None) -> int | None:
@@ -58,57 +53,50 @@ def set_threads(value: int | None) -> int | None:
     return value
 
 
-Threads = Annotated[
-    int | None,
-    option("--threads", panel=MODEL, text="Of the processor; default: timed once, see docs.",
-           callback=set_threads, min=1),
-]  # fmt: skip
+EVERYWHERE = {
+    "threads": Annotated[
+        int | None,
+        option("Of the processor; default: timed once, see docs.", MODEL, "--threads",
+               callback=set_threads, min=1),
+    ],
+    "debug": Annotated[
+        bool, option("Show tracebacks.", OUTPUT, "--debug", callback=remember_debug)
+    ],
+}  # fmt: skip
+Raw = Annotated[bool, option("Take the prompt as it is: no chat template.", DECODING)]
+Temperature = Annotated[float | None, option("Default 0: greedy.", DECODING)]
+Seed = Annotated[int | None, option("Of all noise, default 0.", DECODING)]
+BlockLength = Annotated[int | None, option("Positions of a block.", DECODING, min=1)]
+MaxNewTokens = Annotated[int | None, option("Positions of the canvas.", DECODING, min=1)]
+Json = Annotated[bool, option("Print a JSON object per answer.", OUTPUT)]
+TraceFile = Annotated[Path | None, option("Write every step to this JSON file.", OUTPUT)]
+TopCandidates = Annotated[int | None, option("Candidates per position in the trace.", OUTPUT)]
+RunCode = Annotated[bool, option("Let tasks run code of the model.", MEASURING)]
 
 
-Raw = Annotated[
-    bool, option("--raw", panel=DECODING, text="Take the prompt as it is: no chat template.")
-]
-Temperature = Annotated[
-    float | None, option("--temperature", panel=DECODING, text="Default 0: greedy.")
-]
-Seed = Annotated[int | None, option("--seed", panel=DECODING, text="Of all noise, default 0.")]
-BlockLength = Annotated[
-    int | None, option("--block-length", panel=DECODING, text="Positions of a block.", min=1)
-]
-MaxNewTokens = Annotated[
-    int | None, option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.", min=1)
-]
-Json = Annotated[bool, option("--json", panel=OUTPUT, text="Print a JSON object per answer.")]
-TraceFile = Annotated[
-    Path | None, option("--trace", panel=OUTPUT, text="Write every step to this JSON file.")
-]
-TopCandidates = Annotated[
-    int | None,
-    option("--top-candidates", panel=OUTPUT, text="Candidates per position in the trace."),
-]
-RunCode = Annotated[
-    bool,
-    option("--confirm-run-unsafe-code", panel=MEASURING, text="Let tasks run code of the model."),
-]
-
-
-def threaded(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: the command takes ``--threads``."""
+def everywhere(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: the command takes ``--threads`` and ``--debug``, which their callbacks read."""
     signature = inspect.signature(command)
-    extra = inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=None,
-                              annotation=Threads)  # fmt: skip
+    hints = get_type_hints(command, include_extras=True)
 
     @functools.wraps(command)
-    def run(*args: Any, **values: Any) -> None:
-        values.pop("threads", None)  # its callback has seen it
-        command(*args, **values)
+    def run(**values: Any) -> None:
+        command(**{name: value for name, value in values.items() if name not in EVERYWHERE})
 
-    hints = get_type_hints(command, include_extras=True)
-    del run.__wrapped__  # its signature is not ours
-    own = [p.replace(annotation=hints.get(n, p.annotation))
-           for n, p in signature.parameters.items()]  # fmt: skip
-    run.__signature__ = signature.replace(parameters=[*own, extra])  # type: ignore[attr-defined]
-    run.__annotations__ = {**hints, "threads": Threads}
+    own = [parameter.replace(annotation=hints.get(name, parameter.annotation))
+           for name, parameter in signature.parameters.items()]  # fmt: skip
+    extra = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in EVERYWHERE.items()
+    ]
+    return _shown(run, [*own, *extra])
+
+
+def _shown(run: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    """``run``, which typer takes for a function of ``parameters``."""
+    vars(run).pop("__wrapped__")  # its signature is not ours
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 
 
@@ -116,26 +104,16 @@ def threaded(command: Callable[..., None]) -> Callable[..., None]:
 class Loading:
     """How a model is loaded, and where."""
 
-    dtype: Annotated[
-        str,
-        option("--dtype", panel=MODEL, text="auto, float32, bfloat16 or float16, default auto."),
-    ] = "auto"
-    device: Annotated[
-        str,
-        option("--device", panel=MODEL, text="Default cuda where there is one, else cpu."),
-    ] = "auto"
-    quantization: Annotated[
-        str | None,
-        option("--quantization", panel=MODEL, text="Weights in int8 or int4, on a CPU."),
-    ] = None
+    dtype: Annotated[str, option("auto, float32, bfloat16 or float16, default auto.", MODEL)] = (
+        "auto"
+    )
+    device: Annotated[str, option("Default cuda where there is one, else cpu.", MODEL)] = "auto"
+    quantization: Annotated[str | None, option("Weights in int8 or int4, on a CPU.", MODEL)] = None
     tokenizer: Annotated[
-        str | None,
-        option("--tokenizer", panel=MODEL, text="Folder or hub id, instead of the model's (or "
-               "--verifier's)."),
-    ] = None  # fmt: skip
+        str | None, option("Folder or hub id, instead of the model's (or --verifier's).", MODEL)
+    ] = None
     adapter: Annotated[
-        str | None,
-        option("--adapter", panel=MODEL, text="Low-rank adapter, of the model (or --verifier)."),
+        str | None, option("Low-rank adapter, of the model (or --verifier).", MODEL)
     ] = None
 
     @property
@@ -160,9 +138,14 @@ class Loaded(Loading):
 
     model: Annotated[
         str,
-        option("--model", "-m", panel=MODEL, text="Hub id, folder, or nano (default).",
-               autocompletion=completion.models),
-    ] = "nano"  # fmt: skip
+        option(
+            "Hub id, folder, or nano (default).",
+            MODEL,
+            "--model",
+            "-m",
+            autocompletion=completion.models,
+        ),
+    ] = "nano"
 
     def load(self) -> DiffusionModel:
         """The model on its device."""
@@ -173,9 +156,7 @@ class Loaded(Loading):
 class Prompted:
     """How prompts are written."""
 
-    ids: Annotated[
-        bool, option("--ids", panel=DECODING, text="Prompts are token ids, e.g. '5 17 9'.")
-    ] = False
+    ids: Annotated[bool, option("Prompts are token ids, e.g. '5 17 9'.", DECODING)] = False
 
     def prompt(self, text: str) -> str | list[int]:
         """What ``text`` stands for."""
@@ -193,14 +174,20 @@ class Ways(Loaded):
 
     sampler: Annotated[
         list[str] | None,
-        option("--sampler", "-s", panel=DECODING, text="Repeatable; {a,b} for several values.",
-               autocompletion=completion.samplers),
-    ] = None  # fmt: skip
+        option(
+            "Repeatable; {a,b} for several values.",
+            DECODING,
+            "--sampler",
+            "-s",
+            autocompletion=completion.samplers,
+        ),
+    ] = None
     cache: Annotated[
         list[str] | None,
-        option("--cache", "-c", panel=DECODING, text="Default none; repeatable.",
-               autocompletion=completion.caches),
-    ] = None  # fmt: skip
+        option(
+            "Default none; repeatable.", DECODING, "--cache", "-c", autocompletion=completion.caches
+        ),
+    ] = None
     max_new_tokens: MaxNewTokens = None
     block_length: BlockLength = None
 
@@ -216,12 +203,12 @@ class Measured(Ways):
 
     tasks: Annotated[
         list[str] | None,
-        option("--tasks", "--task", "-t", panel=MEASURING, text="Names or .jsonl files, by commas "
-               "or repeated."),
-    ] = None  # fmt: skip
+        option(
+            "Names or .jsonl files, by commas or repeated.", MEASURING, "--tasks", "--task", "-t"
+        ),
+    ] = None
     curve: Annotated[
-        list[str] | None,
-        option("--curve", panel=MEASURING, text="A sampler along its knob, or 'all'; repeatable."),
+        list[str] | None, option("A sampler along its knob, or 'all'; repeatable.", MEASURING)
     ] = None
     confirm_run_unsafe_code: RunCode = False
 
@@ -244,81 +231,63 @@ class Decoding(Loaded):
 
     sampler: Annotated[
         str | None,
-        option("--sampler", "-s", panel=DECODING, text="See 'dllm samplers', default threshold.",
-               autocompletion=completion.samplers),
-    ] = None  # fmt: skip
+        option(
+            "See 'dllm samplers', default threshold.",
+            DECODING,
+            "--sampler",
+            "-s",
+            autocompletion=completion.samplers,
+        ),
+    ] = None
     cache: Annotated[
         str | None,
-        option("--cache", "-c", panel=DECODING, text="See 'dllm caches', default none.",
-               autocompletion=completion.caches),
-    ] = None  # fmt: skip
-    preset: Annotated[
-        Path | None, option("--preset", panel=DECODING, text="A file that 'dllm tune' wrote.")
+        option(
+            "See 'dllm caches', default none.",
+            DECODING,
+            "--cache",
+            "-c",
+            autocompletion=completion.caches,
+        ),
     ] = None
-    steps: Annotated[
-        int | None, option("--steps", panel=DECODING, text="Steps, where the sampler has a quota.")
-    ] = None
-    block_length: Annotated[
-        int | None, option("--block-length", panel=DECODING, text="Positions of a block.")
-    ] = None
+    preset: Annotated[Path | None, option("A file that 'dllm tune' wrote.", DECODING)] = None
+    steps: Annotated[int | None, option("Steps, where the sampler has a quota.", DECODING)] = None
+    block_length: Annotated[int | None, option("Positions of a block.", DECODING)] = None
     temperature: Temperature = None
-    top_p: Annotated[
-        float | None, option("--top-p", panel=DECODING, text="Nucleus of the proposals, default 1.")
-    ] = None
-    top_k: Annotated[
-        int | None, option("--top-k", panel=DECODING, text="Propose among the best, default all.")
-    ] = None
+    top_p: Annotated[float | None, option("Nucleus of the proposals, default 1.", DECODING)] = None
+    top_k: Annotated[int | None, option("Propose among the best, default all.", DECODING)] = None
     min_p: Annotated[
-        float | None,
-        option("--min-p", panel=DECODING, text="Propose what has this share of the best, default "
-               "all."),
-    ] = None  # fmt: skip
-    cfg_scale: Annotated[
-        float | None,
-        option("--cfg-scale", panel=DECODING, text="Classifier-free guidance, default 0."),
+        float | None, option("Propose what has this share of the best, default all.", DECODING)
     ] = None
-    eos_policy: Annotated[
-        str | None, option("--eos-policy", panel=DECODING, text="What an end token does.")
-    ] = None
+    cfg_scale: Annotated[float | None, option("Classifier-free guidance, default 0.", DECODING)] = (
+        None
+    )
+    eos_policy: Annotated[str | None, option("What an end token does.", DECODING)] = None
     seed: Seed = None
-    regex: Annotated[
-        str | None,
-        option("--regex", panel=DECODING, text="Expression that the whole answer matches."),
-    ] = None
+    regex: Annotated[str | None, option("Expression that the whole answer matches.", DECODING)] = (
+        None
+    )
     choice: Annotated[
-        list[str] | None,
-        option("--choice", panel=DECODING, text="Text that the answer may be; repeatable."),
+        list[str] | None, option("Text that the answer may be; repeatable.", DECODING)
     ] = None
     json_schema: Annotated[
-        str | None,
-        option("--json-schema", panel=DECODING, text="File with the JSON schema of the answer."),
+        str | None, option("File with the JSON schema of the answer.", DECODING)
     ] = None
-    max_rows: Annotated[
-        int | None, option("--max-rows", panel=DECODING, text="Most prompts decoded at a time.")
-    ] = None
-    max_batch_tokens: Annotated[
-        int | None,
-        option("--max-batch-tokens", panel=DECODING, text="Most positions fed at once."),
-    ] = None
-    cuda_graphs: Annotated[
-        bool | None,
-        option("--cuda-graphs", panel=DECODING, text="Replay cached steps as CUDA graphs."),
-    ] = None
+    max_rows: Annotated[int | None, option("Most prompts decoded at a time.", DECODING)] = None
+    max_batch_tokens: Annotated[int | None, option("Most positions fed at once.", DECODING)] = None
+    cuda_graphs: Annotated[bool | None, option("Replay cached steps as CUDA graphs.", DECODING)] = (
+        None
+    )
     compile: Annotated[
-        bool | None,
-        option("--compile", panel=DECODING, text="Pass cached steps through torch.compile."),
+        bool | None, option("Pass cached steps through torch.compile.", DECODING)
     ] = None
 
     confidence: Annotated[
-        str | None,
-        option("--confidence", panel=DECODING, text="'model': how sure a token of a form is "
-               "without the form."),
-    ] = None  # fmt: skip
+        str | None, option("'model': how sure a token of a form is without the form.", DECODING)
+    ] = None
     literals: Annotated[
         bool | None,
-        option("--literals", panel=DECODING, text="Write what a form leaves no choice about "
-               "without asking the model."),
-    ] = None  # fmt: skip
+        option("Write what a form leaves no choice about without asking the model.", DECODING),
+    ] = None
 
     def __post_init__(self) -> None:
         """A preset is the sampler, the cache, and whatever else was not given."""
@@ -356,49 +325,35 @@ class Generation(Decoding):
     """Decoding after a prompt."""
 
     server: Annotated[
-        str | None,
-        option("--server", panel=MODEL, text="Ask 'dllm serve' at this URL instead of a model."),
+        str | None, option("Ask 'dllm serve' at this URL instead of a model.", MODEL)
     ] = None
 
-    max_new_tokens: Annotated[
-        int | None, option("--max-new-tokens", panel=DECODING, text="Positions of the canvas.")
-    ] = None
+    max_new_tokens: Annotated[int | None, option("Positions of the canvas.", DECODING)] = None
     length: Annotated[
         str | None,
-        option("--length", panel=DECODING, text="How the length is found: append, crop, rho, "
-               "daedal; --max-new-tokens is then the most. Default fixed."),
+        option("How the length is found: append, crop, rho, daedal; --max-new-tokens is then the "
+               "most. Default fixed.", DECODING),
     ] = None  # fmt: skip
-    min_new_tokens: Annotated[
-        int | None, option("--min-new-tokens", panel=DECODING, text="No end before, default 0.")
-    ] = None
+    min_new_tokens: Annotated[int | None, option("No end before, default 0.", DECODING)] = None
     stop: Annotated[
-        list[str] | None,
-        option("--stop", panel=DECODING, text="Text that ends the answer; repeatable."),
+        list[str] | None, option("Text that ends the answer; repeatable.", DECODING)
     ] = None
     constraint: Annotated[
-        list[str] | None,
-        option("--constraint", panel=DECODING, text="OFFSET=TEXT fixed in the answer; repeatable."),
+        list[str] | None, option("OFFSET=TEXT fixed in the answer; repeatable.", DECODING)
     ] = None
     seed_text: Annotated[
-        str | None,
-        option("--seed-text", panel=DECODING,
-               text="Draft that the answer begins as; [[8]] in it: 8 open tokens."),
-    ] = None  # fmt: skip
+        str | None, option("Draft that the answer begins as; [[8]] in it: 8 open tokens.", DECODING)
+    ] = None
     remask: Annotated[
-        str | None,
-        option("--remask", panel=DECODING, text="Tokens of the draft to write anew: 0,4..9."),
+        str | None, option("Tokens of the draft to write anew: 0,4..9.", DECODING)
     ] = None
     logit_bias: Annotated[
-        list[str] | None,
-        option("--logit-bias", panel=DECODING, text="ID=BIAS of a token's logit; repeatable."),
+        list[str] | None, option("ID=BIAS of a token's logit; repeatable.", DECODING)
     ] = None
     watch: Annotated[
-        bool,
-        option("--watch", "-w", panel=OUTPUT, text="Show the canvas while it is written."),
+        bool, option("Show the canvas while it is written.", OUTPUT, "--watch", "-w")
     ] = False
-    delay: Annotated[
-        float, option("--delay", panel=OUTPUT, text="Seconds to pause per step watched.", min=0)
-    ] = 0.0
+    delay: Annotated[float, option("Seconds to pause per step watched.", OUTPUT, min=0)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -445,11 +400,12 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: the fields of ``group`` become options, its instance the argument ``options``.
-
-    The command gets ``--debug`` as well.
-    """
+    """Decorator: the fields of ``group`` become options, its instance the argument ``options``."""
     added = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        info = get_args(added[field.name])[1]
+        if info.default is ...:  # where typer keeps the first name
+            info.default = f"--{field.name.replace('_', '-')}"
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)
@@ -466,20 +422,11 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
             for field in fields(group)
         ]  # fmt: skip
 
-        debug = inspect.Parameter(
-            "debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug
-        )
-
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            values.pop("debug")  # its callback has seen it
             options = group(**{field.name: values.pop(field.name) for field in fields(group)})
             command(options=options, **values)
 
-        del run.__wrapped__  # its signature is not ours
-        signature = inspect.Signature([*own, *shared, debug])
-        run.__signature__ = signature  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-        return run
+        return _shown(run, [*own, *shared])
 
     return decorate

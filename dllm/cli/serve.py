@@ -27,15 +27,9 @@ NETWORK, ENGINE, LIMITS = "Network", "Engine", "Limits"
 class Networked(Loading):
     """Where a server listens, and who may ask it."""
 
-    host: Annotated[
-        str, option("--host", panel=NETWORK, text="Address to listen on, default 127.0.0.1.")
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, option("--port", panel=NETWORK, text="0 takes a free one.", min=0, max=65535)
-    ] = 8000
-    api_key: Annotated[
-        str | None, option("--api-key", panel=NETWORK, text="What clients must know.", envvar=KEY)
-    ] = None
+    host: Annotated[str, option("Address to listen on, default 127.0.0.1.", NETWORK)] = "127.0.0.1"
+    port: Annotated[int, option("0 takes a free one.", NETWORK, min=0, max=65535)] = 8000
+    api_key: Annotated[str | None, option("What clients must know.", NETWORK, envvar=KEY)] = None
 
     def warn_open(self) -> None:
         """Say so when other machines need no key."""
@@ -47,104 +41,75 @@ class Networked(Loading):
 class Served(Networked):
     """Options of ``dllm serve``.  What `Settings` calls the same is handed on."""
 
-    name: Annotated[
-        str | None, option("--name", panel=NETWORK, text="What clients call the model.")
-    ] = None
-    page: Annotated[
-        bool, option("--page/--no-page", panel=NETWORK, text="The page at '/', default on.")
-    ] = True
+    name: Annotated[str | None, option("What clients call the model.", NETWORK)] = None
+    page: Annotated[bool, option("The page at '/', default on.", NETWORK, "--page/--no-page")] = (
+        True
+    )
     tool_parser: Annotated[
         str | None,
-        option("--tool-parser", panel=NETWORK, text="How the model writes calls of tools: hermes "
-               "or llama, default as its chat template says."),
+        option("How the model writes calls of tools: hermes or llama, default as its chat template "
+               "says.", NETWORK),
     ] = None  # fmt: skip
     log_level: Annotated[
-        str,
-        option("--log-level", panel=NETWORK, text="debug, info (default: a line per request), "
-               "warning or error."),
-    ] = "info"  # fmt: skip
-    metrics_names: Annotated[
-        str, option("--metrics-names", panel=NETWORK, text="At /metrics: dllm (default) or vllm.")
-    ] = "dllm"
+        str, option("debug, info (default: a line per request), warning or error.", NETWORK)
+    ] = "info"
+    metrics_names: Annotated[str, option("At /metrics: dllm (default) or vllm.", NETWORK)] = "dllm"
     sampler: Annotated[
         str | None,
-        option("--sampler", "-s", panel=ENGINE, text="Of requests that name none, default "
-               "threshold."),
-    ] = None  # fmt: skip
+        option("Of requests that name none, default threshold.", ENGINE, "--sampler", "-s"),
+    ] = None
     length: Annotated[
         str | None,
-        option("--length", panel=ENGINE, text="How answers find their length, of requests that do "
-               "not say; max_tokens is then the most.  Default fixed."),
+        option("How answers find their length, of requests that do not say; max_tokens is then the "
+               "most.  Default fixed.", ENGINE),
     ] = None  # fmt: skip
     under_load: Annotated[
         str | None,
-        option("--under-load", panel=ENGINE, text="Sampler of steps before which requests wait, "
-               "such as 'threshold(tau=0.7)'."),
-    ] = None  # fmt: skip
+        option(
+            "Sampler of steps before which requests wait, such as 'threshold(tau=0.7)'.", ENGINE
+        ),
+    ] = None
     under_load_waiting: Annotated[
-        int, option("--under-load-waiting", panel=ENGINE, text="As soon as more than these wait, "
-                    "default 0.", min=0),
-    ] = 0  # fmt: skip
+        int, option("As soon as more than these wait, default 0.", ENGINE, min=0)
+    ] = 0
     cache: Annotated[
         list[str] | None,
-        option("--cache", "-c", panel=ENGINE, text="Repeatable: requests choose, default the "
-               "first.  Default none."),
-    ] = None  # fmt: skip
+        option(
+            "Repeatable: requests choose, default the first.  Default none.",
+            ENGINE,
+            "--cache",
+            "-c",
+        ),
+    ] = None
     drafter: Annotated[
         list[str] | None,
-        option("--drafter", panel=ENGINE, text="Of an autoregressive model: what proposes its "
-               "tokens; repeatable."),
-    ] = None  # fmt: skip
-    max_rows: Annotated[
-        int,
-        option("--max-rows", panel=ENGINE, text="Requests written at a time, default 16.", min=1),
-    ] = 16
+        option("Of an autoregressive model: what proposes its tokens; repeatable.", ENGINE),
+    ] = None
+    max_rows: Annotated[int, option("Requests written at a time, default 16.", ENGINE, min=1)] = 16
     max_positions: Annotated[
-        int | None,
-        option("--max-positions", panel=ENGINE, text="Room for keys and values, of all rows."),
+        int | None, option("Room for keys and values, of all rows.", ENGINE)
     ] = None
-    max_batch_tokens: Annotated[
-        int | None, option("--max-batch-tokens", panel=ENGINE, text="Most positions of a forward.")
-    ] = None
+    max_batch_tokens: Annotated[int | None, option("Most positions of a forward.", ENGINE)] = None
     full_step_tokens: Annotated[
-        int | None,
-        option("--full-step-tokens", panel=ENGINE, text="Most positions of whole canvases in a "
-               "step."),
-    ] = None  # fmt: skip
+        int | None, option("Most positions of whole canvases in a step.", ENGINE)
+    ] = None
     keep_prefixes: Annotated[
         int | None,
-        option("--keep-prefixes", panel=ENGINE, text="Of an autoregressive model, or with the "
-               "cache block or wedlm: tokens of complete texts kept for those that begin like "
-               "them, default 16384; 0: none.",
-               min=0),
+        option("Of an autoregressive model, or with the cache block or wedlm: tokens of complete "
+               "texts kept for those that begin like them, default 16384; 0: none.", ENGINE, min=0),
     ] = None  # fmt: skip
-    cuda_graphs: Annotated[
-        bool, option("--cuda-graphs", panel=ENGINE, text="Replay cached steps.")
-    ] = False
-    compile: Annotated[
-        bool, option("--compile", panel=ENGINE, text="Pass them through torch.compile.")
-    ] = False
+    cuda_graphs: Annotated[bool, option("Replay cached steps.", ENGINE)] = False
+    compile: Annotated[bool, option("Pass them through torch.compile.", ENGINE)] = False
     max_waiting: Annotated[
-        int, option("--max-waiting", panel=LIMITS, text="Requests in the queue, default 64; more "
-                    "get 429.")
-    ] = 64  # fmt: skip
-    deadline: Annotated[
-        float, option("--deadline", panel=LIMITS, text="Seconds for a request, default 600.")
-    ] = 600.0
-    drain: Annotated[
-        float, option("--drain", panel=LIMITS, text="Seconds for what runs at SIGTERM, default 30.")
-    ] = 30.0
-    max_body: Annotated[
-        int, option("--max-body", panel=LIMITS, text="Bytes of a request, default 8 MiB.")
-    ] = 8 * 2**20
-    max_prompt_tokens: Annotated[
-        int | None, option("--max-prompt-tokens", panel=LIMITS, text="Of a prompt.")
-    ] = None
+        int, option("Requests in the queue, default 64; more get 429.", LIMITS)
+    ] = 64
+    deadline: Annotated[float, option("Seconds for a request, default 600.", LIMITS)] = 600.0
+    drain: Annotated[float, option("Seconds for what runs at SIGTERM, default 30.", LIMITS)] = 30.0
+    max_body: Annotated[int, option("Bytes of a request, default 8 MiB.", LIMITS)] = 8 * 2**20
+    max_prompt_tokens: Annotated[int | None, option("Of a prompt.", LIMITS)] = None
     replicas: Annotated[
-        int,
-        option("--replicas", panel=MODEL, text="Copies of the model, in Ray Serve; 0 (default): "
-               "one, here.", min=0),
-    ] = 0  # fmt: skip
+        int, option("Copies of the model, in Ray Serve; 0 (default): one, here.", MODEL, min=0)
+    ] = 0
 
     def settings(self) -> Settings:
         """As `Settings`; typos in names of parts are found before anything is loaded."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .inputs import read_lines
-from .options import Debug, threaded
+from .options import everywhere
 from .output import check_output, note
 
 train_app = typer.Typer(help="Train drafters and the bundled models.", no_args_is_help=True)
@@ -16,6 +16,7 @@ NAMES = {"masked": "nano", "causal": "nano-ar"}
 
 
 @train_app.command()
+@everywhere
 def nano(
     output: Annotated[
         Path | None,
@@ -38,13 +39,12 @@ def nano(
     weights_from: Annotated[
         Path | None, typer.Option(help="Folder of a run whose weights a new run starts with.")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Train nano from scratch; a run that was stopped goes on where it saved last."""
 
-    from ..train.recipes.nano import Recipe, export, train
+    from ..train.recipes.nano import NanoTraining, export, train
 
-    recipe = Recipe.of(objective, seed=seed, **({} if steps is None else {"steps": steps}))
+    recipe = NanoTraining.of(objective, seed=seed, **({} if steps is None else {"steps": steps}))
     folder = output or Path("runs") / NAMES[objective]
     train(
         recipe,
@@ -60,7 +60,7 @@ def nano(
 
 
 @train_app.command("filter")
-@threaded
+@everywhere
 def learned_filter(
     output: Annotated[Path, typer.Option("--output", "-o", help="The .npz file to write.")],
     model: Annotated[str, typer.Option("--model", "-m", help="Hub id, folder or name.")] = "nano",
@@ -72,7 +72,6 @@ def learned_filter(
     block_length: Annotated[int, typer.Option(help="Positions the filter sees.", min=1)] = 32,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 1_500,
     seed: Annotated[int, typer.Option(help="Seed of prompts and weights.", min=0)] = 0,
-    debug: Debug = False,
 ) -> None:
     """Train Learn2PD's filter for a model: `--sampler "learn2pd(filter='FILE')"` then uses it."""
     from .. import load
@@ -93,7 +92,7 @@ def learned_filter(
 
 
 @train_app.command()
-@threaded
+@everywhere
 def deer(
     verifier: Annotated[str, typer.Option(help="Hub id, folder or nano-ar.")] = "nano-ar",
     drafter: Annotated[str, typer.Option(help="Hub id, folder or nano.")] = "nano",
@@ -112,7 +111,6 @@ def deer(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the result.")] = Path(
         "runs/deer"
     ),
-    debug: Debug = False,
 ) -> None:
     """Align a diffusion drafter with a verifier, in DEER's two stages."""
     from ..models import load

@@ -21,27 +21,22 @@ class Tune(Measured):
     """Options of ``dllm tune``; without samplers and curves it searches all of them, without
     caches those of `dllm.eval.tune.CACHES`, and none where forwards are saved."""
 
-    keep: Annotated[
-        float,
-        option("--keep", panel=MEASURING, text="Share of the accuracy to keep, default 0.99."),
-    ] = 0.99
-    tolerance: Annotated[
-        float,
-        option("--tolerance", panel=MEASURING, text="Room for the interval's lower end, 0.05."),
-    ] = 0.05
-    by: Annotated[
-        str, option("--by", panel=MEASURING, text="What to save: seconds (default), nfe, computed.")
-    ] = "seconds"
+    keep: Annotated[float, option("Share of the accuracy to keep, default 0.99.", MEASURING)] = 0.99
+    tolerance: Annotated[float, option("Room for the interval's lower end, 0.05.", MEASURING)] = (
+        0.05
+    )
+    by: Annotated[str, option("What to save: seconds (default), nfe, computed.", MEASURING)] = (
+        "seconds"
+    )
     examples: Annotated[
-        int,
-        option("--examples", "-n", panel=MEASURING, text="Confirming prompts, default 200.", min=1),
+        int, option("Confirming prompts, default 200.", MEASURING, "--examples", "-n", min=1)
     ] = 200
-    rungs: Annotated[
-        str, option("--rungs", panel=MEASURING, text="New prompts per round, default 16,48,96.")
-    ] = "16,48,96"
-    seed: Annotated[int, option("--seed", panel=MEASURING, text="Of the prompts.", min=0)] = 0
+    rungs: Annotated[str, option("New prompts per round, default 16,48,96.", MEASURING)] = (
+        "16,48,96"
+    )
+    seed: Annotated[int, option("Of the prompts.", MEASURING, min=0)] = 0
     output: Annotated[
-        Path, option("--output", "-o", panel=OUTPUT, text="Preset file, default preset.json.")
+        Path, option("Preset file, default preset.json.", OUTPUT, "--output", "-o")
     ] = Path("preset.json")
 
 

@@ -36,7 +36,7 @@ from .kv import KVBuffer
 from .layers import LayerHook
 from .maps import AttentionMaps
 from .packing import Packed, noise_keys, pack
-from .recipe import Options, bans
+from .recipe import RowOptions, bans
 from .rows import Job
 from .visibility import Visibility
 
@@ -48,7 +48,7 @@ class Forward:
     """One forward for all jobs of a step, and the statistics of the positions they ask for.
 
     Jobs may come from rows with different recipes: the backbone sees them all at once, the head
-    and the statistics run once per group of equal `Options`, and what the host needs to know
+    and the statistics run once per group of equal `RowOptions`, and what the host needs to know
     travels in one copy.
     """
 
@@ -172,7 +172,7 @@ class Forward:
         """`_group` for jobs whose options differ: the indices of each group's jobs, and theirs."""
         ends = np.cumsum([len(job.asked) for job in jobs])
         rows = [np.arange(end - len(job.asked), end) for job, end in zip(jobs, ends, strict=True)]
-        groups: dict[Options, list[int]] = {}
+        groups: dict[RowOptions, list[int]] = {}
         for i, job in enumerate(jobs):
             groups.setdefault(job.row.options, []).append(i)
         result = []
@@ -185,7 +185,7 @@ class Forward:
         return result
 
     def _group(
-        self, jobs: list[Job], numbers: list[dict[str, torch.Tensor]], options: Options,
+        self, jobs: list[Job], numbers: list[dict[str, torch.Tensor]], options: RowOptions,
         hidden: torch.Tensor,
     ) -> TokenStatistics:  # fmt: skip
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
@@ -194,33 +194,31 @@ class Forward:
         rows = self._banned_rows(jobs, options, len(hidden))
         result = self._statistics(jobs, options, hidden, rows)
         clean = result
-        if any(job.ids for job in jobs) or any(job.shadow.size for job in jobs):
+        if any(job.ids or job.shadow.size or job.verifies for job in jobs):
             clean = self._clean(options, hidden, result, rows)
         at = 0
         for job, own in zip(jobs, numbers, strict=True):
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
-            if options.needs & {"kl", "residual"}:
+            if options.needs & {"kl", "residual"} and not job.verifies:
                 job.logprobs = log_probabilities(hidden[here], self._head(options), options.banned)
             if "kl" in options.needs and job.logprobs is not None:
                 own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
             for name, ids in job.ids.items():
                 own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
-            if job.shadow.size:
-                standing = job.canvas.tokens[job.shadow][:, None]
-                own["stands"] = self._logprobs(
-                    hidden, clean, slice(here.stop, at), standing, options
-                )
+            judged = job.shadow if job.shadow.size else job.targets
+            there = slice(here.stop if job.shadow.size else here.start, at)
+            if job.shadow.size or job.verifies:
+                standing = job.canvas.tokens[judged][:, None]
+                own["stands"] = self._logprobs(hidden, clean, there, standing, options)
             if job.verifies:
-                scores = log_probabilities(
-                    hidden[here.stop : at], self._head(options), options.banned
-                )
+                scores = log_probabilities(hidden[there], self._head(options), options.banned)
                 keys = noise_keys([job]).to(hidden.device)
-                drawn = residual(job.shadow, scores, job.row.previous, keys)
+                drawn = residual(judged, scores, job.row.previous, keys)
                 own["residual"], own["residual_logprob"] = drawn
         return result
 
-    def _banned_rows(self, jobs: list[Job], options: Options, count: int) -> torch.Tensor | None:
+    def _banned_rows(self, jobs: list[Job], options: RowOptions, count: int) -> torch.Tensor | None:
         """Which of the banned ids are so in each row, (R, n) bool; None: all of them."""
         if not options.conditional:
             return None
@@ -232,7 +230,7 @@ class Forward:
         return torch.from_numpy(rows).to(self.device)
 
     def _statistics(
-        self, jobs: list[Job], options: Options, hidden: torch.Tensor, rows: torch.Tensor | None
+        self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor, rows: torch.Tensor | None
     ) -> TokenStatistics:
         return token_statistics(
             hidden,
@@ -251,7 +249,7 @@ class Forward:
         )
 
     def _clean(
-        self, options: Options, hidden: torch.Tensor, result: TokenStatistics,
+        self, options: RowOptions, hidden: torch.Tensor, result: TokenStatistics,
         rows: torch.Tensor | None,
     ) -> TokenStatistics:  # fmt: skip
         """Tokens with log-probabilities of the clean distribution: ``result`` unless it describes
@@ -263,12 +261,12 @@ class Forward:
             hidden, self._head(options), banned=options.banned, banned_rows=rows, needs=()
         )
 
-    def _head(self, options: Options) -> Head:
+    def _head(self, options: RowOptions) -> Head:
         return Biased(self.head, options.bias) if options.bias else self.head
 
     def _logprobs(
         self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: IntArray,
-        options: Options,
+        options: RowOptions,
     ) -> torch.Tensor:  # fmt: skip
         """(n, m) clean log-probabilities of ``ids``, beside the clean statistics."""
         wanted = torch.from_numpy(ids).to(hidden.device)
@@ -286,14 +284,16 @@ def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericE
             "infinite values, or overflow in this dtype; `dllm doctor` checks them, "
             "dtype='float32' may help"
         )
+    if job.verifies:  # what a position gets in place of a refused draft
+        numbers = {**numbers, "asked.stands": numbers["stands"], "token": numbers["residual"],
+                   "logprob": numbers["residual_logprob"]}  # fmt: skip
+        return _prediction(job.asked, numbers), None
     if not job.shadow.size:
         return _prediction(job.targets, numbers), None
     count = len(job.targets)
     shared = {name: numbers[name] for name in SHARED if name in numbers}
     mine = {**numbers, **{name: array[:count] for name, array in shared.items()}}
     others = {name: array[count:] for name, array in shared.items()}
-    if job.verifies:  # what a position gets in place of a refused draft
-        others |= {"token": numbers["residual"], "logprob": numbers["residual_logprob"]}
     others["asked.stands"] = numbers["stands"]
     return _prediction(job.targets, mine), _prediction(job.shadow, others)
 

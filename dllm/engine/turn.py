@@ -38,7 +38,9 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     jobs = []
     for i, fork in enumerate(_forks(row, cache)):
         if verifies:
-            jobs.append(Job(row, fork, plan, NOTHING, 0, shadow, single=single, verifies=True))
+            # Where logits are shifted, the token to the left judges, and no mask is needed.
+            masks, read = (NOTHING, shadow) if row.slots.shift else (shadow, NOTHING)
+            jobs.append(Job(row, fork, plan, read, 0, masks, single=single, verifies=True))
             continue
         wanted, own = targets if fork is canvas else sampler.targets(fork), plan
         if cache.follows and fork is not canvas:
@@ -99,8 +101,8 @@ def settle(
         prediction = prediction.take(wanted)
     decision = Decision(NOTHING, NOTHING)
     if not canvas.finished:
-        if shadow is not None and jobs[kept].verifies:
-            decision = sampler.verify(canvas, shadow)
+        if jobs[kept].verifies:
+            decision = sampler.verify(canvas, prediction)
         else:
             decision = sampler.decide(canvas, prediction, shadow)
         decision = literals_after(row.recipe, canvas, decision)

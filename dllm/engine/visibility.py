@@ -101,6 +101,13 @@ class Visibility:
             keys = slice(base, base + length) if read is None else _slots(read, base)
             yield Piece(at, len(compute), keys)
             return
+        if self.causal and masked is None and read is None and tree is None:
+            for first, last in self._runs(compute):  # the usual case of autoregressive texts
+                run = compute[first:last]
+                keys = slice(base, base + int(run[-1]) + 1)
+                hidden = np.arange(run[-1] + 1) > run[:, None] if last - first > 1 else None
+                yield Piece(at + first, last - first, keys, hidden)
+            return
         read = np.arange(length) if read is None else read
         ranks = self.rank(read, False if masked is None else masked[read], single)
         own = self.rank(compute, False if masked is None else masked[compute], single)

@@ -16,6 +16,7 @@ from .facts import generation_defaults, read_facts
 from .family import Family, get_family
 from .fields import own_section
 from .linears import pack_linears
+from .mlp import round_once
 from .model import DiffusionModel
 from .norms import shorten_norms
 from .quantisation import quantise
@@ -64,6 +65,7 @@ def prepare(
     pack_linears(hf)
     shorten_norms(hf)
     rotate_in_cache(hf)
+    round_once(hf)
     if family.mask_kind == "causal":  # runs as it is: some networks mask only what they know
         if attn_implementation is not None:
             use_attention(hf, attn_implementation)

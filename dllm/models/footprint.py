@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
+from ..kernels.linear import SMALL as FEW
+from ..kernels.linear import available
 from .checkpoint import Checkpoint
 from .headers import blueprint
+from .linears import room_for
 from .precision import SMALL, auto_dtype
 from .quantisation import layers_of, of_config, read
 from .reading import family_of, native_config
@@ -20,7 +24,9 @@ HEADROOM = 1.1  # activations, allocator, runtime
 
 @dataclass(frozen=True)
 class Footprint:
-    """Sizes in bytes.  ``keys_values``: a key/value cache of one row over the whole context."""
+    """Sizes in bytes.  ``keys_values``: a key/value cache of one row over the whole context.
+    ``copies``: of linear layers in the order a CPU multiplies, held beside weights that were cast;
+    those that are mapped from a file can go (`dllm.models.linears`)."""
 
     parameters: int
     dtype: str
@@ -28,11 +34,12 @@ class Footprint:
     context: int
     keys_values: int
     rounded: Mapping[str, int] = field(default_factory=dict)  # weights as int8, int4
+    copies: int = 0
 
     @property
     def needed(self) -> int:
-        """Weights and one full row, with some headroom."""
-        return int((self.weights + self.keys_values) * HEADROOM)
+        """Weights, their copies and one full row, with some headroom."""
+        return int((self.weights + self.copies + self.keys_values) * HEADROOM)
 
     def weights_in(self, bits: int) -> int:
         """Bytes of the weights at another width."""
@@ -59,7 +66,18 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     stored = of_config(getattr(config, "quantization_config", None))
     held = parameters * width if stored is None else rounded_bytes(network, stored, width)
     ways = {name: rounded_bytes(network, read(name), width) for name in ("int8", "int4")}
-    return Footprint(parameters, dtype, held, context, numbers * width, ways)
+    cast = stored is None and dtype != _named(checkpoint)
+    copies = copied_bytes(network, dtype) if cast else 0
+    return Footprint(parameters, dtype, held, context, numbers * width, ways, copies)
+
+
+def copied_bytes(network: Any, dtype: str) -> int:
+    """Bytes of the copies that `pack_linears` has made of the layers of ``network``."""
+    if not available() or dtype not in ("float32", "bfloat16"):
+        return 0
+    layers = (m.weight.numel() for m in network.modules() if type(m) is nn.Linear)
+    copies = WIDTHS[dtype] * sum(count for count in layers if count >= FEW)
+    return copies if room_for(copies) else 0
 
 
 def rounded_bytes(network: Any, how: Any, width: int) -> int:
@@ -78,10 +96,14 @@ def stored_dtype(checkpoint: Checkpoint, parameters: int = 0) -> str:
     """The dtype of the loaded weights: as stored, or what `dllm.load` makes of it here."""
     if checkpoint.bundled:
         return "float32"
-    stored = str(
-        checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "float32"
-    ).removeprefix("torch.")
+    stored = _named(checkpoint)
     if torch.cuda.is_available() or parameters < SMALL:
         return stored
     chosen = auto_dtype(checkpoint.name, stored, parameters)
     return stored if chosen == "auto" else str(chosen).removeprefix("torch.")
+
+
+def _named(checkpoint: Checkpoint) -> str:
+    """The dtype that ``config.json`` says."""
+    config = checkpoint.config
+    return str(config.get("torch_dtype") or config.get("dtype") or "float32").removeprefix("torch.")

@@ -16,10 +16,8 @@ from torch import Tensor
 from .segments import Segment
 
 WIDE = 2**17  # values that are held in float64 at a time
-TILE, FEW = (
-    32,
-    4,
-)  # queries that SDPA takes at a time; fewer than `FEW` in bfloat16 take twice as long
+TILE = 32  # queries that SDPA takes at a time
+FEW = 4  # fewer than that in bfloat16 take twice as long
 
 
 def grouped_rows(
@@ -37,6 +35,8 @@ def grouped_rows(
         mask = segment.folded(heads // kv, v.dtype)
         attended = grouped(folded, segment.rows_of(k), segment.rows_of(v), scale, mask, exact)
         unfolded = attended.view(rows, kv, heads // kv, n, -1).permute(0, 3, 1, 2, 4)
+        if last - first == q.shape[2]:
+            return unfolded.reshape(1, rows * n, heads, -1)
         out[0, first:last] = unfolded.reshape(rows * n, heads, -1)
     return out
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
+
+from .forwards import replace_forwards
 
 LAYERS = (  # by name: a network that nobody loads is not imported
     "transformers.models.llama.modeling_llama.LlamaRMSNorm",
@@ -20,14 +21,9 @@ LAYERS = (  # by name: a network that nobody loads is not imported
 def shorten_norms(hf: PreTrainedModel) -> None:
     """Let the RMSNorm layers of ``hf`` use PyTorch's own where that gives the same numbers.
 
-    Changes them in place.  Layers of other classes are left alone, and those whose forward somebody
-    has wrapped.
+    Changes them in place.
     """
-    module: Any
-    for module in hf.modules():
-        kind = type(module)
-        if f"{kind.__module__}.{kind.__qualname__}" in LAYERS and "forward" not in module.__dict__:
-            module.forward = partial(_forward, module)
+    replace_forwards(hf, LAYERS, _forward)
 
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:

@@ -8,13 +8,14 @@ other cache, or none, they run as they are.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from ..kernels.quantised import together
 from .attention import FUNCTIONS
+from .forwards import replace_forwards
 
 LAYERS = (  # by name: a network that nobody loads is not imported
     "transformers.models.llama.modeling_llama.LlamaAttention",
@@ -23,15 +24,8 @@ LAYERS = (  # by name: a network that nobody loads is not imported
 
 
 def rotate_in_cache(hf: PreTrainedModel) -> None:
-    """Let the attention layers of ``hf`` use ``rotate_scatter``.  Changes them in place.
-
-    Layers of other classes are left alone, and those whose forward somebody has wrapped.
-    """
-    module: Any
-    for module in hf.modules():
-        kind = type(module)
-        if f"{kind.__module__}.{kind.__qualname__}" in LAYERS and "forward" not in module.__dict__:
-            module.forward = partial(_forward, module)
+    """Let the attention layers of ``hf`` use ``rotate_scatter``.  Changes them in place."""
+    replace_forwards(hf, LAYERS, _forward)
 
 
 def _forward(
@@ -46,10 +40,8 @@ def _forward(
         )
         return result
     shape = (*hidden_states.shape[:-1], -1, module.head_dim)
-    q, k, v = (
-        project(hidden_states).view(shape).transpose(1, 2)
-        for project in (module.q_proj, module.k_proj, module.v_proj)
-    )
+    projections = module.q_proj, module.k_proj, module.v_proj
+    q, k, v = (x.view(shape).transpose(1, 2) for x in together(hidden_states, projections))
     q, keys, values = past_key_values.rotate_scatter(
         q, k, v, *position_embeddings, module.layer_idx
     )

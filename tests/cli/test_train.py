@@ -46,6 +46,17 @@ def test_a_diffusion_model_learns_from_its_own_trajectories(
     assert dllm.generate(adapted, "What is 4 + 5?").text == "4 + 5 = 9."
 
 
+def test_answers_are_written_without_a_step(cli: Run, tmp_path: Path) -> None:
+    few = ("--model", "nano", "--answers", "4", "--tasks", "copy", "--steps", "0")
+    result = cli("train", "parallel", *few, "-o", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    assert len((tmp_path / "trajectories.jsonl").read_text().splitlines()) == 4
+    assert not (tmp_path / "adapter").exists()
+    for wrong, said in (("0.2", "a trajectory says what is masked"), ("half", "a share or two")):
+        result = cli("train", "parallel", *few, "--ratio", wrong, "-o", str(tmp_path))
+        assert result.exit_code == 2 and said in result.stderr
+
+
 def test_a_dry_run_needs_no_weights(cli: Run) -> None:
     for arguments in (("parallel", "--model", "nano"), ("convert", "--model", "nano-ar")):
         result = cli("train", *arguments, "--dry-run", "--tflops", "100", "--memory", "80")

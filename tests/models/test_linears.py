@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from dllm.kernels.linear import available, packed_of
 from dllm.models import adopt, linears
+from dllm.models.checkpoint import open_checkpoint
+from dllm.models.footprint import footprint
 
 pytestmark = pytest.mark.skipif(not available(), reason="no AVX-512, or no oneDNN")
 PROMPTS = ["What is 23 + 12?", "Reverse this list: Tom, Anna, Ben", "Sort this list: Zoe, Ben"]
@@ -60,3 +66,35 @@ def test_an_engine_notices_weights_that_changed_behind_its_back() -> None:
             if type(module) is nn.Linear:
                 module.weight.data.zero_()
     assert dllm.generate(model, PROMPTS[0], min_new_tokens=4).text != before.text
+
+
+RESIDENT = """
+import sys, torch, dllm
+from pathlib import Path
+def held():
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(1024 * int(line[1]) for line in lines if line[0] in ("RssAnon:", "RssFile:"))
+dllm.generate("nano", [5, 6], max_new_tokens=2)
+before = held()
+model = dllm.load(sys.argv[1], threads=1)
+dllm.generate(model, [5, 6], sampler="llada(steps=1)", max_new_tokens=4, eos_policy="none")
+print(held() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no resident memory to read")
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_what_is_held_is_what_the_footprint_says(stored: torch.dtype, tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=2048, hidden_size=768, intermediate_size=2048, num_hidden_layers=8,
+        num_attention_heads=12, max_position_embeddings=64,
+    )  # fmt: skip
+    network = LlamaForCausalLM(config).to(stored)
+    dllm.load(network, family="llada", mask_token_id=2047, eos_token_id=0).save_pretrained(tmp_path)
+    needs = footprint(open_checkpoint(tmp_path))
+    cast = needs.dtype != str(stored).removeprefix("torch.")
+    assert needs.parameters > 50_000_000 and (needs.copies > 0) == cast
+    done = subprocess.run([sys.executable, "-c", RESIDENT, str(tmp_path)], capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    assert int(done.stdout) == pytest.approx(needs.weights + needs.copies, rel=0.15)

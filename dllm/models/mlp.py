@@ -1,0 +1,29 @@
+"""Feed-forward layers whose first two products share the rounding of their input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..kernels.quantised import together
+from .forwards import replace_forwards
+
+LAYERS = (  # by name: a network that nobody loads is not imported
+    "transformers.models.llama.modeling_llama.LlamaMLP",
+    "transformers.models.mistral.modeling_mistral.MistralMLP",
+    "transformers.models.qwen2.modeling_qwen2.Qwen2MLP",
+    "transformers.models.qwen3.modeling_qwen3.Qwen3MLP",
+)
+
+
+def round_once(hf: PreTrainedModel) -> None:
+    """Let the feed-forward layers of ``hf`` round their input once.  Changes them in place."""
+    replace_forwards(hf, LAYERS, _forward)
+
+
+def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+    gate, up = together(x, (module.gate_proj, module.up_proj))
+    result: torch.Tensor = module.down_proj(module.act_fn(gate) * up)
+    return result

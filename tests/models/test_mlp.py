@@ -1,0 +1,49 @@
+"""Feed-forward layers: the same bits as transformers' own, whatever their products are."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dllm.kernels.quantised import QuantisedLinear, together
+from dllm.models.mlp import LAYERS, round_once
+
+WAYS = ("plain", "int8", "int4", "int8 and plain")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_bits_with_one_rounding(name: str, way: str) -> None:
+    module, kind = name.rsplit(".", 1)
+    config = SimpleNamespace(hidden_size=96, intermediate_size=160, hidden_act="silu",
+                             mlp_bias=True)  # fmt: skip
+    torch.manual_seed(0)
+    layer: Any = getattr(import_module(module), kind)(config).to(torch.bfloat16)
+    for part in {"plain": (), "int8 and plain": ("gate_proj",)}.get(way, ("gate_proj", "up_proj")):
+        how = (4, 32) if way == "int4" else (8, 0)
+        setattr(layer, part, QuantisedLinear.of(getattr(layer, part), *how))
+    x = torch.randn(2, 7, 96).to(torch.bfloat16)
+    with torch.inference_mode():
+        before = layer(x)
+        round_once(nn.Sequential(layer))  # type: ignore[arg-type]
+        assert "forward" in layer.__dict__
+        assert torch.equal(layer(x), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_rounded_together_are_those_of_each_layer(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    plain = [nn.Linear(64, n, bias=n > 64).to(dtype) for n in (64, 96, 32)]
+    layers = [QuantisedLinear.of(layer, 8) for layer in plain]
+    x = torch.randn(1, 5, 64).to(dtype)
+    x[0, 1] = 0
+    with torch.inference_mode():
+        each = [layer(x) for layer in layers]
+        assert all(torch.equal(a, b) for a, b in zip(together(x, layers), each, strict=True))
+        for y, layer in zip(each, plain, strict=True):
+            assert y.dtype == dtype and (y - layer(x)).abs().max() < 0.05

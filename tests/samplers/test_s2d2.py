@@ -1,0 +1,129 @@
+"""S2D2's rule against numbers written out, and its forwards against the autoregressive network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import dllm
+from dllm.canvas import Canvas
+from dllm.engine import forward
+from dllm.kernels.divergence import residual
+from dllm.samplers import Prediction, Sampler, compose
+from dllm.samplers.s2d2 import run
+from dllm.train.recipes.convert import in_blocks
+
+from .test_vectors import canvas_of
+
+Q = [0.9, 0.3, 0.2, 0.8, 0.8]  # of the drafts, where they are judged
+P = [0.6, 0.6, 0.8, 0.8, 0.9]  # where they were drafted
+
+
+def drafted(sampler: Sampler, coins: list[float]) -> tuple[Canvas, dllm.samplers.Decision]:
+    """Positions 0 to 2, and 4 to 5 of a row of six, drafted as 10, 11, ...; 3 is decided."""
+    canvas = canvas_of(6)
+    canvas.noise = lambda stream, step, at: np.array(coins, np.float32)[: len(at)]
+    canvas.commit(np.array([3]), np.array([9]), np.zeros(1, np.float32))
+    sampler.prepare(canvas)
+    at = sampler.targets(canvas)
+    entropy = np.array([0.0, np.log(2) / 2, 0.0, 0.0, 0.0], np.float32)
+    prediction = Prediction(at, 10 + np.arange(5), np.log(np.float32(P)), entropy=entropy,
+                            margin=np.array([0.5, 0.5, 0.01, 0.5, 0.5], np.float32))  # fmt: skip
+    return canvas, sampler.decide(canvas, prediction)
+
+
+def judged(sampler: Sampler, canvas: Canvas) -> dict[int, int]:
+    """What is committed after the forward that verifies, which offers 20, 21, ... in place."""
+    at = sampler.shadow(canvas, (object(),))  # type: ignore[arg-type]
+    n = len(at)
+    shadow = Prediction(at, 20 + np.arange(n), np.full(n, -1.0, np.float32),
+                        asked={"stands": np.log(np.float32(Q[:n]))[:, None]})  # fmt: skip
+    decision = sampler.verify(canvas, shadow)
+    return dict(zip(decision.committed.tolist(), decision.tokens.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "coins", "expected"),
+    [
+        ("", [0.99, 0.49, 0.24], {0: 10, 1: 11, 2: 12}),
+        ("", [0.99, 0.49, 0.26], {0: 10, 1: 11, 2: 22}),
+        ("", [0.99, 0.51, 0.1], {0: 10, 1: 21}),
+        (", tempering=2", [0.99, 0.3, 0.1], {0: 10, 1: 21}),
+        (", resample=False", [0.99, 0.51, 0.1], {0: 10, 1: 11}),
+        (", n=4", [0.99, 0.51, 0.1], {0: 10, 1: 21, 5: 14}),
+        (", sure=True", [0.99, 0.51, 0.1], {0: 10, 1: 21, 2: 12, 4: 13, 5: 14}),
+        (", ratio=0.25", [0.99, 0.51, 0.1], {0: 10, 1: 21, 2: 12}),
+        (", ratio=0.85, everywhere=True", [0.99, 0.51, 0.1], {0: 10, 1: 21, 4: 13, 5: 14}),
+    ],
+)
+def test_drafts_stand_up_to_the_first_that_does_not(
+    options: str, coins: list[float], expected: dict[int, int]
+) -> None:
+    tau = 0.75 if "sure" in options else 0.85
+    sampler = compose(f"s2d2(policy=span{options})+threshold({tau}, n=2)")
+    canvas, decision = drafted(sampler, coins)
+    assert not decision.committed.size
+    (trial,) = decision.trials
+    assert trial.positions.tolist() == [0, 1, 2, 4, 5]
+    assert judged(sampler, canvas) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "verifies"),
+    [
+        ("policy=span, tau_span=3", True),
+        ("policy=span, tau_span=4", False),
+        # 1 + exp(-1/2) + exp(-1/2) with a vocabulary of two: 2.21
+        ("policy=score, c=1, tau_score=1.2, vocab_size=2", True),
+        ("policy=score, c=1, tau_score=1.3, vocab_size=2", False),
+        ("policy=score, c=1, dynamic=True, tau=0.7, tau_score=-0.7, vocab_size=2", False),
+        ("policy=score, c=0, tau_score=2, estimator=margin", True),
+        ("policy=score, c=0, tau_score=2.1, estimator=margin", False),
+        ("policy=hysteresis, c=0, tau_on=2, estimator=margin", False),
+        ("policy=hysteresis, c=0, tau_on=1.9, estimator=margin", True),
+    ],
+)
+def test_when_it_verifies(options: str, verifies: bool) -> None:
+    _, decision = drafted(compose(f"s2d2({options})"), [0.5] * 5)
+    assert bool(decision.trials) is verifies
+    assert bool(decision.committed.size) is not verifies
+
+
+def test_runs() -> None:
+    assert [run(np.array(at)) for at in ([], [4], [4, 5, 7], [4, 6, 7], [4, 5, 6])] == [
+        0,
+        1,
+        2,
+        1,
+        3,
+    ]
+
+
+@pytest.mark.parametrize("cache", ["none", "block"])
+def test_a_network_with_shifted_logits_judges_as_it_writes_from_left_to_right(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``causal`` nothing is left of blocks in what judges: the verifying distributions are
+    those of the autoregressive network behind the same text."""
+    causal = dllm.load("nano-ar", dtype="float32")
+    model, seen = in_blocks(causal, 4, None), list[tuple[list[int], torch.Tensor]]()
+
+    def watched(positions: npt.NDArray[np.int64], logprobs: torch.Tensor, *rest: Any) -> Any:
+        seen.append((positions.tolist(), logprobs))
+        return residual(positions, logprobs, *rest)
+
+    monkeypatch.setattr(forward, "residual", watched)
+    result = dllm.generate(
+        model, "Copy this list: Tom, Anna", sampler="s2d2(policy=span, causal=True)", cache=cache,
+        max_new_tokens=12, eos_policy="none", suppress_mask=False, trace=True,
+    )  # fmt: skip
+    assert isinstance(result, dllm.Result)
+    ids = torch.from_numpy(result.sequences)[None]
+    expected = causal.hf(ids).logits[0].log_softmax(-1)
+    assert len(seen) > 3
+    for positions, logprobs in seen:  # the first of a run stands behind final text alone
+        assert torch.allclose(logprobs[0], expected[positions[0] - 1], atol=1e-4)
