@@ -284,7 +284,8 @@ class Rate(_Calibrated):
         self._context = 0
         self._beside = self._beside_emitted = 0  # of other texts, in the last round
         self._saving = replace(self.worth, rho=0.15)
-        self._left = np.inf if self.worth.mean > 0 else LOAN * self.worth.price
+        gains = self.worth.mean > 0 and self.worth.drafts >= KNOWN
+        self._left = np.inf if gains else LOAN * self.worth.price
 
     def next(self, room: int, context: int) -> Budget:
         self._context = context // CONTEXT
