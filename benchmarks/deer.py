@@ -31,7 +31,7 @@ from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.result import conditional_acceptance
 from dllm.eval.tasks import TASKS
 from dllm.train.dflash.objective import Objective
-from dllm.train.dflash.recipe import Recipe, Schedule, finish, start
+from dllm.train.dflash.recipe import DFlashTraining, Schedule, finish, start
 from dllm.train.loop import LOG, resume
 from dllm.train.recipes.deer import Alignment, align, save_aligned, teacher_answers
 from dllm.train.trajectories import task_questions
@@ -94,7 +94,7 @@ class Judge:
 
 def block_drafter(verifier: Any, pairs: Any, steps: int, block: int) -> BlockDrafter:
     """A DFlash drafter, trained on ``pairs`` of prompts and answers."""
-    recipe = Recipe(
+    recipe = DFlashTraining(
         layers=2, block_size=block, held_out=16, objective=Objective(head_rows=256),
         schedule=Schedule(steps=steps, rows=8, anchors=16, evaluate_every=steps),
     )  # fmt: skip

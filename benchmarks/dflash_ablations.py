@@ -34,7 +34,7 @@ from dllm.train.dflash.data import Answer, read_answers
 from dllm.train.dflash.evaluate import Acceptance, acceptance
 from dllm.train.dflash.model import default_taps
 from dllm.train.dflash.objective import Objective
-from dllm.train.dflash.recipe import Recipe, Schedule, keep_taps, mask_id, start
+from dllm.train.dflash.recipe import DFlashTraining, Schedule, keep_taps, mask_id, start
 from dllm.train.loop import machine_has_bf16, resume
 
 from real import smollm2  # isort: skip
@@ -42,7 +42,7 @@ from report import RESULTS, write  # isort: skip
 
 HELD_OUT = 16  # one prompt in so many
 LEARNING_RATE, WARMUP = 1e-3, 30
-Change = Callable[[Recipe], Recipe]
+Change = Callable[[DFlashTraining], DFlashTraining]
 
 
 def with_objective(**what: Any) -> Change:
@@ -58,11 +58,11 @@ def with_taps(places: tuple[int, ...]) -> Change:
     return lambda recipe: replace(recipe, taps=tuple((recipe.taps or ())[i] for i in places))
 
 
-def with_seed(recipe: Recipe) -> Recipe:
+def with_seed(recipe: DFlashTraining) -> DFlashTraining:
     return replace(recipe, schedule=replace(recipe.schedule, seed=1))
 
 
-def both(recipe: Recipe) -> Recipe:
+def both(recipe: DFlashTraining) -> DFlashTraining:
     return with_objective(markov=0, selector=256)(replace(recipe, conv=True))
 
 
@@ -89,9 +89,9 @@ VARIANTS: dict[str, tuple[str, Change, float]] = {
 }
 
 
-def base_recipe(layers: int, steps: int) -> Recipe:
+def base_recipe(layers: int, steps: int) -> DFlashTraining:
     """What every variant changes one thing of, for a verifier of ``layers``."""
-    return Recipe(
+    return DFlashTraining(
         layers=4, taps=tuple(default_taps(layers, 4)), block_size=5, held_out=HELD_OUT,
         evaluated=96, objective=Objective(markov=256),
         schedule=Schedule(steps=steps, rows=8, anchors=48, learning_rate=LEARNING_RATE,
@@ -136,7 +136,9 @@ def measured(run: Any, held: list[Answer], walking: bool) -> Acceptance:
         return acceptance(trainee, held, run.taps, 4, walking)
 
 
-def train_one(verifier: Any, recipe: Recipe, files: list[Path], folder: Path) -> dict[str, Any]:
+def train_one(
+    verifier: Any, recipe: DFlashTraining, files: list[Path], folder: Path
+) -> dict[str, Any]:
     """One variant from start to figures."""
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped in the middle
     run, split = start(verifier, files, recipe, folder, bf16=machine_has_bf16(verifier.device.type))

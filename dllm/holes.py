@@ -26,7 +26,7 @@ from .canvas import BoolArray, Canvas, IntArray
 from .config import GenerationConfig
 from .engine import Recipe
 from .engine.forward import Forward
-from .engine.recipe import Options
+from .engine.recipe import RowOptions
 from .engine.rows import Job, Row
 from .errors import PromptError, UnknownNameError
 from .models import DiffusionModel
@@ -174,7 +174,7 @@ class _Probe:
     ) -> None:
         sampler = samplers.compose("neg_entropy+fixed+whole", stop_ids=model.facts.stop_token_ids)
         self.recipe = Recipe(sampler, GenerationConfig(), ban_stops=True)
-        self.options = Options.of(self.recipe, model)
+        self.options = RowOptions.of(self.recipe, model)
         self.forward = Forward(model, caches.compose("none"))
         self.before, self.given, self.rule = before, given, rule
         self.count = self.computed = 0

@@ -25,15 +25,17 @@ def covering(*axes: Sequence[Any]) -> list[Any]:
 
 
 def some(values: Iterable[Any], count: int) -> list[Any]:
-    """``values`` as parameters: the default run takes ``count`` of them, evenly spaced; the others
-    are slow."""
+    """``values`` as parameters, tuples as several: the default run takes ``count`` of them, evenly
+    spaced; the others are slow."""
     every = list(values)
     taken = {round(i * len(every) / count) for i in range(count)}
     rest = [pytest.mark.slow]
     return [
         pytest.param(*value.values, id=value.id, marks=[*value.marks, *(rest * (i not in taken))])
         if isinstance(value, ParameterSet)
-        else pytest.param(value, marks=rest * (i not in taken))
+        else pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=rest * (i not in taken)
+        )
         for i, value in enumerate(every)
     ]
 

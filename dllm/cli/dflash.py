@@ -13,7 +13,7 @@ from .output import note
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
-    from ..train.dflash.recipe import Recipe
+    from ..train.dflash.recipe import DFlashTraining
 
 DATA, SHAPE, TRAINING, OUTPUT = "Data", "Drafter", "Training", "Output"
 
@@ -102,11 +102,11 @@ def dflash(
 
     from ..train.dflash.export import FORMATS
     from ..train.dflash.objective import Objective
-    from ..train.dflash.recipe import Recipe, Schedule
+    from ..train.dflash.recipe import DFlashTraining, Schedule
 
     if into not in FORMATS:
         raise UnknownNameError("format", into, FORMATS)
-    recipe = Recipe(
+    recipe = DFlashTraining(
         layers, _numbers(taps), block_size, mask_token_id, sliding_window, init, held_out,
         draft_vocabulary=draft_vocabulary, conv=conv, from_anchor=from_anchor,
         objective=Objective(loss, gamma, soft, head_rows, markov=markov_rank,
@@ -129,7 +129,7 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
         raise ConfigError(f"taps are layer numbers, e.g. 1,10,18,27, not {text!r}") from error
 
 
-def _dry_run(verifier: str, recipe: Recipe) -> None:
+def _dry_run(verifier: str, recipe: DFlashTraining) -> None:
     from ..models.checkpoint import open_checkpoint
     from ..models.reading import family_of, native_config
     from ..train.dflash.recipe import dry_run
@@ -184,7 +184,7 @@ def written_answers(
 
 
 def _train(
-    model: DiffusionModel, files: list[Path], recipe: Recipe, output: Path,
+    model: DiffusionModel, files: list[Path], recipe: DFlashTraining, output: Path,
     weights_from: str | None, online: bool, into: str,
 ) -> None:  # fmt: skip
     from ..train.dflash.recipe import finish, keep_taps, mask_id, start

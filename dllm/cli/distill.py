@@ -14,7 +14,7 @@ from .output import note
 
 if TYPE_CHECKING:
     from ..train.forecast import Load
-    from ..train.recipes.distill import Settings
+    from ..train.recipes.distill import ObjectiveSettings
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,10 @@ class Run:
     accumulate: Annotated[int, setting("Batches per step.", TRAINING, min=1)] = 1
     evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 100
     checkpointing: Annotated[
-        bool, setting("Recompute activations instead of keeping them.", TRAINING)
-    ] = False
+        bool,
+        setting("Recompute activations instead of keeping them.", TRAINING,
+                "--checkpointing/--no-checkpointing"),
+    ] = False  # fmt: skip
     device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu"
     dtype: Annotated[str, setting("Of the weights that are not trained.", TRAINING)] = "auto"
     seed: Annotated[int, setting("Of prompts and batches.", TRAINING, min=0)] = 0
@@ -143,8 +145,8 @@ def _preset(presets: Any, name: str) -> Any:
 
 
 def _distill(
-    run: Run, settings: Settings, name: str, block: int = 0, mask_token_id: int | None = None,
-    **how: Any,
+    run: Run, settings: ObjectiveSettings, name: str, block: int = 0,
+    mask_token_id: int | None = None, **how: Any,
 ) -> None:  # fmt: skip
     """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
     decode in blocks from what it was."""
@@ -153,7 +155,7 @@ def _distill(
     from ..train.forecast import Load
     from ..train.loop import Schedule
     from ..train.recipes.convert import in_blocks
-    from ..train.recipes.distill import Recipe, finish, train
+    from ..train.recipes.distill import Distillation, finish, train
     from ..train.trajectories import Question, task_questions
 
     run = run.ranked(32)
@@ -191,7 +193,7 @@ def _distill(
         min(run.evaluate_every, run.steps),
         accumulate=run.accumulate, seed=run.seed,
     )  # fmt: skip
-    recipe = Recipe(settings, schedule, run.rows, run.rank, **how)
+    recipe = Distillation(settings, schedule, run.rows, run.rank, **how)
     job = train(model, recipe, folder, questions, data=run.data or (), held_out=held, say=note,
                 teacher=teacher, gradient_checkpointing=run.checkpointing)  # fmt: skip
     if job is None:
@@ -220,7 +222,7 @@ def convert(
         raise ConfigError(f"the form is 'gated' or 'block', not {form!r}")
     run = options.ranked(0 if form == "block" else 32)
     if form == "block":
-        from ..train.objectives.blocks import Settings as BlockSettings
+        from ..train.objectives.blocks import BlockSettings
 
         if run.rank:
             raise ConfigError("form 'block' trains all weights: leave --rank out")
@@ -232,7 +234,7 @@ def convert(
     from ..train.dflash.recipe import Schedule
     from ..train.forecast import Load
     from ..train.loop import machine_has_bf16, resume
-    from ..train.recipes.convert import Recipe, finish, start
+    from ..train.recipes.convert import Conversion, finish, start
 
     if run.dry_run:
         rows = run.rows * anchors * masks
@@ -245,7 +247,7 @@ def convert(
     lines = None if run.prompts is None else read_lines(run.prompts)
     files = written_answers(model, run.data or [], folder, run.answers, max_new_tokens, run.seed,
                           lines)  # fmt: skip
-    recipe = Recipe(
+    recipe = Conversion(
         masks, run.rank, mask_token_id, held_out=max(2, run.answers // run.held_out),
         schedule=Schedule(run.steps, run.learning_rate or 1e-3, run.warmup, run.schedule,
                           min(run.evaluate_every, run.steps), accumulate=run.accumulate,

@@ -42,9 +42,9 @@ def nano(
 ) -> None:
     """Train nano from scratch; a run that was stopped goes on where it saved last."""
 
-    from ..train.recipes.nano import Recipe, export, train
+    from ..train.recipes.nano import NanoTraining, export, train
 
-    recipe = Recipe.of(objective, seed=seed, **({} if steps is None else {"steps": steps}))
+    recipe = NanoTraining.of(objective, seed=seed, **({} if steps is None else {"steps": steps}))
     folder = output or Path("runs") / NAMES[objective]
     train(
         recipe,

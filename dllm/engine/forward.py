@@ -36,7 +36,7 @@ from .kv import KVBuffer
 from .layers import LayerHook
 from .maps import AttentionMaps
 from .packing import Packed, noise_keys, pack
-from .recipe import Options, bans
+from .recipe import RowOptions, bans
 from .rows import Job
 from .visibility import Visibility
 
@@ -48,7 +48,7 @@ class Forward:
     """One forward for all jobs of a step, and the statistics of the positions they ask for.
 
     Jobs may come from rows with different recipes: the backbone sees them all at once, the head
-    and the statistics run once per group of equal `Options`, and what the host needs to know
+    and the statistics run once per group of equal `RowOptions`, and what the host needs to know
     travels in one copy.
     """
 
@@ -172,7 +172,7 @@ class Forward:
         """`_group` for jobs whose options differ: the indices of each group's jobs, and theirs."""
         ends = np.cumsum([len(job.asked) for job in jobs])
         rows = [np.arange(end - len(job.asked), end) for job, end in zip(jobs, ends, strict=True)]
-        groups: dict[Options, list[int]] = {}
+        groups: dict[RowOptions, list[int]] = {}
         for i, job in enumerate(jobs):
             groups.setdefault(job.row.options, []).append(i)
         result = []
@@ -185,7 +185,7 @@ class Forward:
         return result
 
     def _group(
-        self, jobs: list[Job], numbers: list[dict[str, torch.Tensor]], options: Options,
+        self, jobs: list[Job], numbers: list[dict[str, torch.Tensor]], options: RowOptions,
         hidden: torch.Tensor,
     ) -> TokenStatistics:  # fmt: skip
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
@@ -218,7 +218,7 @@ class Forward:
                 own["residual"], own["residual_logprob"] = drawn
         return result
 
-    def _banned_rows(self, jobs: list[Job], options: Options, count: int) -> torch.Tensor | None:
+    def _banned_rows(self, jobs: list[Job], options: RowOptions, count: int) -> torch.Tensor | None:
         """Which of the banned ids are so in each row, (R, n) bool; None: all of them."""
         if not options.conditional:
             return None
@@ -230,7 +230,7 @@ class Forward:
         return torch.from_numpy(rows).to(self.device)
 
     def _statistics(
-        self, jobs: list[Job], options: Options, hidden: torch.Tensor, rows: torch.Tensor | None
+        self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor, rows: torch.Tensor | None
     ) -> TokenStatistics:
         return token_statistics(
             hidden,
@@ -249,7 +249,7 @@ class Forward:
         )
 
     def _clean(
-        self, options: Options, hidden: torch.Tensor, result: TokenStatistics,
+        self, options: RowOptions, hidden: torch.Tensor, result: TokenStatistics,
         rows: torch.Tensor | None,
     ) -> TokenStatistics:  # fmt: skip
         """Tokens with log-probabilities of the clean distribution: ``result`` unless it describes
@@ -261,12 +261,12 @@ class Forward:
             hidden, self._head(options), banned=options.banned, banned_rows=rows, needs=()
         )
 
-    def _head(self, options: Options) -> Head:
+    def _head(self, options: RowOptions) -> Head:
         return Biased(self.head, options.bias) if options.bias else self.head
 
     def _logprobs(
         self, hidden: torch.Tensor, clean: TokenStatistics, here: slice, ids: IntArray,
-        options: Options,
+        options: RowOptions,
     ) -> torch.Tensor:  # fmt: skip
         """(n, m) clean log-probabilities of ``ids``, beside the clean statistics."""
         wanted = torch.from_numpy(ids).to(hidden.device)

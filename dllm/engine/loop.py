@@ -25,7 +25,7 @@ from ..models import DiffusionModel
 from ..prefixes import Prefixes, weights_of
 from ..work import Work
 from .forward import Forward
-from .recipe import Options, Recipe, check_recipe
+from .recipe import Recipe, RowOptions, check_recipe
 from .rows import Job, Row, Step
 from .turn import complete, jobs_of, plan_row, settle
 
@@ -67,7 +67,7 @@ class Engine(Work[Row, Step]):
         self.forward = Forward(model, cache, cuda_graphs, compile)
         self.prefixes: Prefixes[tuple[int, int]] = Prefixes(self._free)  # first slot, how many
         self._slots = slots or 0
-        self._checked: dict[int, tuple[Recipe, Options]] = {}
+        self._checked: dict[int, tuple[Recipe, RowOptions]] = {}
 
     @property
     def forwards(self) -> int:
@@ -150,12 +150,12 @@ class Engine(Work[Row, Step]):
         if row.recipe is not recipe:
             row.recipe, row.options = recipe, self._options(recipe)
 
-    def _options(self, recipe: Recipe) -> Options:
+    def _options(self, recipe: Recipe) -> RowOptions:
         """What a recipe asks of the statistics; recipes are checked when they are first met."""
         known = self._checked.get(id(recipe))
         if known is None:
             check_recipe(recipe, self.cache, self.model)
-            known = recipe, Options.of(recipe, self.model, self.cache.statistics)
+            known = recipe, RowOptions.of(recipe, self.model, self.cache.statistics)
             if len(self._checked) > 1024:  # a server meets a new one with every request
                 self._checked.clear()
             self._checked[id(recipe)] = known

@@ -71,7 +71,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RowOptions:
     """Arguments of the token statistics that hold for a row.  Rows whose options are equal share
     one call.  ``banned`` ids may not be proposed; the last ``conditional`` of them only at some
     positions, which the row says in each step.  ``maps``: the layers whose attention is wanted.
@@ -92,7 +92,7 @@ class Options:
     @classmethod
     def of(
         cls, recipe: Recipe, model: DiffusionModel, cached: frozenset[str] = frozenset()
-    ) -> Options:
+    ) -> RowOptions:
         """Those of a row; ``cached``: the statistics that its cache reads."""
         sampler, config = recipe.sampler, recipe.config
         # At temperature 0 the proposal itself is the likeliest token.

@@ -13,7 +13,7 @@ from ..canvas import Canvas, Edit, IntArray
 from ..samplers import NOTHING, Prediction, Trial
 from ..work import Row as AnyRow
 from ..work import Step as AnyStep
-from .recipe import Options, Recipe
+from .recipe import Recipe, RowOptions
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class Row(AnyRow):
     """
 
     recipe: Recipe
-    options: Options
+    options: RowOptions
     slots: Slots
     fresh: Canvas
     base: int | None = None

@@ -17,7 +17,7 @@ from ..canvas import Canvas, FloatArray, IntArray
 from ..config import GenerationConfig
 from ..engine import Engine, Recipe
 from ..engine.forward import Forward
-from ..engine.recipe import Options, check_recipe
+from ..engine.recipe import RowOptions, check_recipe
 from ..engine.rows import Job, Row
 from ..errors import ConfigError, PromptError
 from ..kernels.statistics import token_statistics
@@ -264,7 +264,7 @@ def job_of(
     canvas.masked[len(prompt) :] = masked
     canvas.tokens[len(prompt) :] = np.where(masked, canvas.mask_id, text)
     slots = Slots.empty(len(canvas.tokens))
-    held = Row(canvas, recipe, Options.of(recipe, model), slots, canvas)
+    held = Row(canvas, recipe, RowOptions.of(recipe, model), slots, canvas)
     return Job(held, canvas, full_plan(canvas), wanted + len(prompt))
 
 

@@ -281,6 +281,7 @@ TOOLS = "describe them as tools"
 OTHER = "it has no meaning for a text model"
 FILTERS = "use top_p, top_k or min_p"
 COMPLETE = "the last message is complete: use /v1/completions"
+ENCODED = "a prompt is encoded as the model expects"
 SPECIAL = "special tokens are not text"
 
 
@@ -318,9 +319,7 @@ class Writing(Decoding):
     ] = None
     skip_special_tokens: Annotated[Any, Only(SPECIAL, True)] = None
     spaces_between_special_tokens: Annotated[Any, Only(SPECIAL, True)] = None
-    add_special_tokens: Annotated[Any, Only("a prompt is encoded as the model expects", True)] = (
-        None
-    )
+    add_special_tokens: Annotated[Any, Only(ENCODED, True)] = None
     add_generation_prompt: Annotated[Any, Only(COMPLETE, True)] = None
     continue_final_message: Annotated[Any, Only(COMPLETE, False)] = None
     detokenize: Annotated[Any, Only("answers are text: return_token_ids adds the ids", True)] = None
@@ -426,9 +425,7 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: Annotated[Any, Only("a prompt is encoded as the model expects", True)] = (
-        None
-    )
+    add_special_tokens: Annotated[Any, Only(ENCODED, True)] = None
     add_generation_prompt: Annotated[Any, Only(COMPLETE, True)] = None
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
@@ -450,17 +447,3 @@ class DeviceBody(Body):
     temperature: Scale | None = None
     top_p: Share | None = None
     top_k: Number | None = None
-
-
-def conversation(messages: list[Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates know them."""
-    return [message.shown(f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def question(body: InfillBody | ScoreBody | StepBody | TokenizeBody) -> Any:
-    """The prompt or the messages, whichever is there; None for neither."""
-    if body.prompt is not None and body.messages is not None:
-        raise Problem(400, "prompt and messages are given: keep one of them", "prompt")
-    if body.messages is not None:
-        return conversation(body.messages)
-    return body.prompt or None

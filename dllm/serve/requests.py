@@ -14,13 +14,14 @@ from .bodies import (
     ChatBody,
     Decoding,
     InfillBody,
+    Message,
     ScoreBody,
     Spoken,
+    StepBody,
     StreamOptions,
     TextBody,
+    TokenizeBody,
     Writing,
-    conversation,
-    question,
 )
 from .body import shortened
 from .problems import Problem
@@ -257,3 +258,17 @@ def _form(body: Writing) -> dict[str, Any]:
                           "structured_outputs", "invalid_value")  # fmt: skip
         forms = {name: value for name, value in named.items() if value is not None}
     return forms
+
+
+def conversation(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages as chat templates know them."""
+    return [message.shown(f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def question(body: InfillBody | ScoreBody | StepBody | TokenizeBody) -> Any:
+    """The prompt or the messages, whichever is there; None for neither."""
+    if body.prompt is not None and body.messages is not None:
+        raise Problem(400, "prompt and messages are given: keep one of them", "prompt")
+    if body.messages is not None:
+        return conversation(body.messages)
+    return body.prompt or None

@@ -21,12 +21,11 @@ from .bodies import (
     StepBody,
     TextBody,
     TokenizeBody,
-    question,
 )
 from .http import Path, as_json, disconnected, read_json, unless_gone
 from .problems import Problem
 from .replies import Reply
-from .requests import GenerateRequest, read_chat, read_infill, read_score, read_text
+from .requests import GenerateRequest, question, read_chat, read_infill, read_score, read_text
 from .responses import ResponseBody, read_response, reply_to
 from .service import Service
 from .settings import SAMPLER

@@ -19,7 +19,7 @@ from dllm.canvas import Canvas
 from dllm.engine import Engine
 from dllm.engine.layers import View
 from dllm.engine.packing import pack
-from dllm.engine.recipe import Options, Recipe
+from dllm.engine.recipe import Recipe, RowOptions
 from dllm.engine.rows import Job, Row
 from dllm.engine.visibility import Visibility
 from dllm.samplers import Prediction
@@ -140,7 +140,7 @@ def test_other_caches_run_and_bidirectional_models_refuse_it(
 LAYERWISE = ["dllm_cache(4, 2)", "sparse", "d2(k=4)", "elastic(beta=4)"]
 
 
-@pytest.mark.parametrize("cache", LAYERWISE)
+@pytest.mark.parametrize("cache", some(LAYERWISE, 2))
 def test_layers_report_the_attention_that_is_computed(
     model: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:
@@ -168,9 +168,18 @@ def test_layers_report_the_attention_that_is_computed(
     assert any(calls) or cache.startswith("dllm_cache")
 
 
-@pytest.mark.parametrize("cache", ["dllm_cache(1, 1)", "sparse(refresh_every=1)",
-                                   "d2(k=1000, p=1.0)",
-                                   "elastic(refresh_every=1)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "cache",
+    some(
+        [
+            "dllm_cache(1, 1)",
+            "sparse(refresh_every=1)",
+            "d2(k=1000, p=1.0)",
+            "elastic(refresh_every=1)",
+        ],
+        2,
+    ),
+)
 def test_layerwise_caches_have_their_exact_settings_here_too(
     model: dllm.DiffusionModel, cache: str
 ) -> None:
@@ -183,7 +192,7 @@ def test_layerwise_caches_have_their_exact_settings_here_too(
 def test_shadows_see_no_later_block() -> None:
     canvas = Canvas.for_prompt(np.arange(4), 8, mask_id=MASK, pad_id=60)
     recipe, plan = Recipe(dllm.samplers.compose("wino")), Plan(np.arange(12), refresh=True)
-    options = Options((), 0, 0.0, 1.0, 0, 0, frozenset())
+    options = RowOptions((), 0, 0.0, 1.0, 0, 0, frozenset())
     row = Row(canvas, recipe, options, Slots.empty(12, 0, GRID), canvas)
     shadow = np.array([5, 9])
     job = Job(row, canvas, plan, canvas.masks(), shadow=shadow)
@@ -256,7 +265,9 @@ def test_attention_maps_see_no_later_block(model: dllm.DiffusionModel) -> None:
     np.testing.assert_allclose(seen.sum(1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize(("sampler", "cache"), [("threshold(0.05)", "block"), ("llada", "none")])
+@pytest.mark.parametrize(
+    ("sampler", "cache"), some([("threshold(0.05)", "block"), ("llada", "none")], 1)
+)
 def test_append_is_the_largest_canvas_cut_at_the_stop(
     model: dllm.DiffusionModel, sampler: str, cache: str
 ) -> None:

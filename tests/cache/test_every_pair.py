@@ -3,9 +3,7 @@ what it is alone; what does not is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import pytest
@@ -26,12 +24,12 @@ SETTINGS = [spec for name, spec in SMALL.items() if name not in ("none", *OWN_MO
 SAMPLERS = every_sampler()
 
 
-@lru_cache
+@lru_cache(256)
 def load(name: str) -> dllm.DiffusionModel:
     return dllm.load(goldens_dir() / name)
 
 
-@lru_cache
+@lru_cache(256)
 def run(name: str, prompt: int | None, sampler: str, cache: str) -> Any:
     """Decode one of the prompts, or all of them together."""
     model = load(name)
@@ -62,20 +60,7 @@ def refused(name: str, sampler: str, cache: str) -> bool:
     )
 
 
-def pairs(settings: Sequence[str], one_in: int = 19) -> list[Any]:
-    """The product of models, samplers and settings, most of it slow: what is left runs each
-    sampler with some settings, each setting with one in so many samplers."""
-    result = []
-    axes = (enumerate(axis) for axis in (SAMPLERS, settings, MODELS))
-    for (i, sampler), (j, cache), (k, name) in product(*axes):
-        marks = pytest.mark.slow if (i + j + k) % one_in else ()
-        result.append(pytest.param(name, sampler, cache, marks=marks))
-    return result
-
-
-@pytest.mark.parametrize(("name", "sampler", "cache"), pairs(EXACT))
-def test_a_cache_at_its_exact_setting_is_no_cache(name: str, sampler: str, cache: str) -> None:
-    """C14"""
+def check_exact(name: str, sampler: str, cache: str) -> None:
     if refused(name, sampler, cache):
         with pytest.raises(dllm.ConfigError, match=r" needs .* which .* does not offer; "):
             run(name, 2, sampler, cache)
@@ -85,8 +70,7 @@ def test_a_cache_at_its_exact_setting_is_no_cache(name: str, sampler: str, cache
     assert exact.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize(("name", "sampler", "cache"), pairs(SETTINGS, one_in=61))
-def test_a_batch_equals_its_rows_alone(name: str, sampler: str, cache: str) -> None:
+def check_alone(name: str, sampler: str, cache: str) -> None:
     """With traces; tests/fuzz draws from the same product."""
     if refused(name, sampler, cache):
         with pytest.raises(dllm.ConfigError):
@@ -94,6 +78,28 @@ def test_a_batch_equals_its_rows_alone(name: str, sampler: str, cache: str) -> N
         return
     alone = [run(name, prompt, sampler, cache) for prompt in range(len(PROMPTS))]
     assert [outcome(r) for r in run(name, None, sampler, cache)] == [outcome(r) for r in alone]
+
+
+@pytest.mark.parametrize("i", range(len(SAMPLERS)), ids=SAMPLERS)
+def test_a_cache_at_its_exact_setting_is_no_cache(i: int) -> None:
+    """C14, each sampler with one of the caches."""
+    check_exact(MODELS[i % 2], SAMPLERS[i], EXACT[i % len(EXACT)])
+
+
+@pytest.mark.parametrize("i", range(len(SETTINGS)), ids=SETTINGS)
+def test_a_batch_equals_its_rows_alone(i: int) -> None:
+    """Each cache with one of the samplers."""
+    check_alone(MODELS[i % 2], SAMPLERS[i * len(SAMPLERS) // len(SETTINGS)], SETTINGS[i])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_cache(name: str, sampler: str) -> None:
+    for cache in EXACT:
+        check_exact(name, sampler, cache)
+    for cache in SETTINGS:
+        check_alone(name, sampler, cache)
 
 
 @pytest.mark.parametrize("name", some(MODELS, 1))

@@ -19,8 +19,8 @@ from dllm.cache.sparse import SparseCache
 from dllm.engine import turn as engine
 
 from ..settings import EXACT, OWN_MODELS, SMALL
+from .test_every_pair import check_exact as identity
 from .test_every_pair import run
-from .test_every_pair import test_a_cache_at_its_exact_setting_is_no_cache as identity
 from .test_layerwise import layer_promises
 from .test_protocol import WINDOWS, promises
 

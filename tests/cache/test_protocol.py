@@ -95,7 +95,7 @@ class Everywhere(WholeRegion):
 WINDOWS = [StaticBlocks(5), Everywhere(), Sliding()]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     spec=st.sampled_from([*SMALL.values(), *OFFICIAL]),
     window=st.sampled_from(WINDOWS),

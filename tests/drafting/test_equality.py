@@ -20,7 +20,7 @@ from dllm.drafting.verifiers.rowwise import VerifierCache
 from .conftest import ARCHITECTURES, Scripted, prompts
 
 NEW = 24
-EACH = 10  # prompts of a verifier
+EACH = 5  # prompts of a verifier
 
 
 def plain(model: dllm.DiffusionModel, prompt: list[int], **how: Any) -> dllm.SpeculativeResult:
@@ -140,7 +140,7 @@ def keyed_prompt(seed: int) -> tuple[list[int], dict[str, Any]]:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize(
-    "seeds", [range(4), pytest.param(range(4, 112), marks=pytest.mark.slow)], ids=["few", "many"]
+    "seeds", [range(2), pytest.param(range(2, 112), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: range) -> None:
     """The same seed gives the same tokens, whatever drafts and however many tokens at a time."""
@@ -157,7 +157,9 @@ def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: rang
             "tree": Scripted(text, noise=0.4, tree=True, seed=seed),
         }
         part: Drafter = models[drafter] if drafter in models else scripted[drafter]
-        controller = ("fixed(k=4)", "adl_repaired", "rate", "confidence(tau=0.1)")[seed % 4]
+        controller = ("fixed(k=4)", "adl_repaired", "rate", "confidence(tau=0.1)")[
+            (seed + DRAFTERS.index(drafter)) % 4
+        ]
         result = dllm.speculate(
             verifier, part, prompt, controller=controller, max_new_tokens=WRITTEN, **how
         )
@@ -329,7 +331,7 @@ def test_history_processors_see_the_history_of_their_row(verifier: dllm.Diffusio
     def no_repeats(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores.index_fill(1, ids[0, -4:], -torch.inf)
 
-    for i, prompt in enumerate(prompts(2)):
+    for i, prompt in enumerate(prompts(1)):
         for how in (
             {"repetition_penalty": 1.7},
             {"logits_processor": [no_repeats]},

@@ -16,7 +16,7 @@ from dllm.canvas import Canvas
 from dllm.config import GenerationConfig
 from dllm.engine import Engine
 from dllm.engine.forward import Forward
-from dllm.engine.recipe import Options, Recipe
+from dllm.engine.recipe import Recipe, RowOptions
 from dllm.engine.rows import Job, Row
 from dllm.samplers import Prediction, compose
 from dllm.samplers.base import Scorer
@@ -35,7 +35,7 @@ def test_shadow_tokens_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -
     targets, shadow = sampler.targets(canvas), sampler.shadow(canvas)
     plan = Plan(np.arange(canvas.length), refresh=True)
     recipe = Recipe(sampler, GenerationConfig(suppress_mask=False))
-    options = Options.of(recipe, tiny)
+    options = RowOptions.of(recipe, tiny)
     row = Row(canvas, recipe, options, Slots.empty(canvas.length, 0, 0), canvas)
     job = Job(row, canvas, plan, targets, shadow=shadow)
     ((result, seen),) = Forward(tiny, dllm.cache.compose("none")).predict([job])  # type: ignore

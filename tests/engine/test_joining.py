@@ -25,6 +25,7 @@ from dllm.kernels.noise import uniform
 from dllm.samplers import compose
 
 from ..settings import SMALL, every_sampler
+from ..thin import some
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {}, {}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.1, "top_p": 0.8, "seed": 9},
@@ -139,10 +140,10 @@ def models(tiny: dllm.DiffusionModel, reordered: dllm.DiffusionModel) -> Models:
     return lambda name: reordered if name == "wedlm" else tiny
 
 
-@pytest.mark.parametrize("name", CACHES)
+@pytest.mark.parametrize("name", some(CACHES, 12))
 def test_rows_are_what_they_are_alone(models: Models, name: str) -> None:
     model = models(name)
-    turmoil(model, SMALL[name], texts_of(model, SMALL[name], 5, seed=1), seed=2)
+    turmoil(model, SMALL[name], texts_of(model, SMALL[name], 3, seed=1), seed=2)
 
 
 def test_rows_are_what_they_are_alone_where_decided_tokens_come_first(
@@ -324,7 +325,7 @@ def test_threads_share_a_model(tiny: dllm.DiffusionModel) -> None:
     calls = [
         {"cache": cache, "sampler": sampler}
         for cache in ("sparse", "d2(k=4)", "elastic(beta=4)", "dllm_cache(6, 3)", "dual", "none")
-        for sampler in ("llada", "threshold(0.3)")
+        for sampler in ("threshold(0.3)",)
     ]  # fmt: skip
     prompts = ["Tom has 3 apples.", "Sort 3 1 2.", "x"]
 

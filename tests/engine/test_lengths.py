@@ -14,7 +14,7 @@ from dllm.canvas import Canvas, Edit, moved
 from dllm.engine.kv import KVBuffer
 
 from ..golden.conftest import goldens_dir
-from ..thin import covering
+from ..thin import covering, some
 
 PROMPTS = [[5, 9, 17, 40, 3], [7], [100, 23, 54, 54, 61, 9, 33, 200, 14, 15, 8]]
 
@@ -159,8 +159,7 @@ RULES = [("dual", "crop(initial=16, block=8)"), ("none", "rho(initial=16)"),
 @pytest.mark.parametrize(
     ("cache", "length"),
     [
-        *((cache, length) for cache in CACHES for length in APPENDS), RULES[0], RULES[-1],
-        *(pytest.param(*rule, marks=pytest.mark.slow) for rule in RULES[1:-1]),
+        *covering(CACHES, APPENDS), *some(RULES, 2),
         *(pytest.param(c, rule, marks=pytest.mark.slow) for c in OTHERS for rule in APPENDS),
     ],
 )  # fmt: skip

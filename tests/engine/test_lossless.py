@@ -9,7 +9,7 @@ from dllm.errors import ConfigError
 from dllm.eval.tasks import TASKS
 from dllm.samplers import compose
 
-from ..thin import covering
+from ..thin import some
 
 KINDS = ["fact", "sort", "insert", "remove_random", "insert_random"]
 
@@ -27,7 +27,7 @@ def check(count: int, base: str, cache: str) -> tuple[int, int]:
     return slow, fast
 
 
-@pytest.mark.parametrize("cache", ["none", "dual"])
+@pytest.mark.parametrize("cache", some(["dual", "none"], 1))
 def test_freedave_is_lossless(cache: str) -> None:
     slow, fast = check(5, "fixed", cache)
     assert fast < 0.5 * slow
@@ -38,9 +38,14 @@ WINDOWS = ["blocks(4)", "whole", "adablock(4)", "dcd(s_init=4)+eos", "dsb(4)", "
            "dcd(s_init=3, block_length=5)+eos", "multi_blocks(4)"]  # fmt: skip
 
 
-@pytest.mark.parametrize(("window", "base", "count"), covering(WINDOWS, BASES, [1]))
+@pytest.mark.parametrize(
+    ("window", "base", "count"),
+    some([(window, BASES[i % 2], 1) for i, window in enumerate(WINDOWS)], 4),
+)
 def test_freedave_is_lossless_in_every_window(window: str, base: str, count: int) -> None:
-    prompts = [e.prompt for t in ("insert_random", "latin") for e in TASKS[t].examples(count)]
+    prompts = [
+        e.prompt for t in ("insert_random", "latin")[:count] for e in TASKS[t].examples(count)
+    ]
     plain = dllm.generate("nano", prompts, sampler=f"{base}+{window}", max_new_tokens=16)
     result = dllm.generate("nano", prompts, sampler=f"freedave({base})+{window}", max_new_tokens=16)
     assert [r.tokens for r in result] == [r.tokens for r in plain]

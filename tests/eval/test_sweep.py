@@ -197,14 +197,16 @@ def test_presets_cover_everything() -> None:
     assert set(PRESETS) == {"readme", "quick"}
 
 
-def test_the_readme_has_every_cache_that_nano_can_run(tmp_path: Path) -> None:
+def test_the_readme_has_every_cache_that_nano_can_run(
+    tiny: dllm.DiffusionModel, tmp_path: Path
+) -> None:
     sweeps = [
         replace(one, tasks=["copy"], samplers=one.samplers[-1:], examples=1, arguments=CANVAS)
         for one in preset("readme")[1:]
     ]
     refused: dict[str, str] = {}
     result = run(
-        dllm.load("nano"), distinct(c for one in sweeps for c in one.cells()),
+        tiny, distinct(c for one in sweeps for c in one.cells()),
         Journal(tmp_path / "r.jsonl"), refused=refused,
     )  # fmt: skip
     names = {cache.name for cache in dllm.cache.available()}

@@ -88,7 +88,7 @@ def simulated(truth: dict[str, tuple[float, float]]) -> Choice:
 def test_noise_does_not_win_and_the_best_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty settings that are faster and worse, fifteen that lose nothing."""
     savings = []
-    for seed in range(12):
+    for seed in range(6):
         rng = np.random.default_rng([5, seed])
         truth = {"base": (0.9, 32.0)}
         truth |= {f"bad{i}": (0.9 - rng.uniform(0.08, 0.4), rng.uniform(1, 8)) for i in range(60)}
@@ -106,11 +106,11 @@ def test_what_is_worse_by_the_tolerance_is_hardly_ever_confirmed(
 ) -> None:
     """At the border the five finalists together pass in at most 5 % of searches."""
     passed = 0
-    for seed in range(20):
+    for seed in range(10):
         truth = {"base": (0.9, 32.0)} | {f"b{i}": (0.9 - 0.059, 4.0 + i / 9) for i in range(20)}
         world(truth, seed, monkeypatch)
         passed += simulated(truth).confirmed
-    assert passed <= 2
+    assert passed <= 1
 
 
 def test_rounds_and_proof_have_different_prompts(

@@ -83,13 +83,13 @@ def check(model: dllm.DiffusionModel, sampler: str, cache: str, cases: list[Case
 SAMPLERS = every_sampler()
 
 
-@pytest.mark.parametrize("i", some(range(len(SAMPLERS)), len(SAMPLERS) // 2), ids=SAMPLERS)
+@pytest.mark.parametrize("i", some(range(len(SAMPLERS)), len(SAMPLERS) // 5), ids=SAMPLERS)
 def test_every_sampler(tiny: dllm.DiffusionModel, i: int) -> None:
     forms = [FORMATS[(3 * i + j) % len(FORMATS)] for j in (0, 11)]
     check(tiny, SAMPLERS[i], "none", [(form, i, float(i % 2)) for form in forms])
 
 
-@pytest.mark.parametrize("i", range(len(CACHES)), ids=CACHES)
+@pytest.mark.parametrize("i", some(range(len(CACHES)), 8), ids=CACHES)
 def test_every_cache(tiny: dllm.DiffusionModel, i: int) -> None:
     sampler = "llada(remasking=random)" if "dkv_greedy" in CACHES[i] else "threshold(0.6)"
     forms = [FORMATS[(5 * i + j) % len(FORMATS)] for j in (0, 13)]
@@ -123,5 +123,5 @@ def test_which_samplers_are_refused() -> None:
         except dllm.ConfigError:
             refused.append(name)
     assert {name.split("(")[0].split("+")[0] for name in refused} == {
-        "anti_loop", "credit", "crop", "daedal", "edit", "rho",
+        "anti_loop", "credit", "crop", "daedal", "edit", "rho", "s2d2",
     }  # fmt: skip

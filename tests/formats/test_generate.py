@@ -85,7 +85,7 @@ def test_a_verifier_writes_what_it_writes_plainly(
     nano: dllm.DiffusionModel, temperature: float
 ) -> None:
     regex = r"[0-9]+( \+ [0-9]+)* = [0-9]{2}[.]"
-    for seed in range(3):
+    for seed in range(1):
         how = {"regex": regex, "temperature": temperature, "seed": seed, "max_new_tokens": 24}
         plain = dllm.speculate("nano-ar", None, QUESTION, **how)
         drafted = dllm.speculate("nano-ar", nano, QUESTION, **how)

@@ -62,7 +62,7 @@ def test_answers_with_literals() -> None:
     assert events[0].text.startswith('{"first":')
     assert json.loads(out.text) == out.parsed
     for sampler in ("threshold", "localleap", "llada(remasking=random)"):
-        for block in (3, 8):
+        for block in (3,):
             how |= {"sampler": sampler, "block_length": block, "temperature": 1.0}
             out = dllm.generate(nano, "What is 23 + 12?", literals=True, **how)
             assert set(out.parsed) == {"first", "second"}

@@ -40,7 +40,7 @@ def call_of(case: dict[str, Any]) -> Call:
 TOGETHER = Together((case.values[0] for case in CASES), call_of)
 
 
-@pytest.mark.parametrize("case", some(CASES, len(CASES) // 2))
+@pytest.mark.parametrize("case", some(CASES, len(CASES) // 8))
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     call = call_of(case)
     (result,) = TOGETHER.results(case, call)

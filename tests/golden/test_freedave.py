@@ -38,7 +38,7 @@ def _decided(steps: list[list[Any]]) -> list[set[int]]:
     return result
 
 
-@pytest.mark.parametrize("case", some(CASES, len(CASES) // 2))
+@pytest.mark.parametrize("case", some(CASES, len(CASES) // 8))
 def test_recorded_drafts_are_confirmed_by_the_same_forwards(case: dict[str, Any]) -> None:
     (result,) = TOGETHER.results(case, call_of(case))
     assert result.trace is not None

@@ -94,7 +94,7 @@ def check(case: dict[str, Any], result: dllm.Result) -> None:
     assert result.canvas == len(case["final"]) - len(case["prompt"])
 
 
-@pytest.mark.parametrize("case", some(CASES, 8))
+@pytest.mark.parametrize("case", some(CASES, 4))
 def test_a_recorded_run(case: dict[str, Any]) -> None:
     model, call = model_of(case["model"], case["eos_token_id"]), BUILDERS[case["algorithm"]](case)
     result = dllm.generate(

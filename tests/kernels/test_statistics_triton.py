@@ -58,7 +58,7 @@ def compare(hidden: torch.Tensor, weight: torch.Tensor, **chosen: Any) -> None:
     )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(case=cases(SIZES))
 def test_fused_with_the_head(case: Case) -> None:
     hidden, weight, chosen = case
@@ -66,7 +66,7 @@ def test_fused_with_the_head(case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_fused_with_the_head_at_length(case: Case) -> None:
     hidden, weight, chosen = case

@@ -308,6 +308,7 @@ def test_sigterm_lets_requests_end(start: Start, tiny: dllm.DiffusionModel) -> N
                 for i in range(6)
             ]
             while served.service.running + served.service.waiting < 6:
+                assert not any(post.done() for post in posts), "answered before all had asked"
                 await asyncio.sleep(0.005)
             loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
             while not served.service.draining:
@@ -344,7 +345,8 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
                 for path, content in asked
             ]
             begun = partial(registry.get_sample_value, "dllm_first_draft_seconds_count", labels)
-            while served.service.running + served.service.waiting < 15 or not begun():
+            while served.service.running + served.service.waiting < 8 or not begun():
+                assert not any(post.done() for post in posts), "answered before all had asked"
                 await asyncio.sleep(0.005)
             loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
             return await asyncio.gather(*posts)

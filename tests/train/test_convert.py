@@ -16,7 +16,7 @@ from dllm.models.adapters import LINEARS, gate_adapter
 from dllm.train.dflash.card import curve
 from dllm.train.loop import resume
 from dllm.train.objectives.gated import MaskBlocks
-from dllm.train.recipes.convert import Recipe, Schedule, finish, start
+from dllm.train.recipes.convert import Conversion, Schedule, finish, start
 from dllm.train.trajectories import task_questions
 
 from ..drafting.drafters.test_self import tiny
@@ -59,7 +59,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_learns_and_the_model_drafts_for_itself(answers: Path, tmp_path: Path) -> None:
     model = dllm.load("nano-ar")
-    recipe = Recipe(
+    recipe = Conversion(
         masks=2, rank=8, held_out=6, evaluated=8,
         schedule=Schedule(steps=12, rows=8, anchors=8, warmup=2, learning_rate=5e-3,
                           evaluate_every=4),
@@ -83,4 +83,4 @@ def test_a_run_learns_and_the_model_drafts_for_itself(answers: Path, tmp_path: P
 
 def test_a_diffusion_model_is_not_converted(answers: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="diffusion model already"):
-        start(dllm.load("nano"), [answers], Recipe(), tmp_path)
+        start(dllm.load("nano"), [answers], Conversion(), tmp_path)

@@ -27,7 +27,15 @@ from dllm.train.dflash.heads import choice_loss
 from dllm.train.dflash.loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
 from dllm.train.dflash.model import BlockDrafter, default_taps, drafter_config, new_drafter
 from dllm.train.dflash.objective import Objective
-from dllm.train.dflash.recipe import Recipe, Schedule, dry_run, finish, keep_taps, mask_id, start
+from dllm.train.dflash.recipe import (
+    DFlashTraining,
+    Schedule,
+    dry_run,
+    finish,
+    keep_taps,
+    mask_id,
+    start,
+)
 from dllm.train.loop import resume
 from dllm.train.trajectories import task_questions
 
@@ -185,8 +193,8 @@ def answers(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFact
     return file
 
 
-def small(steps: int, **head: int) -> Recipe:
-    return Recipe(
+def small(steps: int, **head: int) -> DFlashTraining:
+    return DFlashTraining(
         layers=2, block_size=4, held_out=6, evaluated=8,
         objective=Objective(head_rows=256, random_rows=32, **head),
         schedule=Schedule(steps=steps, rows=8, anchors=8, warmup=2, evaluate_every=5),
@@ -196,7 +204,7 @@ def small(steps: int, **head: int) -> Recipe:
 def test_a_run_learns_and_its_drafter_can_be_used(
     verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
 ) -> None:
-    recipe = small(30)
+    recipe = small(20)
     config = recipe.config(verifier.hf.config, mask_id(verifier))
     assert list(keep_taps([answers], verifier.hf, config))[-1] == 240
     assert list(keep_taps([answers], verifier.hf, config)) == []
@@ -212,7 +220,7 @@ def test_a_run_learns_and_its_drafter_can_be_used(
     assert points[-1]["tokens_per_forward"] > points[0]["tokens_per_forward"] + 0.04
     finish(run, verifier, recipe, split, tmp_path / "drafter")
     text = (tmp_path / "drafter" / "README.md").read_text()
-    assert f"| 30 | 1920 | {points[-1]['tokens_per_forward']:.2f} |" in text
+    assert f"| 20 | 1280 | {points[-1]['tokens_per_forward']:.2f} |" in text
     result = dllm.speculate(verifier, str(tmp_path / "drafter"), "3+4=", controller="whole")
     assert result.tokens == dllm.speculate(verifier, None, "3+4=").tokens
 
@@ -320,7 +328,9 @@ def test_an_8b_verifier_fits_the_same_recipe() -> None:
         hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
         num_key_value_heads=8, head_dim=128, vocab_size=151936,
     )  # fmt: skip
-    recipe = Recipe(layers=5, block_size=16, mask_token_id=151669, schedule=Schedule(anchors=64))
+    recipe = DFlashTraining(
+        layers=5, block_size=16, mask_token_id=151669, schedule=Schedule(anchors=64)
+    )
     plan = dry_run(verifier, recipe)
     layer = 4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
     assert plan["parameters_m"] * 1e6 == 5 * layer + 5 * 4096 * 4096 + 2 * 4096

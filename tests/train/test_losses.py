@@ -23,7 +23,7 @@ from dllm.train.objectives.parallel import (
     last_decided,
     trajectory_state,
 )
-from dllm.train.objectives.repair import Repair, Settings, repair_loss
+from dllm.train.objectives.repair import Repair, RepairSettings, repair_loss
 
 DATA = Path(__file__).parents[1] / "golden" / "data"
 MASK = 255
@@ -144,6 +144,6 @@ def test_dmax(case: dict[str, Any], llada2: Network) -> None:
     noisy = torch.where(hidden, MASK, clean)
     assert noisy[0].tolist() == case["noisy"]
     if case["on_policy"]:
-        noisy = Repair(llada2, Settings()).guessed(noisy, hidden, None, clean)
+        noisy = Repair(llada2, RepairSettings()).guessed(noisy, hidden, None, clean)
     assert noisy[0].tolist() == case["student_input"]
     close(repair_loss(llada2.logits(noisy, clean=clean), labels), case["loss"])

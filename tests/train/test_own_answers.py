@@ -14,10 +14,10 @@ import dllm
 from dllm.errors import ConfigError
 from dllm.train.loop import Schedule
 from dllm.train.network import Network
-from dllm.train.objectives.blocks import Blocks, Settings
+from dllm.train.objectives.blocks import Blocks, BlockSettings
 from dllm.train.objectives.parallel import NEVER, PRESETS, Parallel
 from dllm.train.recipes.convert import in_blocks
-from dllm.train.recipes.distill import Recipe, train
+from dllm.train.recipes.distill import Distillation, train
 from dllm.train.trajectories import (
     Batches,
     Question,
@@ -72,7 +72,7 @@ def test_blocks_learn_what_the_causal_model_says_of_each_token() -> None:
     student = in_blocks(base, 4, MASK)
     assert student.facts.block_length == 4 and student.facts.logit_shift == 0
     assert base.facts.mask_kind == "causal"
-    objective = Blocks(Network(student, teacher=base), Settings())
+    objective = Blocks(Network(student, teacher=base), BlockSettings())
     ids = torch.randint(5, 60, (2, 14))
     order = torch.where(torch.arange(14) < 3, -1, 0).expand(2, -1)
     seen: dict[str, Any] = {}
@@ -122,7 +122,9 @@ def test_answers_of_a_causal_model_end_with_a_block(tmp_path: Path) -> None:
 
 def test_rounds_go_on_where_they_were(tmp_path: Path) -> None:
     model = dllm.load(tiny(), mask_token_id=MASK, family="llada", eos_token_id=1)
-    recipe = Recipe(PRESETS["dparallel"], Schedule(2, 1e-3, 0, "constant", 0), rows=2, rounds=2)
+    recipe = Distillation(
+        PRESETS["dparallel"], Schedule(2, 1e-3, 0, "constant", 0), rows=2, rounds=2
+    )
 
     def asked(number: int) -> list[Question]:
         return [Question(list(range(5 + number, 12 + i))) for i in range(4)]

@@ -16,19 +16,19 @@ from dllm.errors import ConfigError
 from dllm.train.data import TaskStream
 from dllm.train.loop import Loop
 from dllm.train.objectives.denoising import draw_masks
-from dllm.train.recipes.nano import Recipe, build_model, export, last_weights, rate, train
+from dllm.train.recipes.nano import NanoTraining, build_model, export, last_weights, rate, train
 from dllm.train.tokenizer import build_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default")
-TOY = Recipe(
+TOY = NanoTraining(
     hidden_size=32, layers=1, heads=2, intermediate_size=48, steps=4, tokens=512, warmup=2,
     weights={"copy": 1.0}, phases=((2, {"sum": 1.0}),),
 )  # fmt: skip
 
 
-def run(recipe: Recipe, folder: Path) -> Loop:
+def run(recipe: NanoTraining, folder: Path, examples: int = 0) -> Loop:
     return train(
-        recipe, folder, compile_model=False, save_every=2, log_every=1, accuracy_examples=1
+        recipe, folder, compile_model=False, save_every=2, log_every=1, accuracy_examples=examples
     )
 
 
@@ -52,7 +52,7 @@ def test_a_run_resumes_where_it_was(
         patched.setattr(loop.Progress, "on_save", Stop().on_save)
         with pytest.raises(Stopped):
             run(recipe, tmp_path / "parts")
-    rest = run(recipe, tmp_path / "parts")
+    rest = run(recipe, tmp_path / "parts", examples=1)
     assert [e["loss"] for e in rest.state.log_history if "loss" in e] == losses
     one, other = (last_weights(tmp_path / name) for name in ("whole", "parts"))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -119,4 +119,4 @@ def test_the_learning_rate_warms_up_and_falls() -> None:
 
 def test_objectives_are_checked() -> None:
     with pytest.raises(ConfigError, match="masked"):
-        Recipe(objective="reversed")
+        NanoTraining(objective="reversed")

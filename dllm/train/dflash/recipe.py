@@ -40,7 +40,7 @@ class Schedule(LoopSchedule):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class DFlashTraining:
     """Everything that determines a run, given the answers.
 
     ``layers`` and ``taps`` (None: spread as DFlash does) and ``block_size`` shape the drafter;
@@ -136,7 +136,7 @@ def keep_taps(files: Sequence[Path], verifier: Any, config: Any) -> Iterator[int
 
 
 def start(
-    verifier: DiffusionModel, files: Sequence[Path], recipe: Recipe, folder: Path, *,
+    verifier: DiffusionModel, files: Sequence[Path], recipe: DFlashTraining, folder: Path, *,
     bf16: bool, weights_from: str | None = None, say: Callable[[str], None] | None = None,
 ) -> tuple[Loop, Split]:  # fmt: skip
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
@@ -196,7 +196,7 @@ def _take_weights(trainee: Trainee, checkpoint: BlockCheckpoint) -> None:
 
 
 def finish(
-    run: Loop, verifier: DiffusionModel, recipe: Recipe, split: Split, folder: Path,
+    run: Loop, verifier: DiffusionModel, recipe: DFlashTraining, split: Split, folder: Path,
     kind: str = "native", weights_from: str | None = None,
 ) -> None:  # fmt: skip
     """Write the drafter in bfloat16, with its card.  One that went on from ``weights_from`` also
@@ -242,7 +242,7 @@ def finish(
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def dry_run(verifier: Any, recipe: Recipe, length: int = 1024) -> dict[str, float]:
+def dry_run(verifier: Any, recipe: DFlashTraining, length: int = 1024) -> dict[str, float]:
     """What a step of a run would be for the config of a verifier, without weights or data: the
     shapes pass through the drafter and the loss on the ``meta`` device.
 

@@ -18,7 +18,7 @@ from .parallel import NEVER, divergence
 
 
 @dataclass(frozen=True)
-class Settings:
+class BlockSettings:
     """``ends``: whether end tokens are learnt (OPDLM leaves them out)."""
 
     ends: bool = True
@@ -27,7 +27,7 @@ class Settings:
 class Blocks(nn.Module):
     """The objective; batches as those of `parallel.Parallel`."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: BlockSettings) -> None:
         super().__init__()
         self.network, self.settings = network, settings
 

@@ -28,7 +28,7 @@ NEVER = 1 << 15  # order of a token that was never decided: masked in all states
 
 
 @dataclass(frozen=True)
-class Settings:
+class ParallelSettings:
     """``state``: where masks stand: "trajectory" (a moment of the whole text), "random" (half of a
     block of ``block`` tokens, everything behind it masked), "order" (the part of a block that was
     decided last).  ``delta``: steps within which a token must have been decided to be learnt by
@@ -64,10 +64,11 @@ class Settings:
 
 
 PRESETS = {
-    "tad": Settings(),
-    "dparallel": Settings("random", 0, kl=0.0, reference=False, entropy=2.0, complement=True),
-    "d3llm": Settings("order", 0, kl=0.0, reference=False, entropy=1.0, ratio=(0.0, 0.8),
-                      scale=0.25),
+    "tad": ParallelSettings(),
+    "dparallel": ParallelSettings("random", 0, kl=0.0, reference=False, entropy=2.0,
+                                  complement=True),
+    "d3llm": ParallelSettings("order", 0, kl=0.0, reference=False, entropy=1.0, ratio=(0.0, 0.8),
+                              scale=0.25),
 }  # fmt: skip
 
 
@@ -132,7 +133,7 @@ class Parallel(nn.Module):
     a teacher with references, ``hint`` (B, H) int64, ids that stand before its text, padded with -1
     on the left."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: ParallelSettings) -> None:
         super().__init__()
         self.network, self.settings = network, settings
 

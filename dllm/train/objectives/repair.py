@@ -22,7 +22,7 @@ from .parallel import NEVER, block_state
 
 
 @dataclass(frozen=True)
-class Settings:
+class RepairSettings:
     """``noise``: between which shares of the text are hidden; ``on_policy`` and ``random``: shares
     of the batches that show the model's own guesses and random tokens in the place of masks, the
     rest shows masks.  ``block``: of models that see everything one block of so many tokens is
@@ -41,9 +41,9 @@ class Settings:
 
 
 PRESETS = {
-    "dmax": Settings(),
-    "llada2.1": Settings((0.0, 1.0), on_policy=0.0, random=0.5),
-    "both": Settings((0.3, 1.0), on_policy=0.4, random=0.3),
+    "dmax": RepairSettings(),
+    "llada2.1": RepairSettings((0.0, 1.0), on_policy=0.0, random=0.5),
+    "both": RepairSettings((0.3, 1.0), on_policy=0.4, random=0.3),
 }
 
 
@@ -55,7 +55,7 @@ def repair_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 class Repair(nn.Module):
     """The objective; batches as those of `parallel.Parallel`."""
 
-    def __init__(self, network: Network, settings: Settings) -> None:
+    def __init__(self, network: Network, settings: RepairSettings) -> None:
         super().__init__()
         self.network, self.settings = network, settings
 

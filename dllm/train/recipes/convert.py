@@ -31,7 +31,7 @@ IN_BLOCKS = {  # families of networks that attend in blocks
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Conversion:
     """``masks``: tokens drafted at once; ``rank`` of the adapter on every linear layer;
     ``mask_token_id``: None takes an id that no chat contains; ``held_out`` and ``evaluated`` as for
     block drafters."""
@@ -48,7 +48,7 @@ class Recipe:
 
 
 def start(
-    model: DiffusionModel, files: Sequence[Path], recipe: Recipe, folder: Path, *,
+    model: DiffusionModel, files: Sequence[Path], recipe: Conversion, folder: Path, *,
     bf16: bool = False, say: Callable[[str], None] | None = None,
 ) -> tuple[Loop, Split]:  # fmt: skip
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`.  ``files``: the model's own
@@ -92,7 +92,9 @@ def in_blocks(model: DiffusionModel, block: int, mask_token_id: int | None) -> D
     return replace(result, name=model.name, generation_defaults=defaults)
 
 
-def finish(run: Loop, model: DiffusionModel, recipe: Recipe, split: Split, folder: Path) -> None:
+def finish(
+    run: Loop, model: DiffusionModel, recipe: Conversion, split: Split, folder: Path
+) -> None:
     """Write the adapter in bfloat16, with its card; ``dllm.load(base, adapter=folder)``."""
     hf: Any = model.hf
     trainee: Any = run.accelerator.unwrap_model(run.model)

@@ -18,22 +18,22 @@ from ..trajectories import Batches, Question, read_trajectories, write_answers, 
 
 Asked = Sequence[Question]
 
-Settings = parallel.Settings | repair.Settings | blocks.Settings
+ObjectiveSettings = parallel.ParallelSettings | repair.RepairSettings | blocks.BlockSettings
 OBJECTIVES: dict[type, Any] = {
-    parallel.Settings: parallel.Parallel, repair.Settings: repair.Repair,
-    blocks.Settings: blocks.Blocks,
+    parallel.ParallelSettings: parallel.Parallel, repair.RepairSettings: repair.Repair,
+    blocks.BlockSettings: blocks.Blocks,
 }  # fmt: skip
 KEPT = 3  # rounds whose answers are learnt
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Distillation:
     """``objective``: settings of `parallel`, `repair` or `blocks`; ``rows`` answers per step;
     ``rank`` of the adapter, 0 trains all weights; ``sampler``: what decodes the answers, and what
     the run is measured with; ``samples`` of each prompt at ``temperature``, of which the fastest
     right one is learnt; ``rounds``: how often what was trained decodes again and is trained on."""
 
-    objective: Settings
+    objective: ObjectiveSettings
     schedule: Schedule = field(default_factory=lambda: Schedule(1000, 2e-5, 20, "constant"))
     rows: int = 8
     rank: int = 0
@@ -44,7 +44,7 @@ class Recipe:
 
 
 def train(
-    model: DiffusionModel, recipe: Recipe, folder: Path, questions: Callable[[int], Asked], *,
+    model: DiffusionModel, recipe: Distillation, folder: Path, questions: Callable[[int], Asked], *,
     data: Sequence[Path] = (), held_out: Asked = (), say: Callable[[str], None] | None = None,
     teacher: DiffusionModel | None = None, gradient_checkpointing: bool = False,
 ) -> Loop | None:  # fmt: skip
@@ -86,13 +86,15 @@ def train(
 
 
 def start(
-    network: Network, files: Sequence[Path], recipe: Recipe, folder: Path, held_out: Asked = (),
-    say: Callable[[str], None] | None = None,
+    network: Network, files: Sequence[Path], recipe: Distillation, folder: Path,
+    held_out: Asked = (), say: Callable[[str], None] | None = None,
 ) -> Loop:  # fmt: skip
     """One round, ready: a checkpoint in ``folder`` is taken up by `resume`."""
     answers = [answer for file in files for answer in read_trajectories(file)]
     objective, schedule = recipe.objective, recipe.schedule
-    shown = isinstance(objective, parallel.Settings) and objective.kl and objective.reference
+    shown = (
+        isinstance(objective, parallel.ParallelSettings) and objective.kl and objective.reference
+    )
     batches = Batches(
         answers, recipe.rows, schedule.steps * schedule.accumulate, schedule.seed,
         reference_turn(network.model) if shown else None,
@@ -135,7 +137,7 @@ def parallelism(model: DiffusionModel, questions: Asked, sampler: str) -> Metric
     return metrics | ({"accuracy": sum(judged) / len(judged)} if judged else {})
 
 
-def finish(run: Loop, model: DiffusionModel, recipe: Recipe, folder: Path) -> None:
+def finish(run: Loop, model: DiffusionModel, recipe: Distillation, folder: Path) -> None:
     """Write what was trained: the adapter, or the whole model, with what made it."""
     objective: Any = run.accelerator.unwrap_model(run.model)
     network: Network = objective.network

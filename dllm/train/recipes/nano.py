@@ -50,7 +50,7 @@ DELIMITERS = ",:."  # where a unit of the tasks' answers ends, for adaptive bloc
 
 
 @dataclass(frozen=True)
-class Recipe:
+class NanoTraining:
     """Everything that determines a run.  ``objective`` is "masked" or "causal"."""
 
     objective: str = "masked"
@@ -78,7 +78,7 @@ class Recipe:
         object.__setattr__(self, "phases", phases)  # lists when read back from JSON
 
     @classmethod
-    def of(cls, objective: str, **fields: Any) -> Recipe:
+    def of(cls, objective: str, **fields: Any) -> NanoTraining:
         """The recipe of ``nano`` ("masked") or ``nano-ar`` ("causal", from nano's weights)."""
         if objective == "causal":
             fields = {"steps": 1_700, "phases": (), "muon_lr": 0.005, **fields}
@@ -92,7 +92,7 @@ class Recipe:
         return self.weights
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+def build_model(recipe: NanoTraining, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
     """A freshly initialised network in float32."""
     torch.manual_seed(recipe.seed)
     config = LlamaConfig(
@@ -138,7 +138,7 @@ class Together(torch.optim.Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
-def optimizer_of(model: LlamaForCausalLM, recipe: Recipe) -> Together:
+def optimizer_of(model: LlamaForCausalLM, recipe: NanoTraining) -> Together:
     """Muon on the matrices of the layers, AdamW on embeddings, head and norms."""
     hidden = [p for p in model.model.layers.parameters() if p.ndim == 2]
     chosen = {id(p) for p in hidden}
@@ -149,14 +149,14 @@ def optimizer_of(model: LlamaForCausalLM, recipe: Recipe) -> Together:
     ])  # fmt: skip
 
 
-def rate(step: int, recipe: Recipe) -> float:
+def rate(step: int, recipe: NanoTraining) -> float:
     """Share of the peak learning rate: warm-up, plateau, linear decay."""
     left = (recipe.steps - step) / max(1.0, recipe.decay * recipe.steps)
     return min(1.0, (step + 1) / recipe.warmup, left)
 
 
 def train(
-    recipe: Recipe, folder: Path, *, device: str = "cpu", compile_model: bool = True,
+    recipe: NanoTraining, folder: Path, *, device: str = "cpu", compile_model: bool = True,
     save_every: int = 500, log_every: int = 50, accuracy_every: int = 1_000,
     accuracy_examples: int = 16, weights_from: Path | None = None,
     say: Callable[[str], None] | None = None,
@@ -243,7 +243,7 @@ def snapshot(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Dif
 def export(folder: Path, destination: Path) -> None:
     """Write the run in ``folder`` as a float16 checkpoint: ``nano`` in LLaDA's official layout,
     ``nano-ar`` as a plain Llama."""
-    recipe = Recipe(**json.loads((folder / "recipe.json").read_text()))
+    recipe = NanoTraining(**json.loads((folder / "recipe.json").read_text()))
     tokenizer = build_tokenizer()
     model = build_model(recipe, tokenizer)
     model.load_state_dict(last_weights(folder))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +14,6 @@ from transformers import MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 
 import dllm
-from dllm.drafting.base import Budget
 from dllm.drafting.dflash.checkpoint import (
     BlockCheckpoint,
     draft_ids,
@@ -25,65 +22,15 @@ from dllm.drafting.dflash.checkpoint import (
     load_checkpoint,
 )
 from dllm.drafting.dflash.drafter import BlockDrafter
-from dllm.drafting.dflash.heads import MarkovHead, SelectorHead
 from dllm.drafting.dflash.network import BlockNetwork
-from dllm.drafting.dflash.walks import Walk, candidates
-from dllm.drafting.drafters.followers import Followers
-from dllm.drafting.length.control import LengthController
 from dllm.errors import CheckpointError, ConfigError
-from dllm.train.dflash.data import Answer, Batches, Taps
-from dllm.train.dflash.export import export
-from dllm.train.dflash.model import copy_layers, drafter_config, new_drafter
-from dllm.train.dflash.objective import Objective, trainee_of
+from dllm.train.dflash.model import drafter_config, new_drafter
 
-from ...thin import covering
+from ...thin import covering, some
 from ..conftest import make_verifier, prompts
+from .conftest import BLOCK, LENGTH, MASK, spy, write
 
 pytestmark = pytest.mark.filterwarnings("default")
-BLOCK, MASK, LENGTH = 5, 3, 24
-
-
-@pytest.fixture(scope="module")
-def checkpoint(verifier: dllm.DiffusionModel) -> BlockCheckpoint:
-    """A drafter that knows some of the verifier's texts: often right."""
-    hf: Any = verifier.hf
-    torch.manual_seed(0)
-    answers = []
-    for ids in prompts(6):
-        text = hf.generate(torch.tensor([ids]), max_new_tokens=LENGTH + 4, do_sample=False)[
-            0
-        ].tolist()
-        answers.append(Answer(tuple(text), len(ids)))
-    config = drafter_config(hf.config, layers=2, block_size=BLOCK, mask_token_id=MASK, taps=[0])
-    drafter = new_drafter(config)
-    copy_layers(drafter, hf)
-    seen = sorted({token for answer in answers for token in answer.ids})
-    trainee = trainee_of(drafter, hf, Objective(soft=0.0), torch.tensor(seen))
-    batches = Batches(answers, 6, 12, 0, 80, Taps([0], 32))
-    optimizer = torch.optim.AdamW(drafter.parameters(), 5e-3)
-    for i in range(80):
-        trainee(**batches[i])["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    weights = {name: t.detach() for name, t in drafter.state_dict().items()}
-    return BlockCheckpoint("tiny", drafter.config, weights)
-
-
-@pytest.fixture(scope="module")
-def folder(
-    checkpoint: BlockCheckpoint, verifier: dllm.DiffusionModel,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:  # fmt: skip
-    path = tmp_path_factory.mktemp("native")
-    write(checkpoint, verifier, path, "native")
-    return path
-
-
-def write(checkpoint: BlockCheckpoint, verifier: Any, path: Path, kind: str) -> None:
-    export(
-        checkpoint, path, kind, verifier=verifier.hf.config, verifier_name="tiny",
-        head=verifier.hf.get_output_embeddings().weight.detach(), dtype=torch.float32,
-    )  # fmt: skip
 
 
 def test_the_same_text_and_as_many_forwards_as_in_transformers(
@@ -243,7 +190,7 @@ def test_the_files_say_what_their_engines_read(
     assert draft_ids({"t2d": tensors["t2d"]}).tolist() == ids.tolist()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("kind", ["native", "speculators"])
+@pytest.mark.parametrize("kind", some(["native", "speculators"], 1))
 def test_a_trimmed_vocabulary_is_all_that_is_drafted(
     verifier: dllm.DiffusionModel, checkpoint: BlockCheckpoint, tmp_path: Path, kind: str
 ) -> None:
@@ -262,181 +209,6 @@ def test_a_trimmed_vocabulary_is_all_that_is_drafted(
         assert set(seen) <= allowed
         drafted += len(seen)
     assert drafted > 40
-
-
-def spy(part: BlockDrafter) -> list[int]:
-    """Every token that a drafter proposes from now on."""
-    seen: list[int] = []
-    whole = part.propose_all
-
-    def propose_all(work: Any) -> Any:
-        drafts = whole(work)
-        for draft in drafts:
-            seen.extend(draft.tokens.tolist())
-        return drafts
-
-    part.propose_all = propose_all  # type: ignore[method-assign]
-    return seen
-
-
-def test_a_markov_head_adds_a_bias_for_the_token_before() -> None:
-    torch.manual_seed(0)
-    first, second, gate = torch.randn(6, 3), torch.randn(6, 3), torch.randn(3, 7)
-    shift, hidden = torch.randn(3), torch.randn(2, 4)
-    every = torch.arange(6).expand(2, -1)
-    for row in range(2):
-        plain = MarkovHead(first.numpy(), second).over(hidden, every)(None, 2, row)[0]
-        expected = [sum(second[v, r] * first[2, r] for r in range(3)) for v in range(6)]
-        torch.testing.assert_close(torch.from_numpy(plain), torch.stack(expected))
-        for more in (None, shift):
-            gated = MarkovHead(first.numpy(), second, gate, more).over(hidden, every)(None, 2, row)[
-                0
-            ]
-            raw = gate @ torch.cat([hidden[row], first[2]])
-            opened = torch.sigmoid(raw if more is None else raw + more)
-            torch.testing.assert_close(torch.from_numpy(gated), second @ (opened * first[2]))
-
-
-def test_a_selector_chooses_among_the_most_probable() -> None:
-    torch.manual_seed(0)
-    before, successor, project = torch.randn(6, 3), torch.randn(6, 3), torch.randn(3, 4)
-    hidden, logits = torch.randn(1, 4), torch.tensor([[5.0, 4.0, 0.0, 4.5, 1.0, -3.0]])
-    _, at = candidates(logits)
-    assert at[0].tolist() == [0, 3, 1, 4, 2, 5]
-    bias = SelectorHead(before.numpy(), successor, project, top=3).over(hidden, at)(None, 1, 0)[0]
-    assert np.isinf(bias).tolist() == [False] * 3 + [True] * 3
-    for place, token in enumerate((0, 3, 1)):
-        score = (before[1] * (project @ hidden[0])) @ successor[token]
-        assert bias[place] == pytest.approx(float(score), rel=1e-5)
-
-
-@pytest.mark.parametrize("part", ["markov", "selector"])
-def test_a_walk_follows_its_head_and_leaves_the_text_alone(
-    verifier: dllm.DiffusionModel, checkpoint: BlockCheckpoint, tmp_path: Path, part: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """A head that wants the successor of every token outweighs everything: drafts count up."""
-    size = verifier.facts.vocab_size
-    monkeypatch.setattr("dllm.drafting.dflash.walks.CANDIDATES", size)
-    eye = torch.eye(size)
-    heads: dict[str, Any] = {"markov": {
-        "markov_w1.weight": eye, "markov_w2.weight": 1e4 * eye.roll(1, 0),
-    }}  # fmt: skip
-    if part == "selector":
-        heads = {"selector": {
-            "predecessor_codebook": torch.ones(size, 1), "successor_codebook": torch.zeros(size, 1),
-            "hidden_projection.weight": torch.zeros(1, 32),
-        }}  # fmt: skip
-    whole = BlockCheckpoint("w", checkpoint.config, checkpoint.weights, **heads)
-    write(whole, verifier, tmp_path, "native")
-    with pytest.raises(ConfigError, match="Markov head, GRU or selector"):
-        BlockDrafter(checkpoint, head="tree")
-    for ids in prompts(2):
-        plain = dllm.speculate(verifier, None, ids, max_new_tokens=12)
-        tree = dllm.speculate(
-            verifier, str(tmp_path), ids, max_new_tokens=12, controller="whole", head="tree",
-            nodes=6, copies=False,
-        )  # fmt: skip
-        assert tree.tokens == plain.tokens
-        assert max(stats.drafted for stats in tree.rounds) == 6
-        few = dllm.speculate(
-            verifier, str(tmp_path), ids, max_new_tokens=12, controller=TwoNodes(), head="tree",
-            nodes=6,
-        )  # fmt: skip
-        assert few.tokens == plain.tokens
-        assert max(stats.drafted for stats in few.rounds) == 2
-        # By default a controller that prices nodes gets a tree, and others a chain.
-        for head, nodes in (("auto", 2), ("chain", checkpoint.config.block_size - 1)):
-            chosen = dllm.speculate(
-                verifier, str(tmp_path), ids, max_new_tokens=12, controller=TwoNodes(), head=head,
-                copies=False,
-            )  # fmt: skip
-            assert chosen.tokens == plain.tokens
-            assert max(stats.drafted for stats in chosen.rounds) == nodes
-    drafter = BlockDrafter(tmp_path, copies=False)
-    for temperature in (0.0, 0.8):
-        how: dict[str, Any] = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
-        for ids in prompts(2):
-            seen = spy(drafter)
-            plain = dllm.speculate(verifier, None, ids, **how)
-            result = dllm.speculate(verifier, drafter, ids, controller="whole", **how)
-            assert result.tokens == plain.tokens
-            if part == "markov":
-                steps = np.diff(np.asarray(seen)) % size
-                assert len(seen) > 20 and (steps == 1).mean() > 0.7
-
-
-@pytest.mark.parametrize(("head", "temperature"), [("chain", 0.0), ("tree", 0.0), ("tree", 0.8)])
-def test_copies_of_the_text_join_the_draft(
-    verifier: dllm.DiffusionModel, checkpoint: BlockCheckpoint, tmp_path: Path, head: str,
-    temperature: float,
-) -> None:  # fmt: skip
-    """A prompt of nine tokens over and over: a head that knows nothing drafts beyond its block,
-    because the text does; and no text is changed by that, alone or in a batch."""
-    zeros = {"markov_w1.weight": torch.zeros(verifier.facts.vocab_size, 2)}
-    zeros["markov_w2.weight"] = torch.zeros(verifier.facts.vocab_size, 2)
-    write(BlockCheckpoint("w", checkpoint.config, checkpoint.weights, markov=zeros), verifier,
-          tmp_path, "native")  # fmt: skip
-    texts = [np.tile(ids[:9], 4) for ids in prompts(3)]
-    how: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 2}
-    plain = dllm.speculate(verifier, None, texts, **how)
-    for controller in ("whole", "rate"):
-        drafter = BlockDrafter(tmp_path, head=head, nodes=20)
-        drafted = dllm.speculate(verifier, drafter, texts, controller=controller, **how)
-        assert [one.tokens for one in drafted] == [one.tokens for one in plain]
-        depth = max(stats.depth for one in drafted for stats in one.rounds)
-        assert depth > checkpoint.config.block_size - 1 or controller == "rate"
-        assert drafter.hits[temperature > 0]._judged and not drafter.hits[temperature == 0]._judged
-
-
-def test_followers_are_those_of_the_text() -> None:
-    """Against counting by hand; learnt at once and in pieces."""
-    text = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2])
-    whole, pieces = Followers(3), Followers(3)
-    whole.learn(text)
-    for end in (1, 2, 5, 9, 12):
-        pieces.learn(text[:end])
-    assert whole.counts == pieces.counts
-    assert list(whole.behind([5, 1, 2])) == [(2, {4: 1, 3: 2}), (1, {4: 1, 3: 2})]
-    assert whole.latest([5, 1, 2], 3) == {3: (2, 0), 4: (2, 1)}
-    assert whole.latest([9, 3], 1) == {5: (1, 0)}
-    assert whole.latest([9], 3) == {}
-
-
-class TwoNodes(LengthController):
-    """Finds two nodes of a tree worth their time."""
-
-    def next(self, room: int, context: int) -> Budget:
-        return Budget(room, room, nodes=lambda alive: 2)
-
-
-def test_a_tree_holds_the_most_probable_prefixes() -> None:
-    """Against all paths of a small vocabulary."""
-    torch.manual_seed(0)
-    head = MarkovHead(torch.randn(5, 3).numpy(), torch.randn(5, 3))
-    logits, every = torch.randn(3, 5), torch.arange(5).expand(3, -1)
-    bias = head.over(torch.zeros(3, 4), every)
-    values, at = candidates(logits)
-    walk = Walk(head.over(torch.zeros(3, 4), at), 2, values.numpy(), at.numpy())
-    scores = {}
-    for length in (1, 2, 3):
-        for path in itertools.product(range(5), repeat=length):
-            steps = zip((2, *path), path, strict=False)
-            rows = [(logits[i] + torch.from_numpy(bias(None, a, i)[0])).log_softmax(-1)[b]
-                    for i, (a, b) in enumerate(steps)]  # fmt: skip
-            scores[path] = float(sum(rows))
-    expected = sorted(scores, key=lambda path: -scores[path])[:9]
-    draft = walk.grow(3, 9)
-    got: list[tuple[int, ...]] = []
-    for parent, token in zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True):
-        got.append((*(() if parent < 0 else got[parent]), token))
-    assert got == expected
-    np.testing.assert_allclose(draft.alive, [np.exp(scores[path]) for path in expected], rtol=1e-5)
-    chain = walk.chain(3)
-    best: tuple[int, ...] = ()
-    for _ in range(3):
-        best = max((p for p in scores if p[:-1] == best), key=lambda path: scores[path])
-    assert tuple(chain.tokens.tolist()) == best
 
 
 def test_unknown_checkpoints_are_refused(

@@ -1,0 +1,79 @@
+"""A block drafter that is often right, and what tests do with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dllm
+from dllm.drafting.dflash.checkpoint import BlockCheckpoint
+from dllm.drafting.dflash.drafter import BlockDrafter
+from dllm.train.dflash.data import Answer, Batches, Taps
+from dllm.train.dflash.export import export
+from dllm.train.dflash.model import copy_layers, drafter_config, new_drafter
+from dllm.train.dflash.objective import Objective, trainee_of
+
+from ..conftest import prompts
+
+BLOCK, MASK, LENGTH = 5, 3, 24
+
+
+@pytest.fixture(scope="session")
+def checkpoint(verifier: dllm.DiffusionModel) -> BlockCheckpoint:
+    """A drafter that knows some of the verifier's texts: often right."""
+    hf: Any = verifier.hf
+    torch.manual_seed(0)
+    answers = []
+    for ids in prompts(6):
+        text = hf.generate(torch.tensor([ids]), max_new_tokens=LENGTH + 4, do_sample=False)[
+            0
+        ].tolist()
+        answers.append(Answer(tuple(text), len(ids)))
+    config = drafter_config(hf.config, layers=2, block_size=BLOCK, mask_token_id=MASK, taps=[0])
+    drafter = new_drafter(config)
+    copy_layers(drafter, hf)
+    seen = sorted({token for answer in answers for token in answer.ids})
+    trainee = trainee_of(drafter, hf, Objective(soft=0.0), torch.tensor(seen))
+    batches = Batches(answers, 6, 12, 0, 80, Taps([0], 32))
+    optimizer = torch.optim.AdamW(drafter.parameters(), 5e-3)
+    for i in range(80):
+        trainee(**batches[i])["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = {name: t.detach() for name, t in drafter.state_dict().items()}
+    return BlockCheckpoint("tiny", drafter.config, weights)
+
+
+@pytest.fixture(scope="session")
+def folder(
+    checkpoint: BlockCheckpoint, verifier: dllm.DiffusionModel,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:  # fmt: skip
+    path = tmp_path_factory.mktemp("native")
+    write(checkpoint, verifier, path, "native")
+    return path
+
+
+def write(checkpoint: BlockCheckpoint, verifier: Any, path: Path, kind: str) -> None:
+    export(
+        checkpoint, path, kind, verifier=verifier.hf.config, verifier_name="tiny",
+        head=verifier.hf.get_output_embeddings().weight.detach(), dtype=torch.float32,
+    )  # fmt: skip
+
+
+def spy(part: BlockDrafter) -> list[int]:
+    """Every token that a drafter proposes from now on."""
+    seen: list[int] = []
+    whole = part.propose_all
+
+    def propose_all(work: Any) -> Any:
+        drafts = whole(work)
+        for draft in drafts:
+            seen.extend(draft.tokens.tolist())
+        return drafts
+
+    part.propose_all = propose_all  # type: ignore[method-assign]
+    return seen
