@@ -27,7 +27,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -42,6 +42,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 import dllm
 from dllm.engine.forward import Forward
+from dllm.engine.graphs import uncaptured
 from dllm.errors import OutOfMemoryError
 from dllm.kernels.noise import pack_keys
 from dllm.kernels.rotation import rotate_scatter
@@ -212,10 +213,12 @@ def generate(
     generator = torch.Generator().manual_seed(1)
     vocabulary = model.hf.config.vocab_size - 1
     prompts = torch.randint(1, vocabulary - 200, (batch, o.prompt), generator=generator)
-    return dllm.generate(
-        model, prompts.tolist(), sampler="llada", steps=o.new // per_step, block_length=o.block,
-        max_new_tokens=o.new, cache=cache, eos_policy="none", cuda_graphs=graphs,
-    )  # fmt: skip
+    with uncaptured() if o.dry else nullcontext():  # padded steps without a GPU
+        return dllm.generate(
+            model, prompts.tolist(), sampler="llada", steps=o.new // per_step,
+            block_length=o.block, max_new_tokens=o.new, cache=cache, eos_policy="none",
+            cuda_graphs=graphs,
+        )  # fmt: skip
 
 
 def generations(model: dllm.DiffusionModel, shape: Shape, o: argparse.Namespace) -> Cases:

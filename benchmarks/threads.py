@@ -75,9 +75,13 @@ def begun(name: str, threads: int | None, seconds: float) -> subprocess.Popen[st
 
 
 def answer(process: subprocess.Popen[str]) -> dict[str, float]:
+    """The next line of JSON; libraries may print others."""
     assert process.stdout is not None
-    said: dict[str, float] = json.loads(process.stdout.readline())
-    return said
+    for line in process.stdout:
+        if line.startswith("{"):
+            said: dict[str, float] = json.loads(line)
+            return said
+    raise SystemExit(f"{' '.join(map(str, process.args))} ended early")  # type: ignore[arg-type]
 
 
 def turn(process: subprocess.Popen[str]) -> dict[str, float]:

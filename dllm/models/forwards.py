@@ -20,4 +20,4 @@ def replace_forwards(
     for module in network.modules():
         kind = type(module)
         if f"{kind.__module__}.{kind.__qualname__}" in kinds and "forward" not in module.__dict__:
-            module.forward = partial(forward, module)  # type: ignore[method-assign]
+            module.forward = partial(forward, module)

@@ -19,7 +19,8 @@ from .memory import Memory
 DEPTHS = (0, 1, 2, 4, 8, 16)  # lower ends of the depth buckets
 CONFIDENCES = 10  # buckets of equal width
 REMEMBERED = 200.0  # observations that a cell of the acceptance table starts with at most
-KNOWN = 4  # drafts by which it is known what drafting is worth
+KNOWN = 8  # drafts by which it is known what drafting is worth
+LOAN = 4.0  # failed drafts that a text may pay before it rests, where earlier ones gained nothing
 CONTEXT = 512  # tokens per context bucket of the time model
 
 
@@ -183,13 +184,15 @@ class _Calibrated(LengthController):
 @dataclass
 class Saving:
     """Tokens of plain decoding that a drafted round saves: their mean and variance, smoothed by
-    ``rho``; ``price`` is what a round costs that does not pay; ``drafts`` were judged."""
+    ``rho``; ``price`` is what a round costs that does not pay; ``drafts`` were judged; ``credit``
+    may be lost by trying again where drafting does not pay."""
 
     rho: float
     mean: float = 0.0
     variance: float = 0.0
     price: float = 0.5
     drafts: int = 0
+    credit: float = 0.0
 
     def add(self, saved: float) -> None:
         if not self.drafts:
@@ -202,9 +205,9 @@ class Saving:
 
     @property
     def is_loss(self) -> bool:
-        """Whether the mean lies below zero by more than its standard error."""
+        """Whether the mean lies below zero by more than one and a half standard errors."""
         error = (self.variance * self.rho / (2 - self.rho)) ** 0.5
-        return self.drafts >= KNOWN and self.mean + error < 0
+        return self.drafts >= KNOWN and self.mean + 1.5 * error < 0
 
 
 @CONTROLLERS.register("rate")
@@ -216,9 +219,9 @@ class Rate(_Calibrated):
     so that lengths which were never tried are; seconds from a curve fitted to measured rounds, see
     `CostCurve`.  In a batch both are those of the forward that all its texts share.
     Where drafting brings fewer tokens per second than plain decoding, in this text or, at its
-    start, in those before, it stops, and tries again as often as ``explore`` of the time pays for.
-    A plain round now and then measures what a single token costs.  A design of this library: no
-    paper's.
+    start, in those before, and where a text has lost what it may (`LOAN`), it stops, and tries
+    again as often as ``explore`` of the time pays for, over all texts.  A plain round now and then
+    measures what a single token costs.  A design of this library: no paper's.
     """
 
     optimism: float = 0.2
@@ -280,15 +283,20 @@ class Rate(_Calibrated):
         super()._reset()
         self._context = 0
         self._beside = self._beside_emitted = 0  # of other texts, in the last round
-        self._saving = replace(self.worth, rho=0.2)
-        self._credit = 0.0  # tokens that may be lost by trying again
+        self._saving = replace(self.worth, rho=0.15)
+        gains = self.worth.mean > 0 and self.worth.drafts >= KNOWN
+        self._left = np.inf if gains else LOAN * self.worth.price
 
     def next(self, room: int, context: int) -> Budget:
         self._context = context // CONTEXT
-        resting = self._saving.is_loss and self._credit < self._saving.price
-        if resting or self._line().lacks_ones:
+        if (self._doubts and self.worth.credit < self.worth.price) or self._line().lacks_ones:
             return Budget(0, room)
         return Budget(min(self.k_max, room), room, self._refine, self._worth_it)
+
+    @property
+    def _doubts(self) -> bool:
+        """Whether drafting does not seem to pay here."""
+        return self._saving.is_loss or self._left < self.worth.price
 
     def _refine(self, confidence: Array) -> int:
         confidence = confidence[: self.k_max]
@@ -318,7 +326,9 @@ class Rate(_Calibrated):
         self._beside, self._beside_emitted = stats.beside, stats.beside_emitted
         fed = stats.beside + stats.drafted + 1
         self._line().add(fed, stats.verify_seconds + stats.other_seconds)
-        self._credit = min(self._credit + self.explore, 2 * self._saving.price)
+        if self._doubts:
+            worth = self.worth
+            worth.credit = min(worth.credit + self.explore * stats.emitted, 1.01 * worth.price)
         if stats.attempted:
             self.draft_seconds.add(0.0, stats.draft_seconds)
             self._weigh(stats)
@@ -329,7 +339,8 @@ class Rate(_Calibrated):
         spent = stats.draft_seconds + stats.verify_seconds + stats.other_seconds
         token = plain / (stats.beside_emitted + 1)  # seconds per token without drafts
         saved = (plain + (stats.emitted - 1) * token - spent) / token
-        if self._saving.is_loss:
-            self._credit += min(saved, 0.0)
+        if self._doubts:
+            self.worth.credit += min(saved, 0.0)
+        self._left += saved
         self.worth.add(saved)
         self._saving.add(saved)

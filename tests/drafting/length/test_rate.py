@@ -77,7 +77,7 @@ def worlds(kind: str, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     covering(["0.4", "0.8", "0.95", "informed", "in runs"],
              [(0.3, 0.02), (1.0, 0.05), (0.1, 0.2), (2.0, 0.0)]),
 )  # fmt: skip
-def test_rate_is_within_four_percent_of_the_best_fixed_length(
+def test_rate_is_within_three_percent_of_the_best_fixed_length(
     kind: str, costs: tuple[float, float]
 ) -> None:
     """A clock of its own: a draft costs ``costs[0]``, verifying k tokens 1 + k ``costs[1]``.  Texts
@@ -105,7 +105,7 @@ def test_rate_is_within_four_percent_of_the_best_fixed_length(
         text += 1 + accepted
         if i >= 600:
             emitted, spent = emitted + 1 + accepted, spent + sum(seconds)
-    assert emitted / spent > 0.96 * max(fixed.values())
+    assert emitted / spent > 0.97 * max(fixed.values())
 
 
 def test_rate_rests_when_drafting_does_not_pay() -> None:
@@ -157,7 +157,7 @@ CURVES = {
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("alpha", [0.6, 0.8, 0.9])
 def test_rate_knows_curves(curve: str, alpha: float) -> None:
-    """Twelve float32 tokens cost more than sixteen: it ends within 4 % of the best fixed length."""
+    """Twelve float32 tokens cost more than sixteen: it ends within 3 % of the best fixed length."""
     known = sorted(CURVES[curve].items())
     tokens, cost = (np.array(column) / 1.0 for column in zip(*known, strict=True))
     rng, rounds, draft = np.random.default_rng(4), 1500, 10.0
@@ -181,7 +181,7 @@ def test_rate_knows_curves(curve: str, alpha: float) -> None:
              sure=np.full(24, 0.9), attempted=budget.length > 0)  # fmt: skip
         if i >= 500:
             emitted, spent = emitted + 1 + min(longest, k), spent + seconds(k) + cost_of_draft
-    assert emitted / spent >= 0.96 * max(fixed.values())
+    assert emitted / spent >= 0.97 * max(fixed.values())
 
 
 @pytest.mark.parametrize(("chance", "known", "least"), [(0.05, True, 0.95), (0.2, True, 0.95),
