@@ -20,7 +20,8 @@ from dllm.kernels import statistics
 from dllm.kernels.statistics import Share, classes, logits_statistics, token_statistics
 from dllm.kernels.statistics.result import FIELDS, OPTIONAL, Inputs, Options
 
-from .test_statistics import agree, cases, chi_square, keys, rows_of
+from .test_filters import chi_square
+from .test_statistics import agree, cases, keys, rows_of
 
 fused = pytest.importorskip("dllm.kernels.statistics.triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
