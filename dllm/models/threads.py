@@ -113,7 +113,7 @@ def measure(size: tuple[int, int], dtype: torch.dtype, processors: int) -> dict[
             most = max(1, min(room, processors))
             if most == 1:
                 return {1: alone}
-            taken: dict[int, list[float]] = {n: [] for n in POWERS if n < most} | {most: []}
+            taken: dict[int, list[float]] = {n: [] for n in sorted({*POWERS, most}) if n <= most}
             end = time.perf_counter() + MOST_SECONDS
             while len(taken[1]) < 2 or (len(taken[1]) < ROUNDS and time.perf_counter() < end):
                 for n, seconds in taken.items():

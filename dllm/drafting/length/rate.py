@@ -20,7 +20,7 @@ DEPTHS = (0, 1, 2, 4, 8, 16)  # lower ends of the depth buckets
 CONFIDENCES = 10  # buckets of equal width
 REMEMBERED = 200.0  # observations that a cell of the acceptance table starts with at most
 KNOWN = 8  # drafts by which it is known what drafting is worth
-LOAN = 4.0  # failed drafts that a text may pay before it rests, where earlier ones gained nothing
+LOAN = 3.0  # failed drafts that a text may pay before it rests, where earlier ones gained nothing
 CONTEXT = 512  # tokens per context bucket of the time model
 
 
