@@ -85,7 +85,8 @@ def host_microseconds(spec: str, width: int, repeats: int = 400) -> float:
         token = rng.integers(1, 400, n)
         numbers = {
             "margin": p, "gap": p, "entropy": 1 - p, "max_logprob": np.log(p),
-            "kl": np.full(n, np.inf, np.float32), "top_token": token[:, None],
+            "kl": np.full(n, np.inf, np.float32), "top_token": np.stack([token, token + 1], 1),
+            "top_logprob": np.log(np.stack([p, (1 - p) / 2], 1)),
         }  # fmt: skip
         prediction = Prediction(
             at, token, np.log(p),
