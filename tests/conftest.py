@@ -6,7 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+if not torch.cuda.is_available():
+    # Triton's interpreter has to be asked for before anything imports Triton, as transformers does.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 # Tests learn nothing from other calls, and leave nothing behind.
 os.environ["DLLM_RATE"] = os.environ["DLLM_FORMATS"] = ""
 
@@ -37,24 +41,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("smoke")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Where tests run; a process that only hands them out (``-n``) imports nothing large."""
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        # Triton's interpreter has to be asked for before anything imports Triton.
-        os.environ.setdefault("TRITON_INTERPRET", "1")
-    # Tiny tensors: threads cost more than they bring, the more so beside other work.
-    torch.set_num_threads(1)
+# Tiny tensors: threads cost more than they bring, the more so beside other work.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def tiny() -> dllm.DiffusionModel:
     """A LLaDA-shaped model with a context of 128 and weights large enough to prefer something."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM  # not where only workers of xdist start
 
     from dllm.train.tokenizer import build_tokenizer
 
@@ -75,7 +69,6 @@ def tiny() -> dllm.DiffusionModel:
 @pytest.fixture(scope="session")
 def reordered() -> dllm.DiffusionModel:
     """A WeDLM-shaped model, as `tiny`: it attends to decided tokens first."""
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from dllm.train.tokenizer import build_tokenizer
