@@ -137,7 +137,7 @@ def parallelism(model: DiffusionModel, questions: Asked, sampler: str) -> Metric
     return metrics | ({"accuracy": sum(judged) / len(judged)} if judged else {})
 
 
-def finish(run: Loop, model: DiffusionModel, recipe: Distillation, folder: Path) -> None:
+def finish(run: Loop, model: DiffusionModel, recipe: Any, folder: Path) -> None:
     """Write what was trained: the adapter, or the whole model, with what made it."""
     objective: Any = run.accelerator.unwrap_model(run.model)
     network: Network = objective.network
