@@ -80,7 +80,9 @@ def test_rewards_need_tasks(cli: Run, tmp_path: Path) -> None:
     result = cli("train", "reward", "--model", "nano", "--data", str(tmp_path / "a.jsonl"))
     assert result.exit_code == 2 and "leave --data and --prompts out" in result.stderr
     result = cli("train", "reward", "--model", "nano", "--sampler", "edit")
-    assert result.exit_code == 2 and "edit changes what steps have decided" in result.stderr
+    assert (
+        result.exit_code == 2 and "edit decides otherwise than the network draws" in result.stderr
+    )
 
 
 @pytest.mark.slow

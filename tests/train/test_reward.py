@@ -141,7 +141,7 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="edit changes what steps have decided"):
+    with pytest.raises(ConfigError, match="edit decides otherwise than the network draws"):
         Reinforcement(sampler="edit")
     with pytest.raises(ConfigError, match="samples is at least 2"):
         RewardSettings(samples=1)

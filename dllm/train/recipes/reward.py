@@ -14,11 +14,11 @@ from ...errors import ConfigError
 from ...models import DiffusionModel
 from ...samplers import compose
 from ..batches import arranged
-from ..loop import Loop, Metrics, Schedule, loop, machine_has_bf16, resume, same_recipe
+from ..loop import Loop, Schedule, resume, same_recipe
 from ..network import Network
 from ..objectives.reward import Reward, RewardSettings, advantages, states
 from ..trajectories import Question, entry
-from .distill import Asked, parallelism
+from .distill import Asked, measured
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,10 @@ class Reinforcement:
     sampler: str = "threshold(0.9)"
 
     def __post_init__(self) -> None:
-        parts = compose(self.sampler).parts
-        for part in parts:
-            if part.role in ("reviser", "explorer", "length"):
+        for part in compose(self.sampler).parts:
+            if part.role in ("transform", "reviser", "explorer", "length"):
                 raise ConfigError(
-                    f"{part.name} changes what steps have decided, so that no step has a "
+                    f"{part.name} decides otherwise than the network draws, so that tokens have no "
                     "probability to learn: use a sampler without it, such as threshold"
                 )
 
@@ -106,17 +105,9 @@ def train(
     network, schedule = Network(model, recipe.rank), recipe.schedule
     if gradient_checkpointing:
         network.hf.gradient_checkpointing_enable()
-
-    def measure(objective: OnPolicy) -> Metrics:
-        return parallelism(objective.network.snapshot(), held_out, recipe.sampler)
-
-    device = model.device.type
     steps = [{"step": torch.tensor(i)} for i in range(schedule.steps * schedule.accumulate)]
-    run = loop(
-        OnPolicy(network, recipe, questions), steps, schedule, folder / "checkpoints",
-        measure=measure if held_out else None, bf16=machine_has_bf16(device), device=device,
-        say=say,
-    )  # fmt: skip
+    run = measured(OnPolicy(network, recipe, questions), steps, recipe, folder / "checkpoints",
+                   held_out, say)  # fmt: skip
     resume(run)
     network.hf.train(False)
     return run
