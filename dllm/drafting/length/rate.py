@@ -21,6 +21,7 @@ CONFIDENCES = 10  # buckets of equal width
 REMEMBERED = 200.0  # observations that a cell of the acceptance table starts with at most
 KNOWN = 8  # drafts by which it is known what drafting is worth
 LOAN = 3.0  # failed drafts that a text may pay before it rests, where earlier ones gained nothing
+TILE = 8  # rows
 CONTEXT = 512  # tokens per context bucket of the time model
 
 
@@ -118,7 +119,8 @@ class CostCurve(LineFit):
 
     Products of few rows are not a line: in float32 twelve rows may cost more than sixteen, in
     bfloat16 sixteen what one costs.  A number that was measured ``trust`` times is believed half;
-    one that never was counts as ``hope`` cheaper than the line, so that it is tried.
+    a multiple of ``TILE`` that never was counts as ``hope`` cheaper than the line, so that it is
+    tried: that is where whole tiles of a product end.
     """
 
     def __init__(self, fading: float = 0.95, trust: float = 3.0, hope: float = 0.15) -> None:
@@ -134,11 +136,19 @@ class CostCurve(LineFit):
         off = min(y / max(line, 1e-12), 4.0)  # one stalled measurement must not decide anything
         self.off[int(x)] = (n, mean + (off - mean) / n)
 
+    def begun_again(self) -> CostCurve:
+        """The same curve, of which what is new soon knows better."""
+        one = copy.copy(self)
+        one.sums = self.sums * 0.2
+        one.off = {tokens: (0.2 * n, mean) for tokens, (n, mean) in self.off.items()}
+        return one
+
     def __call__(self, x: Array) -> Array:
         line = super().__call__(x)
         for i, tokens in enumerate(x.astype(np.int64).tolist()):
             n, mean = self.off.get(tokens, (0.0, 1.0))
-            line[i] *= (1 + (mean - 1) * n / (n + self.trust)) * (1 - self.hope / (1 + n))
+            hope = 0.0 if tokens % TILE else self.hope / (1 + n)
+            line[i] *= (1 + (mean - 1) * n / (n + self.trust)) * (1 - hope)
         return line
 
 
@@ -317,7 +327,12 @@ class Rate(_Calibrated):
         return seconds
 
     def _line(self) -> CostCurve:
-        return self.verify_seconds.setdefault(self._context, CostCurve())
+        """The curve of texts of this length: at first that of the nearest length that was seen."""
+        known = self.verify_seconds
+        if self._context not in known:
+            near = min(known, key=lambda at: abs(at - self._context), default=None)
+            known[self._context] = CostCurve() if near is None else known[near].begun_again()
+        return known[self._context]
 
     def update(self, stats: RoundStats, feedback: Feedback) -> None:
         super().update(stats, feedback)

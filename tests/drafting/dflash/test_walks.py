@@ -139,7 +139,7 @@ def test_copies_of_the_text_join_the_draft(
 def test_followers_are_those_of_the_text() -> None:
     """Against counting by hand; learnt at once and in pieces."""
     text = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2])
-    whole, pieces = Followers(3), Followers(3)
+    whole, pieces = Followers((1, 2, 3)), Followers((1, 2, 3))
     whole.learn(text)
     for end in (1, 2, 5, 9, 12):
         pieces.learn(text[:end])
