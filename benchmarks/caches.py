@@ -7,7 +7,7 @@
 Models with random weights: what is measured is cost, not quality.  A shape is a model, a prompt, an
 answer and the tokens per step; its caches run one after the other, in rounds (more of them where
 they are short), and medians are compared within the shape.  Finished shapes are kept in the output
-file and not run again.  Seconds are wall clock; with one thread they are processor time, which other
+file and not run again.  Seconds are wall clock, with one thread processor time, which other
 programs disturb less.  Per cache:
 
 ``speedup``            time without a cache over time with it
