@@ -2,6 +2,7 @@
 
     python benchmarks/distilled.py base=nano trained=runs/parallel/model --examples 100
     python benchmarks/distilled.py base=nano repaired=... --samplers "threshold(0.5)+edit(tau=0.5)"
+    python benchmarks/distilled.py base=nano fast=... --plot docs/trained.svg
 
 Every model answers the same held-out prompts with every sampler.  A setting is compared with the
 first sampler on the first model: tokens per forward, accuracy, exact McNemar over all prompts; the
@@ -20,6 +21,7 @@ from typing import Any
 import dllm
 from dllm.eval.measure import Cell, Setting, fingerprint, measure
 from dllm.eval.metrics import Outcome, dense_aup, dense_aup_draws, interval, paired
+from dllm.eval.plot import new_figure
 from dllm.eval.tasks import TASKS
 
 # where threshold(0.9) takes more than two forwards on the base model and is ever right
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=SLOW, choices=list(TASKS))
     parser.add_argument("--examples", type=int, default=100, help="of each task")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", type=Path, help="draw what the output then holds of these models")
     parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args()
     known: dict[str, Any] = {}
@@ -60,6 +63,37 @@ def main() -> None:
             outcomes.setdefault(name, {})[sampler] = Outcome(**joined)
             print(row(name, sampler, outcomes), flush=True)
     areas(outcomes)
+    if given.plot:
+        plot(list(known.values()), list(outcomes), given.plot)
+
+
+def plot(cells: list[dict[str, Any]], models: list[str], file: Path) -> None:
+    """Accuracy against tokens per forward: the thresholds of every model, and other samplers on the
+    first one, over all tasks."""
+    points: dict[tuple[str, str], tuple[float, float]] = {}
+    for key in dict.fromkeys((cell["model"], cell["sampler"]) for cell in cells):
+        mine = [cell for cell in cells if (cell["model"], cell["sampler"]) == key]
+        if {cell["task"] for cell in mine} >= set(SLOW):
+            right, tokens, nfe = (
+                [x for c in mine for x in c[f]] for f in ("right", "tokens", "nfe")
+            )
+            points[key] = (sum(tokens) / sum(nfe), 100 * sum(right) / len(right))
+    with new_figure(6.4, 3.8, [file]) as figure:
+        axes = figure.subplots()
+        for name in models:
+            line = sorted(points[name, tau] for tau in TAUS if (name, tau) in points)
+            axes.plot(*zip(*line, strict=True), marker="o", markersize=3, label=name)
+        for (name, sampler), (x, y) in points.items():
+            if name == models[0] and sampler not in TAUS and "edit" not in sampler:
+                axes.plot([x], [y], marker="x", color="grey", linestyle="none")
+                axes.annotate(
+                    sampler, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=6
+                )
+        axes.set(xlabel="tokens per forward", ylabel="% right", xscale="log")
+        axes.set_xticks([3, 4, 6, 8, 12], ["3", "4", "6", "8", "12"])
+        axes.minorticks_off()
+        axes.legend(fontsize=7)
+        figure.tight_layout()
 
 
 def row(name: str, sampler: str, outcomes: dict[str, dict[str, Outcome]]) -> str:

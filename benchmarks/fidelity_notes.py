@@ -110,9 +110,11 @@ METHODS: dict[tuple[str, str], str] = {
     (
         "sampler",
         "s2d2",
-    ): "At temperature 0 only, and without the released bandit over when to verify. "
-    "Of the masks of a block only the run that is judged is fed a second time. At equal S "
-    "hysteresis switches on as in the released code, where the paper has >=.",
+    ): "Without the released bandit over when to verify. Above temperature 0 this, and what "
+    "`threshold` commits, follow from the model's own probabilities, in the released code from "
+    "those after temperature and filters. Of the masks of a block only the run that is judged is "
+    "fed a second time. At equal S hysteresis switches on as in the released code, where the paper "
+    "has >=.",
     ("sampler", "rho"): "A cut stops at decided text, an answer without an end of text gets "
     "another block.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "

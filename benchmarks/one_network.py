@@ -8,12 +8,14 @@ prompt in ``--held-out`` was never trained on.  Measured on these prompts, nothi
 as its own drafter, lossless; bits per token of the masks by offset, beside the base model's; and as
 a diffusion model, decided tokens first: what every sampler takes in forwards, and what the base
 model says of the text that it wrote, token by token: the share that is its own greedy choice, and
-its log-likelihood.
+its log-likelihood.  What the results hold already of the same adapter and prompts is kept, so it
+can be interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,10 @@ MASKS = 3  # that the adapter was trained on
 WINDOW = f"dcd(s_init={MASKS + 1}, s_max={MASKS + 1})"  # the token after the text, and the masks
 SAMPLERS = (
     *(f"threshold({tau})+{WINDOW}" for tau in (0.9, 0.7, 0.5)),
-    f"localleap+{WINDOW}", f"klass+{WINDOW}", f"eb+{WINDOW}", f"factor+{WINDOW}", "wedlm",
+    *(f"{name}+{WINDOW}" for name in (
+        "localleap", "klass", "eb", "factor", "dparallel", "hierarchical",
+        "credit+threshold(0.7)", "stability+threshold(0.7)", "streaming", "d3llm",
+    )), "wedlm",
 )  # fmt: skip
 RESULTS = Path(__file__).parent / "results" / "one_network.json"
 
@@ -52,17 +57,25 @@ def main() -> None:
     both = dllm.load(given.model, dtype="bfloat16", adapter=given.adapter)
     held = [a for a in read_answers(given.answers) if a.held_out(given.held_out)]
     held = [a for a in held if a.tokens >= 8 and not loops(a.ids[a.start :])][: given.count]
-    result: dict[str, Any] = {"answers": len(held), "tokens": sum(a.tokens for a in held)}
-    result |= masks(both, held)
-    print(json.dumps(result))
     prompts = [np.asarray(a.ids[: a.start]) for a in held[: given.prompts]]
-    plain = dllm.speculate(base, None, prompts, max_new_tokens=given.tokens, chat=False)
-    rows = {"plain": judged(base, plain)}
-    own = dllm.speculate(both, f"self(masks={MASKS})", prompts, max_new_tokens=given.tokens,
-                         controller="whole", chat=False)  # fmt: skip
-    assert [r.tokens for r in own] == [r.tokens for r in plain], "drafting is not lossless"
-    rows["drafts itself"] = judged(base, own)
+    weights = (Path(given.adapter) / "adapter_model.safetensors").read_bytes()
+    setting = {"adapter": hashlib.sha256(weights).hexdigest()[:16], "answers": len(held),
+               "tokens": sum(a.tokens for a in held), "prompts": len(prompts),
+               "most": given.tokens}  # fmt: skip
+    result: dict[str, Any] = {}
+    if given.output.exists():
+        result = json.loads(given.output.read_text(encoding="utf-8"))
+    if not setting.items() <= result.items():
+        result = setting | masks(both, held)
+        plain = dllm.speculate(base, None, prompts, max_new_tokens=given.tokens, chat=False)
+        own = dllm.speculate(both, f"self(masks={MASKS})", prompts, max_new_tokens=given.tokens,
+                             controller="whole", chat=False)  # fmt: skip
+        assert [r.tokens for r in own] == [r.tokens for r in plain], "drafting is not lossless"
+        result["rows"] = {"plain": judged(base, plain), "drafts itself": judged(base, own)}
+    rows = result["rows"]
     for sampler in given.samplers:
+        if sampler in rows:
+            continue
         try:
             written = dllm.generate(
                 both, prompts, sampler=sampler, cache="wedlm", chat=False,
@@ -73,8 +86,7 @@ def main() -> None:
             continue
         rows[sampler] = judged(base, written)
         print(line(sampler, rows[sampler]), flush=True)
-    result |= {"prompts": len(prompts), "most": given.tokens, "rows": rows}
-    given.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        given.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print("| | tokens per forward | greedy choices | nats per token |\n| --- | --- | --- | --- |")
     print("\n".join(line(name, row) for name, row in rows.items()))
 

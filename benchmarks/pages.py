@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 import dllm
+from dllm.capabilities import LEFT_TO_RIGHT
 from dllm.samplers import SAMPLERS
 
 from report import RESULTS  # isort: skip
@@ -29,6 +30,8 @@ from report import RESULTS  # isort: skip
 FOLDER = Path(__file__).parents[1] / "docs" / "samplers"
 PROMPT = "Tom has 23 apples. Tom buys 12 more. Then Tom loses 7. How many apples does Tom have?"
 BLOCK = 8
+BLOCKS = ("`nano-ar` after `dllm train convert --form block --rounds 1 --steps 120 "
+          "--learning-rate 1e-3 --rows 32`, with cache `block`")  # fmt: skip
 
 # name -> (a complete sampler, when to use it)
 PAGES = {
@@ -67,8 +70,7 @@ PAGES = {
     "anti_loop": ("anti_loop+edit", "Where editing fills a block with one token: repeating the "
                   "token to the left costs something."),
     "s2d2": ("s2d2", "With block-diffusion models (SDAR, LLaDA2, Fast-dLLM v2's kind) and cache "
-             "`block`: a forward that verifies costs about two blocks. Not elsewhere: the "
-             "bundled model, which is bidirectional, writes nonsense below."),
+             "`block`: a forward that verifies costs about two blocks."),
     "remdm": ("remdm", "More forwards for better text: the least sure tokens of a block are "
               "written again and again before it closes."),
     "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
@@ -85,9 +87,18 @@ PAGES = {
 }  # fmt: skip
 
 
-def rows_of(result: dict[str, Any], spec: str) -> str:
-    if not result["samplers"].get(spec, {}).get("tasks"):
-        return "Not measured beside the others yet.\n"
+def costs(spec: str) -> str:
+    """What ``spec`` costs: on nano, and on a model of blocks where it was measured there."""
+    pages = []
+    for file, model in (("samplers", "`nano`"), ("samplers_blocks", BLOCKS)):
+        path = RESULTS / f"{file}.json"
+        result = json.loads(path.read_text()) if path.exists() else {"samplers": {}}
+        if result["samplers"].get(spec, {}).get("tasks"):
+            pages.append(rows_of(result, spec, model))
+    return "\n".join(pages) or "Not measured beside the others yet.\n"
+
+
+def rows_of(result: dict[str, Any], spec: str, model: str) -> str:
     base = result["samplers"][result["baseline"]]["tasks"]
     tasks = result["samplers"][spec]["tasks"]
     lines = ["| task | right | forwards | against `threshold` | tokens per forward |",
@@ -103,7 +114,7 @@ def rows_of(result: dict[str, Any], spec: str) -> str:
         cost = f"One decision takes {host['32']:.0f} µs for 32 positions and {host['256']:.0f} µs "
         lines += ["", cost + "for 256 on the host."]
     n = next(iter(tasks.values()))["examples"]
-    return f"On `nano`, {n} held-out prompts per task:\n\n" + "\n".join(lines) + "\n"
+    return f"On {model}, {n} held-out prompts per task:\n\n" + "\n".join(lines) + "\n"
 
 
 def compared(result: dict[str, Any], spec: str, tasks: Iterable[str]) -> str:
@@ -228,25 +239,29 @@ def main() -> None:
     cards = []
     for name, (spec, advice) in PAGES.items():
         cls = SAMPLERS[name]
-        result, options = example(model, spec)
-        decode = partial(model.tokenizer.decode, skip_special_tokens=True)
-        pieces = [decode([token]) or "∎" for token in result.tokens]
-        (FOLDER / f"{name}.svg").write_text(picture(result, pieces), encoding="utf-8")
+        order, forwards = "None: the bundled model, which is bidirectional, is refused.\n", "-"
+        if LEFT_TO_RIGHT not in cls.needs:
+            result, options = example(model, spec)
+            decode = partial(model.tokenizer.decode, skip_special_tokens=True)
+            pieces = [decode([token]) or "∎" for token in result.tokens]
+            (FOLDER / f"{name}.svg").write_text(picture(result, pieces), encoding="utf-8")
+            order = (
+                f'`dllm generate "{PROMPT}"{options}`: {result.nfe} forwards, {result.computed} '
+                f"positions computed.\n\n![commit order]({name}.svg)\n\n```\n{result.text}\n```\n"
+            )
+            forwards = str(result.nfe)
+            cards.append((name, spec, result.nfe))
         text = re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(cls.__doc__ or ""))
         summary, _, body = text.partition("\n\n")
         paper = f"*{cls.paper}*, arXiv [{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})"
         needs = ", ".join(sorted(map(str, cls().needs))) or "nothing"
         page = (
             f"# {name}\n\n{summary}\n\n{paper}\n\n{body}\n\n**When.** {advice}\n\n"
-            f"**Needs** {needs}.\n\n## What it costs\n\n{rows_of(outcome, spec)}\n"
-            f'## Its order\n\n`dllm generate "{PROMPT}"{options}`: {result.nfe} forwards, '
-            f"{result.computed} positions computed.\n\n![commit order]({name}.svg)\n\n"
-            f"```\n{result.text}\n```\n"
+            f"**Needs** {needs}.\n\n## What it costs\n\n{costs(spec)}\n## Its order\n\n{order}"
         )
         (FOLDER / f"{name}.md").write_text(page, encoding="utf-8")
-        index.append(f"| [{name}]({name}.md) | {summary.splitlines()[0]} | {result.nfe} |")
-        cards.append((name, spec, result.nfe))
-        print(f"{name:20} {result.nfe:3d} forwards  {result.text[-24:]}", flush=True)
+        index.append(f"| [{name}]({name}.md) | {summary.splitlines()[0]} | {forwards} |")
+        print(f"{name:20} {forwards:>3} forwards", flush=True)
     (FOLDER.parent / "gallery.md").write_text(gallery(cards), encoding="utf-8")
     index += against_papers(outcome)
     index += ["", f"The example: {PROMPT}", "", "Made by `python benchmarks/pages.py`."]

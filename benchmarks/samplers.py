@@ -1,6 +1,9 @@
 """Every sampler at its paper's defaults on the bundled model: accuracy, NFE, speed, host time.
 
     python benchmarks/samplers.py
+    python benchmarks/samplers.py --model runs/convert/model --cache block --host-time no \
+        --tasks copy reverse insert remove sum story1 --samplers threshold s2d2 \
+        --output benchmarks/results/samplers_blocks.json
 
 Per task, on 200 held-out prompts: accuracy, forwards, tokens per forward, computed positions and
 processor seconds; then the host time of one decision for windows of 32 and 256 positions.  What
@@ -35,17 +38,19 @@ METHODS = (
     "adablock+localleap", "dcd", "dsb", "slowfast", "prophet", "threshold+prophet", "ete", "lopa",
     "freedave", "freedave(threshold(tau=0.95))", "wino", "saber", "learn2pd", "learn2pd+eotp",
     "pc", "certainty_prior", "streaming", "edit", "edit(mode=low_prob)", "stability+threshold",
-    "remdm", "anti_loop+edit", "s2d2",
+    "dawn", "wedlm", "remdm", "anti_loop+edit",
 )  # fmt: skip
-BRANCHING = {"ete", "lopa", "freedave", "freedave(threshold(tau=0.95))", "wino", "s2d2"}
+BRANCHING = {"ete", "lopa", "freedave", "freedave(threshold(tau=0.95))", "wino", "dawn", "s2d2"}
 
 
-def measure(model: dllm.DiffusionModel, sampler: str, task: str, n: int) -> dict[str, Any]:
+def measure(
+    model: dllm.DiffusionModel, sampler: str, cache: str, task: str, n: int
+) -> dict[str, Any]:
     examples = TASKS[task].examples(n)
     start, results = time.process_time(), []
     for i in range(0, n, 50):
         prompts = [e.prompt for e in examples[i : i + 50]]
-        results += dllm.generate(model, prompts, sampler=sampler)
+        results += dllm.generate(model, prompts, sampler=sampler, cache=cache)
     seconds = time.process_time() - start
     right = [TASKS[task].check(e, r.text) for e, r in zip(examples, results, strict=True)]
     tokens, nfe = sum(len(r.tokens) for r in results), sum(r.nfe for r in results)
@@ -103,11 +108,18 @@ def host_microseconds(spec: str, width: int, repeats: int = 400) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=int, default=200)
+    parser.add_argument("--model", default="nano")
+    parser.add_argument("--cache", default="none")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--samplers", nargs="+", default=list(METHODS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
-    parser.add_argument("--host", action="store_true", help="measure only the host's time again")
+    parser.add_argument(
+        "--host-time",
+        choices=("yes", "no", "only"),
+        default="yes",
+        help="the host's time where it is missing, not at all, or only that again",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "samplers.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -120,16 +132,19 @@ def main() -> None:
 
     for spec in options.samplers:
         entry = result.setdefault(spec, {"tasks": {}})
-        if spec not in BRANCHING and (options.host or "host_microseconds" not in entry):
+        again = options.host_time == "only"
+        missing = options.host_time == "yes" and "host_microseconds" not in entry
+        if spec not in BRANCHING and (again or missing):
             entry["host_microseconds"] = {str(w): host_microseconds(spec, w) for w in (32, 256)}
             print(f"{spec:30} host {entry['host_microseconds']}", flush=True)
     keep()
-    model = dllm.load("nano")
-    for spec in () if options.host else options.samplers:
+    model = dllm.load(options.model)
+    for spec in () if options.host_time == "only" else options.samplers:
         tasks = result[spec]["tasks"]
         for task in options.tasks:
             if tasks.get(task, {}).get("examples") != options.examples:
-                tasks[task] = measure(model, spec, task, options.examples)
+                tasks[task] = measure(model, spec, options.cache, task, options.examples)
+                keep()
         result[spec]["tasks"] = tasks = {task: tasks[task] for task in TASKS if task in tasks}
         keep()
         accuracy, nfe = (np.mean([row[k] for row in tasks.values()]) for k in ("accuracy", "nfe"))

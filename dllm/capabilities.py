@@ -62,6 +62,12 @@ CONSTRAINED = Capability(
 
 # The cache `block`: keys of a finished block depend on nothing that comes later.
 BLOCK_CAUSAL = Capability("block-causal attention", {"a model": "use cache='dual'"})
+# S2D2: a model of blocks judges its drafts as one of blocks of one position, left to right.
+LEFT_TO_RIGHT = Capability(
+    "block-causal attention, with which it judges its own drafts from left to right",
+    {"a model": "load a block-diffusion model (SDAR, LLaDA2, Fast-dLLM v2, Nemotron, or what "
+                "`dllm train convert --form block` makes), or use sampler='threshold',"},
+)  # fmt: skip
 # The cache `wedlm`: keys of a decided token depend on what was decided before it only.
 DECIDED_FIRST = Capability(
     "attention in which decided tokens come before masks", {"a model": "use cache='dual'"}

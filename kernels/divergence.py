@@ -9,16 +9,38 @@ import numpy.typing as npt
 import torch
 
 from .noise import row_gumbel
+from .statistics.filters import dropped
 from .statistics.heads import Head, full_logits
+from .statistics.result import COLDEST
 
 
-def log_probabilities(hidden: torch.Tensor, head: Head, banned: Sequence[int] = ()) -> torch.Tensor:
+def log_probabilities(
+    hidden: torch.Tensor, head: Head, banned: Sequence[int] = (),
+    banned_rows: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """(n, V) float32 log-probabilities of hidden rows (n, d) under ``head``, without ``banned``
-    ids.  This materialises n x V numbers: only for samplers that compare whole distributions."""
+    ids, or those of them that ``banned_rows`` (n, len(banned)) names for each row.  This
+    materialises n x V numbers: only for samplers that compare whole distributions."""
     logits = full_logits(hidden, head).float()
     if banned:  # not in place: a head that is called may own what it returned
-        logits = logits.index_fill(1, torch.tensor(banned, device=logits.device), -torch.inf)
+        ids = torch.tensor(banned, device=logits.device)
+        rest = logits[:, ids]
+        lost = torch.ones_like(rest, dtype=torch.bool) if banned_rows is None else banned_rows
+        logits = logits.index_copy(1, ids, rest.masked_fill(lost, -torch.inf))
     return logits.log_softmax(-1)
+
+
+def drawn_from(
+    logprobs: torch.Tensor, temperature: float, top_p: float, top_k: int, min_p: float
+) -> torch.Tensor:
+    """(n, V) log-probabilities after temperature and filters; unchanged at temperature 0, where
+    nothing is drawn."""
+    if temperature < COLDEST:
+        return logprobs
+    if top_p < 1 or top_k or min_p:
+        lost = dropped(logprobs, temperature, top_p, top_k, min_p)
+        logprobs = logprobs.masked_fill(lost, -torch.inf)
+    return (logprobs / temperature).log_softmax(-1)
 
 
 def divergence(
@@ -44,20 +66,11 @@ def divergence(
     return result
 
 
-def residual(
-    positions: npt.NDArray[np.int64], logprobs: torch.Tensor,
-    previous: tuple[npt.NDArray[np.int64], torch.Tensor] | None, keys: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """A token for each of the ``positions`` from what the distribution has gained, (q - p)+
-    normalised, and its log-probability in q: (n,) int64, (n,) float32.
-
-    ``logprobs`` (n, V) are those of q, ``previous`` those of p, which must have all positions;
-    ``keys`` (n, 4) name the noise.  Where nothing is gained the token comes from q.
-    """
-    assert previous is not None, "the step before has predicted these positions"
-    at = torch.from_numpy(np.searchsorted(previous[0], positions)).to(logprobs.device)
-    now = logprobs.exp()
-    gained = (now - previous[1][at].exp()).clamp_min_(0)
+def residual(q: torch.Tensor, p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """A token for each row of log-probabilities ``q`` (n, V) from what it has gained over ``p``,
+    (q - p)+ normalised, or from q where that is nothing: (n,) int64.  ``keys`` (n, 4) name the
+    noise."""
+    now = q.exp()
+    gained = (now - p.exp()).clamp_min_(0)
     weight = torch.where(gained.sum(-1, keepdim=True) > 0, gained, now)
-    token = (weight.log() + row_gumbel(keys, 0, weight.shape[-1])).argmax(-1)
-    return token, logprobs.gather(1, token[:, None])[:, 0]
+    return (weight.log() + row_gumbel(keys, 0, weight.shape[-1])).argmax(-1)

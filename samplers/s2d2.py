@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import FIXED_WINDOW, GREEDY, JUDGED, KEEPS_TEXT, REPLACES
+from ..capabilities import FIXED_WINDOW, JUDGED, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES
 from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, THRESHOLD, bounds, one_of
 from .base import Explorer, Part, View
 from .compose import register
@@ -50,12 +50,15 @@ class S2D2(Explorer):
 
     The defaults are those of SDAR with blocks of 4; there ``causal`` also encodes what is decided
     from the left on as if blocks had one position (the official code's AR-like caching).  Other
-    steps are those of the selectors, ``threshold(tau=0.85)`` unless others are given.  The text
-    depends on the seed at temperature 0, too.  Models whose attention is bidirectional are not
-    autoregressive in any block: they say nothing useful there, and the text suffers.
+    steps are those of the selectors, ``threshold(tau=0.85)`` unless others are given.
+
+    p and q are what temperature and filters leave, at temperature 0 the model's own; the text
+    depends on the seed there, too.  Where every step verifies, ``s2d2(policy=span, causal=True)``,
+    it has the distribution of the same model with blocks of one position, at the temperature.
+    Models whose attention is bidirectional are not autoregressive in any block and are refused.
     """
 
-    needs = frozenset({JUDGED, FIXED_WINDOW, KEEPS_TEXT, GREEDY, REPLACES})
+    needs = frozenset({JUDGED, FIXED_WINDOW, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES})
     statistics = frozenset({"residual", "entropy", "margin"})
     verifies = True
     limits = bounds(
@@ -141,8 +144,7 @@ class S2D2(Explorer):
         canvas.state(Routing).verifies = False
         count = run(view.positions)
         judged = len(shadow.positions)  # the first of the masks
-        ratio = np.exp(shadow.asked["stands"][:, 0] - p.logprob[:judged]) ** self.tempering
-        ratio = np.minimum(ratio, 1)
+        ratio = np.exp(np.minimum(shadow.asked["stands"][:, 0], 0)) ** self.tempering
         stands = canvas.uniform(SELECTION, view.positions[:count]) < ratio[:count]
         first = count if stands.all() else int(stands.argmin())
         chosen = np.arange(len(view.positions)) <= min(first, count - 1)

@@ -1,7 +1,9 @@
-"""``dllm train parallel``, ``repair`` and ``convert``: what a model learns from its own answers."""
+"""``dllm train parallel``, ``repair``, ``reward`` and ``convert``: what a model learns from its own
+answers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,12 +16,14 @@ from .output import note
 
 if TYPE_CHECKING:
     from ..train.forecast import Load
+    from ..train.loop import Schedule
     from ..train.recipes.distill import ObjectiveSettings
+    from ..train.trajectories import Question
 
 
 @dataclass(frozen=True)
 class Run:
-    """Options of all three commands."""
+    """Options of all four commands."""
 
     model: Annotated[str, setting("Hub id, folder or bundled name.", DATA, "--model", "-m")]
     prompts: Annotated[
@@ -78,6 +82,36 @@ class Run:
             speed, room = CARDS[self.on].operations, CARDS[self.on].memory
         for line in forecast(self.model, load, speed, room):
             note(line)
+
+    def asked(self) -> tuple[Callable[[int], list[Question]], list[Question]]:
+        """The questions of a round, and those that are held out."""
+        from ..eval.tasks import TASKS
+        from ..train.trajectories import Question, task_questions
+
+        tasks = tuple(TASKS) if self.tasks is None else tuple(self.tasks.split(","))
+        for task in set(tasks) - set(TASKS):
+            raise UnknownNameError("task", task, TASKS)
+        if self.prompts is None:
+            held = task_questions(self.held_out, self.seed, tasks, "test")
+        else:
+            lines = [Question(line) for line in read_lines(self.prompts)]
+            own, held = lines[: -self.held_out] or lines, lines[-self.held_out :]
+
+        def questions(number: int) -> list[Question]:
+            if self.prompts is not None:
+                return own
+            return task_questions(self.answers, self.seed + number, tasks)
+
+        return questions, held
+
+    def scheduled(self) -> Schedule:
+        """Of a model that has been trained before."""
+        from ..train.loop import Schedule
+
+        return Schedule(
+            self.steps, self.learning_rate or 2e-5, self.warmup, self.schedule,
+            min(self.evaluate_every, self.steps), accumulate=self.accumulate, seed=self.seed,
+        )  # fmt: skip
 
 
 @takes(Run)
@@ -150,13 +184,10 @@ def _distill(
 ) -> None:  # fmt: skip
     """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
     decode in blocks from what it was."""
-    from ..eval.tasks import TASKS
     from ..models import load
     from ..train.forecast import Load
-    from ..train.loop import Schedule
     from ..train.recipes.convert import in_blocks
     from ..train.recipes.distill import Distillation, finish, train
-    from ..train.trajectories import Question, task_questions
 
     run = run.ranked(32)
     assert run.rank is not None
@@ -174,32 +205,62 @@ def _distill(
         model = in_blocks(model, block, mask_token_id)
     elif model.facts.mask_token_id is None:
         raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
-    tasks = tuple(TASKS) if run.tasks is None else tuple(run.tasks.split(","))
-    for task in set(tasks) - set(TASKS):
-        raise UnknownNameError("task", task, TASKS)
-    if run.prompts is None:
-        held = task_questions(run.held_out, run.seed, tasks, "test")
-    else:
-        lines = [Question(line) for line in read_lines(run.prompts)]
-        own, held = lines[: -run.held_out] or lines, lines[-run.held_out :]
-
-    def questions(number: int) -> list[Question]:
-        if run.prompts is not None:
-            return own
-        return task_questions(run.answers, run.seed + number, tasks)
-
-    schedule = Schedule(
-        run.steps, run.learning_rate or 2e-5, run.warmup, run.schedule,
-        min(run.evaluate_every, run.steps),
-        accumulate=run.accumulate, seed=run.seed,
-    )  # fmt: skip
-    recipe = Distillation(settings, schedule, run.rows, run.rank, **how)
+    questions, held = run.asked()
+    recipe = Distillation(settings, run.scheduled(), run.rows, run.rank, **how)
     job = train(model, recipe, folder, questions, data=run.data or (), held_out=held, say=note,
                 teacher=teacher, gradient_checkpointing=run.checkpointing)  # fmt: skip
     if job is None:
         return note(f"answers: {folder}")
     finish(job, model, recipe, folder / ("adapter" if run.rank else "model"))
     note(f"{name}: {folder / ('adapter' if run.rank else 'model')}")
+
+
+@takes(Run)
+def reward(
+    options: Run,
+    questions: Annotated[int, setting("Prompts per step.", TRAINING, min=1)] = 16,
+    samples: Annotated[int, setting("Answers to a prompt.", TRAINING, min=2)] = 8,
+    temperature: Annotated[float, setting("Of the answers.", TRAINING)] = 1.0,
+    speed: Annotated[
+        float, setting("Weight of tokens per forward beside accuracy.", TRAINING, min=0.0)
+    ] = 1.0,
+    kl: Annotated[float, setting("Weight of the divergence.", TRAINING, min=0.0)] = 0.01,
+    nll: Annotated[
+        float, setting("Weight of the likelihood of right answers.", TRAINING, min=0.0)
+    ] = 0.1,
+    sampler: Annotated[str, setting("Writes the answers, and measures.", DATA)] = "threshold(0.9)",
+) -> None:
+    """Reward a diffusion model for right answers in few forwards (LightningRL).  `--rows`: texts
+    that go through the network at once; a step has one for each forward of each answer."""
+    from ..models import load
+    from ..train.forecast import Load
+    from ..train.objectives.reward import RewardSettings
+    from ..train.recipes.distill import finish
+    from ..train.recipes.reward import Reinforcement, train
+
+    run = options.ranked(32)
+    assert run.rank is not None
+    settings = RewardSettings(samples, temperature, speed, kl, nll, rows=run.rows)
+    recipe = Reinforcement(settings, run.scheduled(), questions, run.rank, sampler)
+    if run.data or run.prompts is not None:
+        raise ConfigError(
+            "rewards are of answers that are written while it learns, to tasks that say what is "
+            "right: leave --data and --prompts out, name --tasks"
+        )
+    if run.dry_run:
+        note(f"one pass of {run.rows} texts; a step has one text for each forward of "
+             f"{questions * samples} answers")  # fmt: skip
+        return run.forecast(Load(run.rows, run.length, run.rank, 3.0, not run.rank))
+    folder = run.output or Path("runs/reward")
+    folder.mkdir(parents=True, exist_ok=True)
+    model = load(run.model, device=run.device, dtype=run.dtype if run.rank else "float32")
+    if model.facts.mask_token_id is None:
+        raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
+    pool, held = run.asked()
+    job = train(model, recipe, folder, pool(0), held_out=held, say=note,
+                gradient_checkpointing=run.checkpointing)  # fmt: skip
+    finish(job, model, recipe, folder / ("adapter" if run.rank else "model"))
+    note(f"reward: {folder / ('adapter' if run.rank else 'model')}")
 
 
 @takes(Run)
@@ -259,4 +320,4 @@ def convert(
     note(f"adapter: {folder / 'adapter'}")
 
 
-COMMANDS = (parallel, repair, convert)
+COMMANDS = (parallel, repair, reward, convert)

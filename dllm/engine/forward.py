@@ -18,7 +18,7 @@ from ..cache import Cache
 from ..canvas import FloatArray, IntArray
 from ..errors import NumericError
 from ..formats.format import Question, complete
-from ..kernels.divergence import divergence, log_probabilities, residual
+from ..kernels.divergence import divergence, drawn_from, log_probabilities, residual
 from ..kernels.statistics import (
     COLDEST,
     Biased,
@@ -41,6 +41,7 @@ from .rows import Job
 from .visibility import Visibility
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its shadow positions
+UNLIKELIEST = -27.6  # log-probability that a draft had at least
 SHARED = tuple(field.name for field in fields(TokenStatistics))  # columns with a row per position
 
 
@@ -190,33 +191,55 @@ class Forward:
     ) -> TokenStatistics:  # fmt: skip
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
         goes to its ``numbers``: what a part asks for as ``asked.<part>``, the divergence as "kl",
-        the probabilities of shadowed tokens as "stands"."""
+        the probabilities of shadowed tokens as "stands", and of drafts that are judged how much
+        likelier they are here than where they were drawn."""
         rows = self._banned_rows(jobs, options, len(hidden))
         result = self._statistics(jobs, options, hidden, rows)
         clean = result
-        if any(job.ids or job.shadow.size or job.verifies for job in jobs):
+        if any(job.ids or job.shadow.size for job in jobs):
             clean = self._clean(options, hidden, result, rows)
         at = 0
         for job, own in zip(jobs, numbers, strict=True):
             here = slice(at, at + len(job.targets))
             at += len(job.asked)
             if options.needs & {"kl", "residual"} and not job.verifies:
-                job.logprobs = log_probabilities(hidden[here], self._head(options), options.banned)
+                job.logprobs = self._all(hidden, here, options, rows)
             if "kl" in options.needs and job.logprobs is not None:
                 own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
             for name, ids in job.ids.items():
                 own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
             judged = job.shadow if job.shadow.size else job.targets
             there = slice(here.stop if job.shadow.size else here.start, at)
-            if job.shadow.size or job.verifies:
+            if job.verifies:
+                own |= self._judged(job, judged, self._all(hidden, there, options, rows))
+            elif job.shadow.size:
                 standing = job.canvas.tokens[judged][:, None]
                 own["stands"] = self._logprobs(hidden, clean, there, standing, options)
-            if job.verifies:
-                scores = log_probabilities(hidden[there], self._head(options), options.banned)
-                keys = noise_keys([job]).to(hidden.device)
-                drawn = residual(judged, scores, job.row.previous, keys)
-                own["residual"], own["residual_logprob"] = drawn
         return result
+
+    def _all(
+        self, hidden: torch.Tensor, here: slice, options: RowOptions, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """(n, V) clean log-probabilities."""
+        banned = None if rows is None else rows[here]
+        return log_probabilities(hidden[here], self._head(options), options.banned, banned)
+
+    def _judged(
+        self, job: Job, positions: IntArray, scores: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """How much likelier the drafts at ``positions`` (n,) are by ``scores`` (n, V) than where
+        they were drawn, and for each a token from what the others have gained."""
+        previous, how = job.row.previous, job.row.options
+        assert previous is not None, "the step before has predicted these positions"
+        at = torch.from_numpy(np.searchsorted(previous[0], positions)).to(scores.device)
+        filters = how.temperature, how.top_p, how.top_k, how.min_p
+        q, p = drawn_from(scores, *filters), drawn_from(previous[1][at], *filters)
+        ids = torch.from_numpy(job.canvas.tokens[positions][:, None]).to(scores.device)
+        token = residual(q, p, noise_keys([job]).to(scores.device))
+        return {
+            "stands": q.gather(1, ids) - p.gather(1, ids).clamp_min(UNLIKELIEST),
+            "residual": token, "residual_logprob": scores.gather(1, token[:, None])[:, 0],
+        }  # fmt: skip
 
     def _banned_rows(self, jobs: list[Job], options: RowOptions, count: int) -> torch.Tensor | None:
         """Which of the banned ids are so in each row, (R, n) bool; None: all of them."""

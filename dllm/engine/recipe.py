@@ -15,6 +15,7 @@ from ..capabilities import (
     CONSTRAINED,
     DECIDED_FIRST,
     FIXED_WINDOW,
+    LEFT_TO_RIGHT,
     OWN_PREDICTIONS,
     REORDERING,
     SHADOW,
@@ -151,8 +152,9 @@ def offers_of(facts: Facts) -> frozenset[Capability]:
     offered = {SHADOW} if facts.logit_shift == 0 else set()
     if facts.mask_kind == "decided_first":  # where decided tokens predict the next one
         return frozenset(offered | {DECIDED_FIRST})
-    return frozenset(offered | {OWN_PREDICTIONS, UNCONDITIONAL}
-                     | ({BLOCK_CAUSAL} if facts.block_length else set()))  # fmt: skip
+    if facts.block_length:
+        offered |= {BLOCK_CAUSAL, LEFT_TO_RIGHT}
+    return frozenset(offered | {OWN_PREDICTIONS, UNCONDITIONAL})
 
 
 def check_pair(sampler: Sampler, cache: Cache) -> None:

@@ -82,7 +82,7 @@ def write_trajectories(
                 tried = [r for r in tried if question.right(r.text) is not False]
             if tried:
                 result = min(tried, key=lambda r: r.nfe)
-                yield _entry(result) | {"right": question.right(result.text)}
+                yield entry(result) | {"right": question.right(result.text)}
 
     yield from _write(questions, file, decode)
 
@@ -123,7 +123,8 @@ def _write(
         yield done
 
 
-def _entry(result: Any) -> dict[str, Any]:
+def entry(result: Any) -> dict[str, Any]:
+    """A decoded answer, with its trace, in the form of a line."""
     ids, start = result.sequences.tolist(), result.prompt_length
     order = [-1] * (len(ids) - start)
     for number, step in enumerate(result.trace.steps):

@@ -10,7 +10,7 @@ import pytest
 
 import dllm
 from dllm import cache as caches
-from dllm.capabilities import FIXED_WINDOW, SHADOW, SLIDING_BRANCHES
+from dllm.capabilities import FIXED_WINDOW, LEFT_TO_RIGHT, SHADOW, SLIDING_BRANCHES
 from dllm.result import Result
 from dllm.samplers import compose
 
@@ -57,6 +57,7 @@ def refused(name: str, sampler: str, cache: str) -> bool:
         lacks
         or {need for need in how.needs if "a sampler" in need.remedies} - parts.offers
         or (SHADOW in needs and model.logit_shift)
+        or LEFT_TO_RIGHT in needs
     )
 
 

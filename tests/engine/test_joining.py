@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -128,16 +128,16 @@ def turmoil(model: dllm.DiffusionModel, cache: str, texts: list[Text], seed: int
             assert outcome(canvas) == alone(model, cache, texts[i]), texts[i].recipe.sampler.spec
 
 
-CACHES = [name for name in SMALL if name != "block"]
-
-
+CACHES = [*SMALL]
 Models = Callable[[str], dllm.DiffusionModel]
 
 
 @pytest.fixture(scope="session")
 def models(tiny: dllm.DiffusionModel, reordered: dllm.DiffusionModel) -> Models:
     """The model that a cache is for."""
-    return lambda name: reordered if name == "wedlm" else tiny
+    facts = replace(tiny.facts, block_length=4, mask_kind="block_causal")
+    own = {"wedlm": reordered, "block": replace(tiny, facts=facts)}
+    return lambda name: own.get(name, tiny)
 
 
 @pytest.mark.parametrize("name", some(CACHES, 12))

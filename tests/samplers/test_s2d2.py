@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from dllm.canvas import Canvas
@@ -17,6 +17,7 @@ from dllm.samplers import Prediction, Sampler, compose
 from dllm.samplers.s2d2 import run
 from dllm.train.recipes.convert import in_blocks
 
+from ..kernels.test_filters import chi_square
 from .test_vectors import canvas_of
 
 Q = [0.9, 0.3, 0.2, 0.8, 0.8]  # of the drafts, where they are judged
@@ -39,9 +40,9 @@ def drafted(sampler: Sampler, coins: list[float]) -> tuple[Canvas, dllm.samplers
 def judged(sampler: Sampler, canvas: Canvas) -> dict[int, int]:
     """What is committed after the forward that verifies, which offers 20, 21, ... in place."""
     at = sampler.shadow(canvas, (object(),))  # type: ignore[arg-type]
-    n = len(at)
+    n, gain = len(at), np.log(np.float32(Q) / np.float32(P))
     shadow = Prediction(at, 20 + np.arange(n), np.full(n, -1.0, np.float32),
-                        asked={"stands": np.log(np.float32(Q[:n]))[:, None]})  # fmt: skip
+                        asked={"stands": gain[:n, None]})  # fmt: skip
     decision = sampler.verify(canvas, shadow)
     return dict(zip(decision.committed.tolist(), decision.tokens.tolist(), strict=True))
 
@@ -93,6 +94,90 @@ def test_when_it_verifies(options: str, verifies: bool) -> None:
     assert bool(decision.committed.size) is not verifies
 
 
+def test_a_bidirectional_model_is_refused() -> None:
+    with pytest.raises(
+        dllm.ConfigError,
+        match="s2d2 needs block-causal .* from left to right, whi"
+        r"ch nano does not offer; load a block-diffusion model \(SDAR, LLaDA2, ",
+    ):
+        dllm.generate(dllm.load("nano"), "What is 2 + 3?", sampler="s2d2")
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[Any, dllm.DiffusionModel]:
+    """An autoregressive network over 13 ids, and the same as a model of blocks of 4."""
+    torch.manual_seed(1)
+    hf: Any = LlamaForCausalLM(LlamaConfig(
+        vocab_size=13, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64, initializer_range=0.5,
+        bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )).eval()  # fmt: skip
+    return hf, in_blocks(dllm.load(hf, eos_token_id=1), 4, 12)
+
+
+@pytest.mark.parametrize(
+    ("count", "how"),
+    [(500, {"temperature": 0.6, "top_p": 0.8}),
+     pytest.param(4000, {"temperature": 1.0}, marks=pytest.mark.slow),
+     pytest.param(4000, {"temperature": 0.7}, marks=pytest.mark.slow),
+     pytest.param(4000, {"temperature": 1.4, "top_k": 5, "min_p": 0.02}, marks=pytest.mark.slow)],
+)  # fmt: skip
+@torch.inference_mode()
+def test_texts_are_distributed_as_those_of_blocks_of_one_position(
+    small: tuple[Any, dllm.DiffusionModel], count: int, how: dict[str, Any]
+) -> None:
+    """Pairs of tokens against the product of the exact probabilities: with blocks of one position
+    the token at each place is drawn from what a mask there says behind the text."""
+    hf, model = small
+    prompt, n = [5, 7, 2, 9, 4], 13
+    results = dllm.generate(
+        model, [prompt] * count, sampler="s2d2(policy=span, causal=True)", cache="none",
+        max_new_tokens=2, eos_policy="none", max_rows=count, **how,
+    )  # fmt: skip
+    assert sum(r.nfe for r in results) < 3.9 * count  # some second tokens were accepted drafts
+
+    def exact(texts: torch.Tensor) -> np.ndarray[Any, Any]:
+        masks = torch.full((len(texts), 1), 12)
+        logits = hf(torch.cat([texts, masks], 1)).logits[:, -1].float()
+        logits[:, 12] = -torch.inf
+        return naive(logits, **how)
+
+    first = exact(torch.tensor([prompt]))[0]
+    then = exact(torch.tensor([[*prompt, token] for token in range(n)]))
+    counts = np.zeros((n, n))
+    for result in results:
+        counts[tuple(result.sequences[-2:])] += 1
+    assert chi_square(counts.ravel(), (first[:, None] * then).ravel()) < 4
+
+
+def naive(
+    logits: torch.Tensor, temperature: float, top_p: float = 1, top_k: int = 0, min_p: float = 0
+) -> np.ndarray[Any, Any]:
+    """(n, V) probabilities after temperature, top-p, top-k and min-p of the whole."""
+    result = []
+    for row in (logits.double() / temperature).softmax(-1).numpy():
+        order = np.argsort(-row, kind="stable")
+        before = row[order].cumsum() - row[order]
+        keep = (before < top_p) & (row[order] >= min_p * row.max())
+        keep[top_k or len(row) :] = False
+        kept = np.zeros_like(row)
+        kept[order[keep]] = row[order[keep]]
+        result.append(kept / kept.sum())
+    return np.array(result)
+
+
+def test_a_batch_equals_its_rows_alone(small: tuple[Any, dllm.DiffusionModel]) -> None:
+    prompts = [[5, 7, 2], [9], [4, 4, 8, 3, 6, 2]]
+    how: dict[str, Any] = {"sampler": "s2d2+threshold(0.6)", "cache": "block", "temperature": 0.8,
+                           "max_new_tokens": 10}  # fmt: skip
+    together = dllm.generate(small[1], prompts, **how)
+    for prompt, beside in zip(prompts, together, strict=True):
+        alone = dllm.generate(small[1], prompt, **how)
+        assert (alone.tokens, alone.order, alone.nfe, alone.computed) == (
+            beside.tokens, beside.order, beside.nfe, beside.computed,
+        )  # fmt: skip
+
+
 def test_runs() -> None:
     assert [run(np.array(at)) for at in ([], [4], [4, 5, 7], [4, 6, 7], [4, 5, 6])] == [
         0,
@@ -112,9 +197,9 @@ def test_a_network_with_shifted_logits_judges_as_it_writes_from_left_to_right(
     causal = dllm.load("nano-ar", dtype="float32")
     model, seen = in_blocks(causal, 4, None), list[tuple[list[int], torch.Tensor]]()
 
-    def watched(positions: npt.NDArray[np.int64], logprobs: torch.Tensor, *rest: Any) -> Any:
-        seen.append((positions.tolist(), logprobs))
-        return residual(positions, logprobs, *rest)
+    def watched(q: torch.Tensor, p: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        seen.append((keys[:, 2].tolist(), q))
+        return residual(q, p, keys)
 
     monkeypatch.setattr(forward, "residual", watched)
     result = dllm.generate(

@@ -48,7 +48,7 @@ def test_blocks_in_one_forward_are_what_decoding_computes() -> None:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Answers of nano-ar to generated tasks."""
     model, file = dllm.load("nano-ar"), tmp_path_factory.mktemp("data") / "answers.jsonl"
-    prompts = [q.prompt for q in task_questions(96, 0, ("sum", "story1", "copy"))]
+    prompts = [q.prompt for q in task_questions(64, 0, ("sum", "story1", "copy"))]
     results = dllm.speculate(model, None, prompts, max_new_tokens=32)
     with file.open("w") as out:
         for result in results:
@@ -62,7 +62,7 @@ def test_a_run_learns_and_the_model_drafts_for_itself(answers: Path, tmp_path: P
     recipe = Conversion(
         masks=2, rank=8, held_out=6, evaluated=8,
         schedule=Schedule(steps=12, rows=8, anchors=8, warmup=2, learning_rate=5e-3,
-                          evaluate_every=4),
+                          evaluate_every=12),
     )  # fmt: skip
     run, split = start(model, [answers], recipe, tmp_path)
     resume(run)

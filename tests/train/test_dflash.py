@@ -187,17 +187,17 @@ def answers(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFact
     file = tmp_path_factory.mktemp("data") / "answers.jsonl"
     with file.open("w") as out:
         for prompt, answer in teacher_answers(
-            verifier, [q.prompt for q in task_questions(240, 0)], 32
+            verifier, [q.prompt for q in task_questions(120, 0)], 32
         ):
             out.write(json.dumps({"ids": [*prompt, *answer], "answer": len(prompt)}) + "\n")
     return file
 
 
-def small(steps: int, **head: int) -> DFlashTraining:
+def small(steps: int, every: int = 5, **head: int) -> DFlashTraining:
     return DFlashTraining(
         layers=2, block_size=4, held_out=6, evaluated=8,
         objective=Objective(head_rows=256, random_rows=32, **head),
-        schedule=Schedule(steps=steps, rows=8, anchors=8, warmup=2, evaluate_every=5),
+        schedule=Schedule(steps=steps, rows=8, anchors=8, warmup=2, evaluate_every=every),
     )  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def test_a_run_learns_and_its_drafter_can_be_used(
 ) -> None:
     recipe = small(20)
     config = recipe.config(verifier.hf.config, mask_id(verifier))
-    assert list(keep_taps([answers], verifier.hf, config))[-1] == 240
+    assert list(keep_taps([answers], verifier.hf, config))[-1] == 120
     assert list(keep_taps([answers], verifier.hf, config)) == []
     layers = list(config.target_layer_ids)
     (first, *_), width = data.read_answers(answers, layers[1:]), config.hidden_size
@@ -229,7 +229,7 @@ def test_a_run_learns_and_its_drafter_can_be_used(
 def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
     verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path, kind: str
 ) -> None:
-    recipe = small(6, **{kind: 8})
+    recipe = small(2, 2, **{kind: 8})
     run, split = start(verifier, [answers], recipe, tmp_path, bf16=False)
     before = run.model.walk.project_out.weight.detach().clone()  # type: ignore[union-attr]
     resume(run)
@@ -295,11 +295,11 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
 
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-            if state.global_step == 7:
+            if state.global_step == 3:
                 raise Stopped
 
     def weights(folder: Path, *callbacks: Any) -> dict[str, torch.Tensor]:
-        run, _ = start(verifier, [answers], small(10), folder, bf16=False)
+        run, _ = start(verifier, [answers], small(4, 2), folder, bf16=False)
         for callback in callbacks:
             run.add_callback(callback)
         resume(run)

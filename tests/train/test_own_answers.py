@@ -122,8 +122,9 @@ def test_answers_of_a_causal_model_end_with_a_block(tmp_path: Path) -> None:
 
 def test_rounds_go_on_where_they_were(tmp_path: Path) -> None:
     model = dllm.load(tiny(), mask_token_id=MASK, family="llada", eos_token_id=1)
+    model = replace(model, generation_defaults={"max_new_tokens": 8})
     recipe = Distillation(
-        PRESETS["dparallel"], Schedule(2, 1e-3, 0, "constant", 0), rows=2, rounds=2
+        PRESETS["dparallel"], Schedule(1, 1e-3, 0, "constant", 0), rows=2, rounds=2
     )
 
     def asked(number: int) -> list[Question]:
