@@ -21,6 +21,8 @@ CONFIDENCES = 10  # buckets of equal width
 REMEMBERED = 200.0  # observations that a cell of the acceptance table starts with at most
 KNOWN = 8  # drafts by which it is known what drafting is worth
 LOAN = 3.0  # failed drafts that a text may pay before it rests, where earlier ones gained nothing
+TRUST = 6.0  # the same where they gained, unless drafts are ``DEAR``
+DEAR = 0.8  # tokens that a failed draft costs
 TILE = 8  # rows
 CONTEXT = 512  # tokens per context bucket of the time model
 
@@ -294,8 +296,8 @@ class Rate(_Calibrated):
         self._context = 0
         self._beside = self._beside_emitted = 0  # of other texts, in the last round
         self._saving = replace(self.worth, rho=0.15)
-        gains = self.worth.mean > 0 and self.worth.drafts >= KNOWN
-        self._left = np.inf if gains else LOAN * self.worth.price
+        gains, price = self.worth.mean > 0 and self.worth.drafts >= KNOWN, self.worth.price
+        self._left = np.inf if gains and price > DEAR else (TRUST if gains else LOAN) * price
 
     def next(self, room: int, context: int) -> Budget:
         self._context = context // CONTEXT
