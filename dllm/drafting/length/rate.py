@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...canvas import IntArray
-from ...errors import ConfigError
 from ..base import Array, Budget, Feedback, RoundStats
 from .control import CONTROLLERS, LengthController, at_least
 from .memory import Memory
@@ -67,23 +64,6 @@ class Acceptance:
         depth = np.searchsorted(DEPTHS, at, side="right").astype(np.int64) - 1
         level = np.clip((confidence * CONFIDENCES).astype(np.int64), 0, CONFIDENCES - 1)
         return depth, level
-
-    def save(self, file: Path) -> None:
-        """Write as JSON; valid for one drafter, verifier and temperature."""
-        tables = {"accepted": self.accepted.tolist(), "judged": self.judged.tolist()}
-        file.write_text(json.dumps(tables), encoding="utf-8")
-
-    def load(self, file: Path) -> Acceptance:
-        """Read what `save` wrote; returns itself."""
-        try:
-            tables = json.loads(file.read_text(encoding="utf-8"))
-            accepted, judged = np.array(tables["accepted"]), np.array(tables["judged"])
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"no acceptance table in {file}: {error}") from error
-        if accepted.shape != self.accepted.shape or judged.shape != self.judged.shape:
-            raise ConfigError(f"the acceptance table in {file} has another shape: record it again")
-        self.accepted, self.judged = accepted, judged
-        return self
 
 
 class LineFit:
