@@ -7,7 +7,8 @@
 Models with random weights: what is measured is cost, not quality.  A shape is a model, a prompt, an
 answer and the tokens per step; its caches run one after the other, in rounds (more of them where
 they are short), and medians are compared within the shape.  Finished shapes are kept in the output
-file and not run again.  Per cache:
+file and not run again.  Seconds are wall clock, with one thread processor time, which other
+programs disturb less.  Per cache:
 
 ``speedup``            time without a cache over time with it
 ``flop_ratio``         the same in operations (`dllm.eval.cost`)
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -44,14 +46,18 @@ HEADLINE = ("llada", 512, 256)
 LONG, ROUNDS = 20.0, 3  # seconds without a cache beyond which one round has to do
 
 
-def run(model: dllm.DiffusionModel, prompt: list[int], cache: str, **how: Any) -> dllm.Result:
-    """One generation; the first step's refresh is part of it, as for any user."""
+def run(
+    model: dllm.DiffusionModel, prompt: list[int], cache: str, **how: Any
+) -> tuple[dllm.Result, float]:
+    """One generation and its seconds; the first step's refresh is part of it, as for any user."""
     sampler = "llada(remasking=random)" if cache == "dkv_greedy" else "llada"
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     out = dllm.generate(
         model, prompt, sampler=sampler, cache=cache, eos_policy="none", trace=True, **how
     )
     assert isinstance(out, dllm.Result)
-    return out
+    return out, clock() - start
 
 
 def measure(
@@ -66,8 +72,8 @@ def measure(
     cases: dict[str, dict[str, Any]] = {}
     while len(times["none"]) < (1 if times["none"] and times["none"][0] > LONG else ROUNDS):
         for name in names:
-            out = run(model, ids, name, **how)
-            times[name].append(out.seconds)
+            out, seconds = run(model, ids, name, **how)
+            times[name].append(seconds)
             steps = list(costs(shape, out))
             cases[name] = {
                 "cache": name, "tokens_per_step": per_step, "nfe": out.nfe,

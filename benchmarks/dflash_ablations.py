@@ -7,8 +7,8 @@ The first answers of ``--data`` are copied into ``--folder`` at the first start,
 see the same ones; one prompt in 16 is held out.  A stopped run goes on with the first
 variant that is not finished; the results of all are one JSON file.  Measured is what training
 measures: tokens per forward of the verifier on its held-out answers, by a walk through them; the
-interval is of the mean difference per answer, over answers.  Counts do not depend on the machine
-beyond rounding.
+interval is of the mean difference per answer from the first variant, over answers.  Counts do not
+depend on the machine beyond rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 
 import dllm
 from dllm.drafting.naming import load_verifier
-from dllm.train.dflash.data import Answer, read_answers
+from dllm.train.dflash.data import Answer, Taps, read_answers
 from dllm.train.dflash.evaluate import Acceptance, acceptance
 from dllm.train.dflash.model import default_taps
 from dllm.train.dflash.objective import Objective
@@ -62,6 +62,10 @@ def with_seed(recipe: DFlashTraining) -> DFlashTraining:
     return replace(recipe, schedule=replace(recipe.schedule, seed=1))
 
 
+def convolved(recipe: DFlashTraining) -> DFlashTraining:
+    return with_objective(markov=0)(replace(recipe, conv=True))
+
+
 def both(recipe: DFlashTraining) -> DFlashTraining:
     return with_objective(markov=0, selector=256)(replace(recipe, conv=True))
 
@@ -72,7 +76,7 @@ VARIANTS: dict[str, tuple[str, Change, float]] = {
     "another seed": ("noise", with_seed, 1.0),
     "no head": ("head", with_objective(markov=0), 1.0),
     "selector": ("head", with_objective(markov=0, selector=256), 1.0),
-    "convolution": ("DFlash 2", with_recipe(conv=True), 1.0),
+    "convolution": ("DFlash 2", convolved, 1.0),
     "convolution, selector": ("DFlash 2", both, 1.0),
     "init random": ("start", with_recipe(init="random"), 1.0),
     "block 4": ("block", with_recipe(block_size=4), 1.0),
@@ -130,10 +134,10 @@ def part_of(file: Path, share: float) -> Path:
     return part
 
 
-def measured(run: Any, held: list[Answer], walking: bool) -> Acceptance:
+def measured(run: Any, held: list[Answer], taps: Taps, walking: bool) -> Acceptance:
     trainee = run.accelerator.unwrap_model(run.model)
     with run.accelerator.autocast():
-        return acceptance(trainee, held, run.taps, 4, walking)
+        return acceptance(trainee, held, taps, 4, walking)
 
 
 def train_one(
@@ -145,8 +149,9 @@ def train_one(
     began = time.process_time()
     resume(run)
     seconds = time.process_time() - began
-    walked = measured(run, split.held, walking=True)
-    alone = walked if run.model.walk is None else measured(run, split.held, walking=False)
+    taps = Taps(recipe.taps or (), verifier.hf.config.get_text_config().hidden_size)
+    walked = measured(run, split.held, taps, walking=True)
+    alone = walked if run.model.walk is None else measured(run, split.held, taps, walking=False)
     shutil.rmtree(folder, ignore_errors=True)
     return {
         "tokens_per_forward": walked.per_forward, "without_head": alone.per_forward,
@@ -205,8 +210,8 @@ def run_variant(name: str, options: Any) -> None:
     question, change, share = VARIANTS[name]
     got = train_one(verifier, change(base), files[share], options.folder / "run")
     result[name] = {"question": question, **got}
-    if "base" in result:
-        result[name]["difference"] = difference(got["per_answer"], result["base"]["per_answer"])
+    base_of = next(iter(result.values()))
+    result[name]["difference"] = difference(got["per_answer"], base_of["per_answer"])
     print(f"{name}: {got['tokens_per_forward']:.3f} tokens per forward, "
           f"{got['processor_seconds']:.0f} s", flush=True)  # fmt: skip
     write(options.output, {"settings": settings, "variants": result})

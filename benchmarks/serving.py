@@ -92,8 +92,8 @@ def batch(scheduler: Any, admit: Callable[[], Any], equal: bool) -> Any:
     entering = list(islice(scheduler.waiting, ROWS))
     longest = max((request.size for request in entering), default=0)
     for request in entering if equal else ():
-        ids, _, *rest = request.make.args
-        request.make = partial(request.make.func, ids, longest, *rest)
+        ids, draft, _, _, *rest = request.make.args
+        request.make = partial(request.make.func, ids, draft, longest, longest, *rest)
         request.positions += longest - request.size
         request.size = longest
     return admit()
@@ -288,8 +288,10 @@ def drive(
         clock += spent
         if steps is not None:
             steps.setdefault(len(progress), []).append(spent)
-        for request, _ in progress:
-            mine, canvas = times[request], request.canvas
+        for request, step in progress:
+            if step is None:
+                raise request.error
+            mine, canvas = times[request], step.canvas
             seconds = clock - arrived[request]
             mine.setdefault("first draft", seconds)
             if final_end(canvas, request.recipe.revises, ()) > canvas.prompt_length:

@@ -45,7 +45,7 @@ def worker(name: str, seconds: float) -> None:
 
     def decode() -> None:
         if name == "smollm2":
-            dllm.speculate(model, "lookup", prompts, max_new_tokens=16)
+            dllm.speculate(model, "prompt_lookup", prompts, max_new_tokens=16)
         else:
             options = {"eos_policy": "none"} if name == "135m" else {}
             tokens = 16 if name == "135m" else 24

@@ -62,7 +62,7 @@ def test_an_answer_is_edited_and_extended() -> None:
 
 
 def test_drafts_of_several_prompts_and_of_sessions(tiny: dllm.DiffusionModel) -> None:
-    """One for all or one each; a row does not depend on its company; revisers may change it."""
+    """One for all or one each; a row does not depend on the others; revisers may change it."""
     drafts = [[20, 21, 22, 23], [30, -1, 32]]
     for sampler in ("threshold(tau=0.4)", "wino"):
         how = HOW | {"sampler": sampler, "remask": [1]}

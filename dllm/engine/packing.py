@@ -218,7 +218,7 @@ def grouped(
 ) -> list[Segment]:
     """Pieces as segments: neighbours of as many queries, at equal distances, as one.
 
-    ``waste``: how many keys per piece may be attended in vain, masked, to save a call; those must
+    ``waste``: how many keys per piece may be computed and masked, to save a call; those must
     lie within the first ``slots``.  Without it only pieces of as many keys are joined.
     """
     runs: list[_Run] = []

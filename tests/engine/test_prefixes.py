@@ -27,7 +27,7 @@ SYSTEM = rng.integers(4, 60, 41).tolist()
 QUESTIONS = [[*SYSTEM, *rng.integers(4, 60, 3 + i).tolist()] for i in range(5)]
 
 
-def network(kind: str) -> dllm.DiffusionModel:
+def network(kind: str, precision: str = "float32") -> dllm.DiffusionModel:
     """Random weights in the shape of a family."""
     made, config, _, facts = KINDS[kind]
     torch.manual_seed(1)
@@ -35,14 +35,16 @@ def network(kind: str) -> dllm.DiffusionModel:
     with torch.no_grad():
         for weight in hf.parameters():
             weight.mul_(4)
-    return dllm.load(hf, family=kind, mask_token_id=MASK, **facts)
+    rounded = {"dtype": "bfloat16", "quantization": "int8"} if precision == "int8" else {}
+    given = rounded or {"dtype": precision}
+    return dllm.load(hf, family=kind, mask_token_id=MASK, **facts, **given)
 
 
 model = once(network)
 
 
-def opened(kind: str, **how: Any) -> dllm.Session:
-    return dllm.Session(model(kind), cache=KINDS[kind][2], **how)
+def opened(kind: str, *precision: str, **how: Any) -> dllm.Session:
+    return dllm.Session(model(kind, *precision), cache=KINDS[kind][2], **how)
 
 
 def answers(session: dllm.Session, prompts: Any, **how: Any) -> list[dllm.Result]:
@@ -84,6 +86,20 @@ def test_the_same_bits_with_and_without(kind: str, temperature: float) -> None:
         assert len(turn) - one.cached_tokens < 2 + 14 + GRID  # without the last steps'
         assert one.cached_tokens % block == 0
         assert 0 <= other.computed - one.computed - one.cached_tokens <= GRID
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_other_precisions(kind: str, precision: str) -> None:
+    """Second turns in half precision and with weights of eight bits: again the same bits."""
+    results = []
+    for keep in (0, None):
+        with opened(kind, precision, keep_prefixes=keep) as session:
+            (first,) = answers(session, QUESTIONS[:1])
+            results.append((first, *answers(session, [[*QUESTIONS[0], *first.tokens, 9, 8]])))
+    plain, kept = results
+    assert kept[1].cached_tokens >= len(QUESTIONS[0]) and not plain[1].cached_tokens
+    same(kept, plain, True)
 
 
 @pytest.mark.parametrize("kind", ["fast_dllm_v2", "wedlm"])

@@ -1,6 +1,6 @@
 """Recorded cases side by side: those that share a model and a cache are rows of one `Session`.
 
-A row does not depend on its company, so each case gets the result it would have got alone, in a
+A row does not depend on the others, so each case gets the result it would have got alone, in a
 fraction of the time.
 """
 

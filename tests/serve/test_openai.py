@@ -326,3 +326,33 @@ def test_a_second_turn_says_what_it_did_not_compute_again(start: Start) -> None:
         assert second["dllm"]["computed"] == first["dllm"]["computed"] - cached
         answers[keep] = [a["choices"][0]["message"]["content"] for a in (first, second)]
     assert answers[0] == answers[None] and len(set(answers[0])) == 1
+
+
+def test_a_second_turn_of_a_block_model(start: Start) -> None:
+    """Cache `block` keeps the first turn: the same text, from fewer positions."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from dllm.train.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, initializer_range=0.6,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    model = dllm.load(Qwen3ForCausalLM(config), family="sdar", tokenizer=tokenizer, block_length=4,
+                      mask_token_id=tokenizer.mask_token_id)  # fmt: skip
+    said = {}
+    for keep in (0, None):
+        served = start(model, caches=("block",), keep_prefixes=keep)
+        turns: list[Any] = [{"role": "user", "content": "Tom has 12 apples and Anna has 30."}]
+        body = {"messages": turns, "max_tokens": 12, "ignore_eos": True}
+        for _ in range(2):
+            answer = served.post("/v1/chat/completions", body).json()
+            turns += [answer["choices"][0]["message"], {"role": "user", "content": "And then?"}]
+            said.setdefault(keep, []).append(answer["choices"][0]["message"]["content"])
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert (cached >= 16) == (keep is None) and cached % 4 == 0
+        said[keep].append(answer["dllm"]["computed"] + cached)
+    assert said[0][:2] == said[None][:2] and said[None][2] <= said[0][2]

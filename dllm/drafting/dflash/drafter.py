@@ -38,7 +38,7 @@ from ..search.proxies import PROXIES, NGram, Proxy
 from .checkpoint import BlockCheckpoint, load_checkpoint
 from .heads import WalkHead, confidence_of, head_of
 from .network import BlockNetwork, TextKeys
-from .walks import CONTEXT, Kind, Text, Walk, candidates
+from .walks import NGRAMS, Kind, Text, Walk, candidates
 
 SOURCE = "walk"
 HEADS = ("auto", "none", "chain", "sample", "tree")
@@ -198,7 +198,7 @@ class BlockDrafting(Drafting):
     kinds: list[Kind] = field(default_factory=list)  # of the nodes of the last draft
 
     def __post_init__(self) -> None:
-        self.followers = Followers(CONTEXT)
+        self.followers = Followers(NGRAMS)
         self.hits = self.part.hits[self.request.temperature > 0]
         self.text = self.bound.network.new_text()
         at = self.request.temperature
@@ -316,10 +316,10 @@ class BlockDrafting(Drafting):
     def _grown(self, walk: Walk, tree: bool, budget: Budget) -> Draft:
         """The best prefixes, or the best path, of the head's candidates and of what the text
         says."""
-        context = tuple(self.prefix[-CONTEXT:].tolist())
+        context = tuple(self.prefix[-NGRAMS[-1] :].tolist())
         text = Text(self.followers, context, self.hits) if self.part.copies else None
         nodes, deepest = self.part.nodes, min(budget.length, budget.room)
-        found = walk.grow(deepest, nodes, text, branches=tree)
+        found = walk.grow(deepest, nodes, text, tree, budget.nodes if tree else None)
         n = budget.tree_size(found.alive) if tree else budget.chain_length(found.sure)
         self.kinds = found.kinds[:n] if self.part.copies else []
         return Draft(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,11 +18,13 @@ from ..drafters.hits import HitRates
 from ..search.marginals import largest
 from .heads import Bias, Floats, Sure
 
+STRIDE = 4  # nodes after which it is asked whether more would be sent
 BRANCHES = 8  # children of a node that are considered
 CANDIDATES = 64  # most probable tokens of a row that a head may choose from
-CONTEXT = 3  # tokens in front of a place by which its followers in the text are found
+NGRAMS = (1, 2, 3, 5, 8)  # tokens in front of a place by which its followers in the text are found
 FOLLOWERS = 3  # of a place, the latest
-COPIED = (0.0, 0.15, 0.4, 0.6)  # a follower's chance before any was judged, by tokens in common
+# a follower's chance before any was judged, by tokens in common
+COPIED = {0: 0.0, 1: 0.15, 2: 0.4, 3: 0.5, 5: 0.6, 8: 0.75}
 IMPOSSIBLE = -30.0  # a logarithmic probability
 FAINT = math.log(0.05)  # a single path with less chance is not lengthened beyond the block
 LEVELS = 10  # of a head's probability, by factors of sqrt(2), the last from 0.71 on
@@ -99,10 +101,12 @@ class Walk:
                      source="walk")  # fmt: skip
 
     def grow(
-        self, length: int, nodes: int, text: Text | None = None, branches: bool = True
-    ) -> Grown:
+        self, length: int, nodes: int, text: Text | None = None, branches: bool = True,
+        size: Callable[[Array], int] | None = None,
+    ) -> Grown:  # fmt: skip
         """The ``nodes`` most probable prefixes of at most ``length`` tokens; without ``branches``
-        the best path.
+        the best path.  ``size`` says of the chances of nodes how many will be sent: none is looked
+        for that would not be.
 
         Best first, as DDTree (arXiv 2604.12989) does with marginals; here the probability of a
         token is that behind its parent.  With ``text`` what followed the same tokens there stands
@@ -146,12 +150,16 @@ class Walk:
             sure.append(value)
             scores.append(-minus)
             kinds.append(kind)
-            contexts[node] = (*contexts[parent][-CONTEXT:], token)
+            contexts[node] = (*contexts[parent][-NGRAMS[-1] :], token)
             if not branches:
                 found.clear()
             goes_on = branches or depth + 1 < len(self.logits) or -minus > FAINT
             if depth + 1 < length and len(tokens) < nodes and goes_on:
                 open_children(node, depth + 1, -minus)
+            if size is not None and found and len(tokens) % STRIDE == 0:
+                rest = [-found[0][0]] * (nodes - len(tokens))  # none of them has more
+                if size(np.exp(scores + rest)) <= len(tokens):
+                    break
         return Grown(np.asarray(tokens, np.int64), np.asarray(parents, np.int64), np.exp(sure),
                      np.exp(scores), kinds)  # fmt: skip
 

@@ -9,28 +9,30 @@ from ...canvas import IntArray
 
 
 class Followers:
-    """For every n-gram of a text, n from 1 to ``longest``, the tokens that followed it and how
-    often, the one that did last at the end."""
+    """For every n-gram of a text, n among the ascending ``sizes``, the tokens that followed it and
+    how often, the one that did last at the end."""
 
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = sizes
         self.counts: dict[tuple[int, ...], dict[int, int]] = {}
         self.known = 0  # tokens that were counted
 
     def learn(self, text: IntArray) -> None:
         """Count what is new in ``text`` (n,), which begins as it did the last time."""
-        start = max(0, self.known - self.longest)
+        start = max(0, self.known - self.sizes[-1])
         tokens = text[start:].tolist()
         for end in range(max(1, self.known) - start, len(tokens)):
-            for n in range(1, min(self.longest, end) + 1):
+            for n in self.sizes:
+                if n > end:
+                    break
                 seen = self.counts.setdefault(tuple(tokens[end - n : end]), {})
                 seen[tokens[end]] = seen.pop(tokens[end], 0) + 1
         self.known = len(text)
 
     def behind(self, context: Sequence[int]) -> Iterator[tuple[int, dict[int, int]]]:
         """(n, followers) of the last n tokens of ``context``, the longest known n first."""
-        for n in range(min(self.longest, len(context)), 0, -1):
-            seen = self.counts.get(tuple(context[len(context) - n :]))
+        for n in reversed(self.sizes):
+            seen = self.counts.get(tuple(context[-n:])) if n <= len(context) else None
             if seen:
                 yield n, seen
 

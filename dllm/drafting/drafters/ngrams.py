@@ -99,7 +99,7 @@ class _NGrams(Drafting):
     part: AdaptiveNGram
 
     def __post_init__(self) -> None:
-        self.length, self.counts = self.part.k, Followers(self.part.n - 1)
+        self.length, self.counts = self.part.k, Followers(range(1, self.part.n))
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
         self.counts.learn(prefix)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...canvas import IntArray
-from ...errors import ConfigError
 from ..base import Array, Budget, Feedback, RoundStats
 from .control import CONTROLLERS, LengthController, at_least
 from .memory import Memory
@@ -21,6 +18,9 @@ CONFIDENCES = 10  # buckets of equal width
 REMEMBERED = 200.0  # observations that a cell of the acceptance table starts with at most
 KNOWN = 8  # drafts by which it is known what drafting is worth
 LOAN = 3.0  # failed drafts that a text may pay before it rests, where earlier ones gained nothing
+TRUST = 6.0  # the same where they gained, unless drafts are ``DEAR``
+DEAR = 0.8  # tokens that a failed draft costs
+TILE = 8  # rows
 CONTEXT = 512  # tokens per context bucket of the time model
 
 
@@ -65,23 +65,6 @@ class Acceptance:
         level = np.clip((confidence * CONFIDENCES).astype(np.int64), 0, CONFIDENCES - 1)
         return depth, level
 
-    def save(self, file: Path) -> None:
-        """Write as JSON; valid for one drafter, verifier and temperature."""
-        tables = {"accepted": self.accepted.tolist(), "judged": self.judged.tolist()}
-        file.write_text(json.dumps(tables), encoding="utf-8")
-
-    def load(self, file: Path) -> Acceptance:
-        """Read what `save` wrote; returns itself."""
-        try:
-            tables = json.loads(file.read_text(encoding="utf-8"))
-            accepted, judged = np.array(tables["accepted"]), np.array(tables["judged"])
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"no acceptance table in {file}: {error}") from error
-        if accepted.shape != self.accepted.shape or judged.shape != self.judged.shape:
-            raise ConfigError(f"the acceptance table in {file} has another shape: record it again")
-        self.accepted, self.judged = accepted, judged
-        return self
-
 
 class LineFit:
     """Seconds as a line over the number of tokens, older observations fading."""
@@ -118,7 +101,8 @@ class CostCurve(LineFit):
 
     Products of few rows are not a line: in float32 twelve rows may cost more than sixteen, in
     bfloat16 sixteen what one costs.  A number that was measured ``trust`` times is believed half;
-    one that never was counts as ``hope`` cheaper than the line, so that it is tried.
+    a multiple of ``TILE`` that never was counts as ``hope`` cheaper than the line, so that it is
+    tried: that is where whole tiles of a product end.
     """
 
     def __init__(self, fading: float = 0.95, trust: float = 3.0, hope: float = 0.15) -> None:
@@ -134,11 +118,19 @@ class CostCurve(LineFit):
         off = min(y / max(line, 1e-12), 4.0)  # one stalled measurement must not decide anything
         self.off[int(x)] = (n, mean + (off - mean) / n)
 
+    def begun_again(self) -> CostCurve:
+        """The same curve, of which what is new soon knows better."""
+        one = copy.copy(self)
+        one.sums = self.sums * 0.2
+        one.off = {tokens: (0.2 * n, mean) for tokens, (n, mean) in self.off.items()}
+        return one
+
     def __call__(self, x: Array) -> Array:
         line = super().__call__(x)
         for i, tokens in enumerate(x.astype(np.int64).tolist()):
             n, mean = self.off.get(tokens, (0.0, 1.0))
-            line[i] *= (1 + (mean - 1) * n / (n + self.trust)) * (1 - self.hope / (1 + n))
+            hope = 0.0 if tokens % TILE else self.hope / (1 + n)
+            line[i] *= (1 + (mean - 1) * n / (n + self.trust)) * (1 - hope)
         return line
 
 
@@ -284,8 +276,8 @@ class Rate(_Calibrated):
         self._context = 0
         self._beside = self._beside_emitted = 0  # of other texts, in the last round
         self._saving = replace(self.worth, rho=0.15)
-        gains = self.worth.mean > 0 and self.worth.drafts >= KNOWN
-        self._left = np.inf if gains else LOAN * self.worth.price
+        gains, price = self.worth.mean > 0 and self.worth.drafts >= KNOWN, self.worth.price
+        self._left = np.inf if gains and price > DEAR else (TRUST if gains else LOAN) * price
 
     def next(self, room: int, context: int) -> Budget:
         self._context = context // CONTEXT
@@ -317,7 +309,12 @@ class Rate(_Calibrated):
         return seconds
 
     def _line(self) -> CostCurve:
-        return self.verify_seconds.setdefault(self._context, CostCurve())
+        """The curve of texts of this length: at first that of the nearest length that was seen."""
+        known = self.verify_seconds
+        if self._context not in known:
+            near = min(known, key=lambda at: abs(at - self._context), default=None)
+            known[self._context] = CostCurve() if near is None else known[near].begun_again()
+        return known[self._context]
 
     def update(self, stats: RoundStats, feedback: Feedback) -> None:
         super().update(stats, feedback)

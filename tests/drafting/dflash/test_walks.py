@@ -139,7 +139,7 @@ def test_copies_of_the_text_join_the_draft(
 def test_followers_are_those_of_the_text() -> None:
     """Against counting by hand; learnt at once and in pieces."""
     text = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2])
-    whole, pieces = Followers(3), Followers(3)
+    whole, pieces = Followers((1, 2, 3)), Followers((1, 2, 3))
     whole.learn(text)
     for end in (1, 2, 5, 9, 12):
         pieces.learn(text[:end])
@@ -179,6 +179,11 @@ def test_a_tree_holds_the_most_probable_prefixes() -> None:
         got.append((*(() if parent < 0 else got[parent]), token))
     assert got == expected
     np.testing.assert_allclose(draft.alive, [np.exp(scores[path]) for path in expected], rtol=1e-5)
+    few = walk.grow(3, 60, size=lambda alive: int((alive > 0.04).sum()))
+    many = walk.grow(3, 60)
+    sent = int((many.alive > 0.04).sum())
+    assert 4 < sent <= len(few.tokens) <= sent + 4 < len(many.tokens)  # no more than is sent
+    assert few.tokens.tolist() == many.tokens[: len(few.tokens)].tolist()
     chain = walk.chain(3)
     best: tuple[int, ...] = ()
     for _ in range(3):
