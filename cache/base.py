@@ -10,8 +10,9 @@ until the token was fed as itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from ..capabilities import (
 )
 from ..errors import ConfigError
 from ..limits import Limits, check_limits
-from ..registry import Registry
+from ..registry import Registry, frozen
 from ..spec import FamilyDefaults, Info, fill_open, info, parse
 
 # What caches offer: PARTIAL those that answer part of what is asked.  The others serve all of
@@ -249,9 +250,15 @@ class Cache:
         has moved since the step before, in nats."""
 
 
+C = TypeVar("C", bound=Cache)
 CACHES: Registry[Cache] = Registry("cache")
-register = CACHES.register
 CacheLike = str | Cache
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def register(name: str, **facts: object) -> Callable[[type[C]], type[C]]:
+    """Class decorator: a frozen dataclass, known by ``name``, on which ``facts`` are set."""
+    return lambda cls: CACHES.register(name, **facts)(frozen(cls))
 
 
 def full_plan(canvas: Canvas) -> Plan:

@@ -19,7 +19,6 @@ class Fed:
 
 
 @register("block", paper="Fast-dLLM v2: Efficient Block-Diffusion LLM", arxiv="2509.26328")
-@dataclass(frozen=True)
 class ExactBlockCache(Cache):
     """Compute from the first unfinished block to the last that is asked about; exact.
 

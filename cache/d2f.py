@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from .delayed import KeptBlocks, borders, decided
     paper="Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion Forcing",
     arxiv="2508.09192",
 )
-@dataclass(frozen=True)
 class D2FCache(Cache):
     """Compute the open blocks alone, and keep those that are decided; nothing behind them exists.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..canvas import Canvas, IntArray
 from ..capabilities import Capability
 from ..limits import NOT_NEGATIVE, bounds, one_of
@@ -15,7 +13,6 @@ from .sliding import Edge, span
 @register(
     "dcd", paper="Deferred Commitment Decoding for Diffusion Language Models", arxiv="2601.02076"
 )
-@dataclass(frozen=True)
 class DCDCache(Refreshing):
     """Recompute the window, what it has just left behind, and ``delay`` positions on either side.
 

@@ -52,7 +52,6 @@ def decided(canvas: Canvas, behind: int) -> list[int]:
     paper="d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation",
     arxiv="2601.07568",
 )
-@dataclass(frozen=True)
 class DelayedCache(Cache):
     """Keep what is left of the first unfinished block, each block a while after it was decided.
 

@@ -33,7 +33,6 @@ class PreviousMasks:
 
 
 @register("dkv", paper=PAPER, arxiv=ARXIV)
-@dataclass(frozen=True)
 class DKVDecode(Refreshing):
     """Compute what is undecided and what was decided in the last step (dKV-Cache-Decode).
 
@@ -86,7 +85,6 @@ class DKVDecode(Refreshing):
 
 
 @register("dkv_prefill", paper=PAPER, arxiv=ARXIV)
-@dataclass(frozen=True)
 class DKVPrefill(Refreshing):
     """Compute the prompt once, and everything after it in every step (dKV-Cache-Prefill)."""
 
@@ -97,7 +95,6 @@ class DKVPrefill(Refreshing):
 
 
 @register("dkv_pd", paper=PAPER, arxiv=ARXIV)
-@dataclass(frozen=True)
 class DKVPD(DKVDecode):
     """The prompt rests for good, what follows it like in ``dkv`` (dKV-Cache-PD).
 
@@ -117,7 +114,6 @@ class DKVPD(DKVDecode):
 
 
 @register("dkv_greedy", paper=PAPER, arxiv=ARXIV)
-@dataclass(frozen=True)
 class DKVGreedy(Refreshing):
     """Compute what was just decided, what is next and a few neighbours (dKV-Cache-Greedy).
 

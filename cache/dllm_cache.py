@@ -29,7 +29,6 @@ class Phases:
     paper="dLLM-Cache: Accelerating Diffusion Large Language Models with Adaptive Caching",
     arxiv="2506.06295",
 )
-@dataclass(frozen=True)
 class DLLMCache(Cache):
     """Recompute prompt and response now and then, in between what of the response changed most.
 

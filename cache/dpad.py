@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import SELECTION, Canvas, IntArray
@@ -19,7 +17,6 @@ DROPOUTS = ("gaussian", "uniform")
     paper="DPad: Efficient Diffusion Language Models with Suffix Dropout",
     arxiv="2508.14148",
 )
-@dataclass(frozen=True)
 class DPadCache(SuffixCache):
     """Keep few of the masks behind the block, drawn once per block; the others do not exist.
 

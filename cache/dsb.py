@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import Canvas, Fed, IntArray
@@ -17,7 +15,6 @@ from .sliding import Edge, span
 @register(
     "dsb", paper="DSB: Dynamic Sliding Block Scheduling for Diffusion LLMs", arxiv="2602.05992"
 )
-@dataclass(frozen=True)
 class DSBCache(Refreshing):
     """Recompute the window and ``before`` positions left of it, or as many as it has moved past.
 

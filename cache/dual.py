@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import Canvas, IntArray
@@ -13,7 +11,6 @@ from .refresh import Refreshing
 
 
 @register("dual", paper=FAST_DLLM, arxiv="2505.22618")
-@dataclass(frozen=True)
 class DualCache(Refreshing):
     """Freeze everything outside the open block; recompute the block alone."""
 

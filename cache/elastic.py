@@ -27,7 +27,6 @@ class Watch:
 @register(
     "elastic", paper="Attention Is All You Need for KV Cache in Diffusion LLMs", arxiv="2510.14973"
 )
-@dataclass(frozen=True)
 class ElasticCache(Refreshing):
     """Compute the first masks; where attention has turned, everything from the next layer on.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import Canvas, IntArray
@@ -12,7 +10,6 @@ from .base import REGION, Cache, Plan, Slots, full_plan, register
 
 
 @register("none")
-@dataclass(frozen=True)
 class NoCache(Cache):
     """Recompute every position in every step, but for those that nobody sees: exact."""
 

@@ -6,8 +6,6 @@ other step's, and it repairs the slots of the previous block's last commits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import Canvas, IntArray
@@ -19,7 +17,6 @@ FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
 
 
 @register("prefix", paper=FAST_DLLM, arxiv="2505.22618")
-@dataclass(frozen=True)
 class PrefixCache(Refreshing):
     """Freeze everything left of the open block; recompute from its start to the end."""
 

@@ -22,7 +22,6 @@ class Cut:
     paper="Accelerating Diffusion Large Language Models with SlowFast Sampling",
     arxiv="2506.10848",
 )
-@dataclass(frozen=True)
 class SlowFastCache(Cache):
     """Compute everything, but from the second forward of a cycle on nothing behind the cycle.
 

@@ -25,7 +25,6 @@ class Stage:
     paper="Sparse-dLLM: Accelerating Diffusion LLMs with Dynamic Cache Eviction",
     arxiv="2508.02558",
 )
-@dataclass(frozen=True)
 class SparseCache(Refreshing):
     """Compute the block alone and attend to the ``retain`` most important positions outside it.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import Canvas, IntArray
@@ -17,7 +15,6 @@ from .suffix import SuffixCache
     paper="Streaming-dLLM: Accelerating Diffusion LLMs via Suffix Pruning and Dynamic Decoding",
     arxiv="2601.17917",
 )
-@dataclass(frozen=True)
 class StreamingCache(SuffixCache):
     """Keep the ``window`` (96) masks behind the block and the last one; drop the others.
 

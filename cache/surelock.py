@@ -29,7 +29,6 @@ class Locked:
     paper="Stopping Computation for Converged Tokens in Masked Diffusion-LM Decoding",
     arxiv="2602.06412",
 )
-@dataclass(frozen=True)
 class SureLock(Refreshing):
     """Compute all positions but those whose prediction has come to rest.
 

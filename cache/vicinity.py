@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..canvas import Canvas, IntArray
 from ..limits import NOT_NEGATIVE, bounds
 from .base import BLOCK, Plan, Slots, full_plan, register
@@ -16,7 +14,6 @@ from .sliding import span
     paper="dInfer: An Efficient Inference Framework for Diffusion Language Models",
     arxiv="2510.08666",
 )
-@dataclass(frozen=True)
 class VicinityCache(Refreshing):
     """Recompute the block and its neighbourhood: ``before`` positions left, ``after`` right of it.
 

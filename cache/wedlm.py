@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import Canvas, IntArray
@@ -17,7 +15,6 @@ from .base import REGION, Cache, Plan, Slots, register
     "Inference",
     arxiv="2512.22737",
 )
-@dataclass(frozen=True)
 class WeDLMCache(Cache):
     """Keep the decided beginning of the text; compute what is decided behind it and masks; exact.
 

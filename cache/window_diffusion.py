@@ -28,7 +28,6 @@ class Phase:
 
 
 @register("window_diffusion", paper="Window-Diffusion", arxiv="2601.20332")
-@dataclass(frozen=True)
 class WindowDiffusion(Refreshing):
     """Compute the first masks, attend to a window of them and to what is decided.
 

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
 from .errors import ConfigError, UnknownNameError, one_line
 
 T = TypeVar("T")
+
+
+def frozen(cls: type[T]) -> type[T]:
+    """The class as a frozen dataclass; one that has its own ``__init__`` stays as it is."""
+    return cls if "__init__" in vars(cls) else dataclass(frozen=True)(cls)
 
 
 class Registry(Generic[T]):

@@ -28,7 +28,6 @@ class Opening:
     paper="AdaBlock-dLLM: Semantic-Aware Diffusion LLM Inference via Adaptive Block Size",
     arxiv="2509.26432",
 )
-@dataclass(frozen=True)
 class AdaBlock(StaticBlocks):
     """Choose each block's size when it opens: up to the most confident delimiter ahead.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..canvas import Canvas, Edit, IntArray
 from ..capabilities import CONSTRAINED
 from ..limits import COUNT, NOT_NEGATIVE, bounds
@@ -37,7 +35,6 @@ def after_a_miss(view: View, block: int) -> tuple[Edit, ...]:
     paper="Block Diffusion: Interpolating Between Autoregressive and Diffusion Language Models",
     arxiv="2503.09573",
 )
-@dataclass(frozen=True)
 class Append(Length):
     """Append a ``block`` (the model's, else ``block_length``, else 32) when the last one opens.
 

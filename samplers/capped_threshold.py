@@ -22,7 +22,6 @@ class Deferred(Quota):
 
 
 @register("capped_threshold", paper=FAST_DLLM, arxiv="2505.22618")
-@dataclass(frozen=True)
 class CappedThreshold(Selector):
     """A quota that defers: of the scheduled positions, those below ``tau`` wait for a later step.
 

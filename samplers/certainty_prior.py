@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import Canvas, FloatArray, certainty_density
@@ -20,7 +18,6 @@ from .llada import LLaDA
     paper="d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching",
     arxiv="2509.23094",
 )
-@dataclass(frozen=True)
 class CertaintyPrior(Scorer):
     """Probability times the Gaussian density of decided positions around.
 

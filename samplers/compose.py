@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
 from ..capabilities import FIXED_WINDOW, Capability
 from ..errors import ConfigError, UnknownNameError
-from ..registry import Registry
+from ..registry import Registry, frozen
 from ..spec import Info, arguments, fill_open, info, parse
 from .base import Length, Part, Scorer, Selector
 from .sampler import Sampler
 
+P = TypeVar("P", bound=Part)
 SAMPLERS: Registry[Part] = Registry("sampler")
-register = SAMPLERS.register
 
 EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer", "length")
 SHARED = ("selector", "stop", "transform")
@@ -30,6 +30,12 @@ SOURCES = {
 }
 
 SamplerLike = str | Part | Sequence[Part] | Sampler
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def register(name: str, **facts: object) -> Callable[[type[P]], type[P]]:
+    """Class decorator: a frozen dataclass, known by ``name``, on which ``facts`` are set."""
+    return lambda cls: SAMPLERS.register(name, **facts)(frozen(cls))
 
 
 def available() -> list[Info]:

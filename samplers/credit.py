@@ -38,7 +38,6 @@ class Ledger:
     paper="dInfer: An Efficient Inference Framework for Diffusion Language Models",
     arxiv="2510.08666",
 )
-@dataclass(frozen=True)
 class Credit(Transform):
     """Add to each logit ``credit_alpha`` x log(1 + credit), credit being a fading sum of wins.
 

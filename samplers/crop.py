@@ -23,7 +23,6 @@ class Probed:
 @register(
     "crop", paper="Natively Length-Aware Decoding for Diffusion Language Models", arxiv="2603.06123"
 )
-@dataclass(frozen=True)
 class Crop(Length):
     """Look at the whole canvas once, and cut it off where the answer is likely to have ended.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import BoolArray
@@ -21,7 +19,6 @@ from .staged_blocks import StagedBlocks, Stages
     paper="Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion Forcing",
     arxiv="2508.09192",
 )
-@dataclass(frozen=True)
 class D2F(Selector):
     """Commit what is likelier than ``tau`` in every open block, and something in the active ones.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +18,6 @@ from .staged_blocks import MULTI_BLOCK, StagedBlocks, Stages
 
 
 @register("d3llm", paper=MULTI_BLOCK, arxiv="2601.07568")
-@dataclass(frozen=True)
 class D3LLM(Selector):
     """Commit what has an entropy of at most ``tau`` nats, and something in the first active block.
 

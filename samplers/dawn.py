@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +17,6 @@ from .compose import register
 @register(
     "dawn", paper="DAWN: Dependency-Aware Fast Inference for Diffusion LLMs", arxiv="2602.06953"
 )
-@dataclass(frozen=True)
 class DAWN(Selector):
     """Commit what is sure, what leans on sure tokens, and what does not lean on one another.
 

@@ -38,7 +38,6 @@ class Border:
     "Sliding Windows",
     arxiv="2601.02076",
 )
-@dataclass(frozen=True)
 class DCD(Window):
     """A window that always shows the first ``s_init`` undecided positions, however far they lie.
 

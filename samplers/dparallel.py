@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ..canvas import BoolArray
@@ -15,7 +14,6 @@ from .scorers import NegEntropy
 
 
 @register("dparallel", paper="dParallel: Learnable Parallel Decoding for dLLMs", arxiv="2509.26488")
-@dataclass(frozen=True)
 class EntropyThreshold(Selector):
     """Commit every position whose entropy is at most ``tau`` nats, and always the surest one.
 

@@ -48,7 +48,6 @@ def transfer_rates(steps: int, eps: float) -> FloatArray:
 
 
 @register("dream", paper="Dream 7B", arxiv="2508.15487")
-@dataclass(frozen=True)
 class Dream(Selector):
     """Reveal the share of the undecided positions that a linear time schedule asks for.
 

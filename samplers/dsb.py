@@ -31,7 +31,6 @@ class ReleasedBlock:
 @register(
     "dsb", paper="DSB: Dynamic Sliding Block Scheduling for Diffusion LLMs", arxiv="2602.05992"
 )
-@dataclass(frozen=True)
 class DSB(Window):
     """A block whose right edge advances by one for every decided position.
 

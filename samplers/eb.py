@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import BoolArray
@@ -21,7 +19,6 @@ PROXIES: dict[str, type[Scorer]] = {"prob": Probability, "entropy": NegEntropy, 
     paper="Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking",
     arxiv="2505.24857",
 )
-@dataclass(frozen=True)
 class EntropyBounded(Selector):
     """Commit the n surest positions whose entropies, the largest aside, sum to at most ``gamma``.
 

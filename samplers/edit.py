@@ -41,7 +41,6 @@ class Edits:
 @register(
     "edit", paper="LLaDA2.1: Speeding Up Text Diffusion via Token Editing", arxiv="2602.08676"
 )
-@dataclass(frozen=True)
 class Edit(Reviser):
     """Replace or take back decided tokens of the block that the model would choose otherwise now.
 

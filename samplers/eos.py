@@ -134,7 +134,6 @@ CHECKS: dict[str, Callable[[Canvas, IntArray, StopIds], None]] = {
 
 
 @register("eos")
-@dataclass(frozen=True)
 class Eos(EosRule):
     """What ends a text: one of the policies by name (default ``prefix_complete``)."""
 

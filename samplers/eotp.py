@@ -23,7 +23,6 @@ class ProposedEnd:
 
 
 @register("eotp", paper=LEARN2PD, arxiv="2509.25188")
-@dataclass(frozen=True)
 class EoTP(EosRule):
     """End the region at a stop id that is committed, else at the surest one that is proposed.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +19,6 @@ HOPELESS = 0.3  # guesses below this probability are not worth a branch
 
 
 @register("ete", paper=BITS_TO_ROUNDS, arxiv="2511.21103")
-@dataclass(frozen=True)
 class ETE(Explorer):
     """Where nothing is sure enough, try ``k`` commits at once and keep the one that helps most.
 

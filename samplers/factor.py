@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import BoolArray
@@ -15,7 +13,6 @@ from .threshold import FAST_DLLM
 
 
 @register("factor", paper=FAST_DLLM, arxiv="2505.22618")
-@dataclass(frozen=True)
 class Factor(Selector):
     """Commit the n best, n the largest with (n + 1)(1 - p_(n)) <= ``factor``; always the best one.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..canvas import BoolArray, Canvas
 from ..capabilities import REPEATABLE, Capability
 from ..errors import ConfigError
@@ -13,7 +11,6 @@ from .compose import register
 
 
 @register("fixed", paper="Large Language Diffusion Models", arxiv="2502.09992")
-@dataclass(frozen=True)
 class Fixed(Selector):
     """Commit the ``n`` (1) most confident positions in every step.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +21,6 @@ from .fixed import Fixed
     paper="Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion LLMs",
     arxiv="2510.00294",
 )
-@dataclass(frozen=True)
 class FreeDave(Explorer):
     """Guess the next commits of a sampler from the present scores, and keep those it confirms.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import BoolArray
@@ -19,7 +17,6 @@ from .compose import register
     paper="dInfer: An Efficient Inference Framework for Diffusion Language Models",
     arxiv="2510.08666",
 )
-@dataclass(frozen=True)
 class Hierarchical(Selector):
     """Commit what is sure, and in every run of undecided positions its best.
 

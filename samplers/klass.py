@@ -30,7 +30,6 @@ class Divergences(Quota):
 @register(
     "klass", paper="KLASS: KL-Guided Fast Inference in Masked Diffusion Models", arxiv="2511.05664"
 )
-@dataclass(frozen=True)
 class KLASS(Selector):
     """Commit confident positions whose distribution has been stable over the last steps.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -44,7 +43,6 @@ def apply_filter(weights: dict[str, FloatArray], confidence: FloatArray) -> Floa
 
 
 @register("learn2pd", paper=LEARN2PD, arxiv="2509.25188")
-@dataclass(frozen=True)
 class Learn2PD(Selector):
     """Commit what a filter over the block's confidences calls final, and always the best one.
 

@@ -46,7 +46,6 @@ def schedule(canvas: Canvas, steps: int | None, kind: type[Quota] = Quota) -> No
 
 
 @register("llada", paper="Large Language Diffusion Models", arxiv="2502.09992")
-@dataclass(frozen=True)
 class LLaDA(Selector):
     """Commit a fixed quota of the most confident positions per step.
 

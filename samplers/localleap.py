@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +20,6 @@ from .compose import register
     paper="Accelerating Diffusion LLM Inference via Local Determinism Propagation",
     arxiv="2510.07081",
 )
-@dataclass(frozen=True)
 class LocalLeap(Selector):
     """Commit what reaches ``kappa``, and near such anchors already what reaches ``tau_r``.
 

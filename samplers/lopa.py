@@ -61,7 +61,6 @@ class KeepsLogits(Transform):
 @register(
     "lopa", paper="LoPA: Scaling dLLM Inference via Lookahead Parallel Decoding", arxiv="2512.16229"
 )
-@dataclass(frozen=True)
 class LoPA(Explorer):
     """Feed ``k`` continuations at once, keep the one whose remaining positions are surest.
 

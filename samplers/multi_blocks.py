@@ -22,7 +22,6 @@ BITS_TO_ROUNDS = "From Bits to Rounds: Parallel Decoding with Exploration for Di
 
 
 @register("multi_blocks", paper=BITS_TO_ROUNDS, arxiv="2511.21103")
-@dataclass(frozen=True)
 class MultiBlocks(Window):
     """Several blocks at once: that of the first undecided position and ``lookahead`` (1) more.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -42,7 +41,6 @@ def _frequencies(source: str) -> FloatArray:
     paper="PC-Sampler: Position-Aware Calibration of Decoding Bias in Masked Diffusion Models",
     arxiv="2508.13021",
 )
-@dataclass(frozen=True)
 class PC(Scorer):
     """Probability times the surprise of the token, fading with its position.
 

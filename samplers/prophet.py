@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import Canvas, IntArray
@@ -21,7 +19,6 @@ PROGRESS = ("steps", "tokens")
 @register(
     "prophet", paper="Diffusion Language Models Know the Answer Before Decoding", arxiv="2508.19982"
 )
-@dataclass(frozen=True)
 class Prophet(Stop):
     """Commit everything at once as soon as the mean logit gap of the answer is large enough.
 

@@ -55,7 +55,6 @@ class Streak:
     "Redundancy Reduction",
     arxiv="2604.18995",
 )
-@dataclass(frozen=True)
 class R2(Selector):
     """After a selector's commits add confident neighbourhoods, repeated tokens, stable predictions.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..canvas import BoolArray, Canvas, IntArray
 from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
 from ..limits import COUNT, SHARE, bounds
@@ -22,7 +20,6 @@ def _loop(canvas: Canvas, start: float, step: int) -> tuple[bool, int]:
 
 
 @register("remdm_quota", paper=REMDM, arxiv="2503.00307")
-@dataclass(frozen=True)
 class ReMDMQuota(LLaDA):
     """LLaDA's quota before and behind the loop of `ReMDM`, the ``n`` best positions in it."""
 
@@ -42,7 +39,6 @@ class ReMDMQuota(LLaDA):
 
 
 @register("remdm", paper=REMDM, arxiv="2503.00307")
-@dataclass(frozen=True)
 class ReMDM(Reviser):
     """Loop late in a block: take back the least sure tokens, commit the best positions again.
 

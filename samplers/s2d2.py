@@ -27,7 +27,6 @@ class Routing:
     paper="S2D2: Fast Decoding for Block-Diffusion LLMs via Training-Free Self-Speculation",
     arxiv="2603.25702",
 )
-@dataclass(frozen=True)
 class S2D2(Explorer):
     """Where it is likely to pay, commit the drafts of a block that the same model confirms.
 

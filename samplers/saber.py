@@ -33,7 +33,6 @@ class History:
 
 
 @register("saber_accept", paper=SABER, arxiv="2510.18165")
-@dataclass(frozen=True)
 class SaberAccept(Selector):
     """Commit what exceeds the mean probability of all that is committed, at least ``n`` (2).
 
@@ -58,7 +57,6 @@ class SaberAccept(Selector):
 
 
 @register("saber", paper=SABER, arxiv="2510.18165")
-@dataclass(frozen=True)
 class Saber(Reviser):
     """Take back the committed tokens whose probability has risen least since the last step.
 

@@ -7,7 +7,6 @@ fact of the model family (LLaDA: clean, Dream: tempered), not of the scorer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from .compose import register
 
 
 @register("prob", paper="Large Language Diffusion Models", arxiv="2502.09992")
-@dataclass(frozen=True)
 class Probability(Scorer):
     """The probability of the proposed token, in [0, 1]."""
 
@@ -29,7 +27,6 @@ class Probability(Scorer):
 
 
 @register("margin", paper="Dream 7B", arxiv="2508.15487")
-@dataclass(frozen=True)
 class Margin(Scorer):
     """The probability of the best token minus that of the second, in [0, 1]."""
 
@@ -42,7 +39,6 @@ class Margin(Scorer):
 
 
 @register("neg_entropy", paper="Dream 7B", arxiv="2508.15487")
-@dataclass(frozen=True)
 class NegEntropy(Scorer):
     """The negative entropy of the distribution, in nats, at most 0."""
 
@@ -62,7 +58,6 @@ SCORES: Mapping[str, Scorer] = {
 
 
 @register("random", paper="Large Language Diffusion Models", arxiv="2502.09992")
-@dataclass(frozen=True)
 class Random(Scorer):
     """Uniform noise per position and step: a random order of commits."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +19,6 @@ SPREADS = ("std", "variance")
 
 
 @register("pairs", paper=SLOWFAST, arxiv="2506.10848")
-@dataclass(frozen=True)
 class Pairs(Selector):
     """Commit all that reaches ``tau`` (0.9) if there are ``least`` (2) such positions, else the
     best one.
@@ -50,7 +48,6 @@ class Pairs(Selector):
 
 
 @register("slowfast", paper=SLOWFAST, arxiv="2506.10848")
-@dataclass(frozen=True)
 class SlowFast(Window):
     """Explore for some steps how far the model sees, then decide that part before going on.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import Canvas, FloatArray
@@ -19,7 +17,6 @@ from .scorers import SCORES
     paper="Stability-Weighted Decoding for Diffusion Language Models",
     arxiv="2604.17068",
 )
-@dataclass(frozen=True)
 class Stability(Scorer):
     """A score minus ``weight`` (1) times how far the position's distribution has moved.
 

@@ -25,7 +25,6 @@ MULTI_BLOCK = "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillat
 
 
 @register("staged_blocks", paper=MULTI_BLOCK, arxiv="2601.07568")
-@dataclass(frozen=True)
 class StagedBlocks(Window):
     """Blocks that open one per step, each when the one before has come far enough.
 

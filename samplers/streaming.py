@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, Suffix
@@ -19,7 +17,6 @@ from .eos import Eos
     paper="Streaming-dLLM: Accelerating Diffusion LLMs via Suffix Pruning and Dynamic Decoding",
     arxiv="2601.17917",
 )
-@dataclass(frozen=True)
 class Streaming(Selector):
     """Commit what reaches a threshold that falls with the share of masks, and always the best.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..canvas import BoolArray
 from ..capabilities import PROBABILITY, REPEATABLE
 from ..limits import COUNT, THRESHOLD, bounds
@@ -14,7 +12,6 @@ FAST_DLLM = "Fast-dLLM: Training-free Acceleration of Diffusion LLM"
 
 
 @register("threshold", paper=FAST_DLLM, arxiv="2505.22618")
-@dataclass(frozen=True)
 class Threshold(Selector):
     """Commit every position whose probability reaches ``tau``, and always the ``n`` best ones.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import BoolArray
@@ -22,7 +20,6 @@ from .scorers import NegEntropy
     "Inference",
     arxiv="2512.22737",
 )
-@dataclass(frozen=True)
 class WeDLM(Selector):
     """Commit every position whose entropy, plus a price for its distance, stays below ``tau``.
 

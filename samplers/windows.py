@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..canvas import Canvas
@@ -14,7 +12,6 @@ from .compose import register
 
 
 @register("blocks", paper="Large Language Diffusion Models", arxiv="2502.09992")
-@dataclass(frozen=True)
 class StaticBlocks(Window):
     """Blocks of equal length, left to right; the next opens when the last has no mask.
 
@@ -54,7 +51,6 @@ class StaticBlocks(Window):
 
 
 @register("cumulative_blocks", paper="Large Language Diffusion Models", arxiv="2502.09992")
-@dataclass(frozen=True)
 class CumulativeBlocks(StaticBlocks):
     """Blocks of equal length that stay open, for methods that take decisions back there.
 
@@ -67,7 +63,6 @@ class CumulativeBlocks(StaticBlocks):
 
 
 @register("whole", paper="Dream 7B", arxiv="2508.15487")
-@dataclass(frozen=True)
 class WholeRegion(Window):
     """Every undecided position of the region, from the first step on.
 

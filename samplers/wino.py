@@ -18,7 +18,6 @@ FIRST_BOUND = 30  # accepts assumed before the first step of a block
 
 
 @register("wino_draft", paper=WINO, arxiv="2507.18578")
-@dataclass(frozen=True)
 class WinoDraft(Selector):
     """Commit what exceeds ``tau1`` (0.6), at most 70 % of the undecided positions: 5 to 20."""
 
@@ -41,7 +40,6 @@ class LastAccepts:
 
 
 @register("wino", paper=WINO, arxiv="2507.18578")
-@dataclass(frozen=True)
 class Wino(Reviser):
     """Predict each position once more without its own token; take back what is unlikely then.
 
