@@ -258,7 +258,13 @@ CacheLike = str | Cache
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register(name: str, **facts: object) -> Callable[[type[C]], type[C]]:
     """Class decorator: a frozen dataclass, known by ``name``, on which ``facts`` are set."""
-    return lambda cls: CACHES.register(name, **facts)(frozen(cls))
+
+    def add(cls: type[C]) -> type[C]:
+        cache = frozen(cls)
+        CACHES.register(name, **facts)(cache)
+        return cache
+
+    return add
 
 
 def full_plan(canvas: Canvas) -> Plan:

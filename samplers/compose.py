@@ -35,7 +35,13 @@ SamplerLike = str | Part | Sequence[Part] | Sampler
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def register(name: str, **facts: object) -> Callable[[type[P]], type[P]]:
     """Class decorator: a frozen dataclass, known by ``name``, on which ``facts`` are set."""
-    return lambda cls: SAMPLERS.register(name, **facts)(frozen(cls))
+
+    def add(cls: type[P]) -> type[P]:
+        part = frozen(cls)
+        SAMPLERS.register(name, **facts)(part)
+        return part
+
+    return add
 
 
 def available() -> list[Info]:
