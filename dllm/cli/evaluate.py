@@ -38,9 +38,7 @@ class Evaluation(Decoding):
     samples: Annotated[int, option("Forwards per likelihood, default 128.", LIKELIHOOD)] = 128
     early_stop: Annotated[bool, option("Stop once a choice is decided.", LIKELIHOOD)] = False
     check_greedy: Annotated[bool, option("Also check greedy continuations.", LIKELIHOOD)] = False
-    output: Annotated[
-        Path | None, option("Write all results as JSON.", OUTPUT, "--output", "-o")
-    ] = None
+    output: Annotated[Path | None, option("Write all results as JSON.", OUTPUT, "-o")] = None
     log_samples: Annotated[
         bool, option("With every document and likelihood in the JSON.", OUTPUT)
     ] = False
