@@ -280,20 +280,13 @@ class Decoding(Loaded):
         """A preset is the sampler, the cache, and whatever else was not given."""
         if self.preset is not None and (self.sampler, self.cache) != (None, None):
             raise ConfigError("a preset says which sampler and cache: drop --preset or them")
-        plain: dict[str, Any] = {
-            "sampler": SAMPLER if self.sampler is None else self.sampler,
-            "cache": CACHE if self.cache is None else self.cache,
-            "arguments": {},
-        }
-        result = plain if self.preset is None else read_preset(self.preset)
-        mine = {name: v for name, v in result["arguments"].items() if hasattr(self, name)}
-        open_ = {name: value for name, value in mine.items() if getattr(self, name) is None}
-        for name, value in {
-            **open_,
-            "sampler": result["sampler"],
-            "cache": result["cache"],
-        }.items():
-            object.__setattr__(self, name, value)
+        chosen: dict[str, Any] = {"sampler": SAMPLER, "cache": CACHE}
+        if self.preset is not None:
+            preset = read_preset(self.preset)
+            chosen = preset["arguments"] | {name: preset[name] for name in chosen}
+        for name, value in chosen.items():
+            if hasattr(self, name) and getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
     def parts(self) -> dict[str, Any]:
         """The sampler and the cache."""
