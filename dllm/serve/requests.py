@@ -92,6 +92,10 @@ class GenerateRequest:
             given["tools"] = [*self.tools, self.tool_choice, self.most_calls, self.several]
         return json.dumps(given, default=str) if given else None
 
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
+
 
 def read_chat(data: Any) -> GenerateRequest:
     """``POST /v1/chat/completions``."""

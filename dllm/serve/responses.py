@@ -259,7 +259,8 @@ class ResponseReply(Reply):
         """Begin an item with text in it."""
         item: dict[str, Any] = {"type": kind, "id": _name(kind[:3]), "status": "in_progress",
                                 "content": []}  # fmt: skip
-        item |= {"role": "assistant"} if kind == "message" else {"summary": []}
+        more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+        item |= more
         begun = [self._added(item)]
         item["content"] = [{"type": part, "text": "", **ANNOTATIONS[part]}]
         return [*begun, self._inside("response.content_part.added", part=dict(item["content"][0]))]
