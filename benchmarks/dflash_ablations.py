@@ -30,7 +30,7 @@ import torch
 
 import dllm
 from dllm.drafting.naming import load_verifier
-from dllm.train.dflash.data import Answer, read_answers
+from dllm.train.dflash.data import Answer, Taps, read_answers
 from dllm.train.dflash.evaluate import Acceptance, acceptance
 from dllm.train.dflash.model import default_taps
 from dllm.train.dflash.objective import Objective
@@ -134,10 +134,10 @@ def part_of(file: Path, share: float) -> Path:
     return part
 
 
-def measured(run: Any, held: list[Answer], walking: bool) -> Acceptance:
+def measured(run: Any, held: list[Answer], taps: Taps, walking: bool) -> Acceptance:
     trainee = run.accelerator.unwrap_model(run.model)
     with run.accelerator.autocast():
-        return acceptance(trainee, held, run.taps, 4, walking)
+        return acceptance(trainee, held, taps, 4, walking)
 
 
 def train_one(
@@ -149,8 +149,9 @@ def train_one(
     began = time.process_time()
     resume(run)
     seconds = time.process_time() - began
-    walked = measured(run, split.held, walking=True)
-    alone = walked if run.model.walk is None else measured(run, split.held, walking=False)
+    taps = Taps(recipe.taps or (), verifier.hf.config.get_text_config().hidden_size)
+    walked = measured(run, split.held, taps, walking=True)
+    alone = walked if run.model.walk is None else measured(run, split.held, taps, walking=False)
     shutil.rmtree(folder, ignore_errors=True)
     return {
         "tokens_per_forward": walked.per_forward, "without_head": alone.per_forward,

@@ -12,18 +12,18 @@ Found = dict[str, Any]
 def ablations(result: Found) -> str:
     """One thing changed at a time."""
     settings, variants = result["settings"], result["variants"]
+    first, base = next(iter(variants.items()))
     rows = []
     for name, got in variants.items():
         low, high = got.get("difference", [0, 0, 0])[1:]
-        gap = f"{got['difference'][0]:+.2f} ({low:+.2f} to {high:+.2f})" if name != "base" else ""
+        gap = f"{got['difference'][0]:+.2f} ({low:+.2f} to {high:+.2f})" if name != first else ""
         rows.append([
             name, f"{got['parameters'] / 1e6:.1f}M", f"{got['without_head']:.2f}",
             f"{got['tokens_per_forward']:.2f}", gap,
             " ".join(f"{share:.2f}" for share in got["reached"][:4]),
             f"{got['processor_seconds'] / settings['steps']:.1f} s",
         ])  # fmt: skip
-    base = variants["base"]
-    head = ["run", "weights", "without head", "as it drafts", "against `base` (95 %)",
+    head = ["run", "weights", "without head", "as it drafts", f"against `{first}` (95 %)",
             "drafts accepted, by place", "a step"]  # fmt: skip
     return (
         "Short runs that differ in one thing (`benchmarks/dflash_ablations.py`): "

@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "samplers"
 PROMPT = "Tom has 23 apples. Tom buys 12 more. Then Tom loses 7. How many apples does Tom have?"
 BLOCK = 8
 BLOCKS = ("`nano-ar` after `dllm train convert --form block --rounds 1 --steps 120 "
-          "--learning-rate 1e-3 --rows 32`, with cache `block`")  # fmt: skip
+          "--learning-rate 1e-3 --rows 32`, with cache `block` in windows of 32")  # fmt: skip
 
 # name -> (a complete sampler, when to use it)
 PAGES = {
@@ -113,7 +113,8 @@ def rows_of(result: dict[str, Any], spec: str, model: str) -> str:
     if host:
         cost = f"One decision takes {host['32']:.0f} µs for 32 positions and {host['256']:.0f} µs "
         lines += ["", cost + "for 256 on the host."]
-    n = next(iter(tasks.values()))["examples"]
+    n, of_base = (next(iter(t.values()))["examples"] for t in (tasks, base))
+    lines += [] if n == of_base else ["", f"`{result['baseline']}` was measured on {of_base}."]
     return f"On {model}, {n} held-out prompts per task:\n\n" + "\n".join(lines) + "\n"
 
 
@@ -240,7 +241,7 @@ def main() -> None:
     for name, (spec, advice) in PAGES.items():
         cls = SAMPLERS[name]
         order, forwards = "None: the bundled model, which is bidirectional, is refused.\n", "-"
-        if LEFT_TO_RIGHT not in cls.needs:
+        if LEFT_TO_RIGHT not in cls().needs:
             result, options = example(model, spec)
             decode = partial(model.tokenizer.decode, skip_special_tokens=True)
             pieces = [decode([token]) or "∎" for token in result.tokens]

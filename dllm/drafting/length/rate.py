@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...canvas import IntArray
-from ...errors import ConfigError
 from ..base import Array, Budget, Feedback, RoundStats
 from .control import CONTROLLERS, LengthController, at_least
 from .memory import Memory
@@ -21,6 +18,8 @@ CONFIDENCES = 10  # buckets of equal width
 REMEMBERED = 200.0  # observations that a cell of the acceptance table starts with at most
 KNOWN = 8  # drafts by which it is known what drafting is worth
 LOAN = 3.0  # failed drafts that a text may pay before it rests, where earlier ones gained nothing
+TRUST = 6.0  # the same where they gained, unless drafts are ``DEAR``
+DEAR = 0.8  # tokens that a failed draft costs
 TILE = 8  # rows
 CONTEXT = 512  # tokens per context bucket of the time model
 
@@ -65,23 +64,6 @@ class Acceptance:
         depth = np.searchsorted(DEPTHS, at, side="right").astype(np.int64) - 1
         level = np.clip((confidence * CONFIDENCES).astype(np.int64), 0, CONFIDENCES - 1)
         return depth, level
-
-    def save(self, file: Path) -> None:
-        """Write as JSON; valid for one drafter, verifier and temperature."""
-        tables = {"accepted": self.accepted.tolist(), "judged": self.judged.tolist()}
-        file.write_text(json.dumps(tables), encoding="utf-8")
-
-    def load(self, file: Path) -> Acceptance:
-        """Read what `save` wrote; returns itself."""
-        try:
-            tables = json.loads(file.read_text(encoding="utf-8"))
-            accepted, judged = np.array(tables["accepted"]), np.array(tables["judged"])
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"no acceptance table in {file}: {error}") from error
-        if accepted.shape != self.accepted.shape or judged.shape != self.judged.shape:
-            raise ConfigError(f"the acceptance table in {file} has another shape: record it again")
-        self.accepted, self.judged = accepted, judged
-        return self
 
 
 class LineFit:
@@ -229,9 +211,9 @@ class Rate(_Calibrated):
     so that lengths which were never tried are; seconds from a curve fitted to measured rounds, see
     `CostCurve`.  In a batch both are those of the forward that all its texts share.
     Where drafting brings fewer tokens per second than plain decoding, in this text or, at its
-    start, in those before, and where a text has lost what it may (`LOAN`), it stops, and tries
-    again as often as ``explore`` of the time pays for, over all texts.  A plain round now and then
-    measures what a single token costs.  A design of this library: no paper's.
+    start, in those before, and where a text has lost what it may (`LOAN`, `TRUST`), it stops, and
+    tries again as often as ``explore`` of the time pays for, over all texts.  A plain round now and
+    then measures what a single token costs.  A design of this library: no paper's.
     """
 
     optimism: float = 0.2
@@ -294,8 +276,8 @@ class Rate(_Calibrated):
         self._context = 0
         self._beside = self._beside_emitted = 0  # of other texts, in the last round
         self._saving = replace(self.worth, rho=0.15)
-        gains = self.worth.mean > 0 and self.worth.drafts >= KNOWN
-        self._left = np.inf if gains else LOAN * self.worth.price
+        gains, price = self.worth.mean > 0 and self.worth.drafts >= KNOWN, self.worth.price
+        self._left = np.inf if gains and price > DEAR else (TRUST if gains else LOAN) * price
 
     def next(self, room: int, context: int) -> Budget:
         self._context = context // CONTEXT

@@ -126,9 +126,10 @@ class Reward(nn.Module):
         text: torch.Tensor, advantage: torch.Tensor, right: torch.Tensor,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
         """``loss`` of `states`, whose texts have ``advantage`` and ``right`` (n,)."""
-        parts = [part.split(self.settings.rows) for part in (ids, masked, learnt, valid)]
         own, reference = [], []
-        for chunk in zip(*parts, strict=True):
+        for first in range(0, len(ids), self.settings.rows):
+            here = slice(first, first + self.settings.rows)
+            chunk = ids[here], masked[here], learnt[here], valid[here]
             if len(ids) > self.settings.rows:
                 own.append(checkpoint(self._log_p, *chunk, use_reentrant=False))
             else:

@@ -37,9 +37,9 @@ def checkpoint(verifier: dllm.DiffusionModel) -> BlockCheckpoint:
     copy_layers(drafter, hf)
     seen = sorted({token for answer in answers for token in answer.ids})
     trainee = trainee_of(drafter, hf, Objective(soft=0.0), torch.tensor(seen))
-    batches = Batches(answers, 6, 12, 0, 80, Taps([0], 32))
+    batches = Batches(answers, 6, 12, 0, 60, Taps([0], 32))
     optimizer = torch.optim.AdamW(drafter.parameters(), 5e-3)
-    for i in range(80):
+    for i in range(60):
         trainee(**batches[i])["loss"].backward()
         optimizer.step()
         optimizer.zero_grad()

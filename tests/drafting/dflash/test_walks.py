@@ -179,6 +179,11 @@ def test_a_tree_holds_the_most_probable_prefixes() -> None:
         got.append((*(() if parent < 0 else got[parent]), token))
     assert got == expected
     np.testing.assert_allclose(draft.alive, [np.exp(scores[path]) for path in expected], rtol=1e-5)
+    few = walk.grow(3, 60, size=lambda alive: int((alive > 0.04).sum()))
+    many = walk.grow(3, 60)
+    sent = int((many.alive > 0.04).sum())
+    assert 4 < sent <= len(few.tokens) <= sent + 4 < len(many.tokens)  # no more than is sent
+    assert few.tokens.tolist() == many.tokens[: len(few.tokens)].tolist()
     chain = walk.chain(3)
     best: tuple[int, ...] = ()
     for _ in range(3):

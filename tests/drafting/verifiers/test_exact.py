@@ -81,13 +81,13 @@ def test_trees_do_not_change_a_bit(model: dllm.DiffusionModel, length: int) -> N
 def test_neighbours_do_not_change_a_bit(model: dllm.DiffusionModel) -> None:
     """Texts of many lengths in one forward, with drafts and without, against each alone."""
     rng = np.random.default_rng(1)
-    texts = [rng.integers(0, SIZE, n) for n in (3, 40, 41, 90, 200, 17, 60, 1300)]
+    texts = [rng.integers(0, SIZE, n) for n in (3, 40, 41, 200, 1300)]
     verifier = open_verifier(model)
     work = [(verifier.open(ids, len(ids) + 40), EMPTY) for ids in texts]
     verifier.score(work)
     for text, _ in work:
         verifier.commit(text, EMPTY, [], [7])
-    drafts = [chain(rng.integers(0, SIZE, n)) for n in (0, 4, 4, 4, 0, 12, 1, 4)]
+    drafts = [chain(rng.integers(0, SIZE, n)) for n in (0, 4, 1, 12, 4)]
     together = verifier.score([(text, d) for (text, _), d in zip(work, drafts, strict=True)])
     for ids, draft, rows in zip(texts, drafts, together, strict=True):
         whole = np.concatenate([ids, [7], draft.tokens])
