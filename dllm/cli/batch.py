@@ -17,8 +17,6 @@ from .output import Ticker, interactive, note, stderr
 from .remote import fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..serve.batch import Line, Results
     from ..serve.settings import Settings
 
@@ -104,7 +102,11 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
             lines_now.tell(f"{answered} of {count} answered" + (", " + failed_too) * bool(failures))
 
         if options.ray:
-            _with_ray(options, lines, done)
+            from ..serve.ray import answer_with_ray
+
+            answer_with_ray(
+                options.model, lines, done, options.ray, options.settings(), options.loading
+            )
             return failures
         from ..serve.service import Service
 
@@ -117,9 +119,3 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
         finally:
             service.close()
     return failures
-
-
-def _with_ray(options: Batched, lines: Any, done: Callable[[Line, dict[str, Any]], None]) -> None:
-    from ..serve.ray import answer_with_ray
-
-    answer_with_ray(options.model, lines, done, options.ray, options.settings(), options.loading)

@@ -20,12 +20,10 @@ class Bench(Measured):
     """Options of ``dllm bench``."""
 
     preset: Annotated[str | None, option("A named sweep: readme, quick.", MEASURING)] = None
-    examples: Annotated[
-        int | None, option("Per task, default 100.", MEASURING, "--examples", "-n", min=1)
-    ] = None
+    examples: Annotated[int | None, option("Per task, default 100.", MEASURING, "-n", min=1)] = None
     rows: Annotated[int | None, option("Prompts together, default 32.", MEASURING, min=1)] = None
     seed: Annotated[int | None, option("Of the examples, default 0.", MEASURING, min=0)] = None
-    output: Annotated[Path, option("Folder, default runs/bench.", OUTPUT, "--output", "-o")] = Path(
+    output: Annotated[Path, option("Folder, default runs/bench.", OUTPUT, "-o")] = Path(
         "runs/bench"
     )
     plot: Annotated[

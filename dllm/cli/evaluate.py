@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..eval.usage import Usage
 
 TASK, LIKELIHOOD = "Tasks", "Likelihood"
+HARNESS = ("batch_size", "max_gen_toks", "estimator", "samples", "early_stop", "check_greedy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,7 @@ class Evaluation(Decoding):
     samples: Annotated[int, option("Forwards per likelihood, default 128.", LIKELIHOOD)] = 128
     early_stop: Annotated[bool, option("Stop once a choice is decided.", LIKELIHOOD)] = False
     check_greedy: Annotated[bool, option("Also check greedy continuations.", LIKELIHOOD)] = False
-    output: Annotated[
-        Path | None, option("Write all results as JSON.", OUTPUT, "--output", "-o")
-    ] = None
+    output: Annotated[Path | None, option("Write all results as JSON.", OUTPUT, "-o")] = None
     log_samples: Annotated[
         bool, option("With every document and likelihood in the JSON.", OUTPUT)
     ] = False
@@ -72,7 +71,7 @@ def evaluate(
     with waiting(f"loading {options.model}"):  # by name: a process has to know its device first
         lm = DLLM(
             options.model, dtype=options.dtype, device=options.device, **options.parts(),
-            **_harness_arguments(options),
+            **{name: getattr(options, name) for name in HARNESS}, **options.arguments(),
         )  # fmt: skip
     try:
         result = lm_eval.simple_evaluate(
@@ -117,11 +116,6 @@ def known_tasks(given: str, manager: Any) -> list[str]:
             raise UnknownNameError("task", name, manager.all_tasks)
     matched: list[str] = manager.match_tasks(names)
     return matched
-
-
-def _harness_arguments(options: Evaluation) -> dict[str, Any]:
-    named = ("batch_size", "max_gen_toks", "estimator", "samples", "early_stop", "check_greedy")
-    return {name: getattr(options, name) for name in named} | options.arguments()
 
 
 def cost(used: Usage) -> str:

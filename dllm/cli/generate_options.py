@@ -44,9 +44,7 @@ class Answers(Generation, Prompted):
     n: Annotated[
         int, option("Answers per prompt; alike at temperature 0.", DECODING, "-n", min=1)
     ] = 1
-    output: Annotated[
-        Path | None, option("Write JSON lines to this file.", OUTPUT, "--output", "-o")
-    ] = None
+    output: Annotated[Path | None, option("Write JSON lines to this file.", OUTPUT, "-o")] = None
     resume: Annotated[bool, option("Go on with --output: answer what it lacks.", OUTPUT)] = False
 
     @property

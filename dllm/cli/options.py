@@ -33,7 +33,8 @@ RENAMED = {"stop": "stop_strings", "constraint": "constraints"}
 
 
 def option(text: str, panel: str, *names: str, **settings: Any) -> Any:
-    """A typer option under a heading of the help page; without names it is called as its field."""
+    """A typer option under a heading of the help page.  It is called as its field, and by a letter
+    that is named; any other name is instead of the field's."""
     return typer.Option(*names, rich_help_panel=panel, help=text, show_default=False, **settings)
 
 
@@ -138,13 +139,7 @@ class Loaded(Loading):
 
     model: Annotated[
         str,
-        option(
-            "Hub id, folder, or nano (default).",
-            MODEL,
-            "--model",
-            "-m",
-            autocompletion=completion.models,
-        ),
+        option("Hub id, folder, or nano (default).", MODEL, "-m", autocompletion=completion.models),
     ] = "nano"
 
     def load(self) -> DiffusionModel:
@@ -177,16 +172,13 @@ class Ways(Loaded):
         option(
             "Repeatable; {a,b} for several values.",
             DECODING,
-            "--sampler",
             "-s",
             autocompletion=completion.samplers,
         ),
     ] = None
     cache: Annotated[
         list[str] | None,
-        option(
-            "Default none; repeatable.", DECODING, "--cache", "-c", autocompletion=completion.caches
-        ),
+        option("Default none; repeatable.", DECODING, "-c", autocompletion=completion.caches),
     ] = None
     max_new_tokens: MaxNewTokens = None
     block_length: BlockLength = None
@@ -234,7 +226,6 @@ class Decoding(Loaded):
         option(
             "See 'dllm samplers', default threshold.",
             DECODING,
-            "--sampler",
             "-s",
             autocompletion=completion.samplers,
         ),
@@ -242,11 +233,7 @@ class Decoding(Loaded):
     cache: Annotated[
         str | None,
         option(
-            "See 'dllm caches', default none.",
-            DECODING,
-            "--cache",
-            "-c",
-            autocompletion=completion.caches,
+            "See 'dllm caches', default none.", DECODING, "-c", autocompletion=completion.caches
         ),
     ] = None
     preset: Annotated[Path | None, option("A file that 'dllm tune' wrote.", DECODING)] = None
@@ -293,20 +280,13 @@ class Decoding(Loaded):
         """A preset is the sampler, the cache, and whatever else was not given."""
         if self.preset is not None and (self.sampler, self.cache) != (None, None):
             raise ConfigError("a preset says which sampler and cache: drop --preset or them")
-        plain: dict[str, Any] = {
-            "sampler": SAMPLER if self.sampler is None else self.sampler,
-            "cache": CACHE if self.cache is None else self.cache,
-            "arguments": {},
-        }
-        result = plain if self.preset is None else read_preset(self.preset)
-        mine = {name: v for name, v in result["arguments"].items() if hasattr(self, name)}
-        open_ = {name: value for name, value in mine.items() if getattr(self, name) is None}
-        for name, value in {
-            **open_,
-            "sampler": result["sampler"],
-            "cache": result["cache"],
-        }.items():
-            object.__setattr__(self, name, value)
+        chosen: dict[str, Any] = {"sampler": SAMPLER, "cache": CACHE}
+        if self.preset is not None:
+            preset = read_preset(self.preset)
+            chosen = preset["arguments"] | {name: preset[name] for name in chosen}
+        for name, value in chosen.items():
+            if hasattr(self, name) and getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
     def parts(self) -> dict[str, Any]:
         """The sampler and the cache."""
@@ -350,9 +330,7 @@ class Generation(Decoding):
     logit_bias: Annotated[
         list[str] | None, option("ID=BIAS of a token's logit; repeatable.", DECODING)
     ] = None
-    watch: Annotated[
-        bool, option("Show the canvas while it is written.", OUTPUT, "--watch", "-w")
-    ] = False
+    watch: Annotated[bool, option("Show the canvas while it is written.", OUTPUT, "-w")] = False
     delay: Annotated[float, option("Seconds to pause per step watched.", OUTPUT, min=0)] = 0.0
 
     def __post_init__(self) -> None:
@@ -404,8 +382,10 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
     added = get_type_hints(group, include_extras=True)
     for field in fields(group):
         info = get_args(added[field.name])[1]
-        if info.default is ...:  # where typer keeps the first name
-            info.default = f"--{field.name.replace('_', '-')}"
+        first, long = info.default, f"--{field.name.replace('_', '-')}"  # typer's first name
+        if first is ... or (not first.startswith("--") and len(field.name) > 1):
+            info.param_decls = (() if first is ... else (first,)) + (info.param_decls or ())
+            info.default = long
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)

@@ -55,8 +55,7 @@ class Served(Networked):
     ] = "info"
     metrics_names: Annotated[str, option("At /metrics: dllm (default) or vllm.", NETWORK)] = "dllm"
     sampler: Annotated[
-        str | None,
-        option("Of requests that name none, default threshold.", ENGINE, "--sampler", "-s"),
+        str | None, option("Of requests that name none, default threshold.", ENGINE, "-s")
     ] = None
     length: Annotated[
         str | None,
@@ -74,12 +73,7 @@ class Served(Networked):
     ] = 0
     cache: Annotated[
         list[str] | None,
-        option(
-            "Repeatable: requests choose, default the first.  Default none.",
-            ENGINE,
-            "--cache",
-            "-c",
-        ),
+        option("Repeatable: requests choose, default the first.  Default none.", ENGINE, "-c"),
     ] = None
     drafter: Annotated[
         list[str] | None,

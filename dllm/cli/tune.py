@@ -28,16 +28,16 @@ class Tune(Measured):
     by: Annotated[str, option("What to save: seconds (default), nfe, computed.", MEASURING)] = (
         "seconds"
     )
-    examples: Annotated[
-        int, option("Confirming prompts, default 200.", MEASURING, "--examples", "-n", min=1)
-    ] = 200
+    examples: Annotated[int, option("Confirming prompts, default 200.", MEASURING, "-n", min=1)] = (
+        200
+    )
     rungs: Annotated[str, option("New prompts per round, default 16,48,96.", MEASURING)] = (
         "16,48,96"
     )
     seed: Annotated[int, option("Of the prompts.", MEASURING, min=0)] = 0
-    output: Annotated[
-        Path, option("Preset file, default preset.json.", OUTPUT, "--output", "-o")
-    ] = Path("preset.json")
+    output: Annotated[Path, option("Preset file, default preset.json.", OUTPUT, "-o")] = Path(
+        "preset.json"
+    )
 
 
 @takes(Tune)

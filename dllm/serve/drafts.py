@@ -23,7 +23,6 @@ from .problems import Problem, problem_of
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from ..drafting.base import Drafter
     from ..models import DiffusionModel
 
 log = logging.getLogger("dllm.serve")
@@ -42,13 +41,13 @@ class DraftRoutes:
         self._room = threading.BoundedSemaphore(MOST_WAITING)
 
     @classmethod
-    def of(cls, model: DiffusionModel, drafter: Drafter | None = None) -> DraftRoutes | None:
-        """Drafts of ``drafter``, by default of ``model`` itself; None where it cannot draft."""
+    def of(cls, model: DiffusionModel) -> DraftRoutes | None:
+        """Drafts of ``model``; None where it cannot draft."""
         vocabulary = ""
         if model.tokenizer is not None:
             vocabulary = fingerprint(model.tokenizer, model.facts.vocab_size)
         try:
-            return cls(Drafts(drafter or DiffusionDrafter(model), vocabulary))
+            return cls(Drafts(DiffusionDrafter(model), vocabulary))
         except ConfigError:
             return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -19,6 +19,12 @@ POSITIONS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1)
 RATES = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 NAMES = ("dllm", "vllm")
+T = TypeVar("T", Counter, Gauge, Histogram)
+GAUGES = {
+    "requests_running": "Rows that are being written.",
+    "requests_waiting": "Requests in the queue.",
+    "cache_positions_used_ratio": "Share of the positions for keys and values in use.",
+}
 
 # Ours -> what vLLM calls the same thing.
 VLLM = {
@@ -46,8 +52,7 @@ VLLM = {
 class Metrics:
     """``names``: "dllm", or "vllm" for what has a name there, so that its dashboards work.
 
-    ``gauges`` are read when they are asked for: requests_running, requests_waiting,
-    cache_positions_used_ratio.
+    ``gauges``, by the names of `GAUGES`, are read when they are asked for.
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._model, self._names = model, names
         for name, read in gauges.items():
-            self._gauge(name, read)
+            self._made(Gauge, name, GAUGES[name]).set_function(read)
         self._requests = Counter(
             self._name("requests"), "Requests that ended, by how they did.",
             ["model_name", "finished_reason"], registry=self.registry,
@@ -74,7 +79,7 @@ class Metrics:
             "drafted_tokens": "Tokens of these drafts.",
             "accepted_tokens": "Drafted tokens that the verifier kept.",
         }
-        self._counters = {name: self._counter(name, text) for name, text in counters.items()}
+        self._counters = {name: self._made(Counter, name, text) for name, text in counters.items()}
         histograms: dict[str, tuple[str, Sequence[float]]] = {
             "step_seconds": ("A step of the engine.", SECONDS),
             "step_rows": ("Rows of a step.", COUNTS),
@@ -90,7 +95,7 @@ class Metrics:
             "request_generation_tokens": ("Tokens of an answer.", POSITIONS),
         }
         self._histograms = {
-            name: self._histogram(name, text, buckets)
+            name: self._made(Histogram, name, text, buckets=buckets)
             for name, (text, buckets) in histograms.items()
         }
 
@@ -142,21 +147,7 @@ class Metrics:
             return f"vllm:{VLLM[name]}"
         return f"dllm_{name}"
 
-    def _gauge(self, name: str, read: Callable[[], float]) -> None:
-        texts = {
-            "requests_running": "Rows that are being written.",
-            "requests_waiting": "Requests in the queue.",
-            "cache_positions_used_ratio": "Share of the positions for keys and values in use.",
-        }
-        gauge = Gauge(self._name(name), texts[name], ["model_name"], registry=self.registry)
-        gauge.labels(self._model).set_function(read)
-
-    def _counter(self, name: str, text: str) -> Counter:
-        made = Counter(self._name(name), text, ["model_name"], registry=self.registry)
-        return made.labels(self._model)
-
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        made = Histogram(
-            self._name(name), text, ["model_name"], buckets=buckets, registry=self.registry
-        )
+    def _made(self, kind: type[T], name: str, text: str, **more: Any) -> T:
+        """A metric of this model."""
+        made = kind(self._name(name), text, ["model_name"], registry=self.registry, **more)
         return made.labels(self._model)

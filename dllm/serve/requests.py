@@ -144,12 +144,8 @@ def read_text(data: Any) -> GenerateRequest:
     """``POST /v1/completions``."""
     body = TextBody.read(data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
-    for name in (
-        ("stop", "min_tokens", "ignore_eos", "constraints", "length", "seed_text")
-        if body.suffix
-        else ()
-    ):
-        if getattr(body, name):
+    for name in ("stop", "min_tokens", "ignore_eos", "constraints", "length", "seed_text"):
+        if body.suffix and getattr(body, name):
             raise Problem(
                 400, f"{name} does not go with suffix: the hole has max_tokens positions and "
                 "all of them are written", name, "unsupported_value",

@@ -78,9 +78,7 @@ class TextRoutes:
             stream = Stream(service, ask, reply, handles, arrived)
             return await unless_gone(request, Streaming.begun(service, stream))
         try:
-            results = await unless_gone(
-                request, asyncio.gather(*(_answer(handle) for handle in handles))
-            )
+            results = await unless_gone(request, asyncio.gather(*handles))
         finally:
             for handle in handles:
                 handle.cancel()
@@ -247,7 +245,3 @@ class Streaming(Response):
         body: Message = {"type": "http.response.body", "body": chunk, "more_body": True}
         async with asyncio.timeout(self.service.settings.write_patience):
             await send(body)
-
-
-async def _answer(handle: Any) -> Any:
-    return await handle

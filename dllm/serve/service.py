@@ -434,9 +434,8 @@ def digest(network: torch.nn.Module) -> str:
     found = hashlib.sha256()
     for name, weight in network.state_dict().items():
         if isinstance(weight, torch.Tensor) and weight.numel():
-            here = (
-                weight.to_local() if hasattr(weight, "to_local") else weight
-            )  # a part of a split one
+            # Of a split weight the part that is here.
+            here = weight.to_local() if hasattr(weight, "to_local") else weight
             flat = here.reshape(-1)[:: max(1, here.numel() // SAMPLE)]
             found.update(f"{name} {weight.dtype} {flat.tolist()}".encode())
     return found.hexdigest()

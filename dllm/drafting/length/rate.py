@@ -211,9 +211,9 @@ class Rate(_Calibrated):
     so that lengths which were never tried are; seconds from a curve fitted to measured rounds, see
     `CostCurve`.  In a batch both are those of the forward that all its texts share.
     Where drafting brings fewer tokens per second than plain decoding, in this text or, at its
-    start, in those before, and where a text has lost what it may (`LOAN`), it stops, and tries
-    again as often as ``explore`` of the time pays for, over all texts.  A plain round now and then
-    measures what a single token costs.  A design of this library: no paper's.
+    start, in those before, and where a text has lost what it may (`LOAN`, `TRUST`), it stops, and
+    tries again as often as ``explore`` of the time pays for, over all texts.  A plain round now and
+    then measures what a single token costs.  A design of this library: no paper's.
     """
 
     optimism: float = 0.2
