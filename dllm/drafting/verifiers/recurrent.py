@@ -143,6 +143,16 @@ class RecurrentVerifier(RowVerifier):
                 if _remembers(layer):
                     kept: Any = layer.recurrent_states[0]
                     kept.copy_(next(states)[0])
+        self._feed(text, ids)
+
+    @torch.inference_mode()
+    def _restore(self, text: Any) -> None:
+        text.cache = self._new_cache()
+        if text.cached:
+            self._feed(text, text.prefix[: text.cached])
+
+    def _feed(self, text: Any, ids: IntArray) -> None:
+        """A forward over ``ids`` for the cache alone."""
         more = {"logits_to_keep": 1} if self._few_logits else {}
         with running(self.hf, self._attention):
             self.hf(input_ids=self._tensor(ids)[None], past_key_values=text.cache, use_cache=True,

@@ -13,6 +13,7 @@ import dllm
 from dllm.drafting.base import chain
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint
 from dllm.drafting.dflash.drafter import BlockDrafter
+from dllm.drafting.verifiers.base import layers_of
 from dllm.drafting.verifiers.packed import open_verifier
 from dllm.drafting.verifiers.recurrent import RecurrentVerifier
 from dllm.train.dflash.model import drafter_config, new_drafter
@@ -182,3 +183,39 @@ def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionMo
         RecurrentVerifier(model, rollback="states")
     trees = dllm.speculate(hybrid, "token_recycling", PROMPT, max_new_tokens=12)  # makes chains
     assert trees.tokens == dllm.speculate(hybrid, None, PROMPT, max_new_tokens=12).tokens
+
+
+@pytest.mark.parametrize("kind", ["gqa", "qwen3_5_text", "nemotron_h"])
+def test_a_round_that_fails_leaves_no_trace(
+    models: dict[str, dllm.DiffusionModel], verifiers: dict[str, dllm.DiffusionModel], kind: str
+) -> None:
+    """In the middle of a forward, whose texts are then tried again, and behind one."""
+    model = {**models, **verifiers}[kind]
+    several = [PROMPT * 3, [7, 8, 9] * 6, [60] * 18]
+    plain = [r.tokens for r in dllm.speculate(model, None, several, max_new_tokens=16)]
+    calls, errors = [], {8: RuntimeError("lost"), 17: torch.OutOfMemoryError("CUDA out of memory")}
+
+    def failing(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) in errors:
+            raise errors[len(calls)]
+
+    handle = layers_of(model.hf)[-1].register_forward_hook(failing)
+    drafted = dllm.speculate(model, "prompt_lookup", several, controller="whole",
+                             max_new_tokens=16)  # fmt: skip
+    handle.remove()
+    assert len(calls) > 17
+    assert [r.tokens for r in drafted] == plain
+
+    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > len(several[1]) + 6:
+            raise ZeroDivisionError("a part gave up")
+        return scores
+
+    how: dict[str, Any] = {"max_new_tokens": 16, "controller": "whole"}
+    noisy = Scripted(text=[*several[1], *plain[1]], k=4, noise=0.3)
+    with dllm.Session(model, drafter=noisy) as session:
+        with pytest.raises(ZeroDivisionError):
+            session.submit(several[1], logits_processor=[broken], **how).result(60)
+        longer = [*several[1], *plain[1][:9]]
+        assert session.submit(longer, **how).result(60).tokens[:7] == plain[1][9:]
