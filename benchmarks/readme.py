@@ -250,24 +250,23 @@ def methods(result: dict[str, Any]) -> str:
     adjusted = dict(zip(differences, holm([d.p_value for d in differences.values()]), strict=True))
     rows = []
     for spec, tasks in measured.items():
-        times = {
+        ratios = {
             key: fmean(row[key] / base[t][key] for t, row in tasks.items())
-            for key in ("nfe", "computed", "seconds")
+            for key in ("nfe", "computed")
         }
         d, right = differences[spec], fmean(row["accuracy"] for row in tasks.values())
         rows.append(
             [f"`{spec}`", str(len(tasks)), f"{100 * right:.1f}",
              f"{100 * d.difference:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f})",
-             f"{adjusted[spec]:.2g}", *(f"{ratio:.2f}×" for ratio in times.values())]
+             f"{adjusted[spec]:.2g}", *(f"{ratio:.2f}×" for ratio in ratios.values())]
         )  # fmt: skip
     head = ["sampler", "tasks", "% right", f"points against `{result['baseline']}` (95 %)",
-            "p (Holm)", "forwards", "positions", "seconds"]  # fmt: skip
+            "p (Holm)", "forwards", "positions"]  # fmt: skip
     note = (
         f"Every method at its paper's defaults on `nano`, "
         f"{next(iter(base.values()))['examples']} held-out prompts of each of {', '.join(base)}.  "
-        "The last three columns are means over tasks of ratios to "
-        f"`{result['baseline']}`; seconds are of one processor, "
-        "taken at different times and loads: trust forwards and positions first.\n\n"
+        "The last two columns are means over tasks of ratios to "
+        f"`{result['baseline']}`; times were not taken side by side and are left out.\n\n"
     )
     missing = [f"`{spec}`" for spec, entry in result["samplers"].items() if not entry["tasks"]]
     if missing:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from dllm.cache import CACHES
+from dllm.drafting import register_all
 from dllm.drafting.base import DRAFTERS
 from dllm.models import family as families
 from dllm.samplers import SAMPLERS
@@ -38,6 +39,7 @@ def executable(document: Path) -> bool:
 @pytest.fixture
 def _registries() -> Iterator[None]:
     """What a document registers is gone afterwards."""
+    register_all()  # drafters that a document is the first to use stay, too
     registries = CACHES, SAMPLERS, DRAFTERS
     tables: list[dict[str, Any]] = [*(r._entries for r in registries), families._FAMILIES]
     for registry in registries:
