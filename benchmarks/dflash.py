@@ -43,7 +43,7 @@ PLACES = 8  # places of a draft whose acceptance is counted
 PLAIN = ("plain", "plain float32", "transformers", "transformers float32")
 COUNTED = (  # "merged": copies among the candidates; a number: nodes
     "prompt_lookup", "suffix", "no head", "chain", "tree", "lookup + chain", "lookup + tree",
-    "merged chain", "merged tree", "merged tree 31",
+    "merged chain", "merged tree", "merged tree 31", "lookup + merged tree 31",
 )  # fmt: skip
 TIMED = (  # "rate": sizes by the clock
     "prompt_lookup", "suffix", "tree", "tree rate", "lookup + tree", "lookup + tree rate",

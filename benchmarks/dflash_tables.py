@@ -30,8 +30,8 @@ def ablations(result: Found) -> str:
         f"{settings['steps']} steps of {settings['rows']} answers with {settings['anchors']} "
         f"blocks each, {base['answer_tokens']:,} answer tokens; tokens per forward on "
         f"{base['held_out']} held-out answers.  `base`: 4 layers, 4 taps, blocks of 5, Markov head "
-        "of rank 256, D-PACE, soft 0.5, 6144 head rows, start from the verifier's layers.\n\n"
-        + markdown(head, rows)
+        "of rank 256, D-PACE, soft 0.5, 6144 head rows, start from the verifier's layers; `no "
+        "head`: without the Markov head.\n\n" + markdown(head, rows)
     )
 
 

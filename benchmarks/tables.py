@@ -412,7 +412,9 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
 def drafter_tables() -> dict[str, str]:
     """Those whose measurements are there."""
     made = {
-        "ablations": ("dflash_ablations", ablations), "counts": ("dflash_counts", counts),
+        "ablations": ("dflash_ablations", ablations),
+        "ablations-2": ("dflash_2_ablations", ablations), "counts": ("dflash_counts", counts),
+        "counts-2": ("dflash_counts_2", counts),
         "dflash-times": ("dflash_times", times), "dflash-times-2": ("dflash_times_2", times),
         "plain": ("drafting_plain", plain),
         "aligned": ("deer_nano", aligned),

@@ -87,7 +87,8 @@ def parse(spec: Any, registry: Registry[T]) -> tuple[T, ...]:
             f"{spec[:40]!r}..."
         )
     unreadable = ConfigError(
-        f"cannot read {registry.kind} {spec[:80]!r}: write name(key=value) and join with '+'"
+        f"cannot read {registry.kind} {spec[:80]!r}: write name(key=value), with "
+        "quotes around paths, and join with '+'"
     )
     try:
         with _PARSING:
@@ -137,7 +138,10 @@ def _value(node: ast.expr, spec: str) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise ConfigError(f"cannot read the value {ast.unparse(node)!r} in {spec!r}") from None
+        raise ConfigError(
+            f"cannot read the value {ast.unparse(node)!r} in {spec!r}: put quotes around what is "
+            "neither a number nor a single word"
+        ) from None
 
 
 def build(cls: Callable[..., T], given: dict[str, Any]) -> T:

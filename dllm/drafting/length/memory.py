@@ -2,7 +2,7 @@
 
 One small JSON file in the user's cache folder, of which every entry is one verifier with one
 drafter.  It holds times and counts, never text, and may be deleted at any time.  ``DLLM_RATE``
-names another file; empty, nothing is read or written.
+names another file; where it is empty or names no file (``/dev/null``), nothing is read or written.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ EVERY = 5.0  # seconds between two writes of one controller
 def memory_file() -> Path | None:
     """Where it is kept; None: nowhere."""
     named = os.environ.get("DLLM_RATE")
-    if named is not None:
-        return Path(named) if named else None
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "dllm" / "rate.json"
+    if named is None:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(cache) / "dllm" / "rate.json"
+    nothing = not named or (os.path.exists(named) and not os.path.isfile(named))
+    return None if nothing else Path(named)  # /dev/null is not to be replaced
 
 
 @dataclass

@@ -235,7 +235,7 @@ class Rate(_Calibrated):
         before = copy.deepcopy(self.__dict__)
         try:
             self._take(known)
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        except (TypeError, ValueError, LookupError, AttributeError, OverflowError):
             self.__dict__ = before  # of another hand: learn anew
 
     def _take(self, known: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -99,7 +99,7 @@ class RecurrentVerifier(RowVerifier):
         stepped = self.rollback == "states" and len(draft) > 0
         with (
             running(self.hf, None),
-            _stepping(self.known, len(draft), text.kept) if stepped else nullcontext(),
+            _stepping(len(draft), text.kept) if stepped else nullcontext(),
         ):
             scored = super()._score(text, draft)
         if stepped and len(text.kept) != sum(map(_remembers, _recurrent(text.cache))):
@@ -143,6 +143,16 @@ class RecurrentVerifier(RowVerifier):
                 if _remembers(layer):
                     kept: Any = layer.recurrent_states[0]
                     kept.copy_(next(states)[0])
+        self._feed(text, ids)
+
+    @torch.inference_mode()
+    def _restore(self, text: Any) -> None:
+        text.cache = self._new_cache()
+        if text.cached:
+            self._feed(text, text.prefix[: text.cached])
+
+    def _feed(self, text: Any, ids: IntArray) -> None:
+        """A forward over ``ids`` for the cache alone."""
         more = {"logits_to_keep": 1} if self._few_logits else {}
         with running(self.hf, self._attention):
             self.hf(input_ids=self._tensor(ids)[None], past_key_values=text.cache, use_cache=True,
@@ -189,38 +199,53 @@ def _remembers(layer: Any) -> bool:
 
 
 Step = Callable[..., Any]
+_STEPPING = threading.local()  # of a thread's forward: tokens ``drafted``, states ``kept``
+_STANDING = threading.Lock()
 
 
-def _recurrences(hf: Any) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """The functions through which the layers of a network pass many tokens: (module, name, what
-    stands for it)."""
-    found: list[tuple[Any, str, Callable[..., Any]]] = []
-    for name in sorted({type(module).__module__ for module in hf.modules()}):
+def _recurrences(hf: Any) -> bool:
+    """Have the functions through which the layers of a network pass many tokens step where
+    `_stepping` says so; whether there are any.  They belong to all networks of a kind, which other
+    threads may run at the same time."""
+    found = False
+    for name in {type(module).__module__ for module in hf.modules()}:
         module = sys.modules[name]
         for chunk, step, make in (
             ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", _delta),
             ("mamba2_chunk_scan", "mamba2_selective_state_update", _mamba),
         ):
             if hasattr(module, chunk) and hasattr(module, step):
-                stands = partial(make, getattr(module, chunk), getattr(module, step))
-                found.append((module, chunk, stands))
+                found = True
+                with _STANDING:
+                    whole = getattr(module, chunk)
+                    if not hasattr(whole, "steps"):
+                        setattr(module, chunk, _standing(make, whole, getattr(module, step)))
     return found
 
 
+def _standing(make: Step, chunk: Step, step: Step) -> Step:
+    """``chunk``, which steps in a forward inside `_stepping`."""
+
+    @wraps(chunk)
+    def rule(*args: Any, **more: Any) -> Any:
+        kept = getattr(_STEPPING, "kept", None)
+        if kept is None:
+            return chunk(*args, **more)
+        return make(chunk, step, _STEPPING.drafted, kept, *args, **more)
+
+    rule.steps = True  # type: ignore[attr-defined]
+    return rule
+
+
 @contextmanager
-def _stepping(
-    known: Sequence[tuple[Any, str, Callable[..., Any]]], drafted: int, kept: list[States]
-) -> Iterator[None]:
-    """Inside, the last ``drafted`` tokens of a forward step through every recurrence, and each
-    adds its states to ``kept``.  For whoever holds the network's lock (see `running`)."""
-    before = [getattr(module, name) for module, name, _ in known]
+def _stepping(drafted: int, kept: list[States]) -> Iterator[None]:
+    """Inside, the last ``drafted`` tokens of this thread's forward step through every recurrence,
+    and each adds its states to ``kept``."""
+    _STEPPING.drafted, _STEPPING.kept = drafted, kept
     try:
-        for module, name, stands in known:
-            setattr(module, name, partial(stands, drafted, kept))
         yield
     finally:
-        for (module, name, _), function in zip(known, before, strict=True):
-            setattr(module, name, function)
+        _STEPPING.kept = None
 
 
 def _delta(

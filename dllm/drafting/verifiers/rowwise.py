@@ -93,9 +93,12 @@ class VerifierCache(Cache):
 
 @dataclass(eq=False)
 class CachedText(Text):
-    """A text with a cache of transformers."""
+    """A text with a cache of transformers.  ``begun``: a forward has changed the cache, or tried
+    to, and is not committed; ``scored``: its draft and what it gave."""
 
     cache: Any = field(default=None, repr=False)
+    begun: bool = False
+    scored: tuple[Draft, Scored] | None = field(default=None, repr=False)
 
 
 class RowVerifier(Verifier):
@@ -128,7 +131,35 @@ class RowVerifier(Verifier):
         return VerifierCache()
 
     def score(self, work: Work) -> list[Scored]:
-        return [self._score(text, draft) for text, draft in work]
+        return [self._once(text, draft) for text, draft in work]
+
+    def _once(self, text: Any, draft: Draft) -> Scored:
+        """Rows of a text, whose cache is changed once for a draft, however often a round that fails
+        for others is tried."""
+        if text.scored is None or text.scored[0] is not draft:
+            if text.begun:
+                self._restore(text)
+            text.begun = True
+            text.scored = draft, self._score(text, draft)
+        scored: Scored = text.scored[1]
+        return scored
+
+    def _restore(self, text: Any) -> None:
+        """Have the cache hold the cached tokens again, after a forward that failed."""
+        for layer in text.cache.layers:
+            layer.crop(text.cached - layer.length)
+
+    def commit(
+        self, text: Any, draft: Draft, path: Sequence[int], emitted: Sequence[int],
+        hidden: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        super().commit(text, draft, path, emitted, hidden)
+        text.begun, text.scored = False, None
+
+    def close(self, text: Any) -> None:
+        if text.begun:
+            text.weights = None  # what its cache holds is not what was committed: not to be kept
+        super().close(text)
 
     def _score(self, text: Any, draft: Draft) -> Scored:
         ids = np.concatenate([np.asarray(text.fresh, np.int64), draft.tokens])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def test_damaged_numbers_are_ignored(file: Path) -> None:
     learned(Memory(file, "k"))
     whole = json.loads(file.read_text())
     for name, value in (("verify", {"0": [[1, 2], {}]}), ("draft", [1, 2, None, 4, 5]),
-                        ("worth", [1, 1, float("nan"), 0]), ("judged", [[-1.0]])):  # fmt: skip
+                        ("worth", [1, 1, float("nan"), 0]), ("worth", [1]),
+                        ("judged", [[-1.0]])):  # fmt: skip
         broken = json.loads(json.dumps(whole))
         broken["entries"]["k"][name] = value
         file.write_text(json.dumps(broken))
@@ -114,6 +116,8 @@ def test_the_file_stays_small_and_no_folder_is_no_error(
     blocked.write({})
     assert blocked.read() is None
     monkeypatch.setenv("DLLM_RATE", "")
+    assert memory_file() is None
+    monkeypatch.setenv("DLLM_RATE", os.devnull)  # would be replaced by a file
     assert memory_file() is None
     monkeypatch.delenv("DLLM_RATE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")

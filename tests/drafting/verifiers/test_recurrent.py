@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import dllm
 from dllm.drafting.base import chain
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint
 from dllm.drafting.dflash.drafter import BlockDrafter
+from dllm.drafting.verifiers.base import layers_of
 from dllm.drafting.verifiers.packed import open_verifier
 from dllm.drafting.verifiers.recurrent import RecurrentVerifier
 from dllm.train.dflash.model import drafter_config, new_drafter
@@ -182,3 +184,79 @@ def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionMo
         RecurrentVerifier(model, rollback="states")
     trees = dllm.speculate(hybrid, "token_recycling", PROMPT, max_new_tokens=12)  # makes chains
     assert trees.tokens == dllm.speculate(hybrid, None, PROMPT, max_new_tokens=12).tokens
+
+
+@pytest.mark.parametrize("kind", ["gqa", "qwen3_5_text", "nemotron_h"])
+def test_a_round_that_fails_leaves_no_trace(
+    models: dict[str, dllm.DiffusionModel], verifiers: dict[str, dllm.DiffusionModel], kind: str
+) -> None:
+    """In the middle of a forward, whose texts are then tried again, and behind one."""
+    model = {**models, **verifiers}[kind]
+    several = [PROMPT * 3, [7, 8, 9] * 6, [60] * 18]
+    plain = [r.tokens for r in dllm.speculate(model, None, several, max_new_tokens=16)]
+    calls, errors = [], {8: RuntimeError("lost"), 17: torch.OutOfMemoryError("CUDA out of memory")}
+
+    def failing(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) in errors:
+            raise errors[len(calls)]
+
+    handle = layers_of(model.hf)[-1].register_forward_hook(failing)
+    drafted = dllm.speculate(model, "prompt_lookup", several, controller="whole",
+                             max_new_tokens=16)  # fmt: skip
+    handle.remove()
+    assert len(calls) > 17
+    assert [r.tokens for r in drafted] == plain
+
+    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > len(several[1]) + 6:
+            raise ZeroDivisionError("a part gave up")
+        return scores
+
+    how: dict[str, Any] = {"max_new_tokens": 16, "controller": "whole"}
+    noisy = Scripted(text=[*several[1], *plain[1]], k=4, noise=0.3)
+    with dllm.Session(model, drafter=noisy) as session:
+        with pytest.raises(ZeroDivisionError):
+            session.submit(several[1], logits_processor=[broken], **how).result(60)
+        longer = [*several[1], *plain[1][:9]]
+        assert session.submit(longer, **how).result(60).tokens[:7] == plain[1][9:]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
+def test_threads_do_not_meet_in_a_recurrence(
+    models: dict[str, dllm.DiffusionModel], kind: str
+) -> None:
+    """In the middle of a forward with a draft another thread opens the same network for a text of
+    its own, and runs another network of the same kind."""
+    model, other = models[kind], network(kind)
+    hf: Any = model.hf
+    plain = dllm.speculate(model, None, PROMPT, max_new_tokens=12)
+    noisy = Scripted(text=[*PROMPT, *plain.tokens], k=4, noise=0.3)
+    expected, seen, opened = [], [], []
+
+    def run(to: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            to.append(other(torch.tensor([PROMPT])).logits)
+
+    def meanwhile(*_: Any) -> None:
+        if not opened:
+            opened.append(RecurrentVerifier(model))
+        thread = threading.Thread(target=run, args=(seen,))
+        thread.start()
+        thread.join()
+
+    run(expected)
+    handle = layers_of(hf)[0].register_forward_hook(meanwhile)
+    drafted = dllm.speculate(model, noisy, PROMPT, max_new_tokens=12, controller="whole")
+    handle.remove()
+    assert drafted.tokens == plain.tokens and len(seen) > 3
+    assert all(torch.equal(logits, expected[0]) for logits in seen)
+    (late,) = opened
+    text = late.open(np.array(PROMPT), 40)
+    for tokens, accepted in (([3, 4, 5], 1), ([plain.tokens[0], 6], 0)):
+        late.score([(text, chain(tokens))])
+        late.commit(text, chain(tokens), list(range(accepted)), [*tokens[:accepted], 11])
+    (scored,) = late.score([(text, chain([9]))])
+    with torch.no_grad():
+        want = hf(torch.tensor([[*text.tokens, 9]])).logits[0, -2:]
+    torch.testing.assert_close(scored.logits, want, atol=1e-3, rtol=1e-3)
