@@ -108,13 +108,16 @@ class Watch:
         }
 
 
-async def soak(url: str, pid: int, seconds: float, rate: float, seed: int = 1) -> dict[str, Any]:
-    """Ask the server at ``url``, process ``pid``, for ``seconds``; what was seen."""
+async def soak(
+    url: str, pid: int, seconds: float, rate: float, seed: int = 1, warm: int = 40
+) -> dict[str, Any]:
+    """Ask the server at ``url``, process ``pid``, for ``seconds``, after ``warm`` requests at once;
+    what was seen."""
     rng, ends, watch = random.Random(seed), Counter[str](), Watch(pid)
     windows: list[dict[str, float]] = []
     limits = httpx.Limits(max_connections=None, keepalive_expiry=5)
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:
-        await asyncio.gather(*(one(client, url, rng, Counter()) for _ in range(40)))  # warm
+        await asyncio.gather(*(one(client, url, rng, Counter()) for _ in range(warm)))
         began = time.monotonic()
         working = set[asyncio.Task[None]]()
         cpu, count, at = watch.seconds(), 0, 1

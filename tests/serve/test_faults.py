@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -265,7 +265,10 @@ def test_a_queue_that_is_full(start: Start, tiny: dllm.DiffusionModel) -> None:
 
 
 def test_requests_that_are_not_http(caught: Served) -> None:
-    length = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    length = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\n"
+    )
     assert b"400" in raw(caught, b"nonsense\r\n\r\n")
     assert raw(caught, length + b"Content-Length: nan\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert b" 413 " in raw(caught, length + b"Content-Length: 99999999999\r\n\r\n")[:40]
@@ -339,19 +342,23 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=PATIENCE) as client:
             drafts = {"stream": True, "stream_options": {"include_drafts": True}}
-            asked = [(CHAT, slow | drafts), (CHAT, slow), *[("/v1/score", score)] * 2]
-            posts = [
-                asyncio.ensure_future(client.post(served.url + path, json=content))
-                for path, content in asked
-            ]
             begun = partial(registry.get_sample_value, "dllm_first_draft_seconds_count", labels)
-            while served.service.running + served.service.waiting < 8 or not begun():
-                assert not any(post.done() for post in posts), "answered before all had asked"
-                await asyncio.sleep(0.005)
+            posts = []
+
+            async def asked(path: str, content: dict[str, Any], ready: Callable[[], Any]) -> None:
+                posts.append(asyncio.ensure_future(client.post(served.url + path, json=content)))
+                while not ready():
+                    assert not any(post.done() for post in posts), "answered before all had asked"
+                    await asyncio.sleep(0.005)
+
+            await asked(CHAT, slow | drafts, begun)
+            for _ in range(2):
+                await asked("/v1/score", score, lambda: True)
+            await asked(CHAT, slow, lambda: served.service.running + served.service.waiting > 8)
             loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
             return await asyncio.gather(*posts)
 
-    streamed, whole, first, second = asyncio.run(ask())
+    streamed, first, second, whole = asyncio.run(ask())
     error = json.loads(streamed.text.rstrip().rpartition("data: ")[2])["error"]
     assert streamed.status_code == 200 and error["code"] == "stopping"
     assert whole.status_code == 503 and whole.json()["error"]["code"] == "stopping"

@@ -10,8 +10,10 @@ from typing import Any
 
 import jsonschema
 import pydantic
+import pytest
 
 import dllm
+from dllm.formats.building import WORKER
 from dllm.serve.tools import syntax_of
 from tests.cli.conftest import Run
 
@@ -59,8 +61,11 @@ def test_what_cannot_be_is_refused(served: Served) -> None:
     assert "stop_strings does not go with regex" in served.post(CHAT, both).text
 
 
-def test_a_hostile_expression_holds_nobody_up(served: Served) -> None:
+def test_a_hostile_expression_holds_nobody_up(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it is compiled, and given up, ordinary requests are answered."""
+    monkeypatch.setattr(WORKER, "seconds", 3.0)
     hostile = {**HOW, "structured_outputs": {"regex": "(a|b)*a(a|b){30}"}}
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(served.post, CHAT, hostile)
