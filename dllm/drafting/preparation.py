@@ -146,6 +146,9 @@ def _config(
     model: DiffusionModel, given: Mapping[str, Any], use_defaults: bool
 ) -> GenerationConfig:
     for name in given:
+        if name in OTHERS:
+            owner = "session" if name in ("exact", "vocabulary") else "drafter or model"
+            raise ConfigError(f"{name} belongs to the {owner}, not to a request: set it there")
         if name not in ARGUMENTS:
             known = {*ARGUMENTS, *SETTINGS, *OTHERS}
             here = ELSEWHERE.get(name.lower(), "")
