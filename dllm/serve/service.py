@@ -256,6 +256,8 @@ class Service:
             return ids, measured(model, ask.text, before, ask.arguments.get("length", "sure"))
         if ask.suffix is not None:
             length = ask.arguments.get("max_new_tokens", DEFAULT_HOLE)
+            if length > (most := model.facts.context_length):
+                raise PromptError(f"max_tokens={length} exceeds the context of {most}: lower it")
             behind = encode_continuation(tokenizer_of(model), ask.suffix)
             return None, np.concatenate([ids, np.full(length, -1), np.asarray(behind, np.int64)])
         return ids, None

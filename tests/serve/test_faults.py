@@ -330,10 +330,12 @@ def test_sigterm_lets_requests_end(start: Start, tiny: dllm.DiffusionModel) -> N
     assert threading.active_count() <= before.threads
 
 
-def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
-    """What is not answered in time is told so, streaming or not, likelihoods too."""
+@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals: int) -> None:
+    """What is not answered in time, or by a second signal, is told so, streaming or not,
+    likelihoods too."""
     before = Resources.now()
-    served = start(tiny, max_rows=1, drain=0.2)
+    served = start(tiny, max_rows=1, drain=0.2 if signals == 1 else PATIENCE)
     loop = served.server.servers[0].get_loop()
     slow, labels = body(n=8), {"model_name": served.service.name}
     registry = served.service.metrics.registry
@@ -355,7 +357,8 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
             for _ in range(2):
                 await asked("/v1/score", score, lambda: True)
             await asked(CHAT, slow, lambda: served.service.running + served.service.waiting > 8)
-            loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
+            for _ in range(signals):
+                loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
             return await asyncio.gather(*posts)
 
     streamed, first, second, whole = asyncio.run(ask())
