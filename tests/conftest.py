@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
 import pytest
+
+gc.disable()  # until all tests are collected: imports make hundreds of thousands of objects
+
 import torch
 
 if not torch.cuda.is_available():
@@ -39,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SMOKE) and not item.get_closest_marker("slow"):
             item.add_marker("smoke")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: no later collection looks at it again."""
+    gc.freeze()
+    gc.enable()
 
 
 # Tiny tensors: threads cost more than they bring, the more so beside other work.
