@@ -7,11 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-
-gc.disable()  # until all tests are collected: imports make hundreds of thousands of objects
-
 import torch
 
+gc.disable()  # until all tests are collected: imports make hundreds of thousands of objects
 if not torch.cuda.is_available():
     # Triton's interpreter has to be asked for before anything imports Triton, as transformers does.
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -46,9 +44,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: no later collection looks at it again."""
+    """What is imported stays: garbage collections need not look at it again."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # compiled modules complain of what they cannot free at the end
 
 
 # Tiny tensors: threads cost more than they bring, the more so beside other work.
