@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
-gc.disable()  # until all tests are collected: imports make hundreds of thousands of objects
 if not torch.cuda.is_available():
     # Triton's interpreter has to be asked for before anything imports Triton, as transformers does.
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -41,16 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SMOKE) and not item.get_closest_marker("slow"):
             item.add_marker("smoke")
-
-
-def pytest_collection_finish() -> None:
-    """What is imported stays: garbage collections need not look at it again."""
-    gc.freeze()
-    gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # compiled modules complain of what they cannot free at the end
 
 
 # Tiny tensors: threads cost more than they bring, the more so beside other work.
