@@ -320,6 +320,7 @@ def test_numbers_that_are_not_finite_are_an_error(tiny_folder: Any) -> None:
 # -- threads and memory -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_threads_share_a_model(tiny: dllm.DiffusionModel) -> None:
     """Eight threads, layerwise caches beside plain ones: the same as one after the other."""
     calls = [

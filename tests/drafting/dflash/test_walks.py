@@ -114,7 +114,9 @@ def test_a_walk_follows_its_head_and_leaves_the_text_alone(
                 assert len(seen) > 20 and (steps == 1).mean() > 0.7
 
 
-@pytest.mark.parametrize(("head", "temperature"), [("chain", 0.0), ("tree", 0.0), ("tree", 0.8)])
+@pytest.mark.parametrize(
+    ("head", "temperature"), some([("chain", 0.0), ("tree", 0.0), ("tree", 0.8)], 2)
+)
 def test_copies_of_the_text_join_the_draft(
     verifier: dllm.DiffusionModel, checkpoint: BlockCheckpoint, tmp_path: Path, head: str,
     temperature: float,
