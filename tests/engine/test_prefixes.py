@@ -68,7 +68,7 @@ def same(kept: list[dllm.Result], plain: list[dllm.Result], bits: bool) -> None:
             assert np.array_equal(a.logprobs, b.logprobs)
 
 
-@pytest.mark.parametrize(("kind", "temperature"), covering(KINDS, [0.0, 0.8]))
+@pytest.mark.parametrize(("kind", "temperature"), covering([*KINDS], [0.0, 0.8]))
 def test_the_same_bits_with_and_without(kind: str, temperature: float) -> None:
     """One after the other, then second turns, of which the first answer is part."""
     how: dict[str, Any] = {"temperature": temperature, "seed": 3}
@@ -88,7 +88,7 @@ def test_the_same_bits_with_and_without(kind: str, temperature: float) -> None:
         assert 0 <= other.computed - one.computed - one.cached_tokens <= GRID
 
 
-@pytest.mark.parametrize(("kind", "precision"), covering(KINDS, ["bfloat16", "int8"]))
+@pytest.mark.parametrize(("kind", "precision"), covering([*KINDS], ["bfloat16", "int8"]))
 def test_other_precisions(kind: str, precision: str) -> None:
     """Second turns in half precision and with weights of eight bits: again the same bits."""
     results = []
