@@ -158,10 +158,10 @@ RULES = [("dual", "crop(initial=16, block=8)"), ("none", "rho(initial=16)"),
 
 @pytest.mark.parametrize(
     ("cache", "length"),
-    some([
+    [
         *covering(CACHES, APPENDS), *some(RULES, 2),
         *(pytest.param(c, rule, marks=pytest.mark.slow) for c in OTHERS for rule in APPENDS),
-    ], 3),
+    ],
 )  # fmt: skip
 def test_a_batch_is_its_rows_and_a_small_pool_changes_nothing(cache: str, length: str) -> None:
     model = tiny("llada-tiny")
