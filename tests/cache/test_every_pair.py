@@ -35,7 +35,7 @@ def run(name: str, prompt: int | None, sampler: str, cache: str) -> Any:
     model = load(name)
     prompts = PROMPTS if prompt is None else PROMPTS[prompt]
     return dllm.generate(
-        model, prompts, sampler=sampler, cache=cache, max_new_tokens=12, trace=True
+        model, prompts, sampler=sampler, cache=cache, max_new_tokens=14, trace=True
     )
 
 

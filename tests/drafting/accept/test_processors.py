@@ -140,7 +140,7 @@ class ForgetfulRows(ToyRows):
 
 @pytest.mark.parametrize(("case", "rows"), [("ratio", LateRows), ("point", ForgetfulRows)])
 def test_a_fault_is_noticed(case: str, rows: type[Rows]) -> None:
-    assert p_value("all", *RULES[case], FEW // 2, rows) < 1e-6
+    assert p_value("all", *RULES[case], FEW, rows) < 1e-6
 
 
 DEFAULTS: dict[str, Any] = {
