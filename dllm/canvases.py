@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,19 @@ def fixed_ids(model: DiffusionModel, wanted: int | str) -> IntArray:
             f"the constraint {wanted!r} is no id of the vocabulary of {model.facts.vocab_size}"
         )
     return np.asarray(ids, np.int64)
+
+
+def check_apart(constraints: Sequence[tuple[int, IntArray]]) -> int:
+    """Where the last of the constraints ends.  Raises where one stands in another's tokens."""
+    end = 0
+    for offset, tokens in sorted(constraints, key=lambda one: one[0]):
+        if offset < end:
+            raise ConfigError(
+                f"the constraint at offset {offset} stands in the tokens of the one before it, "
+                f"which end at {end}: move it, or join both texts"
+            )
+        end = offset + len(tokens)
+    return end
 
 
 def check_constraint(offset: int, tokens: IntArray, length: int) -> None:

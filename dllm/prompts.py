@@ -28,6 +28,7 @@ TEMPLATE_ARGUMENTS = ("messages", "add_generation_prompt", "continue_final_messa
 KINDS = "a prompt is a string, chat messages or token ids"
 MARK = "\ue000"  # stands for what is said
 HOLE = re.compile(r"\[\[(\d+)(?::(.+?))?\]\](?!\])")
+ODD_HOLE = re.compile(r"\[\[(?:\*|\d+\.\.\d+|\d+:.+?)\]\](?!\])")
 LOCKS: WeakKeyDictionary[PreTrainedTokenizerBase, threading.Lock] = WeakKeyDictionary()
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 OnePrompt = str | Sequence[Message] | Sequence[int] | IntArray | torch.Tensor
@@ -162,6 +163,16 @@ def encode_holes(model: DiffusionModel, text: Any) -> tuple[IntArray, BoolArray,
     else:
         sizes = tuple(len(list(run)) for hole, run in groupby(holes.tolist()) if hole)
     return np.maximum(array, 0), holes, sizes
+
+
+def check_lengths_alone(text: Any, what: str) -> None:
+    """Raises for a hole that says more than how long it is, where nothing heeds that."""
+    odd = ODD_HOLE.search(text) if isinstance(text, str) else None
+    if odd:
+        raise PromptError(
+            f"{what} has holes of known length without a form, such as [[8]], not {short(odd[0])}: "
+            "infill takes those"
+        )
 
 
 def encode_open(model: DiffusionModel, text: Any, what: str, continued: bool = False) -> IntArray:

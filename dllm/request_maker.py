@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .canvas import Canvas, IntArray
-from .canvases import canvas_facts, canvas_length, check_constraint, fixed_ids
+from .canvases import canvas_facts, canvas_length, check_apart, check_constraint, fixed_ids
 from .config import GenerationConfig
 from .errors import ConfigError, PromptError, short
 from .models import DiffusionModel
-from .prompts import encode, encode_open, is_batch
+from .prompts import check_lengths_alone, encode, encode_open, is_batch
 from .result import Result
 from .samplers import NOTHING
 from .samplers.compose import SamplerLike
@@ -86,7 +86,7 @@ class RequestMaker:
             (offset, fixed_ids(self.model, wanted))
             for offset, wanted in self.config.constraints.items()
         ]
-        fixed = max([offset + len(tokens) for offset, tokens in given], default=0)
+        fixed = check_apart(given)
         for ids, draft, cap, first in zip(encoded, drafts, caps, repetitions, strict=True):
             for offset, tokens in given:
                 check_constraint(offset, tokens, cap)
@@ -115,6 +115,8 @@ class RequestMaker:
         each = list(seed) if is_batch(seed) else [seed] * count
         if len(each) != count:
             raise ConfigError(f"{count} prompts have one draft, or as many, not {len(each)}")
+        for one in each:
+            check_lengths_alone(one, "a draft")
         drafts = [encode_open(self.model, one, "a draft", continued=True) for one in each]
         for draft in drafts:
             for low, high in self.config.remask:

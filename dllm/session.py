@@ -12,10 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from .cache.base import CacheLike
-from .errors import CancelledError, ConfigError, QueueFullError
+from .errors import CancelledError, ConfigError, QueueFullError, short
 from .events import events
 from .handle import Handle
 from .models import DiffusionModel, load
@@ -168,6 +169,8 @@ class Session:
     def _enqueue(self, order: Order, deadline: float | None, max_events: int) -> Handle:
         if max_events < 1:
             raise ConfigError(f"max_events must be at least 1, not {max_events}")
+        if deadline is not None and not (isinstance(deadline, Real) and deadline == deadline):
+            raise ConfigError(f"deadline is a number of seconds from now, not {short(deadline)}")
         request = self._request(order)
         self._scheduler.engine.must_fit(request.recipe, request.positions)
         with self._wake:

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..errors import ConfigError, UnknownNameError
+from ..errors import ConfigError, UnknownNameError, short
 from ..models import DiffusionModel, load
 from ..models.checkpoint import BUNDLED
 from . import register_all
@@ -56,6 +56,9 @@ def make_drafter(drafter: DrafterLike, **options: Any) -> Drafter | None:
         return single(drafter, DRAFTERS, Drafter)
     if is_block_drafter(drafter):
         return make_block_drafter(drafter, options)
+    odd = [name for name in ("head", "nodes", "copies") if name in options]
+    if odd:
+        raise ConfigError(f"{odd[0]} is for block drafters, and {short(drafter)} is none: drop it")
     return DiffusionDrafter(load(drafter), **options)
 
 

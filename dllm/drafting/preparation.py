@@ -75,6 +75,11 @@ class SpeculativePreparation(RequestMaker):
         judge = single(rule or ("keyed" if built.temperature else "greedy"), RULES, AcceptRule)
         if judge.name == "greedy" and built.temperature:
             raise ConfigError("rule 'greedy' is for temperature 0: use 'keyed' or 'match'")
+        if judge.lossy and built.formatted:
+            raise ConfigError(
+                f"rule {judge.name!r} keeps tokens that the verifier would not write, and so "
+                f"cannot keep to a form: drop it or {built.formatted}"
+            )
         lengths = single(controller or "rate", CONTROLLERS, LengthController)
         if isinstance(lengths, Rate) and lengths is not controller:
             lengths.remember(Memory.of(model, drafter, built.temperature > 0))
@@ -146,6 +151,9 @@ def _config(
     model: DiffusionModel, given: Mapping[str, Any], use_defaults: bool
 ) -> GenerationConfig:
     for name in given:
+        if name in OTHERS:
+            owner = "session" if name in ("exact", "vocabulary") else "drafter or model"
+            raise ConfigError(f"{name} belongs to the {owner}, not to a request: set it there")
         if name not in ARGUMENTS:
             known = {*ARGUMENTS, *SETTINGS, *OTHERS}
             here = ELSEWHERE.get(name.lower(), "")

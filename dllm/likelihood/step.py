@@ -15,7 +15,7 @@ from ..engine.recipe import check_recipe
 from ..errors import ConfigError, PromptError
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel, load
-from ..prompts import encode, encode_holes
+from ..prompts import check_lengths_alone, encode, encode_holes
 from .scoring import ScoreRequest, Scoring, job_of, recipe_of
 
 MOST_TOP = 1000
@@ -47,6 +47,7 @@ def step(
         raise ConfigError(f"top is a whole number from 1 to {MOST_TOP}, not {top!r}")
     if loaded.facts.mask_token_id is None:
         raise ConfigError(f"{loaded.name} is autoregressive: it predicts no masks")
+    check_lengths_alone(canvas, "a canvas of step")
     ids, holes, _ = encode_holes(loaded, canvas)
     before = np.zeros(0, np.int64) if prompt is None else encode(loaded, prompt)
     return _step(loaded, before, ids, holes, top, Scoring(cfg_scale=cfg_scale))

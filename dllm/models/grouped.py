@@ -18,6 +18,7 @@ from .segments import Segment
 WIDE = 2**17  # values that are held in float64 at a time
 TILE = 32  # queries that SDPA takes at a time
 FEW = 4  # fewer than that in bfloat16 take twice as long
+SMALL = 16**3  # products of up to so many multiplications PyTorch sums in another order
 
 
 def grouped_rows(
@@ -78,7 +79,10 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor 
     with the values) is summed in float64, where another order changes nothing that survives
     rounding.  SDPA promises none of that.
     """
-    scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
+    count, each = q.shape[1], k.numel()
+    if 0 < count * each <= SMALL:
+        q = F.pad(q, (0, 0, 0, SMALL // each + 1 - count))
+    scores = torch.bmm(q, k.transpose(1, 2))[:, :count].mul_(scale)
     if mask is not None:
         scores.add_(mask)
     return torch.bmm(scores.softmax(-1, dtype=torch.float64), v.double()).to(v.dtype)

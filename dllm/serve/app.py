@@ -121,7 +121,7 @@ def guarded(
                         problem.message[:200])  # fmt: skip
         request_id = request.headers.get("x-request-id")
         if request_id is not None:
-            response.headers["x-request-id"] = request_id[:128]
+            response.headers["x-request-id"] = request_id[:128].strip()
         return response
 
     return handle

@@ -181,12 +181,14 @@ def expected(schema: Mapping[str, Any]) -> str:
     names = {"integer": "a whole number", "number": "a number", "boolean": "true or false",
              "string": "a string", "array": "a list", "object": "an object"}  # fmt: skip
     text = names.get(kind, "something else")
+    if "minLength" in schema:
+        text += f" of {schema['minLength']} to {schema['maxLength']} characters"
     if "minimum" in schema:
         text += f" from {schema['minimum']:g}"
     if "exclusiveMinimum" in schema:
         text += f" above {schema['exclusiveMinimum']:g}"
     if "maximum" in schema:
-        text += f" to {schema['maximum']:g}" if schema["maximum"] < 2**53 else ""
+        text += f" to {schema['maximum']:.12g}" if schema["maximum"] < 2**53 else ""
     if "minItems" in schema:
         text += f" of at least {schema['minItems']}"
     if "maxItems" in schema:

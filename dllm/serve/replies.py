@@ -133,15 +133,18 @@ class Reply:
         """What stands beside the text of a finished choice."""
         ask, result = self.ask, choice.result
         entry: dict[str, Any] = {"finish_reason": result.finish_reason, "logprobs": None}
+        hole = ask.suffix is not None
+        said = [i for i, step in enumerate(result.order) if step >= 0 or not hole]
         if choice.said is not None and choice.said.calls:
             named = ask.tool_choice not in ("auto", "required")
             entry["finish_reason"] = "stop" if named else "tool_calls"
         if ask.logprobs is not None:
             shape = chat_logprobs if ask.kind == "chat" else text_logprobs
-            entry["logprobs"] = shape(result, self.piece, ask.logprobs)
+            entry["logprobs"] = shape(result, self.piece, ask.logprobs, said)
         if ask.token_ids:
-            entry["token_ids"] = result.tokens
-            entry["prompt_token_ids"] = result.sequences[: result.prompt_length].tolist()
+            entry["token_ids"] = [result.tokens[i] for i in said]
+            before = result.prompt_length + (said[0] if hole else 0)
+            entry["prompt_token_ids"] = result.sequences[:before].tolist()
         if ask.trace and result.trace is not None:
             entry["trace"] = json.loads(result.trace.to_json())
         return entry
@@ -201,30 +204,31 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def chat_logprobs(result: Result, piece: Piece, top: int) -> dict[str, Any]:
-    """Log-probabilities at the commits, as the chat API shapes them."""
+def chat_logprobs(result: Result, piece: Piece, top: int, said: Sequence[int]) -> dict[str, Any]:
+    """Log-probabilities at the commits of the positions ``said``, as the chat API shapes them."""
     tops = _alternatives(result) if top else {}
     content = []
-    for i, (token, logprob) in enumerate(zip(result.tokens, result.logprobs, strict=True)):
+    for i in said:
         others = tops.get(result.prompt_length + i, [])[:top]
         content.append({
-            **_token(piece, token, float(logprob)),
+            **_token(piece, result.tokens[i], float(result.logprobs[i])),
             "top_logprobs": [_token(piece, other, q) for other, q in others],
         })  # fmt: skip
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(result: Result, piece: Piece, top: int) -> dict[str, Any]:
-    """Log-probabilities at the commits, as the completions API shapes them."""
+def text_logprobs(result: Result, piece: Piece, top: int, said: Sequence[int]) -> dict[str, Any]:
+    """Log-probabilities at the commits of the positions ``said``, as the completions API shapes
+    them."""
     tops = _alternatives(result) if top else {}
-    pieces = [piece(token) for token in result.tokens]
+    pieces = [piece(result.tokens[i]) for i in said]
     offsets = [0]
     for text in pieces[:-1]:
         offsets.append(offsets[-1] + len(text))
-    positions = range(result.prompt_length, result.prompt_length + len(pieces))
+    positions = [result.prompt_length + i for i in said]
     return {
         "tokens": pieces,
-        "token_logprobs": [_finite(q) for q in result.logprobs.tolist()],
+        "token_logprobs": [_finite(float(result.logprobs[i])) for i in said],
         "top_logprobs": [
             {piece(other): _finite(q) for other, q in tops.get(at, [])[:top]} for at in positions
         ] if top else None,

@@ -204,15 +204,30 @@ class Syntax:
                 "additionalProperties": False,
                 "properties": {
                     "name": {"const": tool["function"]["name"]},
-                    self.arguments: tool["function"].get("parameters") or NOTHING,
+                    self.arguments: {"$ref": f"#/$defs/{tool['function']['name']}"},
                 },
             }
             for tool in tools if choice in ("required", tool["function"]["name"])
         ]  # fmt: skip
         call = calls[0] if len(calls) == 1 else {"anyOf": calls}
-        if not several or not self.opening:
-            return call
-        return {"anyOf": [call, {"type": "array", "items": call, "minItems": 2}]}
+        if several and self.opening:
+            call = {"anyOf": [call, {"type": "array", "items": call, "minItems": 2}]}
+        named = [tool["function"] for tool in tools]
+        parts = {
+            one["name"]: _moved(one.get("parameters") or NOTHING, one["name"]) for one in named
+        }
+        return {"$defs": parts} | call
+
+
+def _moved(schema: Any, name: str) -> Any:
+    """A schema of its own as the part ``name`` of another one: references within it go along."""
+    if isinstance(schema, dict):
+        schema = {key: _moved(value, name) for key, value in schema.items()}
+        if isinstance(target := schema.get("$ref"), str) and target.startswith("#"):
+            schema["$ref"] = f"#/$defs/{name}{target[1:]}"
+    elif isinstance(schema, list):
+        schema = [_moved(value, name) for value in schema]
+    return schema
 
 
 SYNTAXES = {

@@ -20,7 +20,7 @@ from dllm.drafting.verifiers.packed import PackedVerifier
 
 from ..serve.conftest import serve
 from ..thin import some
-from .conftest import Scripted, prompts
+from .conftest import Scripted, make_verifier, prompts
 from .test_batch import said
 
 NEW = 16
@@ -332,3 +332,46 @@ def test_joins_cancels_and_threads_change_nothing(
             thread.join()
     assert not wrong
     assert (session.running, session.waiting, session.positions_used) == (0, 0, 0)
+
+
+# -- what cannot be ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_numbers_that_are_broken_are_an_error(temperature: float) -> None:
+    """Of the weights, or by a processor that bans everything: with drafts and without, by rules
+    that emit what they compared and by one that draws."""
+    model = make_verifier("full")
+    how: dict[str, Any] = {"max_new_tokens": 6, "temperature": temperature}
+
+    def nothing(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores - torch.inf if ids.shape[1] > 5 else scores
+
+    ways: list[Any] = [(None, {}), ("prompt_lookup", {}), (None, {"rule": "point"})]
+    for drafter, rule in ways:
+        with pytest.raises(dllm.NumericError, match="bans every token"):
+            dllm.speculate(model, drafter, [4, 4, 4, 4], logits_processor=[nothing], **how, **rule)
+    with torch.no_grad():
+        model.hf.get_output_embeddings().weight[7] = torch.nan
+    for drafter, rule in ways:
+        with pytest.raises(dllm.NumericError, match="NaN"):
+            dllm.speculate(model, drafter, [4, 4, 4, 4], **how, **rule)
+
+
+def test_what_belongs_elsewhere_is_said(verifier: dllm.DiffusionModel) -> None:
+    for given, error in ((lambda ids, scores: None, "not None"),
+                         (lambda ids, scores: scores[:, :5], "not torch.Size")):  # fmt: skip
+        with pytest.raises(dllm.ConfigError, match=error):
+            dllm.speculate(verifier, None, [4, 5], logits_processor=[given], max_new_tokens=2)
+    with pytest.raises(dllm.ConfigError, match="copies is for block drafters"):
+        dllm.speculate("nano-ar", "nano", "Sort this list: Zoe, Ben", copies=False)
+    with pytest.raises(dllm.ConfigError, match="cannot keep to a form: drop it or regex"):
+        dllm.speculate(verifier, "prompt_lookup", [4, 5], rule="fly", regex="[0-9]+")
+    with dllm.Session(verifier, drafter="prompt_lookup") as session:
+        for name, owner in (("search", "drafter"), ("exact", "session")):
+            with pytest.raises(dllm.ConfigError, match=f"{name} belongs to the {owner}"):
+                session.submit([4, 5], **{name: "cps"})
+        for deadline in ("soon", float("nan")):  # would end the session for everybody
+            with pytest.raises(dllm.ConfigError, match="number of seconds"):
+                session.submit([4, 5], deadline=deadline)  # type: ignore[arg-type]
+        assert session.submit([4, 5], max_new_tokens=2).result(60).tokens

@@ -38,6 +38,9 @@ def test_a_step_over_a_text(tiny: dllm.DiffusionModel) -> None:
 def test_what_is_no_canvas(tiny: dllm.DiffusionModel) -> None:
     with pytest.raises(PromptError, match="no hole"):
         dllm.step(tiny, "Tom")
+    for odd in ("a [[2:[0-9]+]]", "a [[*]] b [[1]]", "[[1]] [[2..4]]"):
+        with pytest.raises(PromptError, match="infill takes those"):
+            dllm.step(tiny, odd)
     with pytest.raises(PromptError, match="context"):
         dllm.step(tiny, [-1] * 4000)
     for top in (0, True, 10**6):

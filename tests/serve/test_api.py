@@ -219,6 +219,27 @@ def test_a_line_of_the_log_per_request(served: Served, caplog: pytest.LogCapture
     assert lines[2].startswith(f"POST {CHAT} 400: n must be")
 
 
+def test_only_the_middle_is_told_of_before_a_suffix(served: Served) -> None:
+    body = {"prompt": "one two", "suffix": " three", "max_tokens": 4, "return_token_ids": True}
+    plain = served.post("/tokenize", {"prompt": "one two"}).json()
+    for more in ({"logprobs": 2}, {"logprobs": 0}, {}):
+        (choice,) = served.post(TEXT, body | more).json()["choices"]
+        assert len(choice["token_ids"]) == 4
+        assert choice["prompt_token_ids"] == plain["tokens"]
+        if more:
+            assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+            assert all(q < 0 for q in choice["logprobs"]["token_logprobs"])
+            assert choice["logprobs"]["text_offset"][0] == 0
+    far = served.post(TEXT, body | {"max_tokens": 2**31 - 1})
+    assert far.status_code == 400 and "max_tokens=2147483647" in far.json()["error"]["message"]
+
+
+def test_a_request_id_with_blanks_at_its_end(served: Served) -> None:
+    name = "a\tb" * 43
+    answer = served.post(CHAT, {"messages": HELLO, "max_tokens": 4}, headers={"X-Request-Id": name})
+    assert answer.status_code == 200 and answer.headers["x-request-id"] == name[:127]
+
+
 def test_a_read_only_step(served: Served, tiny: dllm.DiffusionModel) -> None:
     body = {"tokens": [5, -1, 7, -1], "prompt": "one", "top": 3}
     data = served.post("/v1/step", body).json()["data"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
 
+from dllm.formats.schema import schema_pattern
 from dllm.serve.tools import SYNTAXES, Parser, calls_in, shows_tools, syntax_of, thinks
 
 NAMES = ("add", "now")
@@ -93,6 +95,26 @@ def test_arguments_that_are_a_string_stay_one() -> None:
     (one,) = calls_in('{"name": "add", "arguments": "{\\"a\\": 1}"}', NAMES)
     assert one.arguments == '{"a": 1}' and one.body()["function"]["name"] == "add"
     assert calls_in("[" * 100_000, NAMES) == [] and calls_in("", NAMES) == []
+
+
+def test_references_within_the_arguments_of_tools() -> None:
+    """Both tools call a part of theirs "Part", as schemas made from classes do."""
+
+    def tool(name: str, part: dict[str, Any]) -> dict[str, Any]:
+        inner = {"type": "array", "items": {"$ref": "#/$defs/Part"}, "minItems": 1, "maxItems": 1}
+        return {"type": "function", "function": {"name": name, "parameters": {
+            "type": "object", "properties": {"parts": inner}, "required": ["parts"],
+            "$defs": {"Part": part},
+        }}}  # fmt: skip
+
+    tools = [tool("add", {"type": "integer"}), tool("now", {"const": "x"})]
+    for several in (False, True):
+        expression = schema_pattern(SYNTAXES["hermes"].schema(tools, "required", several))
+        for name, value, fits in (("add", 7, True), ("now", "x", True), ("now", 7, False)):
+            text = json.dumps({"name": name, "arguments": {"parts": [value]}})
+            assert bool(re.fullmatch(expression, text)) == fits
+    named = schema_pattern(SYNTAXES["hermes"].schema(tools, "now"))
+    assert re.fullmatch(named, '{"name": "now", "arguments": {"parts": ["x"]}}')
 
 
 def test_templates_tell_the_syntax() -> None:

@@ -15,12 +15,17 @@ import numpy as np
 import torch
 
 from ...canvas import IntArray
+from ...errors import ConfigError, NumericError, short
 from ...kernels.noise import bits, row_gumbel, row_gumbel_at
 from ...kernels.statistics.filters import dropped
 from ..base import Array, Draft
 
 EMIT, ACCEPT, RESIDUAL, DRAFT = 0, 1, 2, 3  # purposes of noise; EMIT is the engine's PROPOSAL
 PURPOSES = 4
+BROKEN = (
+    "the verifier leaves no token with a finite probability: its weights hold NaN or infinite "
+    "values, they overflow in this dtype (float32 may help), or a logits_processor bans every token"
+)
 
 # transformers' LogitsProcessor: (ids (1, L), scores (1, V)) -> scores (1, V)
 LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -110,7 +115,13 @@ class Sampling:
             penalty = self.repetition_penalty
             row = row.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
         for processor in self.processors:
-            row = processor(ids, row).float()
+            found = processor(ids, row)
+            if not isinstance(found, torch.Tensor) or found.shape != row.shape:
+                raise ConfigError(
+                    f"a logits_processor returns scores of the shape it gets, {tuple(row.shape)}, "
+                    f"not {short(getattr(found, 'shape', found))}"
+                )
+            row = found.float()
         return row
 
 
@@ -148,15 +159,19 @@ class Rows:
         return np.concatenate([self.prefix, self.draft.tokens[self.draft.path(node)]])
 
     def greedy(self, node: int) -> int:
-        """The most probable token after ``node``; the lowest id of equals."""
+        """The most probable token after ``node``; the lowest id of equals; -1 where none may
+        follow or the numbers are broken, which is an error once it is to be emitted."""
         return self._best[node + 1]
 
     @cached_property
     def _best(self) -> list[int]:
         rows = self.log_distribution
         if rows.device.type == "cpu":  # ten times as fast as torch's
-            return list(map(int, rows.numpy().argmax(-1)))
-        result: list[int] = rows.argmax(-1).tolist()
+            best = torch.from_numpy(rows.numpy().argmax(-1))
+        else:
+            best = rows.argmax(-1)
+        alive = rows.gather(1, best[:, None])[:, 0].isfinite()
+        result: list[int] = best.where(alive, -1).tolist()
         return result
 
     def keyed(self, node: int) -> int:
@@ -166,12 +181,15 @@ class Rows:
         return self.coupled(self.log_distribution[node + 1], node)
 
     def coupled(self, row: torch.Tensor, node: int) -> int:
-        """What the noise of plain sampling draws after ``node`` of log-probabilities (V,)."""
+        """What the noise of plain sampling draws after ``node`` of log-probabilities (V,); -1 as
+        in `greedy`."""
         if self.sampling.temperature == 0:
             return int(row.argmax())
         seed, stream = self.coins.emission
         key = torch.tensor([[seed, stream, int(self.positions[node + 1]), 0]], device=row.device)
         alive = row.isfinite().nonzero()[:, 0]
+        if not len(alive):
+            return -1
         if 4 * len(alive) < len(row):  # filters leave few tokens that could need noise
             return int(alive[(row[alive] + row_gumbel_at(key, alive[None])[0]).argmax()])
         return int((row + row_gumbel(key, 0, len(row))[0]).argmax())
@@ -180,7 +198,7 @@ class Rows:
         """Probabilities (V,) float64 of the token after ``node``."""
         if self.sampling.temperature == 0:
             distribution: Array = np.zeros(self.log_distribution.shape[1])
-            distribution[self.greedy(node)] = 1.0
+            distribution[self.greedy(node)] = float(self.greedy(node) >= 0)
         else:
             distribution = self.log_distribution[node + 1].double().exp().cpu().numpy()
             distribution /= distribution.sum()
@@ -197,6 +215,8 @@ class Rows:
         """
         position = int(self.positions[node + 1])
         total = distribution.cumsum()
+        if not total[-1] > 0:
+            raise NumericError(BROKEN)
         u = self.coins.uniform(RESIDUAL, position, self.round) * total[-1]
         result = int(np.searchsorted(total, u, side="right"))
         return min(result, int(np.flatnonzero(distribution)[-1]))
@@ -207,4 +227,7 @@ class Rows:
         several = at != list(range(len(at)))  # in a chain they are the first ones
         rows = self.logits[at] if several else self.logits[: len(at)]
         rows = rows.log_softmax(-1, dtype=torch.float32)
-        return [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        result = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        if min(tokens, default=0) < 0 or not np.isfinite(result).all():
+            raise NumericError(BROKEN)
+        return result

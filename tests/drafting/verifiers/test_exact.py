@@ -14,6 +14,7 @@ import dllm
 from dllm.drafting.base import EMPTY, Draft, chain
 from dllm.drafting.verifiers.packed import WASTE, PackedVerifier, open_verifier
 from dllm.engine.packing import Packing
+from dllm.models.grouped import exact_attention
 
 from ...thin import some
 from ..conftest import Scripted
@@ -142,3 +143,13 @@ def test_sdpa_is_what_the_network_runs_otherwise(model: dllm.DiffusionModel) -> 
     """``exact=False`` and float32 keep the network's attention."""
     assert open_verifier(model).attention == "dllm_eager"
     assert open_verifier(model, exact=False).attention == "dllm_sdpa"
+
+
+@native
+@pytest.mark.parametrize("seed", [48, 114])
+def test_short_texts_are_attended_as_long_ones(seed: int) -> None:
+    """A token's three queries over seven keys: PyTorch sums so few products in another order."""
+    torch.manual_seed(seed)
+    k, q = torch.randn(3, 7, 64).bfloat16(), torch.randn(3, 300, 64).bfloat16()
+    parts = [exact_attention(q[:, i : i + 3], k, k, 0.125, None) for i in range(0, 300, 3)]
+    assert torch.equal(torch.cat(parts, 1), exact_attention(q, k, k, 0.125, None))

@@ -19,7 +19,7 @@ from dllm.drafting.verifiers.packed import open_verifier
 from dllm.drafting.verifiers.recurrent import RecurrentVerifier
 from dllm.train.dflash.model import drafter_config, new_drafter
 
-from ...thin import covering, some
+from ...thin import covering
 from ..conftest import Scripted
 
 COMMON: dict[str, Any] = {
@@ -49,6 +49,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 STEPPED = [kind for kind in SHAPES if kind != "jamba"]
 CASES = [(kind, rollback) for kind in STEPPED for rollback in ("states", "replay")]
+SLOW = pytest.param("nemotron_h", marks=pytest.mark.slow)
 PROMPT = [5, 9, 33, 7, 9, 33, 50, 51]
 
 
@@ -186,7 +187,7 @@ def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionMo
     assert trees.tokens == dllm.speculate(hybrid, None, PROMPT, max_new_tokens=12).tokens
 
 
-@pytest.mark.parametrize("kind", some(["gqa", "qwen3_5_text", "nemotron_h"], 2))
+@pytest.mark.parametrize("kind", ["gqa", "qwen3_5_text", SLOW])
 def test_a_round_that_fails_leaves_no_trace(
     models: dict[str, dllm.DiffusionModel], verifiers: dict[str, dllm.DiffusionModel], kind: str
 ) -> None:
@@ -222,7 +223,7 @@ def test_a_round_that_fails_leaves_no_trace(
         assert session.submit(longer, **how).result(60).tokens[:7] == plain[1][9:]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
+@pytest.mark.parametrize("kind", ["qwen3_5_text", SLOW])
 def test_threads_do_not_meet_in_a_recurrence(
     models: dict[str, dllm.DiffusionModel], kind: str
 ) -> None:
