@@ -33,6 +33,7 @@ def test_another_run_is_not_overwritten(cli: Run, tmp_path: Path) -> None:
     assert result.exit_code == 2 and "another recipe" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", some(["parallel --rounds 2 --samples 2 --temperature 1", "repair"], 1)
 )
