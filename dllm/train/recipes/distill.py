@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...api import generate
 from ...models import DiffusionModel
 from ..dflash.generate import HERE, around
@@ -75,6 +77,7 @@ def train(
             files = [*files, file][-KEPT:]
         if not recipe.schedule.steps:
             continue
+        torch.manual_seed(recipe.schedule.seed)  # an adapter begins with random weights
         network = Network(model, recipe.rank, teacher)
         if gradient_checkpointing:
             network.hf.gradient_checkpointing_enable()

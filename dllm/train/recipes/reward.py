@@ -102,6 +102,7 @@ def train(
     if len(questions) < recipe.questions:
         raise ConfigError(f"{len(questions)} prompts are too few for {recipe.questions} per step")
     same_recipe(folder, recipe)
+    torch.manual_seed(recipe.schedule.seed)  # an adapter begins with random weights
     network, schedule = Network(model, recipe.rank), recipe.schedule
     if gradient_checkpointing:
         network.hf.gradient_checkpointing_enable()
