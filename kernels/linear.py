@@ -25,7 +25,6 @@ from torch import nn
 from .mapped import release
 
 ROWS = 16384  # of a weight that are laid out as one part: what the head's tiles are made of
-SMALL = 1 << 14  # numbers in a weight from which the call's overhead (some microseconds) pays
 SIZES = (2, *range(4, 32, 4), *range(32, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
 SAMPLE = 64  # numbers by which `Packed.check` knows a weight
 
@@ -54,7 +53,7 @@ def suits(weight: torch.Tensor) -> bool:
         and weight.dtype in (torch.float32, torch.bfloat16)
         and weight.dim() == 2
         and weight.is_contiguous()
-        and weight.numel() >= SMALL
+        and weight.numel() > 0
     )
 
 

@@ -10,7 +10,7 @@ from ..errors import ConfigError
 from ..limits import COUNT, NOT_NEGATIVE, bounds, one_of
 from .base import Part, Stop, View
 from .compose import register
-from .llada import LLaDA
+from .llada import LLaDA, Quota
 
 REGIONS = ("answer_span", "window_masked", "all_masked")
 PROGRESS = ("steps", "tokens")
@@ -69,7 +69,11 @@ class Prophet(Stop):
             progress = 1 - int(canvas.masked[canvas.start :].sum()) / total
         else:
             start, end = canvas.region
-            progress = (canvas.step + 1) / (self.steps or end - start)
+            steps, taken = self.steps or end - start, canvas.step
+            if Quota in canvas.states:  # blocks take their steps, also where tokens are given
+                before = steps * (canvas.window[0] - start) // (end - start)
+                taken = max(taken, before + canvas.block_step)
+            progress = (taken + 1) / steps
         return self.early if progress < 0.33 else self.mid if progress < 0.67 else self.late
 
     def _first(self, canvas: Canvas) -> int | None:

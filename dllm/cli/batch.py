@@ -75,10 +75,12 @@ def batch(
     with Results(target, about) as results:
         count, open_lines = open_requests(lines, results)
         if results.done:
-            note(f"{len(results.done)} results are there already, {count} requests are open")
+            errors = f" ({results.failures} errors)" if results.failures else ""
+            there = f"{len(results.done)} results are there already{errors}"
+            note(f"{there}, {count} requests are open")
         failures = _run(options, open_lines, count, results) if count else 0
     note(f"{count} answered, {failures} of them with an error: {target}")
-    if failures:
+    if failures or results.failures:
         raise typer.Exit(FAILED)
 
 

@@ -75,6 +75,11 @@ class SpeculativePreparation(RequestMaker):
         judge = single(rule or ("keyed" if built.temperature else "greedy"), RULES, AcceptRule)
         if judge.name == "greedy" and built.temperature:
             raise ConfigError("rule 'greedy' is for temperature 0: use 'keyed' or 'match'")
+        if judge.lossy and built.formatted:
+            raise ConfigError(
+                f"rule {judge.name!r} keeps tokens that the verifier would not write, and so "
+                f"cannot keep to a form: drop it or {built.formatted}"
+            )
         lengths = single(controller or "rate", CONTROLLERS, LengthController)
         if isinstance(lengths, Rate) and lengths is not controller:
             lengths.remember(Memory.of(model, drafter, built.temperature > 0))

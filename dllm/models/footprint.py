@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..kernels.linear import SMALL as FEW
 from ..kernels.linear import available
 from .checkpoint import Checkpoint
 from .headers import blueprint
@@ -76,7 +75,7 @@ def copied_bytes(network: Any, dtype: str) -> int:
     if not available() or dtype not in ("float32", "bfloat16"):
         return 0
     layers = (m.weight.numel() for m in network.modules() if type(m) is nn.Linear)
-    copies = WIDTHS[dtype] * sum(count for count in layers if count >= FEW)
+    copies = WIDTHS[dtype] * sum(layers)
     return copies if room_for(copies) else 0
 
 

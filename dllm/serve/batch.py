@@ -115,6 +115,7 @@ class Results:
     def __init__(self, file: Path, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.file, self.settings = file, dict(settings)
         self.done: dict[str, str] = {}  # id -> digest
+        self.failures = 0  # of these
         self._synced = time.monotonic()
         if file.exists() and not file.is_file():
             raise ConfigError(f"{file} keeps no results: name a file with -o")
@@ -148,6 +149,7 @@ class Results:
                 entry = json.loads(content)
                 self.done[entry["custom_id"]] = entry["request_digest"]
                 settings = {name: entry["settings"].get(name) for name in self.settings}
+                self.failures += failed(entry)
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise ConfigError(
                     f"{self.file} holds something else than results: name another file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -51,20 +52,24 @@ class Server(uvicorn.Server):
         )  # fmt: skip
         self.serving = serving
         self._draining: asyncio.Task[None] | None = None
+        self._until = math.inf  # of `time.monotonic`: when what runs is given up
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal lets requests end, the second one does not."""
-        if self.serving.draining:
+        """The first signal lets requests end, the second one tells their clients that they do
+        not, the third one does not wait for that."""
+        if not self.serving.draining:
+            self.serving.draining = True
+            self._until = time.monotonic() + self.serving.settings.drain
+            asyncio.get_running_loop().call_soon_threadsafe(self._begin_to_drain)
+        elif self._until:
+            self._until = 0.0
+        else:
             self.should_exit = self.force_exit = True
-            return
-        self.serving.draining = True
-        asyncio.get_running_loop().call_soon_threadsafe(self._begin_to_drain)
 
     def _begin_to_drain(self) -> None:
         async def drain() -> None:
-            until = time.monotonic() + self.serving.settings.drain
             drop_unfinished(self.server_state.connections)
-            while self.server_state.tasks and time.monotonic() < until:
+            while self.server_state.tasks and time.monotonic() < self._until:
                 await asyncio.sleep(DRAIN_LOOK)
             # What was not answered in time is told so, and then the connections close.
             await asyncio.to_thread(self.serving.close)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
+CANVAS = {"steps", "block_length", "length", "cfg_scale", "eos_policy", "constraints", "seed_text",
+          "remask"}  # fmt: skip
 MOST_UNKNOWN = 16  # holes of a request that are measured
 MOST_FORMS = 32  # whose automata are known, half of what the library remembers
 SAMPLE = 64  # values of a weight that identify it
@@ -174,6 +176,15 @@ class Service:
                 400, f"{self.model.name} is autoregressive: it has no drafts of a canvas, and no "
                 "alternatives beside its tokens", code="unsupported_value",
             )  # fmt: skip
+        if is_causal_model(self.model) and (drop := CANVAS & ask.arguments.keys()):
+            raise Problem(
+                400, f"{self.model.name} is autoregressive, and {min(drop)} is for diffusion "
+                "models: drop it", min(drop), "unsupported_value",
+            )  # fmt: skip
+        room = self.settings.max_rows + self.settings.max_waiting
+        if ask.choices > room:  # later there would be no more room
+            raise Problem(400, f"{ask.choices} answers: this server takes {room} at a time", "n",
+                          "unsupported_value")  # fmt: skip
         for name in () if is_causal_model(self.model) else ask.penalties:
             raise Problem(
                 400, f"{name}={ask.penalties[name]} is not supported: tokens of a canvas are "

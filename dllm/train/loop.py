@@ -115,9 +115,11 @@ def same_recipe(folder: Path, recipe: Any, **free: Any) -> None:
     if file.exists():
         begun = json.loads(file.read_text(encoding="utf-8"))
         if begun | free != settings | free:
+            changed = ", ".join(sorted(k for k in begun | settings if k not in free
+                                       and begun.get(k) != settings.get(k)))  # fmt: skip
             raise ConfigError(
-                f"{folder} holds a run of another recipe: choose another folder or repeat its "
-                f"options (only {', '.join(free) or 'nothing'} may change)"
+                f"{folder} holds a run of another recipe, with another {changed}: choose another "
+                "folder or repeat its options"
             )
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

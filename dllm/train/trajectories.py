@@ -9,6 +9,7 @@ needless}; optionally "text", the answer in words, and
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -110,16 +111,20 @@ def _write(
     questions: Sequence[Question], file: Path,
     decode: Callable[[Sequence[Question], int], Iterable[dict[str, Any]]],
 ) -> Iterator[int]:  # fmt: skip
-    """Append what ``decode`` makes of pieces of the questions, and note how many are done."""
+    """Append what ``decode`` makes of pieces of the questions, and note how many are done, and how
+    long the file then is: a piece that a killed run has begun to write is cut off."""
+    file.touch()
     state = file.with_suffix(".done")
-    done = int(state.read_text()) if state.exists() else 0
+    done, size = map(int, state.read_text().split()) if state.exists() else (0, file.stat().st_size)
+    state.write_text(f"{done} {size}")
+    os.truncate(file, size)
     while done < len(questions):
         piece = questions[done : done + PIECE]
         lines = [json.dumps(entry) + "\n" for entry in decode(piece, done)]
         with file.open("a", encoding="utf-8") as out:
             out.writelines(lines)
         done += len(piece)
-        state.write_text(str(done))
+        state.write_text(f"{done} {file.stat().st_size}")
         yield done
 
 

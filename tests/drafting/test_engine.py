@@ -364,6 +364,8 @@ def test_what_belongs_elsewhere_is_said(verifier: dllm.DiffusionModel) -> None:
             dllm.speculate(verifier, None, [4, 5], logits_processor=[given], max_new_tokens=2)
     with pytest.raises(dllm.ConfigError, match="copies is for block drafters"):
         dllm.speculate("nano-ar", "nano", "Sort this list: Zoe, Ben", copies=False)
+    with pytest.raises(dllm.ConfigError, match="cannot keep to a form: drop it or regex"):
+        dllm.speculate(verifier, "prompt_lookup", [4, 5], rule="fly", regex="[0-9]+")
     with dllm.Session(verifier, drafter="prompt_lookup") as session:
         for name, owner in (("search", "drafter"), ("exact", "session")):
             with pytest.raises(dllm.ConfigError, match=f"{name} belongs to the {owner}"):

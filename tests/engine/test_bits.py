@@ -15,6 +15,7 @@ import dllm
 from dllm.kernels.linear import available
 from dllm.models.precision import native_bfloat16
 
+from ..golden.conftest import goldens_dir
 from ..thin import covering
 
 pytestmark = pytest.mark.skipif(not available(), reason="other products may depend on the rows")
@@ -62,3 +63,14 @@ def test_a_batch_is_its_rows_alone_bit_for_bit(cache: str, name: str, way: tuple
         alone, row = dllm.generate(model, prompts[number], **how), together[number]
         assert alone.tokens == row.tokens and alone.order == row.order
         np.testing.assert_array_equal(alone.logprobs, row.logprobs)
+
+
+@pytest.mark.parametrize("name", ["llada", "dream"])
+def test_small_weights_too_with_caches_that_compute_few_rows(name: str) -> None:
+    model = dllm.load(goldens_dir() / f"{name}-tiny")
+    for cache in ("d2", "dkv", "dllm_cache"):
+        how: dict[str, Any] = {"cache": cache, "sampler": "llada", "max_new_tokens": 11}
+        together = dllm.generate(model, IDS[:3], **how)
+        for ids, row in zip(IDS, together, strict=False):
+            alone = dllm.generate(model, ids, **how)
+            assert np.array_equal(alone.logprobs, row.logprobs) and alone.order == row.order

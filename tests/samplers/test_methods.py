@@ -98,6 +98,19 @@ def test_prophet_lowers_its_bar(step: int, gap: float) -> None:
     assert Prophet(steps=256).threshold(canvas) == gap
 
 
+def test_prophet_counts_the_steps_of_a_block_that_has_less_to_decide() -> None:
+    """The released code runs them all: what is given in a block takes no step from the count."""
+    canvas, sampler = canvas_of(6), compose("prophet+llada(steps=6)", options={"block_length": 3})
+    canvas.give(0, np.array([5]))
+    for at in ([1, 2], [3]):  # one per step, then the second block
+        for position in at:
+            sampler.prepare(canvas)
+            canvas.commit(np.array([position]), np.array([1]), np.zeros(1, np.float32))
+            canvas.step, canvas.block_step = canvas.step + 1, canvas.block_step + 1
+    (prophet,) = sampler.stops
+    assert prophet.threshold(canvas) == 2.5  # type: ignore[attr-defined]  # step 5 of 6
+
+
 @pytest.mark.parametrize(("gap", "fills"), [(7.6, True), (7.4, False)])
 def test_prophet_commits_everything_at_once(gap: float, fills: bool) -> None:
     canvas, sampler = canvas_of(40), compose("prophet(start=2, answer=3)")

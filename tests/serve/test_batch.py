@@ -140,7 +140,8 @@ def test_the_command(
     assert entries["s"]["response"]["status_code"] == 400
     assert entries["u"]["response"]["status_code"] == 404
     again = cli("batch", str(file), "-o", str(out), *how)
-    assert "7 results are there already, 0 requests are open" in again.stderr
+    assert "7 results are there already (4 errors), 0 requests are open" in again.stderr
+    assert again.exit_code == 1
     assert results_of(out) == entries
     assert cli("batch", str(file), "-o", str(file)).exit_code == 2
 

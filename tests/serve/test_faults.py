@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,10 @@ import pytest
 import torch
 
 import dllm
+from dllm.errors import DeadlineError
+from dllm.serve.replies import Reply
+from dllm.serve.requests import read_chat
+from dllm.serve.routes import Streaming
 
 from .conftest import PATIENCE, Served, Start, idle, raw, until
 
@@ -250,7 +254,8 @@ def test_a_queue_that_is_full(start: Start, tiny: dllm.DiffusionModel) -> None:
 
     async def flood() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=PATIENCE) as client:
-            posts = (client.post(served.url + CHAT, json=body(f"r {i}")) for i in range(12))
+            bodies = (body(f"r {i}", n=1 + i % 3) for i in range(12))  # all answers or none
+            posts = (client.post(served.url + CHAT, json=one) for one in bodies)
             return await asyncio.gather(*posts)
 
     answers = asyncio.run(flood())
@@ -260,7 +265,7 @@ def test_a_queue_that_is_full(start: Start, tiny: dllm.DiffusionModel) -> None:
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["type"] == "rate_limit_error"
     many = served.post(CHAT, body(n=8))
-    assert many.status_code == 429  # all of them or none
+    assert many.status_code == 400 and "takes 3 at a time" in many.json()["error"]["message"]
     nothing_left(served, tiny, before)
 
 
@@ -330,10 +335,12 @@ def test_sigterm_lets_requests_end(start: Start, tiny: dllm.DiffusionModel) -> N
     assert threading.active_count() <= before.threads
 
 
-def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
-    """What is not answered in time is told so, streaming or not, likelihoods too."""
+@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals: int) -> None:
+    """What is not answered in time, or by a second signal, is told so, streaming or not,
+    likelihoods too."""
     before = Resources.now()
-    served = start(tiny, max_rows=1, drain=0.2)
+    served = start(tiny, max_rows=1, drain=0.2 if signals == 1 else PATIENCE)
     loop = served.server.servers[0].get_loop()
     slow, labels = body(n=8), {"model_name": served.service.name}
     registry = served.service.metrics.registry
@@ -355,7 +362,8 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel) -> None:
             for _ in range(2):
                 await asked("/v1/score", score, lambda: True)
             await asked(CHAT, slow, lambda: served.service.running + served.service.waiting > 8)
-            loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
+            for _ in range(signals):
+                loop.call_soon_threadsafe(served.server.handle_exit, signal.SIGTERM, None)
             return await asyncio.gather(*posts)
 
     streamed, first, second, whole = asyncio.run(ask())
@@ -420,3 +428,23 @@ def test_sigterm_of_the_command() -> None:
         run.kill()
         run.wait()
         run.stderr.close()
+
+
+def test_a_deadline_in_the_middle_of_a_stream_is_told(served: Served) -> None:
+    """It is a TimeoutError, as that of a reader who stopped reading, whom nothing can be told."""
+    ask = read_chat({"messages": [{"role": "user", "content": "one"}], "stream": True})
+    sent: list[bytes] = []
+
+    async def late() -> AsyncIterator[bytes]:
+        yield b"second"
+        raise DeadlineError("not answered within 1 s")
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def write() -> None:
+        reply = Reply(ask, "tiny", "", served.service.piece)
+        await Streaming(served.service, reply, b"first", late())._write(send)
+
+    asyncio.run(write())
+    assert sent[1:3] == [b"first", b"second"] and b"deadline_exceeded" in sent[3]

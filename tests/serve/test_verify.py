@@ -146,7 +146,8 @@ def test_streams_and_refusals(verifying: Served, verifier: dllm.DiffusionModel) 
     text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     assert text == dllm.speculate(verifier, None, [5, 6, 7], max_new_tokens=NEW).text
     for more, word in (
-        ({"sampler": "llada"}, "sampler"), ({"suffix": "x"}, "holes"), ({"steps": 3}, "steps"),
+        ({"sampler": "llada"}, "sampler"), ({"suffix": "x"}, "holes"),
+        ({"steps": 3}, "steps is for diffusion"), ({"remask": [1]}, "remask is for diffusion"),
         ({"stream_options": {"include_drafts": True}}, "autoregressive"),
     ):  # fmt: skip
         refused = verifying.post("/v1/completions", {**body, **more})

@@ -66,6 +66,20 @@ def test_of_several_answers_the_fastest_right_one_is_kept(tmp_path: Path) -> Non
     assert kept == fewest and len(kept) > 1
 
 
+def test_what_a_killed_run_has_half_written_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dllm.train.trajectories.PIECE", 2)
+    model, asked = dllm.load("nano"), task_questions(3, 3, ("remove_random",))
+    whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
+    assert [*write_trajectories(model, asked, whole)] == [2, 3]
+    assert next(iter(write_trajectories(model, asked, killed))) == 2
+    with killed.open("a") as file:
+        file.write(whole.read_text().splitlines()[-1] + '\n{"ids": [1, ')
+    assert [*write_trajectories(model, asked, killed)] == [3]
+    assert killed.read_text() == whole.read_text()
+
+
 def test_blocks_learn_what_the_causal_model_says_of_each_token() -> None:
     """Against one forward per block: clean text before it, its own masks, and nothing behind."""
     base = dllm.load(tiny(), eos_token_id=1)

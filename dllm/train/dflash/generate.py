@@ -5,6 +5,7 @@ engine: a chat model that is shown the head of a user's turn continues with a qu
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,9 @@ def write_answers(
     """
     done = 0
     if file.exists():
-        with file.open(encoding="utf-8") as lines:
-            done = sum(1 for _ in lines)
+        written = file.read_bytes()
+        done = written.count(b"\n")
+        os.truncate(file, written.rfind(b"\n") + 1)  # a killed run may have left part of a line
     while done < count:
         piece, skip = divmod(done, BATCH)
         if prompts is None:
