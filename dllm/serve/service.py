@@ -27,6 +27,7 @@ from ..likelihood.api import score
 from ..likelihood.step import Guesses, step
 from ..preparation import Preparation
 from ..prompts import encode, encode_continuation, encode_markup, hole_forms, tokenizer_of
+from ..request_maker import occurrences
 from ..session import Session
 from .body import shortened
 from .drafts import DraftRoutes
@@ -289,8 +290,9 @@ class Service:
             "trace": ask.trace or bool(ask.logprobs), **arguments,
         }  # fmt: skip
         try:
-            for prompt, text in encoded:
-                for given["repetition"] in range(ask.n):
+            before = occurrences([str(prompt) for prompt in ask.prompts])
+            for times, (prompt, text) in zip(before, encoded, strict=True):
+                for given["repetition"] in range(ask.n * times, ask.n * (times + 1)):
                     given["deadline"] = round(until - time.monotonic(), 3)
                     if text is None:
                         given |= penalties(ask.penalties, len(prompt))

@@ -234,6 +234,18 @@ def test_only_the_middle_is_told_of_before_a_suffix(served: Served) -> None:
     assert far.status_code == 400 and "max_tokens=2147483647" in far.json()["error"]["message"]
 
 
+def test_equal_prompts_are_drawn_apart_as_in_the_library(
+    served: Served, tiny: dllm.DiffusionModel
+) -> None:
+    how = {"temperature": 2.0, "seed": 7, "sampler": "llada", "n": 2}
+    prompts = ["one", "two", "one"]
+    body = {"prompt": prompts, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
+    choices = served.post(TEXT, body | how).json()["choices"]
+    plain = dllm.generate(tiny, prompts, chat=False, max_new_tokens=8, min_new_tokens=8, **how)
+    assert [choice["token_ids"] for choice in choices] == [r.tokens for rs in plain for r in rs]
+    assert choices[0]["token_ids"] != choices[4]["token_ids"]
+
+
 def test_a_request_id_with_blanks_at_its_end(served: Served) -> None:
     name = "a\tb" * 43
     answer = served.post(CHAT, {"messages": HELLO, "max_tokens": 4}, headers={"X-Request-Id": name})

@@ -128,7 +128,7 @@ async def crowd(url: str, count: int) -> dict[str, int]:
     return ends
 
 
-@pytest.mark.parametrize("count", [45, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(500, marks=pytest.mark.slow)])
 def test_clients_that_leave_and_deadlines_that_pass(caught: Served, count: int) -> None:
     ends = asyncio.run(crowd(caught.url, count))
     assert sum(ends.values()) == count
@@ -380,7 +380,7 @@ def test_likelihoods_that_nobody_waits_for_end(served: Served) -> None:
     """The next request need not wait for the half minute that they would take."""
     long = {"prompt": "one", "continuation": ["two three four"] * 64, "samples": 4096}
     with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
-        client.post(served.url + "/v1/score", json=long, timeout=1.0)
+        client.post(served.url + "/v1/score", json=long, timeout=0.3)
     short, began = {"prompt": "one", "continuation": "two", "samples": 1}, time.perf_counter()
     assert served.post("/v1/score", short).status_code == 200
     assert time.perf_counter() - began < 10

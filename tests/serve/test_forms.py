@@ -66,7 +66,7 @@ def test_a_hostile_expression_holds_nobody_up(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is compiled, and given up, ordinary requests are answered."""
-    monkeypatch.setattr(WORKER, "seconds", 3.0)
+    monkeypatch.setattr(WORKER, "seconds", 1.5)
     hostile = {**HOW, "structured_outputs": {"regex": "(a|b)*a(a|b){30}"}}
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(served.post, CHAT, hostile)
