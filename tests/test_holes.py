@@ -10,6 +10,8 @@ import dllm
 from dllm.holes import calibrated, measured, trend_free
 from dllm.prompts import encode
 
+from .thin import some
+
 QUESTION = "What is 23 + 12?"
 
 
@@ -47,7 +49,7 @@ def test_the_published_scores() -> None:
     assert np.ptp(calibrated(lengths, 0.5 * curve)) < 1e-12
 
 
-@pytest.mark.parametrize("rule", ["sure", "lr", "cal"])
+@pytest.mark.parametrize("rule", some(["sure", "lr", "cal"], 2))
 def test_holes_are_measured_and_filled(rule: str) -> None:
     text = "23 + 12: 3 + 2 =[[1]], 2 + 1 =[[*]]: 35."
     result = dllm.infill("nano", text, prompt=QUESTION, length=rule)

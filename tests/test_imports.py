@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HELP_SECONDS = 0.75  # of processor time; 0.37 measured, on a busy machine too
 
 
@@ -19,6 +21,7 @@ def run(program: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_loading_nano_imports_its_own_network_and_no_other() -> None:
     program = (
         "import sys, dllm\n"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -100,8 +101,13 @@ def allowed(here: str, there: str) -> bool:
     return there != "cli" if here in ON_TOP else there not in ON_TOP
 
 
-def imports(module: str, source: str) -> Iterator[tuple[int, str]]:
+@cache
+def imports(module: str, source: str) -> list[tuple[int, str]]:
     """(line, full module name) of every import, wherever in the file it stands."""
+    return [*_imports(module, source)]
+
+
+def _imports(module: str, source: str) -> Iterator[tuple[int, str]]:
     package = module if module in PACKAGES else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -18,7 +18,7 @@ def test_threads_read_specs_at_the_same_time() -> None:
     gc.callbacks.append(_look)
     try:
         with ThreadPoolExecutor(8) as pool:
-            results = list(pool.map(lambda _: _read(spec), range(400)))
+            results = list(pool.map(lambda _: _read(spec), range(200)))
     finally:
         gc.callbacks.remove(_look)
         gc.set_threshold(*threshold)

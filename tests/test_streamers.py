@@ -16,6 +16,8 @@ from dllm.drafting.bridges.transformers import custom_generate
 from dllm.errors import OutOfMemoryError
 from dllm.prompts import encode
 
+from .thin import some
+
 PROMPT = "What is 4 + 5?"
 NEW = 24
 
@@ -103,15 +105,18 @@ def test_text_streamers_of_transformers(
 
 @pytest.mark.parametrize(
     ("way", "how", "error"),
-    [
-        (by_generate, {"sampler": "nothing"}, dllm.UnknownNameError),
-        (by_generate, {"n": 2, "temperature": 1.0}, dllm.ConfigError),
-        (by_speculate, {"rule": "nothing"}, dllm.UnknownNameError),
-        (by_speculate, {"max_new_tokens": 10**6}, dllm.PromptError),
-        (by_speculate, {"drafter": Failing()}, RuntimeError),
-        (by_transformers, {"rule": "nothing"}, dllm.UnknownNameError),
-        (by_transformers, {"drafter": Failing()}, RuntimeError),
-    ],
+    some(
+        [
+            (by_generate, {"sampler": "nothing"}, dllm.UnknownNameError),
+            (by_generate, {"n": 2, "temperature": 1.0}, dllm.ConfigError),
+            (by_speculate, {"rule": "nothing"}, dllm.UnknownNameError),
+            (by_speculate, {"max_new_tokens": 10**6}, dllm.PromptError),
+            (by_speculate, {"drafter": Failing()}, RuntimeError),
+            (by_transformers, {"rule": "nothing"}, dllm.UnknownNameError),
+            (by_transformers, {"drafter": Failing()}, RuntimeError),
+        ],
+        4,
+    ),
 )
 def test_a_reader_hears_the_end_whatever_fails(
     way: Callable[..., list[int]], how: dict[str, Any], error: type[Exception]

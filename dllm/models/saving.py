@@ -81,6 +81,11 @@ def _weights(model: Model) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = hf.state_dict()
     if of_config(stored) is None and any(key.endswith(".numbers") for key in weights):
         raise ConfigError("this model was read from a GGUF file, which is its only form: keep it")
+    if any(".base_layer." in key for key in weights):
+        raise ConfigError(
+            "an adapter lies beside these weights: load with merge_adapter=True and save that, or "
+            "keep the model and its adapter as they are"
+        )
     if any(value.is_meta for value in weights.values()):
         raise ConfigError("part of the model is offloaded; load it without offloading and save it")
     if hf.config.tie_word_embeddings:

@@ -148,7 +148,7 @@ class Bare(Parser):
 
     def feed(self, piece: str) -> None:
         self.text += piece
-        if self.said.content or not self.text.lstrip().startswith("{"):
+        if self.said.content or not self.text.lstrip().startswith(("{", "[")):
             self.said.content = self.text if self.text.strip() else ""
 
     def end(self) -> None:

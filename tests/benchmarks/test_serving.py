@@ -10,10 +10,12 @@ import pytest
 
 import dllm
 
+from ..thin import some
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.parametrize("mode", ["equal", "serial"])
+@pytest.mark.parametrize("mode", some(["equal", "serial"], 1))
 def test_every_request_is_answered(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.delitem(sys.modules, "serving", raising=False)

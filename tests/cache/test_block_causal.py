@@ -43,7 +43,11 @@ SAMPLERS = ["llada", "llada(remasking=random)", "threshold(0.05)", "llada+whole"
             "threshold(0.03)+blocks(3)", "dream(alg=entropy)"]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+SHIFTED = pytest.param("fast_dllm_v2", marks=pytest.mark.slow)
+both = pytest.mark.parametrize("folder", sorted(FAMILIES), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", params=["sdar", SHIFTED])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny checkpoint in the official layout."""
     name, field, network, config, more = FAMILIES[request.param]
@@ -77,6 +81,7 @@ def outcome(result: dllm.Result) -> Any:
     return result.sequences.tolist(), result.nfe, commits
 
 
+@both
 def test_later_blocks_are_not_seen(model: dllm.DiffusionModel) -> None:
     ids = torch.randint(0, 60, (1, 14), generator=torch.Generator().manual_seed(0))
     other = ids.clone()
@@ -90,6 +95,7 @@ def test_later_blocks_are_not_seen(model: dllm.DiffusionModel) -> None:
     assert model.generation_defaults["block_length"] == GRID
 
 
+@both
 def test_without_a_cache_steps_are_the_masked_forward(model: dllm.DiffusionModel) -> None:
     out = run(model, PROMPTS[0], "llada", "none", steps=17)
     canvas = torch.tensor([PROMPTS[0] + [MASK] * 17])
@@ -104,7 +110,8 @@ def test_without_a_cache_steps_are_the_masked_forward(model: dllm.DiffusionModel
             canvas[0, position] = token
 
 
-@pytest.mark.parametrize("sampler", some(SAMPLERS, 3))
+@both
+@pytest.mark.parametrize("sampler", some(SAMPLERS, 2))
 def test_the_block_cache_is_exact(model: dllm.DiffusionModel, sampler: str) -> None:
     exact, reference = (run(model, PROMPTS, sampler, cache) for cache in ("block", "none"))
     for one, other in zip(exact, reference, strict=True):
@@ -114,6 +121,7 @@ def test_the_block_cache_is_exact(model: dllm.DiffusionModel, sampler: str) -> N
     assert [outcome(r) for r in alone] == [outcome(r) for r in exact]
 
 
+@both
 def test_it_computes_two_blocks_at_most(model: dllm.DiffusionModel) -> None:
     out = run(model, PROMPTS[2], "llada", "block")
     sizes = [step.computed for step in out.trace.steps]
@@ -212,6 +220,7 @@ def test_it_is_saved_and_loaded(model: dllm.DiffusionModel, tmp_path: Path) -> N
     )
 
 
+@both
 @pytest.mark.parametrize("cfg_scale", [0.0, 0.7])
 def test_likelihoods_see_the_blocks_that_decoding_sees(
     model: dllm.DiffusionModel, cfg_scale: float

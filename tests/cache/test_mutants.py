@@ -19,6 +19,7 @@ from dllm.cache.sparse import SparseCache
 from dllm.engine import turn as engine
 
 from ..settings import EXACT, OWN_MODELS, SMALL
+from ..thin import some
 from .test_every_pair import check_exact as identity
 from .test_every_pair import run
 from .test_layerwise import layer_promises
@@ -134,7 +135,7 @@ def test_a_broken_promise_is_noticed(
 CLOCKED = [spec for spec in EXACT if "refresh_every=1" in spec]
 
 
-@pytest.mark.parametrize("cache", CLOCKED)
+@pytest.mark.parametrize("cache", some(CLOCKED, 6))
 def test_a_refresh_that_is_left_out_is_noticed(monkeypatch: Patch, cache: str) -> None:
     """The identity breaks when a cache refreshes but once."""
 

@@ -166,8 +166,9 @@ def test_caches_are_weighed_for_the_model_and_the_device(cli: Run, llada_8b: Pat
     assert "fewer operations" in lines["dual"] and "measured" in lines["sparse"]
 
 
-def test_what_a_cache_gains_is_counted() -> None:
+def test_what_a_cache_gains_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in's positions under the model's sizes: 8 steps of 32 new tokens in one block."""
+    monkeypatch.setattr("dllm.eval.gains.RUNS", 0)  # one decoding each: seconds are not looked at
     config = LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
                          num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
     result = {g.cache: g for g in gains(config, torch.device("cpu"), torch.float32, 64, 32)}

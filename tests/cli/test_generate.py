@@ -14,6 +14,7 @@ from dllm.cli.generate_options import Answers
 from dllm.cli.inputs import read_prompts
 from dllm.cli.options import RENAMED
 
+from ..thin import some
 from .conftest import Run
 
 PROMPT = "Reverse this list: Tom, Anna"
@@ -121,13 +122,16 @@ def test_what_is_done_is_kept_and_the_rest_follows(
 
 @pytest.mark.parametrize(
     ("more", "lines", "message"),
-    [
-        (["--resume"], LINES[::-1], "answers another prompt"),
-        (["--resume", "-s", "llada"], LINES, "made with sampler 'threshold', not 'llada'"),
-        (["--resume", "--seed", "5"], LINES, "made with seed 0, not 5"),
-        (["--resume", "--temperature", "1"], LINES, "made with arguments"),
-        (["--resume", "--raw"], LINES, "made with arguments"),
-    ],
+    some(
+        [
+            (["--resume"], LINES[::-1], "answers another prompt"),
+            (["--resume", "-s", "llada"], LINES, "made with sampler 'threshold', not 'llada'"),
+            (["--resume", "--seed", "5"], LINES, "made with seed 0, not 5"),
+            (["--resume", "--temperature", "1"], LINES, "made with arguments"),
+            (["--resume", "--raw"], LINES, "made with arguments"),
+        ],
+        3,
+    ),
 )
 def test_answers_of_other_runs_are_not_mixed(
     ask: Run, tmp_path: Path, more: list[str], lines: list[str], message: str

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dllm
+from dllm.errors import ConfigError
 
 from ..thin import some
 from .conftest import Run
@@ -32,6 +33,7 @@ def test_another_run_is_not_overwritten(cli: Run, tmp_path: Path) -> None:
     assert result.exit_code == 2 and "another recipe" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", some(["parallel --rounds 2 --samples 2 --temperature 1", "repair"], 1)
 )
@@ -44,6 +46,9 @@ def test_a_diffusion_model_learns_from_its_own_trajectories(
     assert "tokens per forward" in result.stderr
     adapted = dllm.load("nano", adapter=tmp_path / "adapter", merge_adapter=True)
     assert dllm.generate(adapted, "What is 4 + 5?").text == "4 + 5 = 9."
+    with pytest.raises(ConfigError, match="merge_adapter"):
+        dllm.load("nano", adapter=tmp_path / "adapter").save_pretrained(tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
 
 
 def test_answers_are_written_without_a_step(cli: Run, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def said(result: dllm.SpeculativeResult) -> tuple[Any, ...]:
     return result.tokens, result.text, result.finish_reason, result.nfe, result.computed, rounds
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000), rows=st.integers(1, 5))
 @settings(max_examples=1, deadline=None)
 def test_a_batch_is_its_rows(

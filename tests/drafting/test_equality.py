@@ -166,7 +166,7 @@ def test_keyed_equality(verifier: dllm.DiffusionModel, drafter: str, seeds: rang
         assert result.tokens == text[len(prompt) :]
         accepted += result.accepted
     if drafter in ("right", "tree"):
-        assert accepted > 5 * len(seeds)
+        assert accepted > 3 * len(seeds)  # `rate` drafts what is worth its seconds
 
 
 def test_an_oracle_is_accepted_whole(verifier: dllm.DiffusionModel) -> None:

@@ -19,8 +19,8 @@ def test_the_example_drafts_for_the_verifier() -> None:
     assert names["out"].tokens == plain.tokens
     assert names["out"].accepted > 20  # the assistant is the verifier itself
     model, part = dllm.load("nano-ar"), names["Assistant"](names["small"])
-    for prompt in ("Reverse this list: Tom, Anna, Ben", "Compute 3 + 4."):
-        for how in ({"temperature": 1.0, "seed": 1}, {"controller": "fixed(k=3)"}):
-            expected = dllm.speculate(model, None, prompt, max_new_tokens=24, **how)
-            result = dllm.speculate(model, part, prompt, max_new_tokens=24, **how)
-            assert result.tokens == expected.tokens
+    prompt = "Reverse this list: Tom, Anna, Ben"
+    for how in ({"temperature": 1.0, "seed": 1}, {"controller": "fixed(k=3)"}):
+        expected = dllm.speculate(model, None, prompt, max_new_tokens=16, **how)
+        result = dllm.speculate(model, part, prompt, max_new_tokens=16, **how)
+        assert result.tokens == expected.tokens

@@ -15,6 +15,8 @@ import dllm
 from dllm.drafting.vocabulary import PROBE, VocabularyMatch, compare, fingerprint
 from dllm.prompts import encode_text
 
+from ..thin import covering
+
 TEXT = "Reverse this list: Tom, Anna, Ben"
 
 
@@ -74,8 +76,9 @@ def test_a_different_vocabulary_is_refused(foreign: dllm.DiffusionModel) -> None
         dllm.speculate(foreign, "nano", TEXT, max_new_tokens=4)
 
 
-@pytest.mark.parametrize("vocabulary", ["retokenize", "intersect"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("vocabulary", "temperature"), covering(["retokenize", "intersect"], [1.0, 0.0])
+)
 def test_bridges_do_not_change_the_output(
     foreign: dllm.DiffusionModel, vocabulary: str, temperature: float
 ) -> None:

@@ -140,7 +140,7 @@ def models(tiny: dllm.DiffusionModel, reordered: dllm.DiffusionModel) -> Models:
     return lambda name: own.get(name, tiny)
 
 
-@pytest.mark.parametrize("name", some(CACHES, 12))
+@pytest.mark.parametrize("name", some(CACHES, 6))
 def test_rows_are_what_they_are_alone(models: Models, name: str) -> None:
     model = models(name)
     turmoil(model, SMALL[name], texts_of(model, SMALL[name], 3, seed=1), seed=2)
@@ -320,6 +320,7 @@ def test_numbers_that_are_not_finite_are_an_error(tiny_folder: Any) -> None:
 # -- threads and memory -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_threads_share_a_model(tiny: dllm.DiffusionModel) -> None:
     """Eight threads, layerwise caches beside plain ones: the same as one after the other."""
     calls = [

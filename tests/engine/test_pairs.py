@@ -138,9 +138,9 @@ def test_forbidden_caches_are_refused(spec: str, cache: str) -> None:
 )
 def test_branches_share_a_cache(explorer: str, cache: str) -> None:
     prompt = TASKS["latin"].examples(1)[0].prompt
-    spec = f"{explorer}+multi_blocks(8)" if explorer.startswith("ete") else explorer
+    spec = f"{explorer}+multi_blocks(4)" if explorer.startswith("ete") else explorer
     every = f"{cache}(refresh_every=1)"
-    how = {"max_new_tokens": 16, "block_length": 8, "eos_policy": "none"}
+    how = {"max_new_tokens": 12, "block_length": 4, "eos_policy": "none"}
     plain = dllm.generate("nano", prompt, sampler=spec, **how)
     exact = dllm.generate("nano", prompt, sampler=spec, cache=every, **how)
     assert exact.tokens == plain.tokens and exact.nfe == plain.nfe

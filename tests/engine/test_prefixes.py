@@ -15,6 +15,7 @@ from dllm.engine import Engine
 from dllm.kernels.linear import available
 
 from ..models.wedlm import MASK, SHAPE
+from ..thin import covering
 
 GRID = 4
 KINDS = {  # family -> network, cache, what else tells it
@@ -67,8 +68,7 @@ def same(kept: list[dllm.Result], plain: list[dllm.Result], bits: bool) -> None:
             assert np.array_equal(a.logprobs, b.logprobs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("kind", "temperature"), covering([*KINDS], [0.0, 0.8]))
 def test_the_same_bits_with_and_without(kind: str, temperature: float) -> None:
     """One after the other, then second turns, of which the first answer is part."""
     how: dict[str, Any] = {"temperature": temperature, "seed": 3}
@@ -88,8 +88,7 @@ def test_the_same_bits_with_and_without(kind: str, temperature: float) -> None:
         assert 0 <= other.computed - one.computed - one.cached_tokens <= GRID
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize(("kind", "precision"), covering([*KINDS], ["bfloat16", "int8"]))
 def test_other_precisions(kind: str, precision: str) -> None:
     """Second turns in half precision and with weights of eight bits: again the same bits."""
     results = []
@@ -102,8 +101,10 @@ def test_other_precisions(kind: str, precision: str) -> None:
     same(kept, plain, True)
 
 
-@pytest.mark.parametrize("kind", ["fast_dllm_v2", "wedlm"])
-@pytest.mark.parametrize("pool", [{"keep_prefixes": 60}, {"max_positions": 130}])
+@pytest.mark.parametrize(
+    ("kind", "pool"),
+    covering(["fast_dllm_v2", "wedlm"], [{"keep_prefixes": 60}, {"max_positions": 130}]),
+)
 def test_joins_and_little_room(kind: str, pool: dict[str, int]) -> None:
     """Texts that join and grow; rows have precedence, and nothing is left taken at the end."""
     prompts = [*QUESTIONS, [5, 6, 7], *QUESTIONS[::-1]]

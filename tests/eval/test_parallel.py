@@ -9,12 +9,14 @@ from dllm.eval.problems import problems, prompt_of, task_names
 from dllm.eval.tasks import TASKS
 from dllm.eval.tasks.parallel import PARALLEL, ChatExample, is_sentence, loose_items, strict_items
 
+from ..thin import some
+
 QUEUES = [
     name for name in PARALLEL if not name.endswith(("latin", "sudoku")) and "words" not in name
 ]
 
 
-@pytest.mark.parametrize("name", PARALLEL)
+@pytest.mark.parametrize("name", some(PARALLEL, 12))
 def test_references_pass_both_readings_and_are_seeded(name: str) -> None:
     task = PARALLEL[name]
     examples = task.examples(40)
@@ -44,7 +46,7 @@ def test_the_original_list_is_wrong_where_something_changes() -> None:
             assert same == unchanged, (name, example)
 
 
-@pytest.mark.parametrize("name", QUEUES)
+@pytest.mark.parametrize("name", some(QUEUES, 10))
 def test_queues_are_as_long_as_they_should_be(name: str) -> None:
     """3 to 6 people, or 15; none of them twice."""
     examples = PARALLEL[name].examples(60)

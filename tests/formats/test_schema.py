@@ -20,6 +20,8 @@ from dllm.formats.automaton import Automaton
 from dllm.formats.compiling import compile_tokens, prefix_tree
 from dllm.formats.numbers import decimals, integers
 
+from ..thin import some
+
 BYTES = tuple(bytes([i]) for i in range(256))
 TREE = prefix_tree(BYTES)
 
@@ -122,7 +124,7 @@ SUPPORTED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("schema", SUPPORTED, ids=lambda schema: json.dumps(schema)[:60])
+@pytest.mark.parametrize("schema", some(SUPPORTED, 28), ids=lambda schema: json.dumps(schema)[:60])
 def test_every_text_satisfies_its_schema(schema: dict[str, Any]) -> None:
     kind = jsonschema.Draft202012Validator
     validator = kind(schema, format_checker=kind.FORMAT_CHECKER)

@@ -50,7 +50,7 @@ def line(seed: int, folder: Path) -> tuple[list[str], str]:
     return arguments, rng.choice(TEXTS).encode("utf-8", "replace").decode()
 
 
-@pytest.mark.fuzz(40)
+@pytest.mark.fuzz(20)
 def test_a_command_line(cli: Run, tiny_folder: Path, seeds: range) -> None:  # noqa: F811
     for seed in seeds:
         arguments, stdin = line(seed, tiny_folder)

@@ -34,7 +34,7 @@ def call_of(case: dict[str, Any]) -> Call:
 TOGETHER = Together((case.values[0] for case in CASES), call_of, draws_of=drawn)
 
 
-@pytest.mark.parametrize("case", some(CASES, len(CASES) // 8))
+@pytest.mark.parametrize("case", some(CASES, len(CASES) // 12))
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     (result,) = TOGETHER.results(case, call_of(case))
     assert result.trace is not None

@@ -64,7 +64,7 @@ def replay(case: dict[str, Any], cache: str, monkeypatch: pytest.MonkeyPatch) ->
     return result
 
 
-@pytest.mark.parametrize("case", some(CASES, len(CASES) // 4))
+@pytest.mark.parametrize("case", some(CASES, 3))
 def test_official_trace_is_reproduced(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,7 @@ def sound(case: dict[str, Any], expected: Steps) -> tuple[Steps, bool]:
     return expected[: inside.index(False) if False in inside else len(expected)], False
 
 
-@pytest.mark.parametrize("case", some(CASES, len(CASES) // 8))
+@pytest.mark.parametrize("case", some(CASES, len(CASES) // 12))
 def test_official_trace_is_reproduced(case: dict[str, Any]) -> None:
     results, rows = TOGETHER.results(case, call_of(case)), _rows(case)
     for row, (result, (_, moved)) in enumerate(zip(results, rows, strict=True)):

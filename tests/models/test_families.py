@@ -207,7 +207,7 @@ def test_facts_and_decoding(tmp_path: Path, case: Case) -> None:
     assert (facts.mask_kind, facts.block_length) == (kind, case.block)
     assert (facts.mask_token_id, facts.eos_token_id, facts.vocab_size) == (MASK, EOS, VOCAB)
     assert facts.logit_shift == (case.family == "fast_dllm_v2")
-    how: Any = {"sampler": "llada", "max_new_tokens": 40, "eos_policy": "none"}
+    how: Any = {"sampler": "fixed(n=4)", "max_new_tokens": 40, "eos_policy": "none"}
     plain = dllm.generate(model, [5, 9, 17, 40, 3], **how)
     other = dllm.generate(model, [5, 9, 17, 40, 3], cache="block" if case.block else "none", **how)
     assert plain.tokens == other.tokens and MASK not in plain.tokens

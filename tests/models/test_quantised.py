@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import dllm
 
+from ..thin import covering
+
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
@@ -113,8 +115,7 @@ SETTINGS = ["int8", "int4", "int8(head=False)", "int4(group=32, embeddings=True)
 QUESTION = "What is 23 + 12?"
 
 
-@pytest.mark.parametrize("how", SETTINGS)
-@pytest.mark.parametrize("layout", ["native", "official"])
+@pytest.mark.parametrize(("how", "layout"), covering(SETTINGS, ["native", "official"]))
 def test_a_rounded_model_is_saved_and_read_back_exactly(
     how: str, layout: str, tmp_path: Path
 ) -> None:
@@ -134,8 +135,9 @@ def test_a_rounded_model_is_saved_and_read_back_exactly(
     assert same.tokens == out.tokens and (same.logprobs == out.logprobs).all()
 
 
-@pytest.mark.parametrize("how", ["int8", "int4(group=32)"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("how", "dtype"), covering(["int8", "int4(group=32)"], ["float32", "bfloat16"])
+)
 def test_a_row_of_a_batch_is_the_row_alone(how: str, dtype: str) -> None:
     """To the last bit of its log-probabilities."""
     model = dllm.load("nano", quantization=how, dtype=dtype)

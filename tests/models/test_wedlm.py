@@ -36,7 +36,11 @@ SAMPLERS = ["wedlm", "wedlm(3.0, penalty=0.05)", "llada(remasking=random)", "thr
 HOLES = [-1, 5, -1, -1, 40, 9, -1, 3, -1, -1, -1, 8, 8]
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+QWEN2 = pytest.param("wedlm_qwen2", marks=pytest.mark.slow)
+both = pytest.mark.parametrize("folder", sorted(FAMILIES), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", params=["wedlm", QWEN2])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoints") / str(request.param)
     write(path, request.param)
@@ -64,6 +68,7 @@ def outcome(result: dllm.Result) -> Any:
     return result.sequences.tolist(), result.nfe, commits
 
 
+@both
 def test_a_checkpoint_is_told_by_its_norms(model: dllm.DiffusionModel, folder: Path) -> None:
     facts = model.facts
     assert model.family.name == folder.name and type(model.hf) is FAMILIES[folder.name][0]
@@ -71,6 +76,7 @@ def test_a_checkpoint_is_told_by_its_norms(model: dllm.DiffusionModel, folder: P
     assert (facts.mask_token_id, facts.eos_token_id) == (MASK, EOS)
 
 
+@both
 def test_the_network_alone_is_the_causal_one(model: dllm.DiffusionModel, reference: Any) -> None:
     ids = torch.randint(0, 60, (1, 30), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -78,6 +84,7 @@ def test_the_network_alone_is_the_causal_one(model: dllm.DiffusionModel, referen
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@both
 @pytest.mark.parametrize("length", [40, 700])
 def test_a_forward_is_that_of_the_reordered_text(
     model: dllm.DiffusionModel, reference: Any, length: int
@@ -122,6 +129,7 @@ def test_every_step_is_the_reordered_forward(
             tokens[position], masked[position] = token, False
 
 
+@both
 @pytest.mark.parametrize("sampler", some(SAMPLERS, 1))
 def test_the_cache_is_exact_and_rows_are_alone(model: dllm.DiffusionModel, sampler: str) -> None:
     exact, plain = (run(model, PROMPTS, sampler, cache) for cache in ("wedlm", "none"))
@@ -340,7 +348,7 @@ def test_wrong_ways_to_load_it_say_the_right_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache", ["wedlm", pytest.param("none", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sampler", ["wedlm", "threshold(0.05)+blocks(8)"])
+@pytest.mark.parametrize("sampler", some(["wedlm", "threshold(0.05)+blocks(8)"], 1))
 def test_append_is_the_largest_canvas_cut_at_the_stop(
     model: dllm.DiffusionModel, sampler: str, cache: str
 ) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,10 @@ import pytest
 import torch
 
 import dllm
+from dllm.errors import DeadlineError
+from dllm.serve.replies import Reply
+from dllm.serve.requests import read_chat
+from dllm.serve.routes import Streaming
 
 from .conftest import PATIENCE, Served, Start, idle, raw, until
 
@@ -124,7 +128,7 @@ async def crowd(url: str, count: int) -> dict[str, int]:
     return ends
 
 
-@pytest.mark.parametrize("count", [45, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(500, marks=pytest.mark.slow)])
 def test_clients_that_leave_and_deadlines_that_pass(caught: Served, count: int) -> None:
     ends = asyncio.run(crowd(caught.url, count))
     assert sum(ends.values()) == count
@@ -376,7 +380,7 @@ def test_likelihoods_that_nobody_waits_for_end(served: Served) -> None:
     """The next request need not wait for the half minute that they would take."""
     long = {"prompt": "one", "continuation": ["two three four"] * 64, "samples": 4096}
     with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
-        client.post(served.url + "/v1/score", json=long, timeout=1.0)
+        client.post(served.url + "/v1/score", json=long, timeout=0.3)
     short, began = {"prompt": "one", "continuation": "two", "samples": 1}, time.perf_counter()
     assert served.post("/v1/score", short).status_code == 200
     assert time.perf_counter() - began < 10
@@ -424,3 +428,23 @@ def test_sigterm_of_the_command() -> None:
         run.kill()
         run.wait()
         run.stderr.close()
+
+
+def test_a_deadline_in_the_middle_of_a_stream_is_told(served: Served) -> None:
+    """It is a TimeoutError, as that of a reader who stopped reading, whom nothing can be told."""
+    ask = read_chat({"messages": [{"role": "user", "content": "one"}], "stream": True})
+    sent: list[bytes] = []
+
+    async def late() -> AsyncIterator[bytes]:
+        yield b"second"
+        raise DeadlineError("not answered within 1 s")
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def write() -> None:
+        reply = Reply(ask, "tiny", "", served.service.piece)
+        await Streaming(served.service, reply, b"first", late())._write(send)
+
+    asyncio.run(write())
+    assert sent[1:3] == [b"first", b"second"] and b"deadline_exceeded" in sent[3]

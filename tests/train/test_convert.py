@@ -57,6 +57,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_the_model_drafts_for_itself(answers: Path, tmp_path: Path) -> None:
     model = dllm.load("nano-ar")
     recipe = Conversion(

@@ -285,6 +285,7 @@ def test_a_choice_is_among_the_most_probable_and_the_label() -> None:
         torch.testing.assert_close(got[n], expected)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
     verifier: dllm.DiffusionModel, answers: Path, tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def test_answers_of_a_causal_model_end_with_a_block(tmp_path: Path) -> None:
         assert ended[-1] == model.facts.eos_token_id
 
 
+@pytest.mark.slow
 def test_rounds_go_on_where_they_were(tmp_path: Path) -> None:
     model = dllm.load(tiny(), mask_token_id=MASK, family="llada", eos_token_id=1)
     model = replace(model, generation_defaults={"max_new_tokens": 8})

@@ -17,6 +17,8 @@ from dllm.errors import CheckpointError, ConfigError
 from dllm.models.adapters import LINEARS
 from dllm.train.recipes.convert import save_gated
 
+from ...thin import covering
+
 pytestmark = pytest.mark.filterwarnings("default")
 MASK = 3
 PROMPTS = [np.arange(5, 12), np.arange(20, 45), np.array([7, 9])]
@@ -68,8 +70,7 @@ def test_decided_tokens_compute_what_the_base_does(base: Path, adapter: Path, dt
     assert not torch.allclose(logits[:, 20:], without[:, 20:], atol=0.1)
 
 
-@pytest.mark.parametrize("masks", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("masks", "temperature"), covering([1, 3], [0.0, 1.0]))
 def test_self_drafting_changes_nothing(
     base: Path, adapter: Path, masks: int, temperature: float
 ) -> None:

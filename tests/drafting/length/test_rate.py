@@ -147,8 +147,7 @@ CURVES = {
 }
 
 
-@pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.parametrize("alpha", [0.6, 0.8, 0.9])
+@pytest.mark.parametrize(("curve", "alpha"), covering([*CURVES], [0.6, 0.8, 0.9]))
 def test_rate_knows_curves(curve: str, alpha: float) -> None:
     """Twelve float32 tokens cost more than sixteen: it ends within 3 % of the best fixed length."""
     known = sorted(CURVES[curve].items())

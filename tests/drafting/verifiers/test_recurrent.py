@@ -121,7 +121,7 @@ def test_texts_are_those_of_plain_decoding(
     """Batches, lookups that have nothing to say in some rounds, and texts that join."""
     model = models[kind]
     prompts = [PROMPT, PROMPT[:5], [7, 8, 9] * 4, [60]]
-    how: dict[str, Any] = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+    how: dict[str, Any] = {"max_new_tokens": 16, "temperature": temperature, "seed": 3}
     plain = dllm.speculate(model, None, prompts, **how)
     drafted = dllm.speculate(
         model, "prompt_lookup", prompts, controller="whole", max_rows=2, **how
@@ -130,7 +130,7 @@ def test_texts_are_those_of_plain_decoding(
     noisy = Scripted(text=[*PROMPT, *plain[0].tokens], k=4, noise=0.3)
     result = dllm.speculate(model, noisy, PROMPT, controller="whole", **how)
     assert result.tokens == plain[0].tokens
-    assert 5 < result.accepted < result.drafted
+    assert 3 < result.accepted < result.drafted
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
