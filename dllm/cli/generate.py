@@ -57,6 +57,9 @@ def generate(
         raise ConfigError(
             "--resume goes on with a file of answers: name it with --output, and drop --watch"
         )
+    for name in ("drafter", "search", "rule", "controller"):
+        if getattr(options, name) and options.verifier is None:
+            raise ConfigError(f"--{name} goes with --verifier: name the model that verifies")
     if options.server is not None:
         if options.verifier is not None:
             raise ConfigError("--verifier does not go with --server: serve the verifier")
@@ -70,9 +73,6 @@ def generate(
             raise ConfigError("--output and -n are not for --verifier: leave them out")
         speculate([options.prompt(question.prompt) for question in questions], options)
         return
-    for name in ("drafter", "search", "rule", "controller"):
-        if getattr(options, name):
-            raise ConfigError(f"--{name} goes with --verifier: name the model that verifies")
     files = trace_files(options.trace, len(questions))
     model = options.load()
     if options.watch and model.tokenizer is None:

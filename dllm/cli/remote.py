@@ -49,15 +49,15 @@ def fields(options: Generation) -> dict[str, Any]:
 
             form["json"] = schema_of(form["json"])
         given["structured_outputs"] = form
-    candidates = given.pop("top_candidates", None)
-    if candidates:
-        given["top_logprobs"], given["logprobs"] = candidates, True
     return given
 
 
 def request(options: Generation, prompt: Any, trace: bool = False) -> dict[str, Any]:
     """The body for ``prompt``, a string to continue or messages."""
     body = fields(options)
+    if candidates := body.pop("top_candidates", None):
+        chat = {"logprobs": True, "top_logprobs": candidates}
+        body |= {"logprobs": candidates} if isinstance(prompt, str) else chat
     if options.sampler != SAMPLER:
         body["sampler"] = options.sampler
     if options.cache != CACHE:

@@ -77,7 +77,8 @@ def _line(
         item = {"prompt": item}
     if not isinstance(item, dict):
         return Line(name, "", None, digest_of("", content), f"line {number} is no request")
-    name = str(item.get("custom_id", name))
+    if item.get("custom_id") is not None:
+        name = str(item["custom_id"])
     if not is_unicode([name, item.get("url")]):
         name = name.encode(errors="backslashreplace").decode()
         problem = f"the custom_id or url of line {number} has half a surrogate"
@@ -95,6 +96,8 @@ def _line(
     given = dict(defaults)
     if url == RESPONSES and "max_tokens" in given:
         given["max_output_tokens"] = given.pop("max_tokens")
+    if body.get("max_completion_tokens") is not None:  # the same by its newer name
+        given.pop("max_tokens", None)
     body = {**given, **body}
     return Line(name, url, body, digest_of(url, body))
 

@@ -121,6 +121,8 @@ LOGPROBS: dict[str, dict[str, Any]] = {"output_text": {"logprobs": []}, "reasoni
 ANNOTATIONS: dict[str, dict[str, Any]] = {
     "output_text": {"annotations": [], "logprobs": []}, "reasoning_text": {}
 }  # fmt: skip
+NEEDED = {"message": ("content",), "function_call": ("call_id", "name", "arguments"),
+          "function_call_output": ("call_id", "output")}  # fmt: skip
 REPEATED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning",
             "temperature", "top_p", "user")  # fmt: skip
 
@@ -130,6 +132,10 @@ def said(items: list[Item]) -> list[dict[str, Any]]:
     answer are one message."""
     messages: list[dict[str, Any]] = []
     for at, item in enumerate(items):
+        for name in NEEDED.get(item.type, ()):
+            if name not in item.given:
+                where = f"input[{at}].{name}"
+                raise Problem(400, f"{where} is missing", where, "missing_field")
         text = Message(role=item.role, content=item.content).shown(f"input[{at}]")
         if item.type == "function_call_output":
             output = Message(role="tool", content=item.output, tool_call_id=item.call_id)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..errors import DllmError
 from ..models.checkpoint import BUNDLED
 from ..prompts import check_ids
 from .bodies import (
@@ -221,7 +222,7 @@ class Streaming(Response):
                 task.cancel()
             results = await asyncio.gather(writing, gone, return_exceptions=True)
             await self.rest.aclose()  # type: ignore[attr-defined]
-        if isinstance(results[0], OSError | TimeoutError):  # the connection closes without an end
+        if isinstance(results[0], OSError):  # the connection closes without an end
             log.info("a reader left or stopped reading")
         elif isinstance(results[0], Exception):
             raise results[0]
@@ -235,9 +236,9 @@ class Streaming(Response):
         try:
             async for chunk in self.rest:
                 await self._send(send, chunk)
-        except (OSError, TimeoutError):
-            raise
         except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, DllmError):
+                raise  # of the connection; a deadline is a TimeoutError, too
             await self._send(send, self.reply.encode(self.reply.error(self.service.failed(error))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

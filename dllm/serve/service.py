@@ -359,7 +359,7 @@ class Service:
         """Who reads calls and thoughts out of an answer behind ``prompt``; None: it has neither."""
         names = [tool["function"]["name"] for tool in ask.tools]
         if ask.forced:
-            return Bare(names, most=1)
+            return Bare(names, ask.most_calls)
         thinking = thinks(self.template)
         if ask.kind != "chat" or not (names or thinking):
             return None

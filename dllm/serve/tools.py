@@ -148,7 +148,7 @@ class Bare(Parser):
 
     def feed(self, piece: str) -> None:
         self.text += piece
-        if self.said.content or not self.text.lstrip().startswith("{"):
+        if self.said.content or not self.text.lstrip().startswith(("{", "[")):
             self.said.content = self.text if self.text.strip() else ""
 
     def end(self) -> None:
@@ -209,7 +209,7 @@ class Syntax:
             }
             for tool in tools if choice in ("required", tool["function"]["name"])
         ]  # fmt: skip
-        call = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        call: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
         if several and self.opening:
             call = {"anyOf": [call, {"type": "array", "items": call, "minItems": 2}]}
         named = [tool["function"] for tool in tools]

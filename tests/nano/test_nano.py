@@ -43,6 +43,7 @@ def test_the_sibling_answers_them_too(task: str) -> None:
     assert accuracy(dllm.load("nano-ar"), 8, [task])[task] >= 0.7
 
 
+@pytest.mark.slow
 def test_too_much_parallelism_costs_accuracy() -> None:
     task = "insert_random"  # several answers are right, and their tokens have to agree
     slow = accuracy(nano(), 24, [task], sampler="threshold(0.99)", max_new_tokens=32)[task]

@@ -45,6 +45,14 @@ def test_lengths_of_responses_have_another_name(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text(json.dumps({"url": "/v1/responses", "body": {"input": "hi"}}))
     assert lines_of(file, max_tokens=9)[0].body == {"input": "hi", "max_output_tokens": 9}
+    file.write_text(json.dumps({"messages": [], "max_completion_tokens": 5}))
+    assert lines_of(file, max_tokens=9)[0].body == {"messages": [], "max_completion_tokens": 5}
+
+
+def test_a_custom_id_of_null_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text(2 * '{"custom_id": null, "prompt": "hi"}\n')
+    assert [line.id for line in lines_of(file)] == ["line-1", "line-2"]
 
 
 def test_formats(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ def test_generate(cli: Run, served: Served, tiny: dllm.DiffusionModel, tmp_path:
     assert done.stdout == plain.text + "\n"
     assert f"{plain.nfe} forwards" in done.stderr and "«" in done.stderr
     assert len(json.loads(trace.read_text())["steps"]) == plain.nfe
-    shown = cli("generate", PROMPT, "--server", served.url, *HOW, "--json", "--raw")
+    shown = cli("generate", PROMPT, "--server", served.url, *HOW, "--json", "--raw",
+                "--top-candidates", "2")  # fmt: skip
     raw = dllm.generate(tiny, PROMPT, max_new_tokens=24, block_length=8, chat=False)
     assert json.loads(shown.stdout)["text"] == raw.text
     assert json.loads(shown.stdout)["computed"] == raw.computed
@@ -56,6 +57,7 @@ def test_errors_are_one_line(cli: Run, served: Served, start: Start,
         (("--server", served.url, "--dtype", "float32"), "--dtype is the server's"),
         (("--server", served.url, "--cfg-scale", "300"), "cfg_scale must be"),
         (("--server", served.url, "-m", "other"), "does not exist"),
+        (("--server", served.url, "--rule", "keyed"), "--rule goes with --verifier"),
     ):
         done = cli("generate", PROMPT, *arguments)
         assert (done.exit_code, done.stdout) == (2, ""), arguments

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,10 @@ import pytest
 import torch
 
 import dllm
+from dllm.errors import DeadlineError
+from dllm.serve.replies import Reply
+from dllm.serve.requests import read_chat
+from dllm.serve.routes import Streaming
 
 from .conftest import PATIENCE, Served, Start, idle, raw, until
 
@@ -424,3 +428,23 @@ def test_sigterm_of_the_command() -> None:
         run.kill()
         run.wait()
         run.stderr.close()
+
+
+def test_a_deadline_in_the_middle_of_a_stream_is_told(served: Served) -> None:
+    """It is a TimeoutError, as that of a reader who stopped reading, whom nothing can be told."""
+    ask = read_chat({"messages": [{"role": "user", "content": "one"}], "stream": True})
+    sent: list[bytes] = []
+
+    async def late() -> AsyncIterator[bytes]:
+        yield b"second"
+        raise DeadlineError("not answered within 1 s")
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def write() -> None:
+        reply = Reply(ask, "tiny", "", served.service.piece)
+        await Streaming(served.service, reply, b"first", late())._write(send)
+
+    asyncio.run(write())
+    assert sent[1:3] == [b"first", b"second"] and b"deadline_exceeded" in sent[3]

@@ -14,6 +14,7 @@ import pytest
 
 import dllm
 from dllm.formats.building import WORKER
+from dllm.serve.requests import read_chat
 from dllm.serve.tools import syntax_of
 from tests.cli.conftest import Run
 
@@ -152,6 +153,13 @@ def test_an_agent_loop(start: Start) -> None:
     many = ask(model="nano", messages=messages, tools=[CALCULATOR], tool_choice="required",
                max_tokens=96, parallel_tool_calls=True, temperature=1, seed=2)  # fmt: skip
     assert all(c.function.name == "calculator" for c in many.choices[0].message.tool_calls)
+    asked = read_chat({"messages": messages, "tools": [CALCULATOR], "tool_choice": "required",
+                       "parallel_tool_calls": True})  # fmt: skip
+    reader = served.service.parser(asked, [])
+    assert reader is not None
+    reader.feed(json.dumps([one, one]))
+    reader.end()
+    assert [json.loads(made.arguments) for made in reader.said.calls] == [numbers, numbers]
     chunks = list(ask(model="nano", messages=messages, tools=[CALCULATOR], max_tokens=64,
                       tool_choice="required", stream=True))  # fmt: skip
     deltas = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]

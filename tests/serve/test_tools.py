@@ -75,6 +75,9 @@ LLAMA = [
     ('{"name": "add", "parameters": {"a": 1}}', "", [("add", {"a": 1})]),
     ('{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}', "",
      [("add", {"a": 1}), ("now", {})]),
+    ('[{"name": "add", "parameters": {"a": 1}}, {"name": "now", "parameters": {}}]', "",
+     [("add", {"a": 1}), ("now", {})]),
+    ("[1] is a list", "[1] is a list", []),
     ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
     ('{"a": 1} is JSON', '{"a": 1} is JSON', []),
 ]  # fmt: skip

@@ -120,6 +120,7 @@ def test_tokens_are_judged_as_they_were_drawn(
     assert sum(float(g.abs().sum()) for g in gradients if g is not None) > 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     model = decoder(family="llada")
     asked = [Fine(list(range(5 + i, 12))) for i in range(4)]
