@@ -66,6 +66,8 @@ def batch(
     for name in ("watch", "server"):
         if getattr(options, name):
             raise ConfigError(f"a batch runs here, and is not watched: drop --{name}")
+    if not requests.is_file():
+        raise ConfigError(f"{requests} is no file: name a file of requests")
     target = output or requests.with_suffix(".results.jsonl")
     if target.resolve() == requests.resolve():
         raise ConfigError("the results would overwrite the requests: name another file with -o")

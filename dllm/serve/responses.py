@@ -203,11 +203,12 @@ class ResponseReply(Reply):
         (choice,) = choices
         if not self.items:  # not streamed
             self.chunk(0, message(choice), True)
-            self._close()
-        cut = choice.result.finish_reason == "length"
-        done = {"incomplete_details": {"reason": "max_output_tokens"}, "status": "incomplete"}
+            self._close(_status(choice))
+        status = _status(choice)
+        cut = {"incomplete_details": {"reason": "max_output_tokens"}}
         used = usage(self.ask, [choice.result])
-        return self._response() | (done if cut else {"status": "completed"}) | {
+        return self._response() | (cut if status == "incomplete" else {}) | {
+            "status": status,
             "usage": {
                 "input_tokens": used["prompt_tokens"],
                 "input_tokens_details": used["prompt_tokens_details"],
@@ -246,7 +247,7 @@ class ResponseReply(Reply):
         return events
 
     def last(self, index: int, choice: Choice) -> list[dict[str, Any]]:
-        return self._close()
+        return self._close(_status(choice))
 
     def totals(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         body = self.body(choices)
@@ -271,16 +272,16 @@ class ResponseReply(Reply):
         item["content"] = [{"type": part, "text": "", **ANNOTATIONS[part]}]
         return [*begun, self._inside("response.content_part.added", part=dict(item["content"][0]))]
 
-    def _close(self) -> list[dict[str, Any]]:
-        """The item at the end, if it is open, is complete."""
-        if not self.items or self.items[-1]["status"] == "completed":
+    def _close(self, status: str = "completed") -> list[dict[str, Any]]:
+        """The item at the end, if it is open, has come to its end."""
+        if not self.items or self.items[-1]["status"] != "in_progress":
             return []
         item, events = self.items[-1], []
         for part in item.get("content", ()):
             kind, text = part["type"], part["text"]
             events.append(self._inside(f"response.{kind}.done", text=text, **LOGPROBS[kind]))
             events.append(self._inside("response.content_part.done", part=part))
-        item["status"] = "completed"
+        item["status"] = status
         place = {"output_index": len(self.items) - 1, "item": dict(item)}
         return [*events, self._event("response.output_item.done", **place)]
 
@@ -308,3 +309,7 @@ def reply_to(ask: GenerateRequest, model: str, fingerprint: str, piece: Piece) -
     if ask.response is None:
         return Reply(ask, model, fingerprint, piece)
     return ResponseReply(ask, model, fingerprint, piece, id=_name("resp"))
+
+
+def _status(choice: Choice) -> str:
+    return "incomplete" if choice.result.finish_reason == "length" else "completed"

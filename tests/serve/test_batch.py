@@ -41,6 +41,12 @@ def results_of(file: Path) -> dict[str, Any]:
     return {entry["custom_id"]: entry for entry in entries}
 
 
+def test_a_file_that_is_not_there_leaves_nothing(cli: Run, tmp_path: Path) -> None:
+    done = cli("batch", str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "out.jsonl"))
+    assert done.exit_code == 2 and "is no file" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_lengths_of_responses_have_another_name(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text(json.dumps({"url": "/v1/responses", "body": {"input": "hi"}}))

@@ -37,6 +37,7 @@ def test_a_text(served: Served, tiny: dllm.DiffusionModel) -> None:
     answer = served.client().responses.create(input=ASK, **HOW)
     assert answer.output_text == plain.text
     assert answer.status == {"stop": "completed", "length": "incomplete"}[plain.finish_reason]
+    assert answer.output[-1].status == answer.status
     assert answer.usage is not None
     assert answer.usage.input_tokens == plain.prompt_length
     assert answer.usage.output_tokens == len(plain.tokens)

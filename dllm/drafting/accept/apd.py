@@ -34,9 +34,9 @@ class AdaptiveParallel(AcceptRule):
 
     The text is the drafter's, ``weight`` 1, more than the verifier's, 0: a token stays while it is
     the one that ``weight`` x the drafter's log-probabilities + (1 - ``weight``) x the verifier's
-    prefer (with the verifier's noise above temperature 0), and the first always does, so that every
-    round writes something.  ``weight`` 0.7 is this library's choice.  For a diffusion drafter with
-    ``search="apd"``.
+    prefer (with the verifier's noise above temperature 0), and the first always does unless it is
+    banned, so that every round writes something.  ``weight`` 0.7 is this library's choice.  For a
+    diffusion drafter with ``search="apd"``.
     """
 
     weight: float = 0.7
@@ -56,6 +56,8 @@ class AdaptiveParallel(AcceptRule):
                 "rule 'apd' mixes the distributions of both models: use search='apd' with a "
                 "diffusion drafter"
             )
+        if not rows.may_follow(-1, int(draft.tokens[0])):
+            return Outcome([], rows.keyed(-1))
         verifier = rows.log_distribution[: len(draft)]
         drafter = torch.from_numpy(np.asarray(draft.log_q, np.float32)).to(verifier.device)
         mixed = self.weight * drafter + (1 - self.weight) * verifier.log_softmax(-1)

@@ -1,7 +1,7 @@
 """Accept rules that keep tokens which the verifier would not have written: lossy, opt-in.
 
 Their texts are not the verifier's, and nothing bounds how far they drift.  What they emit is
-counted: `SpeculativeResult.deviations`.
+counted: `SpeculativeResult.deviations`.  What a request bans or filters out is never kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class FLy(AcceptRule):
         for node in np.flatnonzero(~same).tolist():
             ahead = same[node + 1 : node + 1 + self.window]
             sure = self._hesitation(rows, node - 1) < self.entropy
-            if sure or len(ahead) < self.window or not ahead.all():
+            banned = not rows.may_follow(node - 1, int(draft.tokens[node]))
+            if sure or banned or len(ahead) < self.window or not ahead.all():
                 return Outcome(list(range(node)), own[node], deviations)
             deviations += 1
         return Outcome(list(range(len(draft))), own[-1], deviations)
@@ -101,7 +102,10 @@ class Pivot(AcceptRule):
             own = rows.keyed(node - 1)
             if token == own:
                 continue
-            if _chance(pivot_features(rows, node - 1, token), self.weights) >= self.threshold:
+            banned = not rows.may_follow(node - 1, token)
+            if banned or (
+                _chance(pivot_features(rows, node - 1, token), self.weights) >= self.threshold
+            ):
                 return Outcome(list(range(node)), own, deviations)
             deviations += 1
         return Outcome(list(range(len(draft))), rows.keyed(len(draft) - 1), deviations)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import dllm
 from dllm.drafting import register_all
+from dllm.drafting.accept.apd import AdaptiveParallel
 from dllm.drafting.accept.lossy import FLy, Pivot, fit_pivot
 from dllm.drafting.accept.rows import KeyedNoise, Rows, Sampling
 from dllm.drafting.base import (
@@ -218,6 +220,20 @@ def test_fly_measures_the_three_most_probable_tokens() -> None:
     short = chain_of([0, 2, 3, 4, 5])  # five have to follow
     rows = Rows(logits[:6], short, np.array([0]), Sampling(), KeyedNoise(0), 0)
     assert FLy(entropy=0.28).judge(rows, short).path == []
+
+
+def test_what_is_banned_is_not_kept_however_much_the_verifier_hesitates() -> None:
+    drafted = chain_of([1, 7, 3, 4])
+    banned = Sampling(bias=((7, -math.inf),))
+    logits = hesitant([1, 2, 3, 4, 5], [1])
+    rows = Rows(logits, drafted, np.array([0]), banned, KeyedNoise(0), 0)
+    never = Pivot(weights=(0.0, 0.0, 0.0, 0.0, -9.0))  # calls nothing pivotal
+    for rule in (FLy(window=2), never):
+        outcome = rule.judge(rows, drafted)
+        assert (len(outcome.path), outcome.extra, outcome.deviations) == (1, 2, 0)
+    first = replace(chain_of([7, 2]), log_q=np.zeros((2, 8), np.float32))
+    rows = Rows(logits[:3], first, np.array([0]), banned, KeyedNoise(0), 0)
+    assert AdaptiveParallel().judge(rows, first).path == []
 
 
 def test_pivot_learns_which_tokens_matter(tmp_path: Path) -> None:
