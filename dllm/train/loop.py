@@ -18,13 +18,13 @@ import accelerate  # noqa: F401  (the Trainer needs it; missing, it is asked for
 import torch
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import ConfigError
 from ..models.precision import native_bfloat16
 
 Metrics = dict[str, float]
 LOG = "log.jsonl"  # what a run said, an entry a line
+STATE = "trainer_state.json"  # what the Trainer writes last into a checkpoint
 RECIPE = "recipe.json"  # what determines a run
 
 
@@ -101,11 +101,21 @@ def loop(
 
 def resume(run: Loop) -> None:
     """Train from the last checkpoint of the folder, or from the start."""
-    folder = str(run.args.output_dir)
-    last = None
-    if Path(folder).is_dir():
-        last = get_last_checkpoint(folder)  # type: ignore[no-untyped-call]
-    run.train(resume_from_checkpoint=last)
+    last = last_checkpoint(Path(str(run.args.output_dir)))
+    run.train(resume_from_checkpoint=None if last is None else str(last))
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The last one that is whole: a run may have been killed while it saved."""
+    whole = [state.parent for state in folder.glob(f"checkpoint-*/{STATE}") if _readable(state)]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _readable(file: Path) -> bool:
+    try:
+        return bool(json.loads(file.read_bytes()))
+    except ValueError:
+        return False
 
 
 def same_recipe(folder: Path, recipe: Any, **free: Any) -> None:

@@ -54,6 +54,10 @@ def test_a_run_resumes_where_it_was(
         patched.setattr(loop.Progress, "on_save", Stop().on_save)
         with pytest.raises(Stopped):
             run(recipe, tmp_path / "parts")
+    for step, written in ((3, "model.safetensors"), (4, "trainer_state.json")):  # killed meanwhile
+        torn = tmp_path / "parts" / "checkpoints" / f"checkpoint-{step}"
+        torn.mkdir()
+        (torn / written).touch()
     monkeypatch.setattr(nano, "accuracy", partial(nano.accuracy, tasks=("story2",)))
     rest = run(recipe, tmp_path / "parts", examples=1)
     assert [e["loss"] for e in rest.state.log_history if "loss" in e] == losses

@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import load_file
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
-from transformers.trainer_utils import get_last_checkpoint
 
 from ...api import generate
 from ...drafting.api import speculate
@@ -27,7 +26,7 @@ from ...errors import ConfigError
 from ...eval.tasks import TASKS
 from ...models import DiffusionModel, load
 from ..data import CANVAS, TaskStream
-from ..loop import Loop, Metrics, Schedule, loop, resume, same_recipe
+from ..loop import Loop, Metrics, Schedule, last_checkpoint, loop, resume, same_recipe
 from ..objectives.denoising import Denoising
 from ..tokenizer import build_tokenizer
 
@@ -218,7 +217,7 @@ def accuracy(
 def last_weights(folder: Path) -> dict[str, torch.Tensor]:
     """The network's weights where a run stands.  Raises `ConfigError` when there is none."""
     checkpoints = folder / "checkpoints"
-    last = get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None  # type: ignore[no-untyped-call]
+    last = last_checkpoint(checkpoints)
     if last is None:
         raise ConfigError(f"there is no run in {folder}: name the folder of one")
     weights = load_file(Path(last) / "model.safetensors")
