@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,14 @@ def test_a_run_learns_and_the_model_drafts_for_itself(answers: Path, tmp_path: P
 def test_a_diffusion_model_is_not_converted(answers: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="diffusion model already"):
         start(dllm.load("nano"), [answers], Conversion(), tmp_path)
+
+
+def test_a_run_has_a_batch_for_each_of_its_parts_and_keeps_to_its_recipe(
+    answers: Path, tmp_path: Path
+) -> None:
+    model = dllm.load("nano-ar")
+    recipe = Conversion(held_out=6, schedule=Schedule(steps=3, accumulate=4, rows=2))
+    run, _ = start(model, [answers], recipe, tmp_path)
+    assert len(run.train_dataset) == 12  # else batches come again
+    with pytest.raises(ConfigError, match="another recipe, with another masks"):
+        start(model, [answers], replace(recipe, masks=5), tmp_path)

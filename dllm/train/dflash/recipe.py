@@ -166,8 +166,9 @@ def run_of(
 ) -> Loop:  # fmt: skip
     """What drafts, on answers; measured on held-out ones."""
     data = Batches(
-        split.train, schedule.rows, schedule.anchors, schedule.seed, schedule.steps, taps
-    )
+        split.train, schedule.rows, schedule.anchors, schedule.seed,
+        schedule.steps * schedule.accumulate, taps,
+    )  # fmt: skip
     return loop(
         trainee, data, schedule, folder / "checkpoints", bf16=bf16,
         device=trainee.head.device.type, say=say,

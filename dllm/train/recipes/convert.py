@@ -16,11 +16,12 @@ import torch
 from ...errors import ConfigError
 from ...models import DiffusionModel, load
 from ...models.adapters import LINEARS, SECTION, gate_adapter
+from ...models.quiet import quiet
 from ..dflash.card import card, curve
 from ..dflash.data import Taps, common_tokens, read_answers
 from ..dflash.objective import Objective, Trainee
 from ..dflash.recipe import Schedule, Split, mask_id, run_of
-from ..loop import Loop
+from ..loop import Loop, same_recipe
 from ..network import add_adapter
 from ..objectives.gated import MaskBlocks
 
@@ -55,6 +56,7 @@ def start(
     answers, see `dllm train dflash`.  Changes the network in place: it gets the adapter."""
     if model.facts.mask_kind != "causal":
         raise ConfigError(f"{model.name} is a diffusion model already")
+    same_recipe(folder, recipe)
     hf: Any = model.hf
     hf.train(False)
     answers = [a for file in files for a in read_answers(file)]
@@ -119,6 +121,7 @@ def finish(
 
 def save_gated(hf: Any, folder: Path, mask_token_id: int, **generation: Any) -> None:
     """Write the adapter of ``hf``, and what it is for."""
-    hf.save_pretrained(folder)  # of a network with an adapter, the adapter
+    with quiet():
+        hf.save_pretrained(folder)  # of a network with an adapter, the adapter
     section = {"family": "gated", "mask_token_id": mask_token_id, "generation": generation}
     (folder / SECTION).write_text(json.dumps(section, indent=1) + "\n", encoding="utf-8")

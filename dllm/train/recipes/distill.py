@@ -12,6 +12,7 @@ import torch
 
 from ...api import generate
 from ...models import DiffusionModel
+from ...models.quiet import quiet
 from ..dflash.generate import HERE, around
 from ..loop import Loop, Metrics, Schedule, loop, machine_has_bf16, resume, same_recipe
 from ..network import Network
@@ -153,7 +154,8 @@ def finish(run: Loop, model: DiffusionModel, recipe: Any, folder: Path) -> None:
     objective: Any = run.accelerator.unwrap_model(run.model)
     network: Network = objective.network
     if recipe.rank:
-        network.hf.save_pretrained(folder)  # of a network with an adapter, the adapter
+        with quiet():
+            network.hf.save_pretrained(folder)  # of a network with an adapter, the adapter
     else:
         network.snapshot().save_pretrained(folder)
     settings = {"objective": type(objective).__name__.lower(), "base": model.name}
