@@ -147,6 +147,8 @@ def parallel(
 
     try:
         shares = None if ratio is None else [float(share) for share in ratio.split(",")]
+        if shares and len(shares) > 2:
+            raise ValueError
     except ValueError:
         raise ConfigError(f"--ratio is a share or two, e.g. 0.0,0.8, not {ratio!r}") from None
     given = {

@@ -18,8 +18,9 @@ import accelerate  # noqa: F401  (the Trainer needs it; missing, it is asked for
 import torch
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import SchedulerType
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UnknownNameError
 from ..models.precision import native_bfloat16
 
 Metrics = dict[str, float]
@@ -46,6 +47,11 @@ class Schedule:
     clip: float = 1.0
     weight_decay: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        known = [kind.value for kind in SchedulerType]
+        if self.schedule not in known:
+            raise UnknownNameError("schedule", self.schedule, known)
 
 
 class Loop(Trainer):

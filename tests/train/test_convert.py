@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.errors import ConfigError
+from dllm.errors import ConfigError, UnknownNameError
 from dllm.models.adapters import LINEARS, gate_adapter
 from dllm.train.dflash.card import curve
 from dllm.train.loop import resume
@@ -91,6 +91,8 @@ def test_a_diffusion_model_is_not_converted(answers: Path, tmp_path: Path) -> No
 def test_a_run_has_a_batch_for_each_of_its_parts_and_keeps_to_its_recipe(
     answers: Path, tmp_path: Path
 ) -> None:
+    with pytest.raises(UnknownNameError, match="unknown schedule 'cosin'; did you mean 'cosine'"):
+        Schedule(schedule="cosin")
     model = dllm.load("nano-ar")
     recipe = Conversion(held_out=6, schedule=Schedule(steps=3, accumulate=4, rows=2))
     run, _ = start(model, [answers], recipe, tmp_path)
