@@ -1,0 +1,118 @@
+"""Compile the kernels, find them, load them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from ...errors import ConfigError
+
+FOLDER_VARIABLE = "DLLM_KERNELS"  # where compiled kernels lie; "off": they are not used
+NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
+FLAGS = (
+    "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC",
+)  # fmt: skip
+SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+CPUINFO = Path("/proc/cpuinfo")
+P, N, I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+SIGNATURES = {
+    "dllm_product": (P, P, P, P, N, N, N, I, I),
+    "dllm_product8": (P, P, P, P, P, P, N, N, N, I, I),
+    "dllm_product4": (P, P, P, P, P, P, P, N, N, N, N, I, I),
+    "dllm_round": (P, P, P, P, N, N, N, I, I, I),
+}
+
+
+@cache
+def _features() -> frozenset[str]:
+    """What the processor says it can do; nothing where that is not Linux on x86."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    named = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return frozenset(named.split())
+
+
+def missing_features() -> list[str]:
+    """What this processor lacks for the kernels; ["no AMX"] where oneDNN is faster than they are."""
+    lacking = [name for name in NEEDED if name not in _features()]
+    return lacking or (["no AMX"] if "amx_bf16" in _features() else [])
+
+
+def built() -> Path | None:
+    """The file with the kernels of this version for this processor, wherever there is one."""
+    file = _file()
+    return file if file is not None and file.exists() else None
+
+
+def _file() -> Path | None:
+    named = os.environ.get(FOLDER_VARIABLE)
+    if named == "off":
+        return None
+    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(named) if named else Path(cache_folder) / "dllm" / "kernels"
+    said = [*(file.read_bytes() for file in SOURCES), *(name.encode() for name in FLAGS)]
+    key = hashlib.sha256(b"\0".join([*said, *(f.encode() for f in sorted(_features()))]))
+    return folder / f"kernels-{key.hexdigest()[:16]}.so"
+
+
+def build() -> Path:
+    """Compile the kernels for this processor, unless that is done, and return the file.
+
+    Raises `ConfigError` where the processor lacks something, there is no compiler, or it fails.
+    """
+    lacking = missing_features()
+    if lacking:
+        raise ConfigError(
+            f"the compiled kernels need a processor on Linux with {', '.join(lacking)}, which this "
+            "one is not; dllm runs without them"
+        )
+    file = _file()
+    if file is None:
+        raise ConfigError(
+            f"{FOLDER_VARIABLE}=off says that compiled kernels are not used: unset it"
+        )
+    if file.exists():
+        return file
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise ConfigError(
+            "no C++ compiler was found: install g++ (Debian, Ubuntu: apt install g++) or name one "
+            "in the environment variable CXX"
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        made = Path(folder) / file.name
+        command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ConfigError(f"{compiler} could not compile the kernels: {done.stderr[-2000:]}")
+        made.replace(file)  # at once: another process may look for it
+    library.cache_clear()
+    return file
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels; None where there are none."""
+    file = None if missing_features() else built()
+    if file is None:
+        return None
+    try:
+        loaded = ctypes.CDLL(str(file))
+    except OSError:
+        return None
+    for name, arguments in SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, None
+    return loaded
