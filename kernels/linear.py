@@ -22,6 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from .cpu import library
+from .cpu.products import Weight
+from .cpu.products import suits as fits
 from .mapped import release
 
 ROWS = 16384  # of a weight that are laid out as one part: what the head's tiles are made of
@@ -75,7 +78,7 @@ class Packed:
     def __reduce__(self) -> tuple[Any, ...]:
         return Packed, (self.copy,)
 
-    def parts(self, weight: torch.Tensor) -> list[torch.Tensor] | None:
+    def parts(self, weight: torch.Tensor) -> list[Any] | None:
         """The weight in parts of `ROWS` outputs; None where PyTorch has to multiply: gradients are
         wanted, something is being compiled, or the weight no longer `suits`."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -85,13 +88,15 @@ class Packed:
             if not suits(weight):
                 return None
             made = self._made = self._make(weight)
-        parts: list[torch.Tensor] = made[1]
+        parts: list[Any] = made[1]
         return parts
 
     def _make(self, weight: torch.Tensor) -> tuple[Any, ...]:
         source = weight.detach()
-        parts = list(torch.split(source, ROWS))
-        if self.copy:
+        parts: list[Any] = list(torch.split(source, ROWS))
+        if library() is not None and fits(source):
+            parts = [Weight(part, self.copy) for part in parts]
+        elif self.copy:
             parts = [torch.ops.mkldnn._reorder_linear_weight(part) for part in parts]
         known = _known_by(weight), parts, _sample(source) if self.copy else None
         if self.copy:
@@ -167,6 +172,11 @@ def product(x: torch.Tensor, part: Any, bias: torch.Tensor | None) -> torch.Tens
     A lone row, which would be summed in another order, gets company that way.
     """
     flat = x.reshape(-1, x.shape[-1])
+    if isinstance(part, Weight):
+        return part.multiply(flat, bias).view(*x.shape[:-1], part.shape[0])
+    if hasattr(part, "rounded") and x.is_floating_point():
+        own: torch.Tensor = part.multiply_rounded(part.rounded(flat), x.dtype)
+        return (own if bias is None else own + bias).view(*x.shape[:-1], part.shape[0])
     if not getattr(part, "rows_matter", True):
         return _multiply(flat, part, bias).view(*x.shape[:-1], part.shape[0])
     if len(flat) <= SIZES[-1]:

@@ -13,19 +13,24 @@ How a product is computed is decided at the first one, by trying:
 ``int4``  PyTorch's weight-only kernel in bfloat16: a quarter of the memory; slower than bfloat16
           weights for more than about eight rows, because every weight is restored per few rows.
 
+Compiled kernels (`dllm.kernels.cpu`), where there are some, come before both: for 8 bits with the
+same bits as oneDNN, for 4 bits with inputs rounded to 8 bits, a scale for each group of them.
+
 Off the CPU, and for gradients, the weight is restored and multiplied as ever: the slow twin.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
+from .cpu import library
+from .cpu.products import Rounded, Weight4, Weight8, halves, whole
 from .linear import ROWS, available, product
 from .mapped import release
 
@@ -72,16 +77,6 @@ def _bfloat16(x: torch.Tensor) -> torch.Tensor:
     return x.bfloat16().float()
 
 
-def halves(numbers: torch.Tensor) -> torch.Tensor:
-    """(n, d) numbers of 4 bits as (n, d / 2) bytes, the even ones in the lower half."""
-    return numbers[:, ::2] | numbers[:, 1::2] << 4
-
-
-def whole(numbers: torch.Tensor) -> torch.Tensor:
-    """The inverse of `halves`."""
-    return torch.stack((numbers & 15, numbers >> 4), 2).flatten(1)
-
-
 class Int8:
     """A weight (n, d) of 8-bit numbers, laid out for the kernel that multiplies by it."""
 
@@ -102,12 +97,21 @@ class Int8:
         return result
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` (m, d) float: (m, n) in its dtype; or bytes of `rounded`, without their scale: in
-        float32."""
-        if x.dtype == torch.uint8:
-            return self.whole(x)
-        numbers, scale = rounded(x)
-        return self.whole(numbers).mul_(scale).to(x.dtype)
+        """Rows ``x`` (m, d) of bytes, 128 for zero: (m, n) float32, without the scales of rows."""
+        return self.whole(x)
+
+    def multiply_rounded(self, x: Rounded, dtype: torch.dtype) -> torch.Tensor:
+        """(m, n) in ``dtype``."""
+        return product(x.numbers, self, None).mul_(x.scale).to(dtype)
+
+    def rounded(self, x: torch.Tensor) -> Rounded:
+        """``x`` (..., d) in bytes, 128 for zero, with a scale for each row."""
+        wide = x.reshape(-1, x.shape[-1]).float()
+        scale = wide.abs().amax(-1, keepdim=True).div_(127).clamp_min_(1e-30)
+        # Beside 2^23 a float32 number has no place for fractions: the sum is rounded, to even, and
+        # the last byte of its bits is the whole number.
+        numbers = wide.div(scale).add_(2.0**23 + 128).view(torch.int32).to(torch.uint8)
+        return Rounded(numbers, scale)
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d)."""
@@ -115,24 +119,18 @@ class Int8:
         return dense.T.contiguous()
 
 
-def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x`` (..., d) float in bytes, 128 for zero, and the scale (..., 1) of each row, float32."""
-    wide = x.float()
-    scale = wide.abs().amax(-1, keepdim=True).div_(127).clamp_min_(1e-30)
-    # Beside 2^23 a float32 number has no place for fractions: the sum is rounded, to even, and
-    # the last byte of its bits is the whole number.
-    numbers = wide.div(scale).add_(2.0**23 + 128).view(torch.int32).to(torch.uint8)
-    return numbers, scale
-
-
 def together(x: torch.Tensor, layers: Sequence[nn.Module]) -> list[torch.Tensor]:
-    """``layer(x)`` of each; where all of them round ``x`` to 8 bits that is done once."""
-    if x.requires_grad or not all(
-        isinstance(layer, QuantisedLinear) and layer.rounds_inputs for layer in layers
+    """``layer(x)`` of each; where all of them round ``x`` alike that is done once."""
+    first = layers[0]
+    if (
+        x.requires_grad
+        or not isinstance(first, QuantisedLinear)
+        or (kind := first.rounding) is None
+        or any(not isinstance(layer, QuantisedLinear) or layer.rounding != kind for layer in layers)
     ):
         return [layer(x) for layer in layers]
-    numbers, scale = rounded(x)
-    return [layer.of_bytes(numbers, scale, x.dtype) for layer in layers]  # type: ignore[operator]
+    rounded = first.rounded(x)
+    return [layer.of_rounded(rounded, x) for layer in layers]  # type: ignore[operator]
 
 
 class WeightOnly:
@@ -275,36 +273,41 @@ class QuantisedLinear(nn.Module):
         return self._parts
 
     def _laid_out(self) -> list[Any]:
-        numbers, scales = torch.split(self.numbers, ROWS), torch.split(self.scale, ROWS)
+        held = [self.numbers, self.scale, *(() if self.zero is None else (self.zero,))]
+        kind: Callable[..., Any]
         if self.zero is not None:
-            return [
-                Int4(*each)
-                for each in zip(numbers, scales, torch.split(self.zero, ROWS), strict=True)
-            ]
-        kind: type[Any] = Int8 if whole_products() else WeightOnly
-        return [kind(*each) for each in zip(numbers, scales, strict=True)]
+            kind = Int4 if library() is None else Weight4
+        elif library() is not None:
+            kind = Weight8
+        else:
+            kind = Int8 if whole_products() else WeightOnly
+        return [kind(*each) for each in zip(*(torch.split(x, ROWS) for x in held), strict=True)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` (..., inputs) to (..., outputs), in its dtype."""
         parts = self.parts()
         if parts is None or x.requires_grad:
             return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
-        if self.rounds_inputs:
-            return self.of_bytes(*rounded(x), x.dtype)
+        if self.rounding is not None:
+            return self.of_rounded(self.rounded(x), x)
         return self._joined([product(x, part, None) for part in parts])
 
     @property
-    def rounds_inputs(self) -> bool:
-        """Whether products are those of whole numbers on both sides."""
-        parts = self.parts()
-        return parts is not None and isinstance(parts[0], Int8)
+    def rounding(self) -> Any:
+        """How inputs are rounded, equal for layers that round alike; None: they are not."""
+        part = (self.parts() or [None])[0]
+        return (type(part), self.group) if hasattr(part, "rounded") else None
 
-    def of_bytes(
-        self, numbers: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """(..., outputs) in ``dtype`` for inputs that are `rounded` already."""
+    def rounded(self, x: torch.Tensor) -> Rounded:
+        """``x`` (..., inputs) as layers of the same `rounding` multiply it."""
         parts = self.parts() or ()
-        return self._joined([product(numbers, part, None).mul_(scale).to(dtype) for part in parts])
+        result: Rounded = parts[0].rounded(x)
+        return result
+
+    def of_rounded(self, rounded: Rounded, x: torch.Tensor) -> torch.Tensor:
+        """``self(x)`` where ``x`` was `rounded`."""
+        each = [part.multiply_rounded(rounded, x.dtype) for part in self.parts() or ()]
+        return self._joined([part.view(*x.shape[:-1], -1) for part in each])
 
     def _joined(self, done: list[torch.Tensor]) -> torch.Tensor:
         result = done[0] if len(done) == 1 else torch.cat(done, -1)

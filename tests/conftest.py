@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # Tests learn nothing from other calls, and leave nothing behind.
 os.environ["DLLM_RATE"] = os.environ["DLLM_FORMATS"] = ""
+os.environ.setdefault("DLLM_KERNELS", "")  # compiled kernels only where a folder is named
 
 import dllm
 

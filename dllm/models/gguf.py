@@ -21,7 +21,8 @@ from torch import nn
 
 from ..errors import CheckpointError, ConfigError, one_line
 from ..kernels.mapped import release
-from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, halves, quantise
+from ..kernels.cpu.products import halves
+from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, quantise
 from .family import get_family
 from .headers import blueprint
 

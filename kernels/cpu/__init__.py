@@ -10,6 +10,6 @@ on the other rows nor on the number of threads.  Between compiled and plain kern
 differ, except in products of 8-bit weights.
 """
 
-from .build import FOLDER_VARIABLE, build, built, library, missing_features
+from .compiled import build, built, library, missing_features
 
-__all__ = ["FOLDER_VARIABLE", "build", "built", "library", "missing_features"]
+__all__ = ["build", "built", "library", "missing_features"]

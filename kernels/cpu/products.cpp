@@ -97,6 +97,35 @@ void tile(const typename T::In *x, int64_t d, const char *w, int64_t groups, typ
     for (int v = 0; v < VECTORS; v++) sums[r * VECTORS + v] = s[r][v];
 }
 
+// 16 rows of `count` numbers of 32 bits, `stride` bytes apart, to columns that lie 64 * VECTORS
+// bytes apart.  Rows from `rows` on are zeros.
+void transpose(const char *from, int64_t stride, int64_t rows, int64_t count, char *to) {
+  const __mmask16 some = lanes(count);
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i++)
+    a[i] = i < rows ? _mm512_maskz_loadu_epi32(some, from + i * stride) : _mm512_setzero_si512();
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; j++) {
+      a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+      a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+    }
+  for (int j = 0; j < 4; j++) {  // part k of a[4 i + j]: column 4 k + j of rows 4 i to 4 i + 3
+    const __m512i even = _mm512_shuffle_i32x4(a[j], a[j + 4], 0x88);
+    const __m512i odd = _mm512_shuffle_i32x4(a[j], a[j + 4], 0xdd);
+    const __m512i more_even = _mm512_shuffle_i32x4(a[j + 8], a[j + 12], 0x88);
+    const __m512i more_odd = _mm512_shuffle_i32x4(a[j + 8], a[j + 12], 0xdd);
+    b[j] = _mm512_shuffle_i32x4(even, more_even, 0x88);
+    b[j + 8] = _mm512_shuffle_i32x4(even, more_even, 0xdd);
+    b[j + 4] = _mm512_shuffle_i32x4(odd, more_odd, 0x88);
+    b[j + 12] = _mm512_shuffle_i32x4(odd, more_odd, 0xdd);
+  }
+  for (int64_t i = 0; i < 16 && i < count; i++) _mm512_storeu_si512(to + i * 64 * VECTORS, b[i]);
+}
+
 template <class T, int R = ROWS, class... More>
 void tile_of(int rows, More... more) {
   if constexpr (R > 0) {
@@ -107,17 +136,20 @@ void tile_of(int rows, More... more) {
   }
 }
 
-// done(row, column, sum of 16 outputs) for all of x (m, d) times w.
+// done(row, column, sum of 16 outputs) for all of x (m, d) times the weight, which is laid out in
+// blocks or, where it is `plain`, now.
 template <class T, class Done>
-void product(const typename T::In *x, const void *weight, int64_t m, int64_t n, int64_t d,
-             int threads, Done done) {
+void product(const typename T::In *x, const void *weight, bool plain, int64_t m, int64_t n,
+             int64_t d, int threads, Done done) {
   const int64_t blocks = (n + BLOCK - 1) / BLOCK, groups = d / T::GROUP;
   const int64_t size = groups * 64 * VECTORS;  // bytes of a block
   for (int64_t first = 0; first < m; first += MANY) {
     const int64_t rows = std::min(MANY, m - first), tiles = (rows + ROWS - 1) / ROWS;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-      auto memory = std::make_unique<char[]>(rows * VECTORS * 64 + 64);
+      const int64_t own = rows * VECTORS * 64;
+      const int64_t chunk = plain ? std::min(CHUNK, groups) * 64 * VECTORS : 0;
+      std::unique_ptr<char[]> memory(new char[own + chunk + 64]);
       auto *sums = (typename T::Sum *)(((uintptr_t)memory.get() + 63) & ~uintptr_t(63));
 #pragma omp for schedule(static)
       for (int64_t b = 0; b < blocks; b++) {
@@ -125,13 +157,22 @@ void product(const typename T::In *x, const void *weight, int64_t m, int64_t n, 
         std::fill(sums, sums + rows * VECTORS, T::none());
         for (int64_t g = 0; g < groups; g += CHUNK) {
           const int64_t count = std::min(CHUNK, groups - g);
+          const char *part = w + g * 64 * VECTORS;
+          if (plain) {
+            char *to = (char *)sums + own;
+            const char *row = (const char *)weight + b * BLOCK * groups * 4 + g * 4;
+            for (int64_t i = 0; i < BLOCK; i += 16)
+              for (int64_t k = 0; k < count; k += 16)
+                transpose(row + i * groups * 4 + k * 4, groups * 4, n - b * BLOCK - i, count - k,
+                          to + k * 64 * VECTORS + i * 4);
+            part = to;
+          }
           for (int64_t t = 0; t < tiles; t++) {
             const int64_t from = rows * t / tiles, to = rows * (t + 1) / tiles;
-            const bool ahead = t < VECTORS && tiles >= VECTORS && b + 1 < blocks;
-            const char *next = w + (ahead ? size + (g * VECTORS + count * t) * 64 : 0);
-            auto *own = sums + from * VECTORS;
-            tile_of<T>(int(to - from), x + (first + from) * d + g * T::GROUP, d,
-                       w + g * 64 * VECTORS, count, own, next);
+            const bool ahead = t < VECTORS && tiles >= VECTORS && b + 1 < blocks && !plain;
+            const char *next = ahead ? part + size + count * t * 64 : part;
+            tile_of<T>(int(to - from), x + (first + from) * d + g * T::GROUP, d, part, count,
+                       sums + from * VECTORS, next);
             if (g + count < groups) continue;
             for (int64_t r = from; r < to; r++)
               for (int64_t v = 0; v < VECTORS && b * BLOCK + 16 * v < n; v++)
@@ -144,9 +185,9 @@ void product(const typename T::In *x, const void *weight, int64_t m, int64_t n, 
 }
 
 template <class T>
-void plain(const void *x, const void *weight, const void *bias, Output y, int64_t m, int64_t d,
-           int threads) {
-  product<T>((const typename T::In *)x, weight, m, y.n, d, threads,
+void with_bias(const void *x, const void *weight, bool plain, const void *bias, Output y, int64_t m,
+               int64_t d, int threads) {
+  product<T>((const typename T::In *)x, weight, plain, m, y.n, d, threads,
              [=](int64_t row, int64_t column, __m512 sum) {
                if (bias) {
                  const __mmask16 some = lanes(y.n - column);
@@ -163,13 +204,13 @@ void plain(const void *x, const void *weight, const void *bias, Output y, int64_
 
 extern "C" {
 
-// y (m, n) = x (m, d) times the packed weight, plus bias (n) or nullptr; all float32 or, where
-// `half`, bfloat16.
-void dllm_product(const void *x, const void *weight, const void *bias, void *y, int64_t m,
-                  int64_t n, int64_t d, int half, int threads) {
+// y (m, n) = x (m, d) times the weight, plus bias (n) or nullptr; all float32 or, where `half`,
+// bfloat16.  `plain`: the weight is (n, d) as it is, to be laid out for this product.
+void dllm_product(const void *x, const void *weight, int plain, const void *bias, void *y,
+                  int64_t m, int64_t n, int64_t d, int half, int threads) {
   const Output output{y, n, bool(half)};
-  half ? plain<Bfloat16>(x, weight, bias, output, m, d, threads)
-       : plain<Float32>(x, weight, bias, output, m, d, threads);
+  half ? with_bias<Bfloat16>(x, weight, plain, bias, output, m, d, threads)
+       : with_bias<Float32>(x, weight, plain, bias, output, m, d, threads);
 }
 
 // y (m, n) = bytes x (m, d), 128 for zero, times a packed weight of 8 bits, times the scales of
@@ -179,7 +220,7 @@ void dllm_product8(const uint8_t *x, const float *row_scale, const void *weight,
                    const int32_t *offset, void *y, int64_t m, int64_t n, int64_t d, int half,
                    int threads) {
   const Output output{y, n, bool(half)};
-  product<Bytes>(x, weight, m, n, d, threads, [=](int64_t row, int64_t column, __m512i sum) {
+  product<Bytes>(x, weight, false, m, n, d, threads, [=](int64_t row, int64_t column, __m512i sum) {
     const __mmask16 some = lanes(n - column);
     sum = _mm512_sub_epi32(sum, _mm512_maskz_loadu_epi32(some, offset + column));
     const __m512 scaled = _mm512_cvtepi32_ps(sum) * _mm512_maskz_loadu_ps(some, scale + column);

@@ -1,4 +1,4 @@
-"""Products by oneDNN: PyTorch's numbers, a row's own whatever is beside it, and never stale."""
+"""Products by oneDNN and by compiled kernels: PyTorch's numbers, the same for a row alone."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def layer(inputs: int, outputs: int, dtype: torch.dtype, bias: bool = False) -> 
     return result
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
@@ -44,6 +45,7 @@ def test_the_numbers_are_those_of_pytorch(
     torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_a_row_does_not_depend_on_the_others(inputs: int, outputs: int, dtype: torch.dtype) -> None:
@@ -60,6 +62,7 @@ def test_a_row_does_not_depend_on_the_others(inputs: int, outputs: int, dtype: t
         assert torch.equal(linear.linear(x[5:6], packed.weight, None, uncopied), whole[5:6])
 
 
+@pytest.mark.usefixtures("kernels")
 def test_a_changed_weight_is_multiplied_as_it_is_now() -> None:
     packed, x = layer(192, 512, torch.float32), torch.randn(4, 192)
     with torch.inference_mode():
@@ -78,6 +81,7 @@ def test_a_changed_weight_is_multiplied_as_it_is_now() -> None:
         torch.testing.assert_close(packed(x.double()), x.double() @ packed.weight.T)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_training_copies_and_files_see_a_plain_layer() -> None:
     packed, x = layer(192, 512, torch.float32), torch.randn(4, 192)
     with torch.inference_mode():
@@ -94,6 +98,7 @@ def test_training_copies_and_files_see_a_plain_layer() -> None:
             assert torch.equal(packed(x), before)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("top_k", [0, 5])
 def test_statistics_of_a_packed_head(dtype: torch.dtype, top_k: int) -> None:

@@ -14,19 +14,19 @@ from pathlib import Path
 
 from ...errors import ConfigError
 
-FOLDER_VARIABLE = "DLLM_KERNELS"  # where compiled kernels lie; "off": they are not used
+FOLDER_VARIABLE = "DLLM_KERNELS"  # where compiled kernels lie; empty: they are not used
 NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC",
 )  # fmt: skip
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 CPUINFO = Path("/proc/cpuinfo")
-P, N, I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_A, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int  # an address, a size, a small number
 SIGNATURES = {
-    "dllm_product": (P, P, P, P, N, N, N, I, I),
-    "dllm_product8": (P, P, P, P, P, P, N, N, N, I, I),
-    "dllm_product4": (P, P, P, P, P, P, P, N, N, N, N, I, I),
-    "dllm_round": (P, P, P, P, N, N, N, I, I, I),
+    "dllm_product": (_A, _A, _I, _A, _A, _N, _N, _N, _I, _I),
+    "dllm_product8": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
+    "dllm_product4": (_A, _A, _A, _A, _A, _A, _A, _N, _N, _N, _N, _I, _I),
+    "dllm_round": (_A, _A, _A, _A, _N, _N, _N, _I, _I, _I),
 }
 
 
@@ -44,7 +44,7 @@ def _features() -> frozenset[str]:
 
 
 def missing_features() -> list[str]:
-    """What this processor lacks for the kernels; ["no AMX"] where oneDNN is faster than they are."""
+    """What this processor lacks for the kernels; ["no AMX"]: with that, oneDNN is faster."""
     lacking = [name for name in NEEDED if name not in _features()]
     return lacking or (["no AMX"] if "amx_bf16" in _features() else [])
 
@@ -57,7 +57,7 @@ def built() -> Path | None:
 
 def _file() -> Path | None:
     named = os.environ.get(FOLDER_VARIABLE)
-    if named == "off":
+    if named == "":
         return None
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(named) if named else Path(cache_folder) / "dllm" / "kernels"
@@ -116,3 +116,10 @@ def library() -> ctypes.CDLL | None:
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
     return loaded
+
+
+def loaded() -> ctypes.CDLL:
+    """`library` where something has been laid out for it."""
+    result = library()
+    assert result is not None
+    return result

@@ -1,0 +1,155 @@
+"""Weights laid out for the compiled products (`products.cpp`, `products4.cpp`), in their parts.
+
+Each class stands for a weight (n, d) and has the methods of the parts in `dllm.kernels.quantised`.
+Rows are of float32 or bfloat16, and so are results.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from .compiled import loaded
+
+GROUPS = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # inputs per instruction
+BLOCK, BLOCK4 = 64, 32  # outputs that lie together
+
+
+class Rounded(NamedTuple):
+    """Rows in whole numbers: ``numbers`` (m, d) one byte each, ``scale`` (m, groups) float32 and,
+    where weights have zeros, ``sums`` (m, groups): scale times the sum of a group's numbers."""
+
+    numbers: torch.Tensor
+    scale: torch.Tensor
+    sums: torch.Tensor | None = None
+
+
+def suits(weight: torch.Tensor) -> bool:
+    """Whether `Weight` can be made of a dense ``weight`` (n, d) of float32 or bfloat16."""
+    return weight.shape[1] % GROUPS[weight.dtype] == 0
+
+
+class Weight:
+    """A weight (n, d) of float32 or bfloat16; ``copy`` False: as it lies, laid out in every
+    product: the same numbers, more slowly for few rows."""
+
+    def __init__(self, weight: torch.Tensor, copy: bool = True) -> None:
+        self.shape, self.copy = weight.shape, copy
+        self.blocks = _blocks(weight, GROUPS[weight.dtype]) if copy else weight
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` (m, d) in the dtype of the weight, plus ``bias`` (n,): (m, n)."""
+        x, result = x.contiguous(), x.new_empty(len(x), self.shape[0])
+        bias = None if bias is None else bias.contiguous()
+        loaded().dllm_product(
+            x.data_ptr(), self.blocks.data_ptr(), not self.copy,
+            None if bias is None else bias.data_ptr(), result.data_ptr(), len(x), *self.shape,
+            x.dtype == torch.bfloat16, torch.get_num_threads(),
+        )  # fmt: skip
+        return result
+
+
+class Weight8:
+    """A weight (n, d) of whole numbers of 8 bits, ``numbers`` times ``scale`` (n, 1)."""
+
+    def __init__(self, numbers: torch.Tensor, scale: torch.Tensor) -> None:
+        self.shape = numbers.shape
+        self.scale = scale.reshape(-1).float().contiguous()
+        self.offset = (128 * numbers.sum(1, dtype=torch.int32)).to(torch.int32)
+        self.blocks = _blocks(numbers, GROUPS[torch.int8])
+
+    def rounded(self, x: torch.Tensor) -> Rounded:
+        """``x`` (..., d) as `multiply_rounded` wants it."""
+        return _rounded(x, self.shape[1], 128)
+
+    def multiply_rounded(self, x: Rounded, dtype: torch.dtype) -> torch.Tensor:
+        """(m, n) in ``dtype``."""
+        result = torch.empty(len(x.numbers), self.shape[0], dtype=dtype)
+        loaded().dllm_product8(
+            x.numbers.data_ptr(), x.scale.data_ptr(), self.blocks.data_ptr(),
+            self.scale.data_ptr(), self.offset.data_ptr(), result.data_ptr(),
+            len(x.numbers), *self.shape, dtype == torch.bfloat16, torch.get_num_threads(),
+        )  # fmt: skip
+        return result
+
+    def unpacked(self) -> torch.Tensor:
+        """The numbers (n, d)."""
+        plain = self.blocks.permute(0, 2, 1, 3).reshape(-1, self.shape[1])
+        return plain[: self.shape[0]].contiguous()
+
+
+class Weight4:
+    """A weight (n, d) of whole numbers of 4 bits, ``numbers`` (n, d / 2) as of `halves`: less 8,
+    times ``scale`` plus ``zero``, both (n, groups)."""
+
+    def __init__(self, numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> None:
+        self.shape = torch.Size((len(numbers), 2 * numbers.shape[1]))
+        self.group = self.shape[1] // scale.shape[1]
+        eights = _filled(whole(numbers), BLOCK4).view(-1, BLOCK4, self.shape[1] // 8, 2, 4)
+        bytes_ = eights[..., 0, :] | eights[..., 1, :] << 4
+        self.blocks = bytes_.permute(0, 2, 1, 3).contiguous()
+        self.scale, self.zero = (
+            _filled(each.bfloat16(), BLOCK4)
+            .view(-1, BLOCK4, scale.shape[1])
+            .transpose(1, 2)
+            .contiguous()
+            for each in (scale, zero)
+        )
+
+    def rounded(self, x: torch.Tensor) -> Rounded:
+        """``x`` (..., d) as `multiply_rounded` wants it."""
+        return _rounded(x, self.group, 0)
+
+    def multiply_rounded(self, x: Rounded, dtype: torch.dtype) -> torch.Tensor:
+        """(m, n) in ``dtype``."""
+        assert x.sums is not None
+        result = torch.empty(len(x.numbers), self.shape[0], dtype=dtype)
+        loaded().dllm_product4(
+            x.numbers.data_ptr(), x.scale.data_ptr(), x.sums.data_ptr(), self.blocks.data_ptr(),
+            self.scale.data_ptr(), self.zero.data_ptr(), result.data_ptr(), len(x.numbers),
+            *self.shape, self.group, dtype == torch.bfloat16, torch.get_num_threads(),
+        )  # fmt: skip
+        return result
+
+    def unpacked(self) -> torch.Tensor:
+        """The numbers (n, d / 2)."""
+        both = torch.stack((self.blocks & 15, self.blocks >> 4), 3)  # (blocks, d / 8, 32, 2, 4)
+        plain = both.permute(0, 2, 1, 3, 4).reshape(-1, self.shape[1])
+        return halves(plain[: self.shape[0]])
+
+
+def halves(numbers: torch.Tensor) -> torch.Tensor:
+    """(n, d) numbers of 4 bits as (n, d / 2) bytes, the even ones in the lower half."""
+    return numbers[:, ::2] | numbers[:, 1::2] << 4
+
+
+def whole(numbers: torch.Tensor) -> torch.Tensor:
+    """The inverse of `halves`."""
+    return torch.stack((numbers & 15, numbers >> 4), 2).flatten(1)
+
+
+def _rounded(x: torch.Tensor, group: int, zero: int) -> Rounded:
+    """``x`` (..., d) in whole numbers from -127 to 127 plus ``zero``, a scale per ``group``."""
+    x = x.reshape(-1, x.shape[-1]).contiguous()
+    numbers = torch.empty(x.shape, dtype=torch.uint8)
+    scale = torch.empty(len(x), x.shape[1] // group)
+    sums = None if zero else torch.empty_like(scale)
+    loaded().dllm_round(
+        x.data_ptr(), numbers.data_ptr(), scale.data_ptr(),
+        None if sums is None else sums.data_ptr(), *x.shape, group, zero,
+        x.dtype == torch.bfloat16, torch.get_num_threads(),
+    )  # fmt: skip
+    return Rounded(numbers, scale, sums)
+
+
+def _blocks(weight: torch.Tensor, group: int) -> torch.Tensor:
+    """``weight`` (n, d) in blocks: (n / 64, d / group, 64, group)."""
+    blocks = _filled(weight, BLOCK).view(-1, BLOCK, weight.shape[1] // group, group)
+    return blocks.permute(0, 2, 1, 3).contiguous()
+
+
+def _filled(weight: torch.Tensor, block: int) -> torch.Tensor:
+    """``weight`` (n, ...) with zeros up to a whole block."""
+    return nn.functional.pad(weight, (0, 0, 0, -len(weight) % block))

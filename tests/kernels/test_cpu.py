@@ -1,0 +1,127 @@
+"""Compiled kernels: exact where they promise it, the same with any number of threads, and errors
+that say what is missing.  Products of plain weights are in `test_linear.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dllm.errors import ConfigError
+from dllm.kernels import cpu, quantised
+from dllm.kernels.cpu import compiled as of
+from dllm.kernels.cpu.products import Weight, Weight4, Weight8, whole
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def numbers(outputs: int, inputs: int, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+    torch.manual_seed(outputs + inputs)
+    return torch.randint(low, high, (outputs, inputs)).to(dtype)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.skipif(not quantised.whole_products(), reason="no exact products of whole numbers")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64, 32), (130, 96), (1000, 4128)])
+def test_products_of_8_bits_have_the_bits_of_onednn(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    weight, scale = numbers(*shape, -127, 128, torch.int8), torch.rand(shape[0], 1)
+    own, other = Weight8(weight, scale), quantised.Int8(weight, scale)
+    x = torch.cat([torch.randn(37, shape[1]), torch.zeros(1, shape[1])]).to(dtype)
+    ours, theirs = own.rounded(x), other.rounded(x)
+    assert torch.equal(ours.numbers, theirs.numbers) and torch.equal(ours.scale, theirs.scale)
+    expected = other.multiply_rounded(theirs, dtype)
+    assert torch.equal(own.multiply_rounded(ours, dtype), expected)
+    assert torch.equal(own.unpacked(), weight)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("shape", [(32, 128), (200, 384)])
+def test_products_of_4_bits(shape: tuple[int, int], group: int, dtype: torch.dtype) -> None:
+    """Those of the rounded rows with the restored weight, in float64."""
+    outputs, inputs = shape
+    weight = numbers(outputs, inputs // 2, 0, 256, torch.uint8)
+    scale, zero = (torch.rand(outputs, inputs // group).bfloat16() - 0.3 for _ in range(2))
+    own, x = Weight4(weight, scale, zero), torch.randn(11, inputs).to(dtype)
+    rows = own.rounded(x)
+    signed = rows.numbers.view(torch.int8).double().view(11, -1, group)
+    assert ((signed * rows.scale[..., None]).flatten(1) - x).abs().max() < x.abs().max() / 250
+    assert rows.sums is not None
+    torch.testing.assert_close(rows.sums.double(), signed.sum(2) * rows.scale, rtol=1e-6, atol=1e-6)
+    w = (whole(weight).double() - 8).view(outputs, -1, group) * scale.double()[..., None]
+    w += zero.double()[..., None]
+    exact = torch.einsum("mgk,mg,ngk->mn", signed, rows.scale.double(), w)
+    result = own.multiply_rounded(rows, dtype)
+    assert result.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance * 10)
+    assert torch.equal(own.unpacked(), weight)
+
+
+@pytest.mark.usefixtures("compiled", "two_threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_change_no_bit(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(300, 2080).to(dtype), torch.randn(700, 2080).to(dtype)
+    eight = Weight8(numbers(700, 2080, -127, 128, torch.int8), torch.rand(700, 1))
+    scale = torch.rand(700, 65)
+    four = Weight4(numbers(700, 1040, 0, 256, torch.uint8), scale, scale)
+    done = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        done.append([
+            Weight(weight).multiply(x, None),
+            Weight(weight, copy=False).multiply(x, None),
+            *(w.multiply_rounded(w.rounded(x), dtype) for w in (eight, four)),
+        ])  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(*done, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("features", "compiler", "message"),
+    [
+        ("avx2", "c++", "need a processor on Linux with avx512f"),
+        (" ".join((*of.NEEDED, "amx_bf16")), "c++", "no AMX"),
+        (" ".join(of.NEEDED), None, "no C\\+\\+ compiler was found"),
+        (" ".join(of.NEEDED), "false", "false could not compile"),
+    ],
+)
+def test_what_is_missing_is_said(
+    features: str, compiler: str | None, message: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(of, "_features", lambda: frozenset(features.split()))
+    monkeypatch.setattr(of.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    if compiler is not None:
+        monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv(of.FOLDER_VARIABLE, str(tmp_path))
+    with pytest.raises(ConfigError, match=message):
+        cpu.build()
+    assert cpu.built() is None
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_file_that_is_no_library_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(of.FOLDER_VARIABLE, str(tmp_path))
+    cpu.library.cache_clear()
+    assert cpu.built() is None and cpu.library() is None
+    file = of._file()
+    assert file is not None
+    file.write_bytes(b"torn")
+    cpu.library.cache_clear()
+    assert cpu.built() == file and cpu.library() is None
