@@ -57,6 +57,10 @@ def doctor(
     on: Annotated[
         str | None, typer.Option(help="A card instead of this machine, for --serve: H100, ...")
     ] = None,
+    compile_kernels: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile faster kernels for this processor, once."),
+    ] = False,
 ) -> None:
     """Report versions, devices and extras, and whether a model fits.
 
@@ -77,6 +81,11 @@ def doctor(
         print("\n".join(table(model, prompt_tokens, new_tokens, 0, on)))
         return
     console = Console(highlight=False, soft_wrap=True)
+    if compile_kernels:
+        from ..kernels import cpu
+
+        with waiting("compiling"):
+            cpu.build()
     with waiting("looking around"):
         memory = device_memory()
         result = [*environment(), *devices(), *extras(), *bundled()]
@@ -124,12 +133,25 @@ def devices() -> Iterator[Finding]:
 
     free, total = main_memory()
     yield Finding("cpu", f"{torch.get_num_threads()} threads, {size(free)} of {size(total)} free")
+    yield cpu_kernels()
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
         yield Finding(f"cuda:{index}", f"{name}, {size(free)} of {size(total)} free")
     if not torch.cuda.is_available():
         yield Finding("cuda", "none")
+
+
+def cpu_kernels() -> Finding:
+    """Whether there are compiled kernels (`dllm.kernels.cpu`), or what it takes to have them."""
+    from ..kernels import cpu
+
+    if cpu.library() is not None:
+        return Finding("cpu kernels", f"compiled: {cpu.built()}", GOOD)
+    lacking = cpu.missing_features()
+    if lacking:
+        return Finding("cpu kernels", f"PyTorch's; those of dllm need {', '.join(lacking)}")
+    return Finding("cpu kernels", "PyTorch's; `dllm doctor --compile` makes faster ones (g++)")
 
 
 def device_memory() -> tuple[str, int]:
