@@ -29,12 +29,20 @@ def attention(result: Found) -> str:
 def quantised(result: Found) -> str:
     """What fewer bits change."""
     rows = [
-        [case["model"], f"`{case['setting']}`", f"{case['bytes'] / 1e6:.0f} MB",
+        [case["model"], f"`{case['setting']}`", case["kernels"], f"{case['bytes'] / 1e6:.0f} MB",
          f"{case['bits']:.3f}", f"{100 * case['equal']:.1f} %", f"{case['tokens']:,}"]
         for case in result["cases"]
     ]  # fmt: skip
     return markdown(
-        ["model", "setting", "weights", "bits per token", "greedy tokens as in bfloat16", "of"],
+        [
+            "model",
+            "setting",
+            "kernels",
+            "weights",
+            "bits per token",
+            "greedy tokens as in bfloat16",
+            "of",
+        ],
         rows,
     )
 
@@ -71,7 +79,8 @@ def eight(result: Found) -> str:
             "tokens/s", "predicted by doctor"]  # fmt: skip
     return (
         f"Random weights, prompt {result['prompt']}, {result['new']} new tokens, 4 decided per "
-        f"step, {conditions(result)}, wall clock:\n\n" + markdown(head, rows)
+        f"step, {conditions(result)}, {result['kernels']} kernels, wall clock:\n\n"
+        + markdown(head, rows)
     )
 
 
@@ -85,7 +94,8 @@ def llama(result: Found) -> str:
     ]  # fmt: skip
     shape = result["shape"]
     return (
-        f"{shape['layers']} layers of {shape['hidden']}, random weights, {conditions(result)}; "
+        f"{shape['layers']} layers of {shape['hidden']}, random weights, {conditions(result)}, "
+        f"{result['kernels']} kernels in dllm; "
         "processor time of a forward, in turns:\n\n"
         + markdown(["weights", "program", "a forward", "over llama.cpp", "peak memory"], rows)
     )

@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 import dllm
 from dllm.models.quantisation import quantise, read
 
-from report import RESULTS, write  # isort: skip
+from report import RESULTS, kernels, write  # isort: skip
 from shapes import llada_135m  # isort: skip
 
 BLOCK, MASK = 32, 49151
@@ -127,7 +127,7 @@ def main() -> None:
     known = json.loads(options.output.read_text())["cases"] if options.output.exists() else []
     for batch, prompt, dtype in product(options.batch, options.prompt, options.dtypes):
         one = argparse.Namespace(**vars(options) | {"batch": batch, "prompt": prompt})
-        case = {"dtype": dtype, "batch": batch}
+        case = {"dtype": dtype, "batch": batch, "kernels": kernels()}
         case |= {name: getattr(one, name) for name in ("prompt", "new", "steps", "threads")}
         shape = dict(case)
         case |= measure(Both(dtype, one), options.rounds)

@@ -24,7 +24,7 @@ import dllm
 from dllm.eval.tasks import TASKS
 
 from real import smollm2  # isort: skip
-from report import RESULTS, write  # isort: skip
+from report import RESULTS, kernels, write  # isort: skip
 
 SETTINGS = (
     None, "int8", "int8(head=False)", "int8(embeddings=True)", "int4(group=32)", "int4(group=64)",
@@ -81,16 +81,16 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     known = json.loads(options.output.read_text())["cases"] if options.output.exists() else []
-    cases = {(case["model"], case["setting"]): case for case in known}
+    cases = {(case["model"], case["setting"], case["kernels"]): case for case in known}
     for name in options.models:
         first: list[int] = []
         for setting in (None, *(given for given in options.settings if given)):
             bits, greedy, size = {"nano": nano, "smollm2": smollm}[name](setting, options.examples)
             first = first or greedy
             equal = sum(a == b for a, b in zip(greedy, first, strict=True)) / len(first)
-            case = {"model": name, "setting": setting or "bfloat16", "bits": bits, "equal": equal,
-                    "bytes": size, "tokens": len(greedy)}  # fmt: skip
-            cases[name, case["setting"]] = case
+            case = {"model": name, "setting": setting or "bfloat16", "kernels": kernels(),
+                    "bits": bits, "equal": equal, "bytes": size, "tokens": len(greedy)}  # fmt: skip
+            cases[name, case["setting"], case["kernels"]] = case
             print(json.dumps(case), flush=True)
             write(options.output, {"examples": options.examples, "cases": list(cases.values())})
 

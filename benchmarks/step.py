@@ -1,6 +1,7 @@
 """The time of a step against what the same machine can do; exit code 1 when a share has fallen.
 
     python benchmarks/step.py                       # measure, and write results/step.json
+    DLLM_KERNELS= python benchmarks/step.py         # the same without compiled kernels
     python benchmarks/step.py --check               # measure, and compare with what stands there
     python benchmarks/step.py --rows 32 --dtypes bfloat16 --threads 1 --check
 
@@ -21,6 +22,7 @@ step is noticed on any machine whose results are at hand.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -33,10 +35,12 @@ from torch import nn
 
 import dllm
 from dllm.engine.kv import KVBuffer
+from dllm.kernels.quantised import QuantisedLinear
 from dllm.kernels.statistics import token_statistics
+from dllm.models.quantisation import quantise, read
 from dllm.models.segments import Segment
 
-from report import RESULTS, write  # isort: skip
+from report import RESULTS, kernels, write  # isort: skip
 from shapes import llada_135m  # isort: skip
 
 ROWS, KEYS = (8, 32, 64, 192), 192
@@ -61,13 +65,13 @@ class Step:
             "use_cache": False,
             "segments": [Segment(slice(0, rows), slice(0, keys))],
         }
-        layers = [m for m in model.backbone.modules() if isinstance(m, nn.Linear)]
+        layers = [
+            m for m in model.backbone.modules() if isinstance(m, (nn.Linear, QuantisedLinear))
+        ]
         self.layers = [*layers, model.head]
-        self.x = {
-            size: torch.randn(rows, size).to(model.dtype)
-            for size in {layer.in_features for layer in self.layers}  # type: ignore[union-attr]
-        }
-        weights = sum(layer.weight.numel() for layer in self.layers)  # type: ignore[union-attr]
+        sizes = [(layer.in_features, layer.out_features) for layer in self.layers]  # type: ignore[union-attr]
+        self.x = {size: torch.randn(rows, size).to(model.dtype) for size, _ in sizes}  # type: ignore[call-overload]
+        weights = sum(a * b for a, b in sizes)  # type: ignore[operator]
         attention = 2 * rows * keys * config.hidden_size * config.num_hidden_layers
         self.operations = 2 * (rows * weights + attention)
 
@@ -80,10 +84,13 @@ class Step:
             layer(self.x[layer.in_features])  # type: ignore[index]
 
 
-def roof(dtype: torch.dtype) -> Callable[[], None]:
-    """A product of 1024 rows with a weight of 1024 x 1024, and its operations."""
-    layer = nn.Linear(1024, 1024, bias=False).to(dtype)
-    dllm.kernels.linear.pack(layer)
+def roof(dtype: torch.dtype, int8: bool = False) -> Callable[[], None]:
+    """A product of 1024 rows with a weight of 1024 x 1024, of 8 bits if ``int8``."""
+    layer: nn.Module = nn.Linear(1024, 1024, bias=False).to(dtype)
+    if int8:
+        layer = QuantisedLinear.of(layer, 8)  # type: ignore[arg-type]
+    else:
+        dllm.kernels.linear.pack(layer)  # type: ignore[arg-type]
     x = torch.randn(1024, 1024).to(dtype)
     return lambda: layer(x)
 
@@ -133,13 +140,13 @@ def fallen(cases: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[st
 
 
 def key(case: dict[str, Any]) -> tuple[Any, ...]:
-    return case["dtype"], case["rows"], case["threads"]
+    return case["dtype"], case["rows"], case["threads"], case["kernels"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8"])
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--check", action="store_true")
@@ -148,21 +155,26 @@ def main() -> None:
     cases: list[dict[str, Any]] = []
     for name in options.dtypes:
         model = llada_135m()
-        model.hf.to(getattr(torch, name))  # type: ignore[arg-type]
+        model.hf.to(torch.bfloat16 if name == "int8" else getattr(torch, name))  # type: ignore[arg-type]
+        if name == "int8":
+            quantise(model.hf, read("int8"))
         for threads in options.threads:
             torch.set_num_threads(threads)
-            top = roof(model.dtype)
+            top = roof(model.dtype, name == "int8")
             for rows in options.rows:
                 found = measure(Step(model, rows), top, options.rounds, threads)
-                cases.append({"dtype": name, "threads": threads, "rows": rows, **found})
+                cases.append(
+                    {"dtype": name, "threads": threads, "rows": rows, "kernels": kernels(), **found}
+                )
                 print(", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}"
                                 for k, v in cases[-1].items()), flush=True)  # fmt: skip
+    known = json.loads(options.output.read_text())["cases"] if options.output.exists() else []
     if not options.check:
+        measured = {key(case) for case in cases}
+        cases = [case for case in known if key(case) not in measured] + cases
         write(options.output, {"model": "135M", "keys": KEYS, "cases": cases})
         return
-    import json
-
-    problems = fallen(cases, json.loads(options.output.read_text())["cases"])
+    problems = fallen(cases, known)
     print("\n".join(problems) or "no share has fallen")
     sys.exit(bool(problems))
 

@@ -21,19 +21,22 @@ def conditions(result: Found) -> str:
 def steps(result: Found) -> str:
     """A step's time, how much of it is bare products, and how much of the roof it reaches."""
     rows = [
-        [case["dtype"], str(case["rows"]), f"{case['milliseconds']:.0f} ms",
+        [case["dtype"], str(case["rows"]), case["kernels"], f"{case['milliseconds']:.0f} ms",
          f"{100 * case['products']:.0f} %", f"{case['roof_gflops']:.0f} GFLOP/s",
          f"{100 * case['roof']:.0f} %"]
-        for case in result["cases"]
+        for case in sorted(result["cases"], key=lambda case: (case["dtype"], case["rows"]))
     ]  # fmt: skip
     return f"{conditions(result)}, processor time:\n\n" + markdown(
-        ["dtype", "positions", "a step", "of it products", "roof", "of the roof"], rows
+        ["dtype", "positions", "kernels", "a step", "of it products", "roof", "of the roof"], rows
     )
 
 
 def dtypes(result: Found) -> str:
     """A step in float32 over the same step in bfloat16."""
-    times = {(case["dtype"], case["rows"]): case["milliseconds"] for case in result["cases"]}
+    times = {
+        (case["dtype"], case["rows"]): case["milliseconds"]
+        for case in result["cases"] if case["kernels"] == "PyTorch"
+    }  # fmt: skip
     rows = [
         [str(count), *(f"{times[name, count]:.0f} ms" for name in ("float32", "bfloat16")),
          f"{times['float32', count] / times['bfloat16', count]:.1f}×"]
@@ -47,14 +50,14 @@ def dtypes(result: Found) -> str:
 def official(result: Found) -> str:
     """Processor time over that of Fast-dLLM's own code."""
     rows = [
-        [case["dtype"], str(case["batch"]), str(case["prompt"]),
+        [case["dtype"], case["kernels"], str(case["batch"]), str(case["prompt"]),
          f"{case['new']} in {case['steps']}", f"{case['official_seconds']:.2f} s",
          f"{case['seconds']:.2f} s",
          f"{case['ratio']:.2f} ({case['low']:.2f} to {case['high']:.2f})",
          f"{100 * case['equal']:.0f} %"]
         for case in result["cases"]
     ]  # fmt: skip
-    head = ["dtype", "prompts", "shortest", "new tokens in steps", "official", "dllm", "ratio",
+    head = ["dtype", "kernels", "prompts", "shortest", "new tokens in steps", "official", "dllm", "ratio",
             "equal commits"]  # fmt: skip
     threads = result["cases"][0]["threads"]
     return (

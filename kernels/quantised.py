@@ -295,8 +295,10 @@ class QuantisedLinear(nn.Module):
     @property
     def rounding(self) -> Any:
         """How inputs are rounded, equal for layers that round alike; None: they are not."""
-        part = (self.parts() or [None])[0]
-        return (type(part), self.group) if hasattr(part, "rounded") else None
+        parts = self.parts()
+        if parts is None or not hasattr(parts[0], "rounded"):
+            return None
+        return type(parts[0]), self.group
 
     def rounded(self, x: torch.Tensor) -> Rounded:
         """``x`` (..., inputs) as layers of the same `rounding` multiply it."""
