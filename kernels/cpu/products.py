@@ -37,7 +37,7 @@ class Weight:
 
     def __init__(self, weight: torch.Tensor, copy: bool = True) -> None:
         self.shape, self.copy = weight.shape, copy
-        self.blocks = _blocks(weight, GROUPS[weight.dtype]) if copy else weight
+        self.blocks = _blocks(weight, BLOCK) if copy else weight
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` (m, d) in the dtype of the weight, plus ``bias`` (n,): (m, n)."""
@@ -58,7 +58,7 @@ class Weight8:
         self.shape = numbers.shape
         self.scale = scale.reshape(-1).float().contiguous()
         self.offset = (128 * numbers.sum(1, dtype=torch.int32)).to(torch.int32)
-        self.blocks = _blocks(numbers, GROUPS[torch.int8])
+        self.blocks = _blocks(numbers, BLOCK)
 
     def rounded(self, x: torch.Tensor) -> Rounded:
         """``x`` (..., d) as `multiply_rounded` wants it."""
@@ -76,8 +76,7 @@ class Weight8:
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d)."""
-        plain = self.blocks.permute(0, 2, 1, 3).reshape(-1, self.shape[1])
-        return plain[: self.shape[0]].contiguous()
+        return _rows(self.blocks, len(self.offset)).view(torch.int8)
 
 
 class Weight4:
@@ -87,9 +86,9 @@ class Weight4:
     def __init__(self, numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> None:
         self.shape = torch.Size((len(numbers), 2 * numbers.shape[1]))
         self.group = self.shape[1] // scale.shape[1]
-        eights = _filled(whole(numbers), BLOCK4).view(-1, BLOCK4, self.shape[1] // 8, 2, 4)
-        bytes_ = eights[..., 0, :] | eights[..., 1, :] << 4
-        self.blocks = bytes_.permute(0, 2, 1, 3).contiguous()
+        eights = whole(numbers).view(len(numbers), -1, 2, 4)
+        fours = eights[:, :, 0] | eights[:, :, 1] << 4
+        self.blocks = _blocks(fours.flatten(1), BLOCK4)
         self.scale, self.zero = (
             _filled(each.bfloat16(), BLOCK4)
             .view(-1, BLOCK4, scale.shape[1])
@@ -115,9 +114,8 @@ class Weight4:
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d / 2)."""
-        both = torch.stack((self.blocks & 15, self.blocks >> 4), 3)  # (blocks, d / 8, 32, 2, 4)
-        plain = both.permute(0, 2, 1, 3, 4).reshape(-1, self.shape[1])
-        return halves(plain[: self.shape[0]])
+        fours = _rows(self.blocks, self.shape[0]).view(torch.uint8).unflatten(1, (-1, 4))
+        return halves(torch.stack((fours & 15, fours >> 4), 2).flatten(1))
 
 
 def halves(numbers: torch.Tensor) -> torch.Tensor:
@@ -144,10 +142,16 @@ def _rounded(x: torch.Tensor, group: int, zero: int) -> Rounded:
     return Rounded(numbers, scale, sums)
 
 
-def _blocks(weight: torch.Tensor, group: int) -> torch.Tensor:
-    """``weight`` (n, d) in blocks: (n / 64, d / group, 64, group)."""
-    blocks = _filled(weight, BLOCK).view(-1, BLOCK, weight.shape[1] // group, group)
-    return blocks.permute(0, 2, 1, 3).contiguous()
+def _blocks(weight: torch.Tensor, block: int) -> torch.Tensor:
+    """``weight`` (n, d), of which an instruction sums 32 bits of each row: in blocks of so many
+    rows, (n / block, d / group, block) int32."""
+    words = _filled(weight.contiguous(), block).view(torch.int32)
+    return words.view(-1, block, words.shape[1]).transpose(1, 2).contiguous()
+
+
+def _rows(blocks: torch.Tensor, count: int) -> torch.Tensor:
+    """The inverse of `_blocks`, (n, d / group) int32."""
+    return blocks.transpose(1, 2).reshape(-1, blocks.shape[1])[:count].contiguous()
 
 
 def _filled(weight: torch.Tensor, block: int) -> torch.Tensor:
