@@ -136,6 +136,15 @@ void tile_of(int rows, More... more) {
   }
 }
 
+// Groups from `first` on of the block with the rows from `row` on of a weight (n, words) as it is.
+void lay_out(const char *weight, int64_t n, int64_t words, int64_t row, int64_t first,
+             int64_t count, char *to) {
+  for (int64_t i = 0; i < BLOCK; i += 16)
+    for (int64_t k = 0; k < count; k += 16)
+      transpose(weight + ((row + i) * words + first + k) * 4, words * 4, n - row - i, count - k,
+                to + k * 64 * VECTORS + i * 4);
+}
+
 // done(row, column, sum of 16 outputs) for all of x (m, d) times the weight, which is laid out in
 // blocks or, where it is `plain`, now.
 template <class T, class Done>
@@ -160,11 +169,7 @@ void product(const typename T::In *x, const void *weight, bool plain, int64_t m,
           const char *part = w + g * 64 * VECTORS;
           if (plain) {
             char *to = (char *)sums + own;
-            const char *row = (const char *)weight + b * BLOCK * groups * 4 + g * 4;
-            for (int64_t i = 0; i < BLOCK; i += 16)
-              for (int64_t k = 0; k < count; k += 16)
-                transpose(row + i * groups * 4 + k * 4, groups * 4, n - b * BLOCK - i, count - k,
-                          to + k * 64 * VECTORS + i * 4);
+            lay_out((const char *)weight, n, groups, b * BLOCK, g, count, to);
             part = to;
           }
           for (int64_t t = 0; t < tiles; t++) {
@@ -203,6 +208,13 @@ void with_bias(const void *x, const void *weight, bool plain, const void *bias, 
 }  // namespace
 
 extern "C" {
+
+// A weight (n, words), of 32 bits each, in blocks.
+void dllm_lay_out(const void *weight, void *blocks, int64_t n, int64_t words, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+  for (int64_t row = 0; row < n; row += BLOCK)
+    lay_out((const char *)weight, n, words, row, 0, words, (char *)blocks + row * words * 4);
+}
 
 // y (m, n) = x (m, d) times the weight, plus bias (n) or nullptr; all float32 or, where `half`,
 // bfloat16.  `plain`: the weight is (n, d) as it is, to be laid out for this product.

@@ -37,7 +37,7 @@ class Weight:
 
     def __init__(self, weight: torch.Tensor, copy: bool = True) -> None:
         self.shape, self.copy = weight.shape, copy
-        self.blocks = _blocks(weight, BLOCK) if copy else weight
+        self.blocks = _blocks(weight) if copy else weight
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` (m, d) in the dtype of the weight, plus ``bias`` (n,): (m, n)."""
@@ -58,7 +58,7 @@ class Weight8:
         self.shape = numbers.shape
         self.scale = scale.reshape(-1).float().contiguous()
         self.offset = (128 * numbers.sum(1, dtype=torch.int32)).to(torch.int32)
-        self.blocks = _blocks(numbers, BLOCK)
+        self.blocks = _blocks(numbers)
 
     def rounded(self, x: torch.Tensor) -> Rounded:
         """``x`` (..., d) as `multiply_rounded` wants it."""
@@ -88,7 +88,8 @@ class Weight4:
         self.group = self.shape[1] // scale.shape[1]
         eights = whole(numbers).view(len(numbers), -1, 2, 4)
         fours = eights[:, :, 0] | eights[:, :, 1] << 4
-        self.blocks = _blocks(fours.flatten(1), BLOCK4)
+        words = _filled(fours.flatten(1), BLOCK4).view(torch.int32)
+        self.blocks = words.view(-1, BLOCK4, words.shape[1]).transpose(1, 2).contiguous()
         self.scale, self.zero = (
             _filled(each.bfloat16(), BLOCK4)
             .view(-1, BLOCK4, scale.shape[1])
@@ -142,15 +143,19 @@ def _rounded(x: torch.Tensor, group: int, zero: int) -> Rounded:
     return Rounded(numbers, scale, sums)
 
 
-def _blocks(weight: torch.Tensor, block: int) -> torch.Tensor:
-    """``weight`` (n, d), of which an instruction sums 32 bits of each row: in blocks of so many
-    rows, (n / block, d / group, block) int32."""
-    words = _filled(weight.contiguous(), block).view(torch.int32)
-    return words.view(-1, block, words.shape[1]).transpose(1, 2).contiguous()
+def _blocks(weight: torch.Tensor) -> torch.Tensor:
+    """``weight`` (n, d), of which an instruction sums 32 bits of each row, in blocks
+    (n / 64, d / group, 64) int32."""
+    words = weight.contiguous().view(torch.int32)
+    count, wide = words.shape
+    blocks = torch.empty(-(-count // BLOCK), wide, BLOCK, dtype=torch.int32)
+    threads = torch.get_num_threads()
+    loaded().dllm_lay_out(words.data_ptr(), blocks.data_ptr(), count, wide, threads)
+    return blocks
 
 
 def _rows(blocks: torch.Tensor, count: int) -> torch.Tensor:
-    """The inverse of `_blocks`, (n, d / group) int32."""
+    """The weight of which these are the blocks, (n, d / group) int32."""
     return blocks.transpose(1, 2).reshape(-1, blocks.shape[1])[:count].contiguous()
 
 
