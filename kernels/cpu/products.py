@@ -56,9 +56,14 @@ class Weight8:
 
     def __init__(self, numbers: torch.Tensor, scale: torch.Tensor) -> None:
         self.shape = numbers.shape
-        self.scale = scale.reshape(-1).float().contiguous()
-        self.offset = (128 * numbers.sum(1, dtype=torch.int32)).to(torch.int32)
         self.blocks = _blocks(numbers)
+        self.offset, self.scale = (
+            torch.zeros(len(numbers), dtype=torch.int32),
+            torch.ones(len(numbers)),
+        )
+        one = Rounded(torch.ones(1, self.shape[1], dtype=torch.uint8), torch.ones(1, 1))
+        sums = self.multiply_rounded(one, torch.float32)[0]  # below 2^24, so exact
+        self.offset, self.scale = 128 * sums.int(), scale.reshape(-1).float().contiguous()
 
     def rounded(self, x: torch.Tensor) -> Rounded:
         """``x`` (..., d) as `multiply_rounded` wants it."""
