@@ -20,6 +20,7 @@ FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC",
 )  # fmt: skip
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 CPUINFO = Path("/proc/cpuinfo")
 _A, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int  # an address, a size, a small number
 SIGNATURES = {
@@ -27,6 +28,7 @@ SIGNATURES = {
     "dllm_product": (_A, _A, _I, _A, _A, _N, _N, _N, _I, _I),
     "dllm_product8": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
     "dllm_product4": (_A, _A, _A, _A, _A, _A, _A, _N, _N, _N, _N, _I, _I),
+    "dllm_reduce": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
     "dllm_round": (_A, _A, _A, _A, _N, _N, _N, _I, _I, _I),
 }
 
@@ -62,8 +64,9 @@ def _file() -> Path | None:
         return None
     cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(named) if named else Path(cache_folder) / "dllm" / "kernels"
-    said = [*(file.read_bytes() for file in SOURCES), *(name.encode() for name in FLAGS)]
-    key = hashlib.sha256(b"\0".join([*said, *(f.encode() for f in sorted(_features()))]))
+    said = [file.read_bytes() for file in (*SOURCES, *HEADERS)]
+    said += [name.encode() for name in (*FLAGS, *sorted(_features()))]
+    key = hashlib.sha256(b"\0".join(said))
     return folder / f"kernels-{key.hexdigest()[:16]}.so"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..cpu import library
 from ..noise import row_gumbel
 from .classes import reduce_classes
 from .filters import dropped
@@ -111,6 +112,31 @@ def reduce(
         part.rest = x.exp_().sum(1, keepdim=True)
     if low:
         part.index = index + low
+    return part
+
+
+def compiled(
+    x: torch.Tensor, low: int, options: Options, select: torch.Tensor | None = None
+) -> Partial | None:
+    """The same in one pass over rows ``x`` of a CPU, float32 or bfloat16, which stay as they are;
+    None where there are no compiled kernels, or more is asked for than they know."""
+    kernels = library()
+    asked = options.filters or options.top or options.classes is not None or options.warm
+    plain = x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu"
+    if kernels is None or asked or options.scale != 1 or not plain or x.stride(1) != 1:
+        return None
+    best, second, rest, moment = torch.empty(4, len(x), 1).unbind()
+    index = torch.empty(len(x), 1, dtype=torch.int64)
+    entropy = "entropy" in options.needs
+    kernels.dllm_reduce(
+        x.data_ptr(), best.data_ptr(), index.data_ptr(), second.data_ptr(), rest.data_ptr(),
+        moment.data_ptr() if entropy else None, *x.shape, x.stride(0), x.dtype == torch.bfloat16,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    part = Partial(best, index.add_(low), rest, second)
+    part.moment = moment if entropy else None
+    if select is not None:
+        part.selected = _pick(x, select - low).float()
     return part
 
 

@@ -18,7 +18,7 @@ from ..linear import ROWS, Packed, packed_of
 from ..linear import product as product_with
 from ..quantised import QuantisedLinear
 from .heads import Head, full_logits, plain_linear, vocabulary
-from .reduce import Partial, finish, merge, reduce, stack
+from .reduce import Partial, compiled, finish, merge, reduce, stack
 from .result import Inputs, Options, TokenStatistics
 
 TILE_BYTES = 16 << 20  # logits held at once, counted as float32
@@ -44,19 +44,29 @@ class Call:
     def piece(self, x: torch.Tensor, first: int, low: int) -> Partial:
         """Reduce ``x`` (r, n) float32, rows from ``first`` and ids from ``low`` on; destroys x."""
         last = first + x.shape[0]
+        self._ban(x, first, low)
+        keys = None if self.keys is None else self.keys[first:last]
+        select = None if self.select is None else self.select[first:last]
+        return reduce(x, low, self.options, keys, select, self._room(x, 1))
+
+    def _ban(self, x: torch.Tensor, first: int, low: int) -> None:
         for j, token in enumerate(self.banned):
             if low <= token < low + x.shape[1]:
                 column = x.select(1, token - low)
                 if self.banned_rows is None:
                     column.fill_(-torch.inf)
                 else:
-                    column.masked_fill_(self.banned_rows[first:last, j], -torch.inf)
-        keys = None if self.keys is None else self.keys[first:last]
-        select = None if self.select is None else self.select[first:last]
-        return reduce(x, low, self.options, keys, select, self._room(x, 1))
+                    rows = self.banned_rows[first : first + len(x), j]
+                    column.masked_fill_(rows, -torch.inf)
 
     def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool) -> Partial:
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
+        if owned and self.keys is None and not torch.is_grad_enabled():
+            self._ban(logits, first, low)
+            select = None if self.select is None else self.select[first : first + len(logits)]
+            part = compiled(logits, low, self.options, select)
+            if part is not None:
+                return part
         copy = logits.dtype != torch.float32 or not owned
         elements = PIECE if logits.device.type == "cpu" else logits.numel()
         step = max(1, elements // max(1, logits.shape[1]))
