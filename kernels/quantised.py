@@ -303,14 +303,15 @@ class QuantisedLinear(nn.Module):
 
     def rounded(self, x: torch.Tensor) -> Rounded:
         """``x`` (..., inputs) as layers of the same `rounding` multiply it."""
-        parts = self.parts() or ()
+        parts = self.parts()
+        assert parts is not None
         result: Rounded = parts[0].rounded(x)
         return result
 
     def of_rounded(self, rounded: Rounded, x: torch.Tensor) -> torch.Tensor:
         """``self(x)`` where ``x`` was `rounded`."""
         each = [part.multiply_rounded(rounded, x.dtype) for part in self.parts() or ()]
-        return self._joined([part.view(*x.shape[:-1], -1) for part in each])
+        return self._joined([part.view(*x.shape[:-1], part.shape[1]) for part in each])
 
     def _joined(self, done: list[torch.Tensor]) -> torch.Tensor:
         result = done[0] if len(done) == 1 else torch.cat(done, -1)

@@ -120,7 +120,8 @@ class Weight4:
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d / 2)."""
-        fours = _rows(self.blocks, self.shape[0]).view(torch.uint8).unflatten(1, (-1, 4))
+        words = _rows(self.blocks, self.shape[0])
+        fours = words.view(torch.uint8).view(*words.shape, 4)
         return halves(torch.stack((fours & 15, fours >> 4), 2).flatten(1))
 
 

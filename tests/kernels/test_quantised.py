@@ -123,6 +123,8 @@ def test_zeros_and_what_is_not_finite() -> None:
     with torch.inference_mode():
         result = rounded(x)
     assert not result[0].any() and result[1].isnan().all() and result[2].isfinite().all()
+    with torch.inference_mode():
+        assert rounded(x[:0]).shape == (0, 32)
 
 
 def test_gradients_reach_the_inputs_through_the_restored_weight() -> None:
