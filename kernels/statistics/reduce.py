@@ -81,8 +81,10 @@ def reduce(
                 clean_gap = _clean_gap(x)
             x.masked_fill_(lost, -torch.inf)
             lost = None
-    best, index = largest(x)
-    part = Partial(best, index, best, clean_gap=clean_gap)
+    known = compiled(x, options)
+    best, index = largest(x) if known is None else (known.best, known.index)
+    part = Partial(best, index, best) if known is None else known
+    part.clean_gap = clean_gap
     noisy = None
     if options.temperature > 0 and keys is not None:
         noisy = _draw(part, x, low, options.temperature, keys, lost)
@@ -95,6 +97,10 @@ def reduce(
     if options.top:
         part.top_value, part.top_index = top(x, min(options.top, x.shape[1]))
         part.top_index += low
+    if low:
+        part.index = index + low
+    if known is not None:
+        return part
     x.scatter_(1, index, -torch.inf)
     if "margin" in needs or "gap" in needs:
         part.second = x.amax(1, keepdim=True)
@@ -110,20 +116,15 @@ def reduce(
         part.moment = x.mul_(weight).sum(1, keepdim=True)
     else:
         part.rest = x.exp_().sum(1, keepdim=True)
-    if low:
-        part.index = index + low
     return part
 
 
-def compiled(
-    x: torch.Tensor, low: int, options: Options, select: torch.Tensor | None = None
-) -> Partial | None:
-    """The same in one pass over rows ``x`` of a CPU, float32 or bfloat16, which stay as they are;
-    None where there are no compiled kernels, or more is asked for than they know."""
+def compiled(x: torch.Tensor, options: Options) -> Partial | None:
+    """What is asked of each row ``x`` (R, n) alone, float32 or bfloat16, in one pass that leaves
+    it as it is; None where no compiled kernel does that."""
     kernels = library()
-    asked = options.filters or options.top or options.classes is not None or options.warm
-    plain = x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu"
-    if kernels is None or asked or options.scale != 1 or not plain or x.stride(1) != 1:
+    fits = x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu"
+    if kernels is None or options.scale != 1 or options.warm or not fits or x.stride(1) != 1:
         return None
     best, second, rest, moment = torch.empty(4, len(x), 1).unbind()
     index = torch.empty(len(x), 1, dtype=torch.int64)
@@ -133,11 +134,7 @@ def compiled(
         moment.data_ptr() if entropy else None, *x.shape, x.stride(0), x.dtype == torch.bfloat16,
         torch.get_num_threads(),
     )  # fmt: skip
-    part = Partial(best, index.add_(low), rest, second)
-    part.moment = moment if entropy else None
-    if select is not None:
-        part.selected = _pick(x, select - low).float()
-    return part
+    return Partial(best, index, rest, second, moment if entropy else None)
 
 
 def largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -61,11 +61,13 @@ class Call:
 
     def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool) -> Partial:
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
-        if owned and self.keys is None and not torch.is_grad_enabled():
+        options = self.options
+        more = options.filters or options.top or options.classes is not None
+        if owned and self.keys is None and self.select is None and not more:
             self._ban(logits, first, low)
-            select = None if self.select is None else self.select[first : first + len(logits)]
-            part = compiled(logits, low, self.options, select)
+            part = compiled(logits, options)
             if part is not None:
+                part.index += low
                 return part
         copy = logits.dtype != torch.float32 or not owned
         elements = PIECE if logits.device.type == "cpu" else logits.numel()

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from dllm.errors import ConfigError
-from dllm.kernels import cpu, quantised
+from dllm.kernels import cpu, linear, quantised
 from dllm.kernels.cpu import compiled as of
 from dllm.kernels.cpu.products import Weight, Weight4, Weight8, whole
-from dllm.kernels.statistics import reduce
+from dllm.kernels.statistics import reduce, token_statistics
 from dllm.kernels.statistics.result import Options
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -94,26 +94,43 @@ def test_threads_change_no_bit(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 2, 16, 17, 1000])
-def test_a_row_of_logits_is_reduced_as_before(size: int, dtype: torch.dtype) -> None:
+def test_a_row_of_logits_is_reduced_as_before(
+    size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(size)
     x = torch.randn(12, size + 3).mul_(4).round_().to(dtype)[:, 1 : size + 1]  # with ties, strided
     x[1], x[2] = -torch.inf, 7.0
     x[3, size // 2], x[4, size // 2], x[5] = torch.inf, -torch.inf, -200.0
     x[5, -1], x[6, size // 3] = 100.0, torch.nan
-    options, select = Options(needs=frozenset({"margin", "entropy"})), torch.arange(12)
-    found = reduce.compiled(x, 5, options, select)
-    plain = reduce.reduce(x.float().clone(), 5, options, select=select)
+    options = Options(needs=frozenset({"margin", "entropy"}))
+    found = reduce.compiled(x, options)
+    with monkeypatch.context() as patch:
+        patch.setattr(reduce, "library", lambda: None)
+        plain = reduce.reduce(x.float().clone(), 0, options)
     assert found is not None and plain.second is not None and found.second is not None
     fine = [row for row in range(12) if row not in (3, 6)]  # infinity, NaN: an error elsewhere
     assert torch.equal(found.index, plain.index)
     assert found.best[6].isnan() and found.rest[6].isnan()
-    for name in ("best", "second", "selected"):
+    for name in ("best", "second"):
         assert torch.equal(getattr(found, name)[fine], getattr(plain, name)[fine]), name
     for name in ("rest", "moment"):
         own, other = getattr(found, name)[fine], getattr(plain, name)[fine]
         torch.testing.assert_close(own, other, rtol=3e-6, atol=1e-30, msg=name)
-    alone = reduce.compiled(x[7:8], 5, options)
-    assert alone is not None and torch.equal(alone.rest, found.rest[7:8])
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_else_is_asked_changes_no_bit() -> None:
+    head = torch.nn.Linear(64, 500).requires_grad_(False)
+    linear.pack(head)
+    hidden = torch.randn(9, 64)
+    with torch.inference_mode():
+        plain = token_statistics(hidden, head, needs=())
+        for more in ({"top": 3}, {"select": torch.arange(9)}, {"needs": ("entropy", "margin")}):
+            other = token_statistics(hidden, head, **({"needs": ()} | more))  # type: ignore[arg-type]
+            assert torch.equal(other.logprob, plain.logprob), more
+        for row in range(9):
+            alone = token_statistics(hidden[row : row + 1], head, needs=(), top=2)
+            assert torch.equal(alone.logprob, plain.logprob[row : row + 1])
 
 
 @pytest.mark.parametrize(
