@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..kernels.cpu import layers
 from ..kernels.quantised import together
 from .forwards import replace_forwards
 
@@ -16,6 +17,7 @@ LAYERS = (  # by name: a network that nobody loads is not imported
     "transformers.models.qwen2.modeling_qwen2.Qwen2MLP",
     "transformers.models.qwen3.modeling_qwen3.Qwen3MLP",
 )
+SILU = ("SiLU", "SiLUActivation")
 
 
 def round_once(hf: PreTrainedModel) -> None:
@@ -25,5 +27,9 @@ def round_once(hf: PreTrainedModel) -> None:
 
 def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
     gate, up = together(x, (module.gate_proj, module.up_proj))
-    result: torch.Tensor = module.down_proj(module.act_fn(gate) * up)
+    if type(module.act_fn).__name__ in SILU and layers.suits(gate, up):
+        gated = layers.silu_times(gate, up)
+    else:
+        gated = module.act_fn(gate) * up
+    result: torch.Tensor = module.down_proj(gated)
     return result

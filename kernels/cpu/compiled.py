@@ -29,6 +29,9 @@ SIGNATURES = {
     "dllm_product8": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
     "dllm_product4": (_A, _A, _A, _A, _A, _A, _A, _N, _N, _N, _N, _I, _I),
     "dllm_reduce": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
+    "dllm_rms_norm": (_A, _A, _A, _N, _N, ctypes.c_double, _I, _I),
+    "dllm_rotate_scatter": (*[_A] * 10, *[_N] * 4, _I, _I),
+    "dllm_silu_times": (_A, _A, _A, _N, _I, _I),
     "dllm_round": (_A, _A, _A, _A, _N, _N, _N, _I, _I, _I),
 }
 

@@ -13,6 +13,8 @@
 #include <cstring>
 #include <memory>
 
+#include "vector.h"
+
 namespace {
 
 constexpr int VECTORS = 4, BLOCK = 16 * VECTORS, ROWS = 6;
@@ -66,12 +68,7 @@ struct Output {  // rows of n numbers, float32 or bfloat16
   int64_t n;
   bool half;
   void put(int64_t row, int64_t column, __m512 value) const {
-    const __mmask16 some = lanes(n - column);
-    if (half)
-      _mm256_mask_storeu_epi16((uint16_t *)to + row * n + column, some,
-                               (__m256i)_mm512_cvtneps_pbh(value));
-    else
-      _mm512_mask_storeu_ps((float *)to + row * n + column, some, value);
+    write(to, half, row * n + column, n - column, value);
   }
 };
 
@@ -194,13 +191,7 @@ void with_bias(const void *x, const void *weight, bool plain, const void *bias, 
                int64_t d, int threads) {
   product<T>((const typename T::In *)x, weight, plain, m, y.n, d, threads,
              [=](int64_t row, int64_t column, __m512 sum) {
-               if (bias) {
-                 const __mmask16 some = lanes(y.n - column);
-                 sum = sum + (y.half ? (__m512)_mm512_slli_epi32(
-                                           _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(
-                                               some, (const uint16_t *)bias + column)), 16)
-                                     : _mm512_maskz_loadu_ps(some, (const float *)bias + column));
-               }
+               if (bias) sum += read_or(bias, y.half, column, y.n - column, 0);
                y.put(row, column, sum);
              });
 }

@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vector.h"
+
 namespace {
 
 constexpr int VECTORS = 2, BLOCK = 16 * VECTORS, ROWS = 6;
@@ -81,14 +83,7 @@ void tile(const Call &c, int64_t row, int64_t block) {
   for (int r = 0; r < R; r++)
     for (int v = 0; v < VECTORS; v++) {
       const int64_t column = block * BLOCK + 16 * v, left = c.n - column;
-      if (left <= 0) continue;
-      const __mmask16 some = left >= 16 ? 0xffff : (1u << left) - 1;
-      const int64_t at = (row + r) * c.n + column;
-      if (c.half)
-        _mm256_mask_storeu_epi16((uint16_t *)c.y + at, some,
-                                 (__m256i)_mm512_cvtneps_pbh(total[r][v]));
-      else
-        _mm512_mask_storeu_ps((float *)c.y + at, some, total[r][v]);
+      if (left > 0) write(c.y, c.half, (row + r) * c.n + column, left, total[r][v]);
     }
 }
 
@@ -131,12 +126,7 @@ void dllm_round(const void *x, uint8_t *p, float *row_scale, float *row_sum, int
 #pragma omp parallel for num_threads(threads) if (threads > 1 && m * d > 65536) schedule(static)
   for (int64_t i = 0; i < m * groups; i++) {
     const int64_t from = i / groups * d + i % groups * group;
-    const auto read = [=](int64_t k) {
-      const __mmask16 some = group - k >= 16 ? 0xffff : (1u << (group - k)) - 1;
-      if (!half) return _mm512_maskz_loadu_ps(some, (const float *)x + from + k);
-      const __m256i raw = _mm256_maskz_loadu_epi16(some, (const uint16_t *)x + from + k);
-      return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16);
-    };
+    const auto read = [=](int64_t k) { return read_or(x, half, from + k, group - k, 0); };
     __m512 most = _mm512_setzero_ps();
     __mmask16 nan = 0;
     for (int64_t k = 0; k < group; k += 16) {

@@ -16,6 +16,15 @@ inline __m512 read_or(const void *from, bool half, int64_t k, int64_t left, floa
   return _mm512_mask_mov_ps(rest, some, (__m512)wide);
 }
 
+// 16 numbers to the k-th on, those before `left`.
+inline void write(void *to, bool half, int64_t k, int64_t left, __m512 value) {
+  const __mmask16 some = left >= 16 ? 0xffff : (1u << left) - 1;
+  if (half)
+    _mm256_mask_storeu_epi16((uint16_t *)to + k, some, (__m256i)_mm512_cvtneps_pbh(value));
+  else
+    _mm512_mask_storeu_ps((float *)to + k, some, value);
+}
+
 // exp(x) for x from -87 to 88, to about a unit in the last place: 2^n exp(r) with |r| <= ln 2 / 2,
 // and a polynomial of the sixth degree for the latter.
 inline __m512 exponential(__m512 x) {

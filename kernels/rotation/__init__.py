@@ -12,12 +12,13 @@ from types import ModuleType
 import torch as _torch
 
 from ...errors import ConfigError, UnknownNameError
+from ..cpu import layers as _compiled
 from . import naive as _naive
 from . import torch as _fast
 
 __all__ = ["rotate_scatter"]
 
-_BACKENDS: dict[str, ModuleType] = {"naive": _naive, "torch": _fast}
+_BACKENDS: dict[str, ModuleType] = {"naive": _naive, "torch": _fast, "compiled": _compiled}
 
 
 def rotate_scatter(
@@ -41,7 +42,8 @@ def rotate_scatter(
     int64, distinct unless nobody reads them; ``keys`` and ``values`` (Hkv, S, dh) are written in
     place.  Returns the rotated queries (H, Q, dh) in the dtype of ``keys``.
 
-    ``backend``: "triton" (a GPU), "torch" (any device), "naive" (the oracle), "auto".
+    ``backend``: "triton" (a GPU), "torch" (any device), "compiled" (a CPU, `dllm.kernels.cpu`),
+    "naive" (the oracle), "auto".
     Raises `ConfigError` for shapes that do not fit together.
     """
     heads, count, width = k.shape
@@ -53,7 +55,11 @@ def rotate_scatter(
         shapes = {n: tuple(x.shape) for n, x in locals().items() if isinstance(x, _torch.Tensor)}
         raise ConfigError(f"shapes do not fit together: {shapes}; see rotate_scatter")
     if backend == "auto":
-        backend = "triton" if q.device.type == "cuda" and _find_spec("triton") else "torch"
+        if q.device.type == "cuda" and _find_spec("triton"):
+            backend = "triton"
+        else:
+            fits = _compiled.rotates(q, k, v, cos, sin, slots, keys, values)
+            backend = "compiled" if fits else "torch"
     if backend == "triton":
         from . import triton as module
     elif backend in _BACKENDS:

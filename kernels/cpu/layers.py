@@ -1,0 +1,75 @@
+"""Norms, gates and rotation by compiled kernels (`layers.cpp`), where there are some."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from .compiled import library, loaded
+
+DTYPES = (torch.float32, torch.bfloat16)
+_Strides = ctypes.c_int64 * 10
+
+
+def suits(*tensors: torch.Tensor) -> bool:
+    """Whether kernels are compiled and can take these: on a CPU, of one dtype that they know,
+    without gradients."""
+    dtype = tensors[0].dtype
+    return (
+        library() is not None
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and dtype in DTYPES
+        and all(x.dtype == dtype and x.device.type == "cpu" for x in tensors)
+    )
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``x`` (..., d) normed in float32, rounded, times ``weight`` (d,), rounded."""
+    x, weight, size = x.contiguous(), weight.contiguous(), x.shape[-1]
+    result = torch.empty_like(x)
+    loaded().dllm_rms_norm(
+        x.data_ptr(), weight.data_ptr(), result.data_ptr(), x.numel() // size, size, eps,
+        x.dtype == torch.bfloat16, torch.get_num_threads(),
+    )  # fmt: skip
+    return result
+
+
+def silu_times(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """SiLU of ``x``, rounded, times ``other`` of the same shape, rounded."""
+    x, other = x.contiguous(), other.contiguous()
+    result = torch.empty_like(x)
+    loaded().dllm_silu_times(
+        x.data_ptr(), other.data_ptr(), result.data_ptr(), x.numel(), x.dtype == torch.bfloat16,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return result
+
+
+def rotates(*tensors: torch.Tensor) -> bool:
+    """Whether `rotate_scatter` can take its arguments."""
+    q, k, v, cos, sin, slots, keys, values = tensors
+    return (
+        suits(q, k, v) and suits(cos, sin) and suits(keys, values)
+        and slots.dtype == torch.int64
+        and all(x.stride(-1) == 1 for x in (q, k, v, keys, values))
+    )  # fmt: skip
+
+
+def rotate_scatter(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+    slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """As `dllm.kernels.rotation.rotate_scatter`, with its bits."""
+    cos, sin, slots = cos.contiguous(), sin.contiguous(), slots.contiguous()
+    turned = torch.empty(q.shape, dtype=keys.dtype)
+    strides = [stride for x in (q, k, v, keys, values) for stride in x.stride()[:2]]
+    kinds = (q, cos, keys)
+    loaded().dllm_rotate_scatter(
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), cos.data_ptr(), sin.data_ptr(), slots.data_ptr(),
+        turned.data_ptr(), keys.data_ptr(), values.data_ptr(), _Strides(*strides), len(q), len(k),
+        *q.shape[1:], sum((x.dtype == torch.bfloat16) << i for i, x in enumerate(kinds)),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return turned

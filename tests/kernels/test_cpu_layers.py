@@ -1,0 +1,79 @@
+"""Compiled norms, gates and rotation against PyTorch's, and a row alone against its company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dllm.kernels.cpu import layers
+from dllm.kernels.rotation import rotate_scatter
+
+pytestmark = pytest.mark.usefixtures("compiled")
+HALF, FULL = torch.bfloat16, torch.float32
+SIZES = [1, 15, 16, 64, 577]
+
+
+def near(own: torch.Tensor, other: torch.Tensor) -> None:
+    """Equal, but for numbers that lie between two of their dtype."""
+    steps = 2**-7 if own.dtype == HALF else 3e-6
+    torch.testing.assert_close(own, other, rtol=steps, atol=1e-6)
+    assert own.dtype != HALF or (own == other).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("dtype", [HALF, FULL])
+@pytest.mark.parametrize("size", SIZES)
+def test_rms_norm(size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    x, weight = torch.randn(2, 41, size).mul_(3).to(dtype), torch.randn(size).to(dtype)
+    x[0, 3] = 0
+    with torch.inference_mode():
+        own = layers.rms_norm(x, weight, 1e-5)
+        near(own, weight * F.rms_norm(x.float(), (size,), None, 1e-5).to(dtype))
+        assert torch.equal(layers.rms_norm(x[0, 7:8], weight, 1e-5)[0], own[0, 7])
+
+
+@pytest.mark.parametrize("dtype", [HALF, FULL])
+@pytest.mark.parametrize("size", SIZES)
+def test_silu(size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    x, other = torch.randn(30, size).mul_(20).to(dtype), torch.randn(30, size).to(dtype)
+    x[0], x[1], x[2], x[3] = 1e4, -1e4, torch.inf, torch.nan
+    with torch.inference_mode():
+        own, plain = layers.silu_times(x, other), F.silu(x) * other
+        near(own[4:], plain[4:])
+        torch.testing.assert_close(own[:4], plain[:4], equal_nan=True)
+        assert torch.equal(layers.silu_times(x[9], other[9]), own[9])
+
+
+@pytest.mark.parametrize("angles", [HALF, FULL])
+@pytest.mark.parametrize("buffer", [HALF, FULL])
+@pytest.mark.parametrize("dtype", [HALF, FULL])
+@pytest.mark.parametrize("width", [8, 64, 96])
+def test_rotation_has_the_bits_of_pytorch(
+    width: int, dtype: torch.dtype, buffer: torch.dtype, angles: torch.dtype
+) -> None:
+    """Strided as projections and buffers are; other slots stay as they were."""
+    torch.manual_seed(width)
+    count, heads, shared = 7, 6, 2
+    q, k, v = (
+        torch.randn(count, each, width).to(dtype).transpose(0, 1)
+        for each in (heads, shared, shared)
+    )
+    cos, sin = (torch.randn(count, width).to(angles) for _ in range(2))
+    slots = torch.tensor([3, 19, 0, 5, 11, 6, 2])
+    done = []
+    for backend in ("torch", "compiled"):
+        keys, values = torch.full((2, shared, 20, width), 9.0).to(buffer).unbind()
+        with torch.inference_mode():
+            turned = rotate_scatter(q, k, v, cos, sin, slots, keys, values, backend=backend)
+        done.append((turned, keys, values))
+    assert all(torch.equal(a, b) for a, b in zip(*done, strict=True))
+
+
+def test_what_does_not_suit_is_left_to_pytorch() -> None:
+    x = torch.randn(3, 16)
+    assert not layers.suits(x)  # gradients are wanted
+    with torch.inference_mode():
+        assert layers.suits(x, x)
+        assert not layers.suits(x, x.bfloat16()) and not layers.suits(x.half())
