@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.cpu import layers
 from .segments import Segment
 
 WIDE = 2**17  # values that are held in float64 at a time
@@ -47,8 +48,11 @@ def grouped(
 ) -> Tensor:
     """Attention (R, Hkv, m, dh) of rows ``q`` (R, Hkv, m, dh) over ``k``, ``v`` (R, Hkv, L, dh).
 
-    ``mask`` (R, m, L) is added to the scores.  ``exact``: see `exact_attention`; else SDPA.
+    ``mask`` (R, m, L) is added to the scores.  ``exact``: see `exact_attention`; else a compiled
+    kernel, where there is one, or SDPA.
     """
+    if not exact and layers.attends(q, k, v, mask):
+        return layers.attention(q, k, v, mask, scale)
     if not exact:
         added = None if mask is None else mask[:, None]
         count = q.shape[2]

@@ -1,4 +1,4 @@
-"""Norms, gates and rotation by compiled kernels (`layers.cpp`), where there are some."""
+"""Attention, norms, gates and rotation by compiled kernels, where there are some."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from .compiled import library, loaded
 
 DTYPES = (torch.float32, torch.bfloat16)
-_Strides = ctypes.c_int64 * 10
+_Strides = ctypes.c_int64 * 11
 
 
 def suits(*tensors: torch.Tensor) -> bool:
@@ -73,3 +73,34 @@ def rotate_scatter(
         torch.get_num_threads(),
     )  # fmt: skip
     return turned
+
+
+def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether `attention` can take its arguments."""
+    given = (q, k, v) if mask is None else (q, k, v, mask)
+    step = 2 if q.dtype == torch.bfloat16 else 1  # numbers that are read as one
+    return (
+        suits(*given)
+        and all(x.stride(-1) == 1 for x in given)
+        and q.shape[-1] % step == 0
+        and k.stride(2) % step == 0
+        and v.shape[-1] == q.shape[-1]
+        and k.shape[2] > 0
+    )
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Attention (R, H, m, dh) of ``q`` (R, H, m, dh) over ``k``, ``v`` (R, H, L, dh), with ``mask``
+    (R, m, L) added to the scores.  Rows that see nothing come out as zero."""
+    result = torch.empty(q.shape, dtype=q.dtype)
+    strides = [stride for x in (q, k, v) for stride in x.stride()[:3]]
+    strides += (0, 0) if mask is None else mask.stride()[:2]
+    rows, heads, count, size = q.shape
+    loaded().dllm_attention(
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), None if mask is None else mask.data_ptr(),
+        result.data_ptr(), _Strides(*strides), rows, heads, count, k.shape[2], size, scale,
+        q.dtype == torch.bfloat16, torch.get_num_threads(),
+    )  # fmt: skip
+    return result
