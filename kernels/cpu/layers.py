@@ -9,6 +9,7 @@ import torch
 from .compiled import library, loaded
 
 DTYPES = (torch.float32, torch.bfloat16)
+FEW = 32
 _Strides = ctypes.c_int64 * 11
 
 
@@ -76,12 +77,14 @@ def rotate_scatter(
 
 
 def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether `attention` can take its arguments."""
+    """Whether `attention` can take its arguments, and is no slower than SDPA: in float32 it is for
+    less than `FEW` queries."""
     given = (q, k, v) if mask is None else (q, k, v, mask)
     step = 2 if q.dtype == torch.bfloat16 else 1  # numbers that are read as one
     return (
         suits(*given)
         and all(x.stride(-1) == 1 for x in given)
+        and (step == 2 or q.shape[2] >= FEW)
         and q.shape[-1] % step == 0
         and k.stride(2) % step == 0
         and v.shape[-1] == q.shape[-1]
