@@ -119,7 +119,8 @@ class GenerationConfig:
     the answer gets is found while it is written, by a rule such as "append" or "daedal" (see
     `dllm.samplers.base.Length`); ``max_new_tokens`` is then the most it may get, None what is left
     of the context.  ``min_new_tokens``: stop ids
-    are not proposed among the first that many positions.  ``steps`` and ``block_length`` go to the
+    are not proposed among the first that many positions, and no stop string that is complete within
+    them ends the text.  ``steps`` and ``block_length`` go to the
     parts of the sampler that have such a field; None leaves their default.  ``temperature`` 0 is
     greedy, and so is anything below 1e-6; ``top_p``, ``top_k`` (0 = off) and ``min_p`` (of the
     largest probability, 0 = off) filter proposals.  ``logit_bias``: token id -> what is added to

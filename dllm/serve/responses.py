@@ -16,7 +16,9 @@ from .bodies import (
     Content,
     Count,
     Function,
+    FunctionOnly,
     Message,
+    Part,
     Role,
     Schema,
     Spoken,
@@ -49,14 +51,14 @@ class Item(Body):
     id: str | None = None
     status: str | None = None
     phase: str | None = None
-    summary: list[Any] | None = None
+    summary: list[Part] | None = None
     encrypted_content: Annotated[Any, Only("no thoughts are encrypted here")] = None
 
 
 class FlatTool(Function):
     """A tool of ``/v1/responses``."""
 
-    type: Literal["function"] = "function"
+    type: FunctionOnly = "function"
 
 
 class TextFormat(Body):
@@ -129,7 +131,7 @@ REPEATED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_call
 
 def said(items: list[Item]) -> list[dict[str, Any]]:
     """The items of ``/v1/responses`` as chat templates know them: thoughts, text and calls of an
-    answer are one message."""
+    answer are one message.  Of thoughts that have no content, the summary is taken."""
     messages: list[dict[str, Any]] = []
     for at, item in enumerate(items):
         for name in NEEDED.get(item.type, ()):
@@ -149,7 +151,8 @@ def said(items: list[Item]) -> list[dict[str, Any]]:
             if item.type == "message":
                 last["content"] += text["content"]
             elif item.type == "reasoning":
-                last["reasoning_content"] = text["content"]
+                thought = text["content"] or "\n".join(part.text for part in item.summary or ())
+                last["reasoning_content"] = last.get("reasoning_content", "") + thought
             else:
                 function = {"name": item.name, "arguments": parsed(item.arguments)}
                 call = {"type": "function", "function": function}

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from .. import __version__
+from ..config import MAX_TEMPERATURE
 from ..drafting.verifiers.base import is_causal_model
 from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
@@ -285,6 +286,9 @@ class Service:
             arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, ask.several)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
+        if ask.endless:
+            never = dict.fromkeys(self.model.facts.stop_token_ids, -MAX_TEMPERATURE)
+            arguments["logit_bias"] = {**arguments.get("logit_bias", {}), **never}
         given: dict[str, Any] = {
             "sampler": ask.sampler, "under_load": ask.under_load,
             "trace": ask.trace or bool(ask.logprobs), **arguments,
@@ -318,8 +322,11 @@ class Service:
             return ""
         return str(tokenizer.decode(list(ids), skip_special_tokens=not special))
 
-    def piece(self, token: int) -> str:
-        """Text of a token in the middle of a text, so that pieces in a row are the text."""
+    def piece(self, token: int, first: bool = False) -> str:
+        """Text of a token in the middle of a text or as its ``first``, where many tokenizers drop
+        a blank, so that pieces in a row are the text."""
+        if first:
+            return self.decode([token], special=True)
         known = self._pieces.get(token)
         if known is None:
             known = self._pieces[token] = self._spell(token)
