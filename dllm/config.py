@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, NamedTuple, TypedDict
 
-from .errors import ConfigError, UnknownNameError, check_unicode, short
+from .errors import ConfigError, UnknownNameError, check_switch, check_unicode, short
 
 MOST = 2**31 - 1  # of what is counted
 MAX_TEMPERATURE = 1e6  # temperature and guidance in float32; all tokens are alike long before
@@ -192,8 +192,7 @@ class GenerationConfig:
         for name, allowed in NUMBERS.items():
             object.__setattr__(self, name, _number(name, getattr(self, name), allowed))
         for name in SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is True or False, not {short(getattr(self, name))}")
+            check_switch(name, getattr(self, name))
         if not self.top_p:
             raise ConfigError("top_p must be above 0: there nothing is left to propose")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:

@@ -28,8 +28,9 @@ from .responses import read_response, reply_to
 from .service import Service
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+INFILL, LENGTHS = "/v1/infill", ("max_tokens", "min_tokens")
 READERS: dict[str, Callable[[Any], GenerateRequest]] = {
-    CHAT: read_chat, TEXT: read_text, RESPONSES: read_response, "/v1/infill": read_infill,
+    CHAT: read_chat, TEXT: read_text, RESPONSES: read_response, INFILL: read_infill,
 }  # fmt: skip
 SYNC = 1.0  # seconds between two waits for the disk
 
@@ -94,6 +95,8 @@ def _line(
     if not isinstance(body, dict):
         return Line(name, url, None, digest_of(url, body), f"line {number} has no body")
     given = dict(defaults)
+    if url == INFILL:  # its holes say how long they are
+        given = {name: value for name, value in given.items() if name not in LENGTHS}
     if url == RESPONSES and "max_tokens" in given:
         given["max_output_tokens"] = given.pop("max_tokens")
     if body.get("max_completion_tokens") is not None:  # the same by its newer name

@@ -178,7 +178,7 @@ class Service:
                 400, f"{self.model.name} is autoregressive: it has no drafts of a canvas, and no "
                 "alternatives beside its tokens", code="unsupported_value",
             )  # fmt: skip
-        if is_causal_model(self.model) and (drop := CANVAS & ask.arguments.keys()):
+        if is_causal_model(self.model) and (drop := {*filter(ask.arguments.get, CANVAS)}):
             raise Problem(
                 400, f"{self.model.name} is autoregressive, and {min(drop)} is for diffusion "
                 "models: drop it", min(drop), "unsupported_value",
@@ -282,6 +282,8 @@ class Service:
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
+        if is_causal_model(self.model):
+            arguments.pop("cfg_scale", None)  # 0: off
         if ask.forced:
             arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, ask.several)
         if ask.logprobs:
