@@ -134,7 +134,8 @@ def routines(
     lines = [
         "## Recorded runs", "",
         f"{whole + part} decoding traces are replayed, {whole} of them whole, {part} in part.",
-        "All of them by parts of the library, which a user gets by the same names.", "", UNBUILT, "",
+        "All of them by parts of the library, which a user gets by the same names.", "",
+        UNBUILT, "",
         "| recorded | source | replayed by | cases | whole | what deviates, and why |",
         "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
