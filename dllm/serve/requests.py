@@ -24,7 +24,7 @@ from .bodies import (
     Writing,
 )
 from .body import shortened
-from .problems import Problem
+from .problems import Problem, unsupported
 
 MOST_CALLS = 16
 PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
@@ -147,14 +147,11 @@ def read_text(data: Any) -> GenerateRequest:
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     for name in ("stop", "min_tokens", "ignore_eos", "constraints", "length", "seed_text"):
         if body.suffix and getattr(body, name):
-            raise Problem(
-                400, f"{name} does not go with suffix: the hole has max_tokens positions and "
-                "all of them are written", name, "unsupported_value",
-            )  # fmt: skip
+            raise unsupported(name, f"{name} does not go with suffix: the hole has max_tokens "
+                              "positions and all of them are written")  # fmt: skip
     if body.echo and (body.logprobs is not None or body.suffix or body.diffusing):
-        raise Problem(400, "echo repeats the prompt before the text: it does not go with logprobs "
-                      "(/v1/score has likelihoods), suffix and diffusing", "echo",
-                      "unsupported_value")  # fmt: skip
+        raise unsupported("echo", "echo repeats the prompt before the text: it does not go with "
+                          "logprobs (/v1/score has likelihoods), suffix and diffusing")  # fmt: skip
     return _request(
         "text", body, body.prompt if several else [body.prompt], body.max_tokens, chat=False,
         suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo,

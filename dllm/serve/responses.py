@@ -25,7 +25,7 @@ from .bodies import (
     parsed,
 )
 from .body import Body, Only
-from .problems import Problem
+from .problems import Problem, unsupported
 from .replies import Choice, Piece, Reply, event, figures, message, usage
 from .requests import GenerateRequest, chat_request
 
@@ -164,8 +164,8 @@ def read_response(data: Any) -> GenerateRequest:
     """``POST /v1/responses``."""
     body = ResponseBody.read(data)
     if body.stream_options and body.stream_options.given.keys() - {"include_obfuscation"}:
-        raise Problem(400, "a response has its usage, and no frames of the canvas: use "
-                      "/v1/chat/completions", "stream_options", "unsupported_value")  # fmt: skip
+        raise unsupported("stream_options", "a response has its usage, and no frames of the "
+                          f"canvas: {CHAT}")  # fmt: skip
     before = [{"role": "system", "content": body.instructions}] if body.instructions else []
     flat = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     tools = [
