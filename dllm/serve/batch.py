@@ -20,7 +20,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Any
 
-from ..errors import ConfigError, PromptError, short
+from ..errors import ConfigError, PromptError
+from ..json_lines import check_same
 from .body import is_unicode
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
@@ -157,7 +158,7 @@ class Results:
                 raise ConfigError(
                     f"{self.file} holds something else than results: name another file"
                 ) from None
-            check_same(self.file, settings, self.settings)
+            check_same(str(self.file), settings, self.settings)
             good += len(content)
         self._stream.truncate(good)
 
@@ -194,16 +195,6 @@ class Results:
     ) -> None:  # fmt: skip
         self.sync()
         self._stream.close()
-
-
-def check_same(file: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where the answers in ``file`` were made with other settings."""
-    for name, value in wanted.items():
-        if there.get(name) != value:
-            raise ConfigError(
-                f"{file} was made with {name} {short(there.get(name))}, not {short(value)}: name "
-                "another file, or give the same settings"
-            )
 
 
 def open_requests(lines: Iterable[Line], results: Results) -> tuple[int, Iterator[Line]]:
