@@ -116,6 +116,12 @@ def main() -> int:
     return 0
 
 
+UNBUILT = (
+    "Not replayed are 11 recorded runs of DMax (`dmax_spd`, "
+    "[czg1225/DMax](https://github.com/czg1225/DMax) @ 82bc29ec): it feeds mixtures of embeddings, "
+    "which [are not built](architecture.md#decisions-that-may-surprise).  Its training is: `dllm "
+    "train repair`."
+)
 END = "Made by `python benchmarks/fidelity.py`.\n"
 BESIDES = {"eos", "prob", "blocks", "whole", "fixed"}  # parts that nearly every composition has
 
@@ -129,6 +135,7 @@ def routines(
         "## Recorded runs", "",
         f"{whole + part} decoding traces are replayed, {whole} of them whole, {part} in part.",
         "All of them by parts of the library, which a user gets by the same names.", "",
+        UNBUILT, "",
         "| recorded | source | replayed by | cases | whole | what deviates, and why |",
         "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip

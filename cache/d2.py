@@ -27,7 +27,6 @@ class Seen:
     "d2", paper="d2Cache: Accelerating Diffusion-Based LLMs via Dual Adaptive Caching",
     arxiv="2509.23094",
 )  # fmt: skip
-@dataclass(frozen=True)
 class D2Cache(Refreshing):
     """Compute the surest masks among decided neighbours, and what the rest attends to most.
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack, overload
 from .cache.base import CacheLike
 from .config import GenerationArguments, GenerationConfig
 from .drive import completed, each, events
-from .errors import ConfigError
+from .errors import ConfigError, check_switch
 from .events import Event
 from .models import load
 from .preparation import Preparation
@@ -95,6 +95,7 @@ def generate(
     place of each.  Raises `dllm.DllmError` with one sentence that says what to do.
     """
     with feeding(streamer) as feed:
+        check_switch("progress", progress)
         prompts = list(prompt) if is_batch(prompt) else [prompt]
         how = Preparation.of(load(model), sampler, cache, config, arguments)
         requests = how.prompts(prompts, chat, repetitions, n, trace)

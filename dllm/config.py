@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from os import PathLike
 from typing import Any, NamedTuple, TypedDict
 
-from .errors import ConfigError, UnknownNameError, check_unicode, short
+from .errors import ConfigError, UnknownNameError, check_switch, check_unicode, short
 
 MOST = 2**31 - 1  # of what is counted
 MAX_TEMPERATURE = 1e6  # temperature and guidance in float32; all tokens are alike long before
@@ -119,7 +119,8 @@ class GenerationConfig:
     the answer gets is found while it is written, by a rule such as "append" or "daedal" (see
     `dllm.samplers.base.Length`); ``max_new_tokens`` is then the most it may get, None what is left
     of the context.  ``min_new_tokens``: stop ids
-    are not proposed among the first that many positions.  ``steps`` and ``block_length`` go to the
+    are not proposed among the first that many positions, and no stop string that is complete within
+    them ends the text.  ``steps`` and ``block_length`` go to the
     parts of the sampler that have such a field; None leaves their default.  ``temperature`` 0 is
     greedy, and so is anything below 1e-6; ``top_p``, ``top_k`` (0 = off) and ``min_p`` (of the
     largest probability, 0 = off) filter proposals.  ``logit_bias``: token id -> what is added to
@@ -191,8 +192,7 @@ class GenerationConfig:
         for name, allowed in NUMBERS.items():
             object.__setattr__(self, name, _number(name, getattr(self, name), allowed))
         for name in SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is True or False, not {short(getattr(self, name))}")
+            check_switch(name, getattr(self, name))
         if not self.top_p:
             raise ConfigError("top_p must be above 0: there nothing is left to propose")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:

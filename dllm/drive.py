@@ -45,8 +45,8 @@ def events(scheduler: Scheduler) -> Iterator[Event]:
         for request, event in events_of(progress):
             reader = readers.get(request.index)
             if reader is None:
-                stops = request.recipe.config.stop_strings
-                reader = readers[request.index] = Reader(scheduler.model, stops)
+                reader = Reader(scheduler.model, request.recipe.config)
+                readers[request.index] = reader
             if event.result is not None:
                 del readers[request.index]
             yield reader.read(event)

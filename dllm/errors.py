@@ -95,6 +95,12 @@ def check_unicode(text: str, what: str = "the prompt") -> None:
         raise PromptError(f"{what} is not valid Unicode: {error.reason}") from None
 
 
+def check_switch(name: str, value: object) -> None:
+    """Raise `ConfigError` for anything but True and False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is True or False, not {short(value)}")
+
+
 def short(value: object) -> str:
     """``value`` as it is written, cut where it is long."""
     try:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .canvas import Canvas, Edit, IntArray, moved
+from .config import GenerationConfig
 from .models import DiffusionModel
 from .result import Result
 from .samplers.eos import stops
 from .scheduler import Progress, Request
+from .stopping import stop_floor
 from .text import GrowingText
 from .trace import Cell, canvas_html
 from .work import Step
@@ -97,18 +99,18 @@ class Event:
 class Reader:
     """Adds the text to the events of one request, in their order."""
 
-    def __init__(self, model: DiffusionModel, stops: tuple[str, ...]) -> None:
+    def __init__(self, model: DiffusionModel, config: GenerationConfig) -> None:
         tokenizer = model.tokenizer
         self.decode = None if tokenizer is None else _decoder(model)
-        self._stops = stops
+        self._config = config
         self._text: GrowingText | None = None
 
     def read(self, event: Event) -> Event:
         if self.decode is None:
             return event
         if self._text is None:
-            floor = max(0, event.canvas.text_floor - event.canvas.prompt_length)
-            self._text = GrowingText(self.decode, self._stops, floor)
+            floor = stop_floor(event.canvas, self._config) - event.canvas.prompt_length
+            self._text = GrowingText(self.decode, self._config.stop_strings, floor)
         text = self._text.feed(event.tokens)
         if event.result is not None:
             text += self._text.end(event.result.text)

@@ -29,7 +29,7 @@ class Handle:
         cancel: Callable[[Handle], None],
     ) -> None:  # fmt: skip
         self._request, self._order, self._cancel = request, order, cancel
-        self._reader = Reader(model, request.recipe.config.stop_strings)
+        self._reader = Reader(model, request.recipe.config)
         self._events: deque[Event] = deque()
         self._most = max_events
         self._changed = threading.Condition()

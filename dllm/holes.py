@@ -28,9 +28,16 @@ from .engine import Recipe
 from .engine.forward import Forward
 from .engine.recipe import RowOptions
 from .engine.rows import Job, Row
-from .errors import PromptError, UnknownNameError
+from .errors import PromptError, UnknownNameError, short
 from .models import DiffusionModel
-from .prompts import encode_continuation, encode_holes, encode_text, hole_forms, tokenizer_of
+from .prompts import (
+    UNSIZED,
+    encode_continuation,
+    encode_holes,
+    encode_text,
+    hole_forms,
+    tokenizer_of,
+)
 from .samplers.compose import lengths as length_rules
 
 OPEN = re.compile(r"\[\[(\*|\d{1,9}\.\.\d{1,9}|\d{1,9})\]\]")
@@ -90,6 +97,11 @@ def measured(model: DiffusionModel, text: Any, before: IntArray, rule: str = "su
     name = name_of(rule)
     if name not in known:
         raise UnknownNameError("length of holes", rule, known)
+    odd = UNSIZED.search(text) if isinstance(text, str) else None
+    if odd:
+        raise PromptError(
+            f"{short(odd[0])}: a hole with a form says how many tokens it has, as [[8:[0-9]+]] does"
+        )
     if not open_holes(text):
         return Measured(*encode_holes(model, text))
     pieces = OPEN.split(text)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, short
 
 
 def read_json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
@@ -29,6 +29,16 @@ def read_json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
                 yield where, json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{where} is not JSON: {error}") from None
+
+
+def check_same(where: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where what stands there was made with other settings."""
+    for name, value in wanted.items():
+        if there.get(name) != value:
+            raise ConfigError(
+                f"{where} was made with {name} {short(there.get(name))}, not {short(value)}: name "
+                "another file, or give the same settings"
+            )
 
 
 def whole_lines(path: Path) -> list[bytes]:

@@ -14,7 +14,7 @@ import numpy as np
 from .canvas import Canvas, IntArray
 from .canvases import canvas_facts, canvas_length, check_apart, check_constraint, fixed_ids
 from .config import GenerationConfig
-from .errors import ConfigError, PromptError, short
+from .errors import ConfigError, PromptError, check_switch, short
 from .models import DiffusionModel
 from .prompts import check_lengths_alone, encode, encode_open, is_batch
 from .result import Result
@@ -74,6 +74,7 @@ class RequestMaker:
             raise ConfigError(f"n must be a whole number of at least 1, not {n!r}")
         if not isinstance(chat, bool | None):
             raise ConfigError(f"chat is True, False or None, not {short(chat)}")
+        check_switch("trace", traced)
         encoded = [encode(self.model, prompt, chat) for prompt in prompts]
         if repetitions is None:
             repetitions = [n * i for i in occurrences([ids.tobytes() for ids in encoded])]

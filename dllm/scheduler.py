@@ -19,6 +19,7 @@ from .memory import PeakMemory
 from .models import DiffusionModel
 from .result import Result
 from .samplers.eos import stops
+from .stopping import stop_floor
 from .text import stop_at
 from .trace import Trace
 from .work import Row, Step, Work
@@ -217,17 +218,14 @@ class Scheduler:
         if config.formatted or (canvas.holes and request.recipe.sampler.length is None):
             reason = "stop"  # the form is complete, every hole full
         row.recipe = request.recipe
-        here = slice(canvas.prompt_length, canvas.prompt_length + len(tokens))
         low = canvas.prompt_length
+        here = slice(low, low + len(tokens))
         fields: dict[str, Any] = {
             "holes": hole_texts(
                 self.model, tokens, [(h.low - low, h.high - low) for h in canvas.holes]
             ),
             "text": text_of(
-                self.model,
-                tokens,
-                config.stop_strings,
-                canvas.text_floor - canvas.prompt_length,
+                self.model, tokens, config.stop_strings, stop_floor(canvas, config) - low
             ),
             "tokens": tokens.tolist(),
             "sequences": canvas.tokens.copy(),

@@ -20,9 +20,15 @@ class StopSearch:
     frontier: int | None = None
 
 
+def stop_floor(canvas: Canvas, config: GenerationConfig) -> int:
+    """The position before which no stop string ends the text, because something is given there or
+    within ``min_new_tokens``."""
+    return max(canvas.text_floor, canvas.start + config.min_new_tokens)
+
+
 def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[Canvas], None]:
     """After a step: finish a row whose decided beginning contains a stop string, also where a stop
-    id of the same step lies behind it.  The text does not end before what is given in it."""
+    id of the same step lies behind it, but not before `stop_floor`."""
     if model.tokenizer is None:
         raise ConfigError(f"{model.name} came without a tokenizer: it has no stop_strings")
     tokenizer = model.tokenizer
@@ -40,7 +46,9 @@ def stop_strings(model: DiffusionModel, config: GenerationConfig) -> Callable[[C
             return
         search.frontier = frontier
         tokens = canvas.tokens[canvas.start : canvas.start + frontier]
-        last = _stop_in(decode, tokens, config.stop_strings, canvas.text_floor - canvas.start)
+        last = _stop_in(
+            decode, tokens, config.stop_strings, stop_floor(canvas, config) - canvas.start
+        )
         if last is not None:
             canvas.stop_position = canvas.start + last
             canvas.cut(canvas.stop_position)

@@ -116,7 +116,7 @@ class Trace:
         )  # fmt: skip
         if p.top_token is not None and p.top_logprob is not None:
             entry.candidates = [  # what was banned or filtered out is no candidate
-                (i, [(t, round(q, 4)) for t, q in zip(ts, qs, strict=True) if math.isfinite(q)])
+                (i, [(t, round(q, 6)) for t, q in zip(ts, qs, strict=True) if math.isfinite(q)])
                 for i, ts, qs in zip(
                     p.positions.tolist(), p.top_token.tolist(), p.top_logprob.tolist(), strict=True
                 )

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from ..errors import ConfigError, UnknownNameError
-from ..samplers import Info, available, compose
+from ..errors import ConfigError
+from ..samplers import SAMPLERS, Info, available, compose
+from ..spec import info
 from .measure import Setting
 
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)  # of one step per position
@@ -91,26 +92,19 @@ def samplers_with_curves() -> list[str]:
 def curve(name: str, canvas: int) -> list[str]:
     """Specs of a sampler's curve on a canvas of that many positions; those that cannot be composed
     are left out, and a sampler always has its defaults."""
-    info = _info(name)
-    knob = KNOBS.get(name) or _derived(info)
+    part = SAMPLERS[name]
+    knob = KNOBS.get(name) or _derived(info(part, part.role))
     return [spec for spec in knob.specs(canvas) if composes(spec)] or [name]
 
 
-def _info(name: str) -> Info:
-    infos = {info.name: info for info in available()}
-    if name not in infos:
-        raise UnknownNameError("sampler", name, infos)
-    return infos[name]
-
-
-def _derived(info: Info) -> Knob:
+def _derived(part: Info) -> Knob:
     """The knob of a sampler that the table does not know."""
     for argument, values in BY_FIELD.items():
-        if argument in info.defaults:
-            return Knob(f"{info.name}({argument}={{}})", values)
-    if info.role == "selector":
-        return Knob(info.name, ("",))
-    return Knob(f"{info.name}+threshold(tau={{}})", TAUS)
+        if argument in part.defaults:
+            return Knob(f"{part.name}({argument}={{}})", values)
+    if part.role == "selector":
+        return Knob(part.name, ("",))
+    return Knob(f"{part.name}+threshold(tau={{}})", TAUS)
 
 
 def composes(spec: str, options: dict[str, Any] | None = None) -> bool:

@@ -43,14 +43,13 @@ class Sweep:
 
     def cells(self) -> list[Cell]:
         """What there is to measure, without `refused`; names are checked here."""
-        chosen = self._settings()
+        chosen = [setting for setting in self._settings() if refusal(setting) is None]
         if not self.tasks:
             raise ConfigError(f"there is no task: name one or more of {', '.join(task_names())}")
         return [
             Cell(task, setting, self.examples, self.seed, self.rows)
             for task in self.tasks
             for setting in chosen
-            if refusal(setting) is None
         ]
 
     def refused(self) -> dict[str, str]:

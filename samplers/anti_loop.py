@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from .compose import register
 
 @register("anti_loop", paper="LLaDA2.1: Speeding Up Text Diffusion via Token Editing",
           arxiv="2602.08676")  # fmt: skip
-@dataclass(frozen=True)
 class AntiLoop(Transform):
     """Take ``penalty`` (1.0) from the logit of the token that stands one position to the left.
 

@@ -30,7 +30,6 @@ class First:
     "daedal", paper="Beyond Fixed: Training-Free Variable-Length Denoising for Diffusion Large "
     "Language Models", arxiv="2508.00819",
 )  # fmt: skip
-@dataclass(frozen=True)
 class Daedal(Length):
     """Lengthen the empty canvas until an end is expected, then insert masks where it is unsure.
 

@@ -28,7 +28,6 @@ class Expansions:
     "dreamon", paper="DreamOn: Diffusion Language Models For Code Infilling Beyond Fixed-size "
     "Canvas", arxiv="2602.01326",
 )  # fmt: skip
-@dataclass(frozen=True)
 class DreamOn(Length):
     """A position at which the model asks for room becomes two, one where it says end is deleted.
 

@@ -53,7 +53,6 @@ class Looked:
     "rho", paper="Training-Free Bidirectional Variable-Length Denoising with rho-EOS",
     arxiv="2601.22527",
 )  # fmt: skip
-@dataclass(frozen=True)
 class Rho(Length):
     """Append masks where hardly any end of the text is expected, cut some off where many are.
 

@@ -312,6 +312,15 @@ def test_a_stop_string_does_not_end_before_what_is_given() -> None:
     assert streamed == out.text
 
 
+@pytest.mark.parametrize(("least", "text"), [(2, "4 + "), (3, "4 + 5 "), (4, "4 + 5 = 9.")])
+def test_a_stop_string_does_not_end_before_the_least_tokens(least: int, text: str) -> None:
+    """The answer is "4 + 5 = 9.", a token for each character that is no blank."""
+    how: dict[str, Any] = {"stop_strings": ["4", "5", "+", "="], "min_new_tokens": least}
+    out = dllm.generate("nano", "What is 4 + 5?", **how)
+    assert out.text == text
+    assert "".join(e.text for e in dllm.stream("nano", "What is 4 + 5?", **how)) == out.text
+
+
 def test_a_long_prompt_leaves_a_short_answer() -> None:
     """The checkpoint recommends 64 new tokens; what is left of its context is taken instead."""
     nano = dllm.load("nano")

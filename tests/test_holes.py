@@ -67,6 +67,8 @@ def test_holes_are_measured_and_filled(rule: str) -> None:
         ("a [[0..4]]", "from 1"),
         ("a [[400..500]]", "the context has room for"),
         ("a [[x]]", "no hole"),
+        ("a [[*:[0-9]+]] b", "says how many tokens it has"),
+        ("a [[4]] b [[2..4:[0-9]+]]", "says how many tokens it has"),
     ],
 )
 def test_holes_that_are_none(text: str, message: str) -> None:

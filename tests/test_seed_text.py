@@ -61,7 +61,7 @@ def test_an_answer_is_edited_and_extended() -> None:
     assert "".join(event.text for event in events) == longer.text
 
 
-@pytest.mark.parametrize("hole", ["[[*]]", "[[2..4]]", "[[3:[a-z]+]]"])
+@pytest.mark.parametrize("hole", ["[[*]]", "[[2..4]]", "[[3:[a-z]+]]", "[[*:[a-z]+]]"])
 def test_holes_that_a_draft_cannot_have(tiny: dllm.DiffusionModel, hole: str) -> None:
     with pytest.raises(dllm.DllmError, match="infill takes those"):
         dllm.generate(tiny, PROMPTS[0], seed_text=f"one {hole} two", max_new_tokens=32)

@@ -81,6 +81,16 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
+@pytest.mark.parametrize("name", ["exact", "trace", "progress"])
+def test_a_word_is_no_switch(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is True or False, not 'no'$"):
+        how: Any = {name: "no"}
+        if name == "exact":
+            dllm.speculate("nano-ar", None, "hi", **how)
+        else:
+            dllm.generate("nano", "hi", **how)
+
+
 @pytest.mark.parametrize(("name", "value", "words"), WRONG)
 def test_a_wrong_value_gets_one_sentence(name: str, value: Any, words: str) -> None:
     with pytest.raises(DllmError) as result:

@@ -36,7 +36,7 @@ def dflash(
         ),
     ] = None,
     answers: Annotated[int, setting("Answers to prompts of its own.", DATA, min=1)] = 6000,
-    max_new_tokens: Annotated[int, setting("Longest answer.", DATA, min=8)] = 200,
+    max_new_tokens: Annotated[int, setting("Longest answer that fits.", DATA, min=8)] = 200,
     online_taps: Annotated[
         bool, setting("Compute hidden states in every step instead of keeping them.", DATA)
     ] = False,
@@ -100,6 +100,7 @@ def dflash(
     process first, then `accelerate launch --module dllm train dflash ...`.
     """
 
+    from ..drafting.naming import load_verifier
     from ..train.dflash.export import FORMATS
     from ..train.dflash.objective import Objective
     from ..train.dflash.recipe import DFlashTraining, Schedule
@@ -116,7 +117,7 @@ def dflash(
     )  # fmt: skip
     if dry_run:
         return _dry_run(verifier, recipe)
-    model = loaded_verifier(verifier, device)
+    model = load_verifier(loaded(verifier, device))
     output.mkdir(parents=True, exist_ok=True)
     files = written_answers(model, data or [], output, answers, max_new_tokens, seed)
     _train(model, files, recipe, output, weights_from, online_taps, into)
@@ -140,16 +141,15 @@ def _dry_run(verifier: str, recipe: DFlashTraining) -> None:
         note(f"{name} {value:.1f}")
 
 
-def loaded_verifier(verifier: str, device: str, dtype: str = "auto") -> DiffusionModel:
-    """The verifier, by default in bfloat16 where the machine multiplies it fast."""
-    from ..drafting.naming import load_verifier
+def loaded(name: str, device: str, dtype: str = "auto") -> DiffusionModel:
+    """The model, by default in bfloat16 where the machine multiplies it fast."""
     from ..models import load
     from ..train.loop import machine_has_bf16
 
     if dtype == "auto":
         dtype = "bfloat16" if machine_has_bf16(device) else "float32"
-    note(f"{verifier} in {dtype}")
-    return load_verifier(load(verifier, dtype=dtype, device=device))
+    note(f"{name} in {dtype}")
+    return load(name, dtype=dtype, device=device)
 
 
 def written_answers(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import ConfigError, UnknownNameError
-from .dflash import DATA, OUTPUT, TRAINING, loaded_verifier, setting, written_answers
+from .dflash import DATA, OUTPUT, TRAINING, loaded, setting, written_answers
 from .inputs import read_lines
 from .options import takes
 from .output import note
@@ -271,7 +271,7 @@ def convert(
     masks: Annotated[int, setting("Tokens drafted at once.", TRAINING, min=1)] = 3,
     anchors: Annotated[int, setting("Places per answer and step.", TRAINING, min=1)] = 64,
     mask_token_id: Annotated[int | None, setting("Default: an id to spare.", TRAINING)] = None,
-    max_new_tokens: Annotated[int, setting("Longest answer.", DATA, min=8)] = 200,
+    max_new_tokens: Annotated[int, setting("Longest answer that fits.", DATA, min=8)] = 200,
     form: Annotated[
         str, setting("'gated', an adapter for masks, or 'block', a model of its own.", TRAINING)
     ] = "gated",
@@ -297,16 +297,16 @@ def convert(
     from ..train.dflash.recipe import Schedule
     from ..train.forecast import Load
     from ..train.loop import machine_has_bf16, resume
-    from ..train.recipes.convert import Conversion, finish, start
+    from ..train.recipes.convert import Conversion, causal, finish, start
 
     if run.dry_run:
         rows = run.rows * anchors * masks
         others = run.rows * run.length / rows
         run.forecast(Load(rows, 1, run.rank, others, recomputed=False, head=1024))
         return
+    model = causal(loaded(run.model, run.device, run.dtype))
     folder = run.output or Path("runs/convert")
     folder.mkdir(parents=True, exist_ok=True)
-    model = loaded_verifier(run.model, run.device, run.dtype)
     lines = None if run.prompts is None else read_lines(run.prompts)
     files = written_answers(model, run.data or [], folder, run.answers, max_new_tokens, run.seed,
                           lines)  # fmt: skip

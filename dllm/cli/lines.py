@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import ConfigError, short
-from ..json_lines import whole_lines
+from ..errors import ConfigError
+from ..json_lines import check_same, whole_lines
 from .output import check_output, interactive, stderr
 
 # What all answers of a file have in common.
@@ -104,12 +104,7 @@ class Journal:
                 raise ConfigError(
                     f"line {number} of {self.path} answers another prompt: name another file"
                 )
-            for name, value in self.about.items():
-                if about[name] != value:
-                    raise ConfigError(
-                        f"line {number} of {self.path} was made with {name} {short(about[name])}, "
-                        f"not {short(value)}: name another file, or give the same settings"
-                    )
+            check_same(f"line {number} of {self.path}", about, self.about)
             self.done.add(key)
 
     def add(self, line: str) -> None:

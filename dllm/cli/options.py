@@ -45,20 +45,15 @@ def remember_debug(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
-def set_threads(value: int | None) -> int | None:
-    """Callback of ``--threads``."""
-    if value is not None:
-        from ..models.threads import set_threads as tell
-
-        tell(value)
-    return value
+def the_servers(flag: str) -> ConfigError:
+    """The error for an option that does not go with ``--server``."""
+    return ConfigError(f"{flag} is the server's: drop it, or set it where the server starts")
 
 
 EVERYWHERE = {
     "threads": Annotated[
         int | None,
-        option("Of the processor; default: timed once, see docs.", MODEL, "--threads",
-               callback=set_threads, min=1),
+        option("Of the processor; default: timed once, see docs.", MODEL, "--threads", min=1),
     ],
     "debug": Annotated[
         bool, option("Show tracebacks.", OUTPUT, "--debug", callback=remember_debug)
@@ -76,12 +71,18 @@ RunCode = Annotated[bool, option("Let tasks run code of the model.", MEASURING)]
 
 
 def everywhere(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: the command takes ``--threads`` and ``--debug``, which their callbacks read."""
+    """Decorator: the command takes ``--threads`` and ``--debug``."""
     signature = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
+        if values["threads"] is not None:
+            from ..models.threads import set_threads
+
+            if values.get("server"):
+                raise the_servers("--threads")
+            set_threads(values["threads"])
         command(**{name: value for name, value in values.items() if name not in EVERYWHERE})
 
     own = [parameter.replace(annotation=hints.get(name, parameter.annotation))

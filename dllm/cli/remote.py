@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
 from .frames import BLOCK, COMMITTED, DRAFT, FRESH, MASK, Frame, Span
-from .options import CACHE, SAMPLER, Generation
+from .options import CACHE, SAMPLER, Generation, the_servers
 from .output import note
 from .watch import View, shown_live
 
@@ -30,8 +29,7 @@ def connect(options: Generation, url: str) -> Client:
 
     for name in (*LOADED, *ENGINE):
         if getattr(options, name, None) not in (None, "auto"):
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} is the server's: drop it, or set it where the server starts")
+            raise the_servers("--" + name.replace("_", "-"))
     return Client(url)
 
 

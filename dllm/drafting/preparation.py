@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..config import ELSEWHERE, GenerationConfig
-from ..errors import ConfigError, UnknownNameError, short
+from ..errors import ConfigError, UnknownNameError, check_switch, short
 from ..models import DiffusionModel
 from ..preparation import format_for
 from ..request_maker import Order, RequestMaker, given_of
@@ -68,6 +68,7 @@ class SpeculativePreparation(RequestMaker):
         vocabulary: str = "auto",
     ) -> SpeculativePreparation:
         """See `speculate`; ``drafter`` fits the model."""
+        check_switch("exact", exact)
         register_all()
         given = given_of(config, arguments)
         built = _config(model, given, use_defaults=config is None)

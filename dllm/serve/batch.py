@@ -20,7 +20,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Any
 
-from ..errors import ConfigError, PromptError, short
+from ..errors import ConfigError, PromptError
+from ..json_lines import check_same
 from .body import is_unicode
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
@@ -28,8 +29,9 @@ from .responses import read_response, reply_to
 from .service import Service
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+INFILL, LENGTHS = "/v1/infill", ("max_tokens", "min_tokens")
 READERS: dict[str, Callable[[Any], GenerateRequest]] = {
-    CHAT: read_chat, TEXT: read_text, RESPONSES: read_response, "/v1/infill": read_infill,
+    CHAT: read_chat, TEXT: read_text, RESPONSES: read_response, INFILL: read_infill,
 }  # fmt: skip
 SYNC = 1.0  # seconds between two waits for the disk
 
@@ -94,6 +96,8 @@ def _line(
     if not isinstance(body, dict):
         return Line(name, url, None, digest_of(url, body), f"line {number} has no body")
     given = dict(defaults)
+    if url == INFILL:  # its holes say how long they are
+        given = {name: value for name, value in given.items() if name not in LENGTHS}
     if url == RESPONSES and "max_tokens" in given:
         given["max_output_tokens"] = given.pop("max_tokens")
     if body.get("max_completion_tokens") is not None:  # the same by its newer name
@@ -154,7 +158,7 @@ class Results:
                 raise ConfigError(
                     f"{self.file} holds something else than results: name another file"
                 ) from None
-            check_same(self.file, settings, self.settings)
+            check_same(str(self.file), settings, self.settings)
             good += len(content)
         self._stream.truncate(good)
 
@@ -191,16 +195,6 @@ class Results:
     ) -> None:  # fmt: skip
         self.sync()
         self._stream.close()
-
-
-def check_same(file: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where the answers in ``file`` were made with other settings."""
-    for name, value in wanted.items():
-        if there.get(name) != value:
-            raise ConfigError(
-                f"{file} was made with {name} {short(there.get(name))}, not {short(value)}: name "
-                "another file, or give the same settings"
-            )
 
 
 def open_requests(lines: Iterable[Line], results: Results) -> tuple[int, Iterator[Line]]:

@@ -35,7 +35,7 @@ class Part(BaseModel):
     """A text in the content of a message; what else stands there, such as annotations, says nothing
     to a model."""
 
-    type: Literal["text", "input_text", "output_text", "reasoning_text"]
+    type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"]
     text: str
 
 
@@ -233,10 +233,16 @@ class Function(Body):
     strict: bool | None = None
 
 
+FunctionOnly = Annotated[
+    Literal["function"],
+    Field(description='"function", a tool that the client runs (this server runs none)'),
+]
+
+
 class Tool(Body):
     """What an answer may call."""
 
-    type: Literal["function"] = "function"
+    type: FunctionOnly = "function"
     function: Function
 
 

@@ -110,7 +110,9 @@ def shortened(value: Any) -> str:
 def _problem(body: type[Body], error: ValidationError, data: Any) -> Problem:
     """The first thing that is wrong."""
     found = error.errors(include_url=False)
+    typed = (e for e in found if e["loc"][-1:] == ("type",))  # it says what else there may be
     first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
+    first = next(typed, first)
     kind, path, value = first["type"], first["loc"], first["input"]
     where = _where(path)
     if kind == "extra_forbidden":

@@ -33,6 +33,11 @@ TYPES = {
 }
 
 
+def unsupported(field: str | None, message: str) -> Problem:
+    """The problem of a request for what this server does not do."""
+    return Problem(400, message, field, "unsupported_value")
+
+
 class Problem(Exception):
     """An answer that is an error.
 

@@ -21,7 +21,7 @@ CHUNKS = {"chat": "chat.completion.chunk", "text": "text_completion", "infill": 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
-Piece = Callable[[int], str]  # a token's text in the middle of a text
+Piece = Callable[[int, bool], str]  # a token's text, in the middle of a text or as its first
 
 
 def dumps(value: Any) -> bytes:
@@ -211,8 +211,8 @@ def chat_logprobs(result: Result, piece: Piece, top: int, said: Sequence[int]) -
     for i in said:
         others = tops.get(result.prompt_length + i, [])[:top]
         content.append({
-            **_token(piece, result.tokens[i], float(result.logprobs[i])),
-            "top_logprobs": [_token(piece, other, q) for other, q in others],
+            **_token(piece(result.tokens[i], i == 0), float(result.logprobs[i])),
+            "top_logprobs": [_token(piece(other, i == 0), q) for other, q in others],
         })  # fmt: skip
     return {"content": content, "refusal": None}
 
@@ -221,23 +221,22 @@ def text_logprobs(result: Result, piece: Piece, top: int, said: Sequence[int]) -
     """Log-probabilities at the commits of the positions ``said``, as the completions API shapes
     them."""
     tops = _alternatives(result) if top else {}
-    pieces = [piece(result.tokens[i]) for i in said]
+    pieces = [piece(result.tokens[i], i == 0) for i in said]
     offsets = [0]
     for text in pieces[:-1]:
         offsets.append(offsets[-1] + len(text))
-    positions = [result.prompt_length + i for i in said]
     return {
         "tokens": pieces,
         "token_logprobs": [_finite(float(result.logprobs[i])) for i in said],
         "top_logprobs": [
-            {piece(other): _finite(q) for other, q in tops.get(at, [])[:top]} for at in positions
+            {piece(other, i == 0): _finite(q)
+             for other, q in tops.get(result.prompt_length + i, [])[:top]} for i in said
         ] if top else None,
         "text_offset": offsets[: len(pieces)],
     }  # fmt: skip
 
 
-def _token(piece: Piece, token: int, logprob: float) -> dict[str, Any]:
-    text = piece(token)
+def _token(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
 
 

@@ -24,7 +24,7 @@ from .bodies import (
     Writing,
 )
 from .body import shortened
-from .problems import Problem
+from .problems import Problem, unsupported
 
 MOST_CALLS = 16
 PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
@@ -45,8 +45,8 @@ class GenerateRequest:
     ``template``: variables of the chat template.  ``tools`` as OpenAI describes them, of which
     ``tool_choice`` ("auto", "required", or a name) says whether one is called, ``most_calls`` how
     many, ``several`` that a required call may be a list of them.  ``penalties`` by name, those that
-    change something.  ``response``: of ``/v1/responses``, what its answer repeats; None for all
-    others.
+    change something.  ``endless``: a stop string may end an answer, and no stop id.
+    ``response``: of ``/v1/responses``, what its answer repeats; None for all others.
     """
 
     kind: str
@@ -77,6 +77,7 @@ class GenerateRequest:
     tool_choice: str = "none"
     most_calls: int = 1
     several: bool = False
+    endless: bool = False
 
     @property
     def forced(self) -> bool:
@@ -146,14 +147,11 @@ def read_text(data: Any) -> GenerateRequest:
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     for name in ("stop", "min_tokens", "ignore_eos", "constraints", "length", "seed_text"):
         if body.suffix and getattr(body, name):
-            raise Problem(
-                400, f"{name} does not go with suffix: the hole has max_tokens positions and "
-                "all of them are written", name, "unsupported_value",
-            )  # fmt: skip
+            raise unsupported(name, f"{name} does not go with suffix: the hole has max_tokens "
+                              "positions and all of them are written")  # fmt: skip
     if body.echo and (body.logprobs is not None or body.suffix or body.diffusing):
-        raise Problem(400, "echo repeats the prompt before the text: it does not go with logprobs "
-                      "(/v1/score has likelihoods), suffix and diffusing", "echo",
-                      "unsupported_value")  # fmt: skip
+        raise unsupported("echo", "echo repeats the prompt before the text: it does not go with "
+                          "logprobs (/v1/score has likelihoods), suffix and diffusing")  # fmt: skip
     return _request(
         "text", body, body.prompt if several else [body.prompt], body.max_tokens, chat=False,
         suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo,
@@ -199,7 +197,8 @@ def _request(
         include_usage=options.include_usage,
         usage_with_each=options.include_usage and options.continuous_usage_stats,
         drafts=options.include_drafts, diffusing=diffusing, token_ids=body.return_token_ids,
-        trace=body.trace, deadline=body.deadline, under_load=body.under_load, **more,
+        trace=body.trace, deadline=body.deadline, under_load=body.under_load,
+        endless=isinstance(body, Writing) and body.ignore_eos and bool(body.stop), **more,
     )  # fmt: skip
 
 
@@ -225,8 +224,9 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
     if isinstance(body, Writing):
         if body.ignore_eos and length is None:
             raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
-        if body.ignore_eos or body.min_tokens:
-            result["min_new_tokens"] = length if body.ignore_eos else body.min_tokens
+        least = length if body.ignore_eos and not body.stop else body.min_tokens
+        if least:
+            result["min_new_tokens"] = least
         if body.stop:
             stop = body.stop
             result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)

@@ -16,14 +16,16 @@ from .bodies import (
     Content,
     Count,
     Function,
+    FunctionOnly,
     Message,
+    Part,
     Role,
     Schema,
     Spoken,
     parsed,
 )
 from .body import Body, Only
-from .problems import Problem
+from .problems import Problem, unsupported
 from .replies import Choice, Piece, Reply, event, figures, message, usage
 from .requests import GenerateRequest, chat_request
 
@@ -49,14 +51,14 @@ class Item(Body):
     id: str | None = None
     status: str | None = None
     phase: str | None = None
-    summary: list[Any] | None = None
+    summary: list[Part] | None = None
     encrypted_content: Annotated[Any, Only("no thoughts are encrypted here")] = None
 
 
 class FlatTool(Function):
     """A tool of ``/v1/responses``."""
 
-    type: Literal["function"] = "function"
+    type: FunctionOnly = "function"
 
 
 class TextFormat(Body):
@@ -129,7 +131,7 @@ REPEATED = ("instructions", "max_output_tokens", "metadata", "parallel_tool_call
 
 def said(items: list[Item]) -> list[dict[str, Any]]:
     """The items of ``/v1/responses`` as chat templates know them: thoughts, text and calls of an
-    answer are one message."""
+    answer are one message.  Of thoughts that have no content, the summary is taken."""
     messages: list[dict[str, Any]] = []
     for at, item in enumerate(items):
         for name in NEEDED.get(item.type, ()):
@@ -149,7 +151,8 @@ def said(items: list[Item]) -> list[dict[str, Any]]:
             if item.type == "message":
                 last["content"] += text["content"]
             elif item.type == "reasoning":
-                last["reasoning_content"] = text["content"]
+                thought = text["content"] or "\n".join(part.text for part in item.summary or ())
+                last["reasoning_content"] = last.get("reasoning_content", "") + thought
             else:
                 function = {"name": item.name, "arguments": parsed(item.arguments)}
                 call = {"type": "function", "function": function}
@@ -161,8 +164,8 @@ def read_response(data: Any) -> GenerateRequest:
     """``POST /v1/responses``."""
     body = ResponseBody.read(data)
     if body.stream_options and body.stream_options.given.keys() - {"include_obfuscation"}:
-        raise Problem(400, "a response has its usage, and no frames of the canvas: use "
-                      "/v1/chat/completions", "stream_options", "unsupported_value")  # fmt: skip
+        raise unsupported("stream_options", "a response has its usage, and no frames of the "
+                          f"canvas: {CHAT}")  # fmt: skip
     before = [{"role": "system", "content": body.instructions}] if body.instructions else []
     flat = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     tools = [

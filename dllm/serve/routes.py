@@ -92,7 +92,7 @@ class TextRoutes:
         body = await read_json(request, service.settings.max_body)
         prompt, texts, how = read_score(body)
         service.check_model(body.get("model"))
-        scores = await unless_gone(request, service.score(prompt, texts, how))
+        scores = await unless_gone(request, service.likelihoods.score(prompt, texts, how))
         data = [
             {
                 "index": index, "logprob": one.logprob, "stderr": one.stderr,
@@ -113,7 +113,8 @@ class TextRoutes:
             raise Problem(400, "give text or tokens, one of them", "text", "invalid_value")
         text = body.tokens if body.text is None else body.text
         how = {"top": body.top, "cfg_scale": body.cfg_scale}
-        guesses = await unless_gone(request, service.step(question(body), text, how))
+        asked = service.likelihoods.step(question(body), text, how)
+        guesses = await unless_gone(request, asked)
         data = [
             {"position": int(at), "top": [
                 {"token": service.piece(token), "id": token, "logprob": round(logprob, 6)}

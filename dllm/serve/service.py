@@ -6,35 +6,31 @@ import asyncio
 import hashlib
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from .. import __version__
+from ..config import MAX_TEMPERATURE
 from ..drafting.verifiers.base import is_causal_model
 from ..engine.recipe import check_recipe
 from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..handle import Handle
 from ..holes import measured, open_holes
-from ..likelihood.api import score
-from ..likelihood.step import Guesses, step
 from ..preparation import Preparation
 from ..prompts import encode, encode_continuation, encode_markup, hole_forms, tokenizer_of
 from ..request_maker import occurrences
 from ..session import Session
 from .body import shortened
 from .drafts import DraftRoutes
-from .encoding import Encoder, with_own_tokenizer
-from .http import outcome
+from .encoding import Encoder
+from .likelihoods import Likelihoods
 from .metrics import Metrics
-from .problems import Problem, problem_of
+from .problems import Problem, problem_of, unsupported
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
 from .settings import SAMPLER, Settings
@@ -46,7 +42,6 @@ if TYPE_CHECKING:
     from ..result import Result
     from .ranks import Channel
 
-T = TypeVar("T")
 log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
 CANVAS = {"steps", "block_length", "length", "cfg_scale", "eos_policy", "constraints", "seed_text",
           "remask"}  # fmt: skip
@@ -56,13 +51,12 @@ SAMPLE = 64  # values of a weight that identify it
 DEFAULT_HOLE = 128  # tokens of a hole before a suffix, where the request does not say
 TAIL = 16  # tokens at the end of a prompt, where thoughts may be opened
 ANCHOR = "x"  # some text before a token whose text is wanted
-MOST_SCORES = 8  # requests for likelihoods that may wait
 
 
 class Service:
     """The sessions of ``model``, one per cache, and everything around them that is not HTTP.
 
-    Prompts are read by `Encoder`; likelihoods have another thread.  ``ranks``: of a model that is
+    Prompts are read by `Encoder`, texts scored by `Likelihoods`.  ``ranks``: of a model that is
     split over processes, where only the session's steps may touch it.
     """
 
@@ -85,9 +79,7 @@ class Service:
         )
         self.sessions = {name: self._session(name) for name in self.settings.caches}
         self.encoder = Encoder(model, self.settings.max_prompt_tokens)
-        self._scorer = ThreadPoolExecutor(1, "dllm-score")
-        self._scores = threading.BoundedSemaphore(MOST_SCORES)
-        self._closed = False
+        self._likelihoods = Likelihoods(self.encoder)
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
         self._weights = digest(model.hf)
@@ -172,37 +164,32 @@ class Service:
     def check(self, ask: GenerateRequest) -> None:
         """Refuse what this server does not have, or cannot take any more."""
         self.check_model(ask.model)
-        if is_causal_model(self.model) and (ask.drafts or ask.diffusing or ask.logprobs):
-            raise Problem(
-                400, f"{self.model.name} is autoregressive: it has no drafts of a canvas, and no "
-                "alternatives beside its tokens", code="unsupported_value",
-            )  # fmt: skip
-        if is_causal_model(self.model) and (drop := CANVAS & ask.arguments.keys()):
-            raise Problem(
-                400, f"{self.model.name} is autoregressive, and {min(drop)} is for diffusion "
-                "models: drop it", min(drop), "unsupported_value",
+        called, template = self.model.name, self.template
+        if is_causal_model(self.model):
+            if ask.drafts or ask.diffusing or ask.logprobs:
+                raise unsupported(None, f"{called} is autoregressive: it has no drafts of a canvas "
+                                  "and no alternatives beside its tokens")  # fmt: skip
+            if drop := {*filter(ask.arguments.get, CANVAS)}:
+                raise unsupported(min(drop), f"{called} is autoregressive, and {min(drop)} is for "
+                                  "diffusion models: drop it")  # fmt: skip
+        elif name := next(iter(ask.penalties), None):
+            raise unsupported(
+                name, f"{name}={ask.penalties[name]} is not supported: tokens of a canvas are "
+                "decided several at a time, so that there is no past to penalise",
             )  # fmt: skip
         room = self.settings.max_rows + self.settings.max_waiting
         if ask.choices > room:  # later there would be no more room
-            raise Problem(400, f"{ask.choices} answers: this server takes {room} at a time", "n",
-                          "unsupported_value")  # fmt: skip
-        for name in () if is_causal_model(self.model) else ask.penalties:
-            raise Problem(
-                400, f"{name}={ask.penalties[name]} is not supported: tokens of a canvas are "
-                "decided several at a time, so that there is no past to penalise", name,
-                "unsupported_value",
-            )  # fmt: skip
-        if ask.tool_choice == "auto" and ask.tools and not shows_tools(self.template):
-            raise Problem(
-                400, f"the chat template of {self.model.name} shows no tools to the model: with "
-                "tool_choice 'required' or a named one it is made to call one", "tools",
-                "unsupported_value",
+            raise unsupported("n", f"{ask.choices} answers: this server takes {room} at a time")
+        if ask.tool_choice == "auto" and ask.tools and not shows_tools(template):
+            raise unsupported(
+                "tools", f"the chat template of {called} shows no tools to the model: with "
+                "tool_choice 'required' or a named one it is made to call one",
             )  # fmt: skip
         if self.cache_of(ask) not in self.sessions:
-            raise Problem(
-                400, f"cache {shortened(ask.cache)} is not served: choose one of "
-                f"{', '.join(self.sessions)}", "cache", "unsupported_value",
-            )  # fmt: skip
+            known = ", ".join(self.sessions)
+            raise unsupported(
+                "cache", f"cache {shortened(ask.cache)} is not served: choose one of {known}"
+            )
 
     def check_model(self, name: str | None) -> None:
         """Raises for a model that is not here, and while the server stops or is broken."""
@@ -223,13 +210,12 @@ class Service:
         texts = [*ask.prompts, *([ask.text] if ask.text else []), ask.suffix]
         unknown = open_holes(ask.text)
         if unknown > MOST_UNKNOWN:
-            raise Problem(400, f"at most {MOST_UNKNOWN} holes of a text may have an unknown length",
-                          "text", "unsupported_value")  # fmt: skip
+            raise unsupported(
+                "text", f"at most {MOST_UNKNOWN} holes of a text may have an unknown length"
+            )
         if unknown and self.ranks is not None:
-            raise Problem(
-                400, "a model that is split over processes does not measure holes: say how long "
-                "they are, such as [[8]]", "text", "unsupported_value",
-            )  # fmt: skip
+            raise unsupported("text", "a model that is split over processes does not measure "
+                              "holes: say how long they are, such as [[8]]")  # fmt: skip
 
         def submit(model: DiffusionModel, go_on: Callable[[], None]) -> list[Handle]:
             encoded = []
@@ -281,10 +267,15 @@ class Service:
         session, arguments = self.sessions[self.cache_of(ask)], dict(ask.arguments)
         if ask.suffix is not None:
             arguments.pop("max_new_tokens", None)
+        if is_causal_model(self.model):
+            arguments.pop("cfg_scale", None)  # 0: off
         if ask.forced:
             arguments["json_schema"] = self.syntax.schema(ask.tools, ask.tool_choice, ask.several)
         if ask.logprobs:
             arguments["top_candidates"] = ask.logprobs
+        if ask.endless:
+            never = dict.fromkeys(self.model.facts.stop_token_ids, -MAX_TEMPERATURE)
+            arguments["logit_bias"] = {**arguments.get("logit_bias", {}), **never}
         given: dict[str, Any] = {
             "sampler": ask.sampler, "under_load": ask.under_load,
             "trace": ask.trace or bool(ask.logprobs), **arguments,
@@ -318,8 +309,11 @@ class Service:
             return ""
         return str(tokenizer.decode(list(ids), skip_special_tokens=not special))
 
-    def piece(self, token: int) -> str:
-        """Text of a token in the middle of a text, so that pieces in a row are the text."""
+    def piece(self, token: int, first: bool = False) -> str:
+        """Text of a token in the middle of a text or as its ``first``, where many tokenizers drop
+        a blank, so that pieces in a row are the text."""
+        if first:
+            return self.decode([token], special=True)
         known = self._pieces.get(token)
         if known is None:
             known = self._pieces[token] = self._spell(token)
@@ -391,55 +385,20 @@ class Service:
             log.error("a request failed", exc_info=error)
         return problem
 
-    @cached_property
-    def _scored(self) -> DiffusionModel:
-        return with_own_tokenizer(self.model)
-
-    async def score(self, prompt: Any, texts: list[str], how: dict[str, Any]) -> list[Any]:
-        """Likelihoods of ``texts`` after ``prompt``, in turn with other such requests."""
-        likelihoods: Any = score  # overloaded
-        return await self._in_turn([prompt, *texts], lambda go_on: likelihoods(
-            self._scored, [prompt] * len(texts), texts, before_forward=go_on, **how
-        ))  # fmt: skip
-
-    async def step(self, prompt: Any, text: Any, how: dict[str, Any]) -> Guesses:
-        """What the model predicts at the holes of ``text``, in turn with likelihoods."""
-
-        def work(go_on: Callable[[], None]) -> Guesses:
-            go_on()
-            return step(self._scored, text, prompt=prompt, **how)
-
-        return await self._in_turn([prompt, text], work)
-
-    async def _in_turn(self, texts: Sequence[Any], work: Callable[[Callable[[], None]], T]) -> T:
-        """What ``work(go_on)`` on ``texts`` returns; ``go_on`` raises once nobody waits for it."""
+    @property
+    def likelihoods(self) -> Likelihoods:
+        """Who scores given texts."""
         if self.ranks is not None:
-            raise Problem(400, "a model that is split over processes writes and does not score",
-                          code="unsupported_value")  # fmt: skip
-        self.encoder.check(texts)
-        if not self._scores.acquire(blocking=False):
-            raise QueueFullError(f"{MOST_SCORES} requests for likelihoods wait already")
-        left = threading.Event()
-
-        def go_on() -> None:
-            if left.is_set() or self._closed:
-                raise CancelledError("the server is stopping")
-
-        future = self._scorer.submit(work, go_on)
-        future.add_done_callback(lambda _: self._scores.release())
-        try:
-            return await outcome(future)
-        finally:
-            left.set()
-            future.cancel()  # if it has not begun
+            raise unsupported(None, "a model split over processes writes and does not score")
+        return self._likelihoods
 
     def close(self) -> None:
         """Cancel what still runs, whose clients are told so, and end the threads."""
-        self.draining = self._closed = True
+        self.draining = True
         for session in self.sessions.values():
             session.close(drain=False)
         self.encoder.close()
-        self._scorer.shutdown(wait=True, cancel_futures=True)
+        self._likelihoods.close()
         if self.drafting is not None:
             self.drafting.close()
 

@@ -21,6 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import SchedulerType
 
 from ..errors import ConfigError, UnknownNameError
+from ..json_lines import whole_lines
 from ..models.precision import native_bfloat16
 
 Metrics = dict[str, float]
@@ -147,12 +148,21 @@ class Progress(TrainerCallback):
     def __init__(self, folder: Path, say: Callable[[str], None] | None) -> None:
         self.folder, self.say = folder, say
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What was said behind the checkpoint that a run goes on from will be said again."""
+        file = self.folder / LOG
+        if state.is_world_process_zero and file.exists():
+            entries = map(json.loads, whole_lines(file))
+            kept = [e for e in entries if e["step"] <= state.global_step and "train_loss" not in e]
+            file.write_text("".join(json.dumps(e) + "\n" for e in kept), encoding="utf-8")
+
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         logs: Mapping[str, Any] = kwargs.get("logs") or {}
         entry = {"step": state.global_step, **logs}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOG).open("a", encoding="utf-8") as log:
-            log.write(json.dumps(entry) + "\n")
+        if state.is_world_process_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / LOG).open("a", encoding="utf-8") as log:
+                log.write(json.dumps(entry) + "\n")
         shown = {k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_")}
         if "loss" in logs:
             shown = {"loss": logs["loss"]}

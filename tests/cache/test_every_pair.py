@@ -103,7 +103,8 @@ def test_every_cache(name: str, sampler: str) -> None:
         check_alone(name, sampler, cache)
 
 
-@pytest.mark.parametrize("name", some(MODELS, 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_the_settings_take_several_steps(name: str) -> None:
     """Otherwise there would be nothing to cache."""
     for sampler in SAMPLERS:

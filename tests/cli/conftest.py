@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from dllm.cli.app import app
 
 Run = Callable[..., Result]
+command_of = cache(get_command)  # made once: 50 ms
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,8 +23,9 @@ def one_thread() -> None:
 
 
 @pytest.fixture
-def cli() -> Run:
+def cli(monkeypatch: pytest.MonkeyPatch) -> Run:
     """``cli("samplers", stdin="")``: the result with ``exit_code``, ``stdout``, ``stderr``."""
+    monkeypatch.setattr("typer.testing._get_command", command_of)
     runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
 
     def run(*arguments: str, stdin: str = "") -> Result:

@@ -105,6 +105,7 @@ def test_an_autoregressive_model_learns_to_decode_in_blocks(cli: Run, tmp_path: 
     (("--rank", "0"), "--rank is at least 1"),
     (("--form", "block", "--rank", "8"), "leave --rank out"),
     (("--form", "both"), "'gated' or 'block'"),
+    (("--model", "nano"), "nano is a diffusion model already: name an autoregressive one"),
 ])  # fmt: skip
 def test_a_conversion_that_cannot_be_is_refused(
     cli: Run, arguments: tuple[str, ...], said: str, tmp_path: Path

@@ -29,7 +29,7 @@ from tests.cli.conftest import Run
 
 from .test_report import fake
 
-CANVAS = (("block_length", 8), ("max_new_tokens", 24))
+CANVAS = (("block_length", 8), ("max_new_tokens", 16))
 
 
 def sweep(**changes: object) -> Sweep:
@@ -206,7 +206,7 @@ def test_the_readme_has_every_cache_that_nano_can_run(
             tasks=["copy"],
             samplers=one.samplers[-1:],
             examples=1,
-            arguments=(("block_length", 8), ("max_new_tokens", 8)),
+            arguments=(("block_length", 4), ("max_new_tokens", 4)),
         )
         for one in preset("readme")[1:]
     ]

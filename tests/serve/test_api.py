@@ -246,6 +246,43 @@ def test_equal_prompts_are_drawn_apart_as_in_the_library(
     assert choices[0]["token_ids"] != choices[4]["token_ids"]
 
 
+def test_a_stop_string_ends_an_answer_that_ignores_stop_ids(served: Served) -> None:
+    body = {"prompt": "one", "max_tokens": 24, "ignore_eos": True, "return_token_ids": True}
+    (whole,) = served.post(TEXT, body).json()["choices"]
+    assert len(whole["token_ids"]) == 24 and whole["finish_reason"] == "length"
+    stop = whole["text"][-9:-6]
+    (cut,) = served.post(TEXT, body | {"stop": stop}).json()["choices"]
+    assert cut["text"] == whole["text"][: whole["text"].index(stop)]
+    assert cut["finish_reason"] == "stop" and len(cut["token_ids"]) < 24
+
+
+def test_pieces_are_the_text_where_its_first_blank_is_dropped(
+    tiny: dllm.DiffusionModel, start: Start
+) -> None:
+    """As tokenizers made with SentencePiece do: "▁one" is "one" at the start of a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [f"▁w{i}" for i in range(tiny.facts.vocab_size - 2)]
+    known = {word: i for i, word in enumerate(["<s>", "[MASK]", *words])}
+    core = Tokenizer(models.WordLevel(known, unk_token="<s>"))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, chat_template="w1")
+    served = start(replace(tiny, tokenizer=tokenizer))
+    body = {"prompt": "w1 w2", "max_tokens": 4, "ignore_eos": True}
+    (choice,) = served.post(TEXT, body | {"logprobs": 2}).json()["choices"]
+    told, text = choice["logprobs"], choice["text"]
+    assert not text.startswith(" ") and "".join(told["tokens"]) == text
+    for at, token, tops in zip(
+        told["text_offset"], told["tokens"], told["top_logprobs"], strict=True
+    ):
+        assert text[at : at + len(token)] == token and token in tops
+    chat = {"messages": HELLO, "max_tokens": 4, "ignore_eos": True, "logprobs": True}
+    (choice,) = served.post(CHAT, chat).json()["choices"]
+    pieces = [entry["token"] for entry in choice["logprobs"]["content"]]
+    assert "".join(pieces) == choice["message"]["content"]
+
+
 def test_a_request_id_with_blanks_at_its_end(served: Served) -> None:
     name = "a\tb" * 43
     answer = served.post(CHAT, {"messages": HELLO, "max_tokens": 4}, headers={"X-Request-Id": name})

@@ -47,12 +47,15 @@ def test_a_file_that_is_not_there_leaves_nothing(cli: Run, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_lengths_of_responses_have_another_name(tmp_path: Path) -> None:
+def test_lengths_have_another_name_or_none(tmp_path: Path) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_text(json.dumps({"url": "/v1/responses", "body": {"input": "hi"}}))
     assert lines_of(file, max_tokens=9)[0].body == {"input": "hi", "max_output_tokens": 9}
     file.write_text(json.dumps({"messages": [], "max_completion_tokens": 5}))
     assert lines_of(file, max_tokens=9)[0].body == {"messages": [], "max_completion_tokens": 5}
+    file.write_text(json.dumps({"url": "/v1/infill", "body": {"text": "a [[4]]"}}))  # it says its
+    given = {"max_tokens": 9, "min_tokens": 2, "seed": 3}
+    assert lines_of(file, **given)[0].body == {"text": "a [[4]]", "seed": 3}
 
 
 def test_a_custom_id_of_null_is_none(tmp_path: Path) -> None:

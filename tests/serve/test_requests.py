@@ -47,6 +47,8 @@ def refused(read: Any, body: Any) -> Problem:
         ({"min_tokens": 3}, {"min_new_tokens": 3}),
         ({"min_tokens": 0}, {}),
         ({"ignore_eos": True, "max_tokens": 9}, {"max_new_tokens": 9, "min_new_tokens": 9}),
+        ({"ignore_eos": True, "max_tokens": 9, "min_tokens": 2, "stop": "x"},
+         {"max_new_tokens": 9, "min_new_tokens": 2, "stop_strings": ("x",)}),
         ({"steps": 4, "block_length": 8}, {"steps": 4, "block_length": 8}),
         ({"cfg_scale": 1.5, "eos_policy": "none"}, {"cfg_scale": 1.5, "eos_policy": "none"}),
         ({"constraints": {"4": "is"}}, {"constraints": {4: "is"}}),

@@ -61,11 +61,15 @@ def test_items_are_a_conversation(served: Served, tiny: dllm.DiffusionModel) -> 
     assert second.instructions == "two"
 
 
-def test_calls_and_what_they_returned_become_messages() -> None:
+@pytest.mark.parametrize("thought", [
+    {"summary": [], "content": [{"type": "reasoning_text", "text": "add"}]},
+    {"summary": [{"type": "summary_text", "text": "add"}]},
+    {"summary": [{"type": "summary_text", "text": "sum"}], "content": "add"},
+])  # fmt: skip
+def test_calls_and_what_they_returned_become_messages(thought: Any) -> None:
     ask = read_response({"input": [
         {"role": "user", "content": "1 + 2?"},
-        {"type": "reasoning", "id": "r", "summary": [],
-         "content": [{"type": "reasoning_text", "text": "add"}]},
+        {"type": "reasoning", "id": "r", **thought},
         {"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 1}'},
         {"type": "function_call_output", "call_id": "c", "output": "3"},
     ]})  # fmt: skip
@@ -130,7 +134,10 @@ def test_a_form(served: Served) -> None:
         ({"input": [{"type": "input_image"}]}, "input[0].type", "text only"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input[0].content", "text parts"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].name", "missing"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", 'must be "function"'),
+        ({"tools": [TOOL, {"type": "code_interpreter", "container": {"type": "auto"}}]},
+         "tools[1].type", "client runs"),
+        ({"input": [{"type": "reasoning", "summary": ["add"]}]}, "input[0].summary[0]", "object"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]},
          "input[0].arguments", "missing"),

@@ -145,7 +145,11 @@ def test_streams_and_refusals(verifying: Served, verifier: dllm.DiffusionModel) 
     chunks = sse(verifying.post("/v1/completions", body).text)
     text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     assert text == dllm.speculate(verifier, None, [5, 6, 7], max_new_tokens=NEW).text
+    off = verifying.post("/v1/completions", {**body, "cfg_scale": 0, "stream": False,
+                                             "stream_options": None})  # fmt: skip
+    assert off.json()["choices"][0]["text"] == text
     for more, word in (
+        ({"cfg_scale": 0.5}, "cfg_scale is for diffusion"),
         ({"sampler": "llada"}, "sampler"), ({"suffix": "x"}, "holes"),
         ({"steps": 3}, "steps is for diffusion"), ({"remask": [1]}, "remask is for diffusion"),
         ({"stream_options": {"include_drafts": True}}, "autoregressive"),
@@ -183,19 +187,16 @@ def test_devices_get_the_verifiers_own_text(
 
 
 def test_many_devices_share_forwards(verifier: dllm.DiffusionModel) -> None:
-    """Steps that wait while a forward runs are scored by the next one, together."""
+    """Steps that come while the forward of one runs are scored by the next one, together."""
     served = serve(verifier, name="ar")
     sizes: list[int] = []
     session: Any = served.service.sessions["none"]
     verifier_at_work = session._scheduler.engine.verifier
     score, gate = verifier_at_work.score, threading.Event()
 
-    working: list[Any] = []
-
     def slowly(work: Any) -> Any:
-        working[:] = work
-        gate.wait(PATIENCE)
         sizes.append(len(work))
+        gate.wait(PATIENCE)
         return score(work)
 
     vocabulary = fingerprint(verifier.tokenizer, verifier.facts.vocab_size)
@@ -213,14 +214,16 @@ def test_many_devices_share_forwards(verifier: dllm.DiffusionModel) -> None:
     one(opened())  # whatever is tried at the first forward of a network has been tried
     verifier_at_work.score = slowly
     threads = [threading.Thread(target=one, args=(opened(),)) for _ in range(6)]
-    for thread in threads:
+    threads[0].start()
+    until(lambda: sizes)
+    for thread in threads[1:]:
         thread.start()
     texts = served.service.verifying.texts
-    until(lambda: sum(text.news is not None for text in texts.values()) >= 6)
+    until(lambda: sum(text.news is not None for text in texts.values()) == 6)
     gate.set()
     for thread in threads:
         thread.join(PATIENCE)
-    assert max(sizes) >= 4 and sum(sizes) == 6
+    assert sizes == [1, 5]
     assert not texts
     served.stop()
 

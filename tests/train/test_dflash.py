@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel, Qwen3Config
@@ -23,6 +24,7 @@ from dllm.errors import ConfigError
 from dllm.train.dflash import data
 from dllm.train.dflash.card import curve, table
 from dllm.train.dflash.evaluate import matches, walk
+from dllm.train.dflash.generate import write_answers
 from dllm.train.dflash.heads import choice_loss
 from dllm.train.dflash.loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
 from dllm.train.dflash.model import BlockDrafter, default_taps, drafter_config, new_drafter
@@ -193,6 +195,13 @@ def answers(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFact
     return file
 
 
+def test_answers_fit_the_context(verifier: dllm.DiffusionModel, tmp_path: Path) -> None:
+    prompts = [np.arange(20, 20 + n) for n in (120, 4)]
+    file = tmp_path / "answers.jsonl"
+    assert list(write_answers(verifier, file, 2, prompts=prompts, max_new_tokens=200)) == [2]
+    assert all(len(json.loads(line)["ids"]) <= 128 for line in file.read_text().splitlines())
+
+
 def small(steps: int, every: int = 5, **head: int) -> DFlashTraining:
     return DFlashTraining(
         layers=2, block_size=4, held_out=6, evaluated=8,
@@ -215,6 +224,8 @@ def test_a_run_learns_and_its_drafter_can_be_used(
     assert torch.equal(fewer, whole[:, width:]) and fewer.shape[1] == 2 * width
     run, split = start(verifier, [answers], recipe, tmp_path, bf16=False)
     assert all(answer.file is not None for answer in split.train)
+    with pytest.raises(ConfigError, match="another recipe, with another layers"):
+        start(verifier, [answers], replace(recipe, layers=3), tmp_path, bf16=False)
     resume(run)
     points = curve(run.state.log_history, 64)
     assert points[-1]["tokens_per_forward"] > points[0]["tokens_per_forward"] + 0.04

@@ -6,16 +6,16 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 import dllm
 from dllm.errors import ConfigError
 from dllm.train.data import TaskStream
-from dllm.train.loop import Loop
+from dllm.train.loop import Loop, Progress
 from dllm.train.objectives.denoising import draw_masks
 from dllm.train.recipes import nano
 from dllm.train.recipes.nano import NanoTraining, build_model, export, last_weights, rate, train
@@ -67,6 +67,23 @@ def test_a_run_resumes_where_it_was(
     entries = [json.loads(line) for line in log]
     assert [entry["step"] for entry in entries if "loss" in entry] == [1, 2, 3, 4]
     assert any("eval_story2" in entry for entry in entries)
+
+
+def test_a_log_says_nothing_twice(tmp_path: Path) -> None:
+    log, progress, no = tmp_path / "log.jsonl", Progress(tmp_path, None), cast(Any, None)
+
+    def state(step: int, main: bool = True) -> TrainerState:
+        return TrainerState(global_step=step, is_world_process_zero=main)
+
+    for step, more in ((1, {"loss": 3.0}), (2, {"eval_a": 0.5}), (3, {"loss": 2.0})):
+        progress.on_log(no, state(step), no, logs=more)
+        progress.on_log(no, state(step, main=False), no, logs=more)  # another process
+    before = log.read_text().splitlines()
+    assert len(before) == 3
+    with log.open("a") as file:
+        file.write('{"step": 2, "train_loss": 2.5}\n{"step": 4, "lo')
+    progress.on_train_begin(no, state(2), no)
+    assert log.read_text().splitlines() == before[:2]
 
 
 @pytest.mark.slow  # tests/cli/test_train.py has the refusal

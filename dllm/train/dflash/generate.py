@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,12 @@ def write_answers(
     """Append greedy answers to ``file`` until it has ``count`` lines; yields how many it has.
 
     Without ``prompts`` the verifier prompts itself.  A stopped run goes on with the piece of work
-    that was not finished: what it writes does not depend on where it stopped.
+    that was not finished: what it writes does not depend on where it stopped.  Answers have at most
+    ``max_new_tokens``, and what the context leaves behind their prompts.
     """
+    # As its own default it gives way to the context, prompt by prompt.
+    defaults = {**verifier.generation_defaults, "max_new_tokens": max_new_tokens}
+    verifier = replace(verifier, generation_defaults=defaults)
     done = 0
     if file.exists():
         written = file.read_bytes()
@@ -92,7 +97,7 @@ def write_answers(
         here = here[skip : skip + count - done]
         results = speculate(
             verifier, "prompt_lookup", [np.asarray(ids, np.int64) for ids in here], chat=False,
-            max_new_tokens=max_new_tokens, temperature=0.0, exact=False,  # the faster attention
+            temperature=0.0, exact=False,  # the faster attention
         )  # fmt: skip
         with file.open("a", encoding="utf-8") as out:
             for ids, result in zip(here, results, strict=True):

@@ -15,7 +15,7 @@ from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from ...drafting.dflash.config import Variant
 from ...errors import ConfigError
 from ...models import DiffusionModel
-from ..loop import Loop, loop
+from ..loop import Loop, loop, same_recipe
 from ..loop import Schedule as LoopSchedule
 from .card import card, curve
 from .data import Answer, Batches, Taps, common_tokens, loops, read_answers
@@ -148,6 +148,7 @@ def start(
     split = Split.of(
         [a for file in files for a in read_answers(file, layers)], recipe.held_out, recipe.evaluated
     )
+    same_recipe(folder, recipe)
     torch.manual_seed(recipe.schedule.seed)
     drafter = new_drafter(config, recipe.variant)
     if weights_from is None and recipe.init == "verifier":

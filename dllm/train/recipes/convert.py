@@ -48,19 +48,24 @@ class Conversion:
     )
 
 
+def causal(model: DiffusionModel) -> DiffusionModel:
+    """The model, which must be autoregressive."""
+    if model.facts.mask_kind != "causal":
+        raise ConfigError(f"{model.name} is a diffusion model already: name an autoregressive one")
+    return model
+
+
 def start(
     model: DiffusionModel, files: Sequence[Path], recipe: Conversion, folder: Path, *,
     bf16: bool = False, say: Callable[[str], None] | None = None,
 ) -> tuple[Loop, Split]:  # fmt: skip
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`.  ``files``: the model's own
     answers, see `dllm train dflash`.  Changes the network in place: it gets the adapter."""
-    if model.facts.mask_kind != "causal":
-        raise ConfigError(f"{model.name} is a diffusion model already")
-    same_recipe(folder, recipe)
-    hf: Any = model.hf
+    hf: Any = causal(model).hf
     hf.train(False)
     answers = [a for file in files for a in read_answers(file)]
     split = Split.of(answers, recipe.held_out, recipe.evaluated)
+    same_recipe(folder, recipe)
     torch.manual_seed(recipe.schedule.seed)
     layers = [name for name in LINEARS
               if any(part.endswith(name) for part, _ in hf.named_modules())]  # fmt: skip
