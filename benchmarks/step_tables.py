@@ -31,6 +31,27 @@ def steps(result: Found) -> str:
     )
 
 
+def compiled(result: Found) -> str:
+    """Products and attention by PyTorch's kernels and by compiled ones."""
+    rows = [
+        [case["kind"], f"{case['outputs']} × {case['inputs']}", str(case["rows"]),
+         f"{case['PyTorch']:.0f}", f"{case['compiled']:.0f}",
+         f"{case['compiled'] / case['PyTorch']:.1f}×"]
+        for case in result["products"]
+    ]  # fmt: skip
+    attended = [
+        [str(case["queries"]), str(case["keys"]), f"{case['PyTorch']:.2f} ms",
+         f"{case['compiled']:.2f} ms", f"{case['PyTorch'] / case['compiled']:.1f}×"]
+        for case in result["attention"]
+    ]  # fmt: skip
+    return (
+        f"GFLOP/s, {conditions(result)}, processor time, in turns (`benchmarks/cpu_kernels.py`):\n\n"
+        + markdown(["weights", "size", "rows", "PyTorch", "compiled", "faster"], rows)
+        + "\n\nAttention in bfloat16, nine heads of 64, SDPA beside the compiled kernel:\n\n"
+        + markdown(["queries", "keys", "SDPA", "compiled", "faster"], attended)
+    )
+
+
 def dtypes(result: Found) -> str:
     """A step in float32 over the same step in bfloat16."""
     times = {

@@ -12,7 +12,7 @@ from dllm.eval.report import markdown
 from cpu_tables import PROCESSORS  # isort: skip
 from dflash_tables import ablations, aligned, counts, plain, times  # isort: skip
 from report import RESULTS  # isort: skip
-from step_tables import conditions, dtypes, steps  # isort: skip
+from step_tables import compiled, conditions, dtypes, steps  # isort: skip
 
 Found = dict[str, Any]
 SHAPED = {"llada": "LLaDA-shaped", "dream": "Dream-shaped (grouped queries)"}
@@ -376,7 +376,7 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
     result = {
         docs / "kernels.md": {
             "heads": heads(load("kernels_llada"), load("kernels_dream")),
-            "steps": steps(load("step")),
+            "steps": steps(load("step")), "compiled": compiled(load("cpu_kernels")),
         },
         docs / "models.md": {
             "dtypes": dtypes(load("step")),
