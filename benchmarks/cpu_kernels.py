@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,6 +60,11 @@ def in_turns(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, floa
     return {name: median(each[1:]) for name, each in taken.items()}
 
 
+def one_by_one(weights: list[Product], x: torch.Tensor) -> None:
+    for weight in weights:
+        weight(x)
+
+
 def measure_products(kind: str, outputs: int, inputs: int, rounds: int) -> list[dict[str, Any]]:
     count = max(2, BYTES // (outputs * inputs))
     pairs = [products(kind, outputs, inputs) for _ in range(count)]
@@ -66,10 +72,8 @@ def measure_products(kind: str, outputs: int, inputs: int, rounds: int) -> list[
     for rows in ROWS:
         x = torch.randn(rows, inputs)
         x = x if kind == "float32" else x.bfloat16()
-        seconds = in_turns(
-            {name: lambda i=i: [pair[i](x) for pair in pairs]  # type: ignore[misc]
-             for i, name in enumerate(("PyTorch", "compiled"))}, rounds
-        )  # fmt: skip
+        works = [partial(one_by_one, [pair[i] for pair in pairs], x) for i in (0, 1)]
+        seconds = in_turns(dict(zip(("PyTorch", "compiled"), works, strict=True)), rounds)
         work = 2e-9 * rows * outputs * inputs * count
         found = {name: work / each for name, each in seconds.items()}
         cases.append({"kind": kind, "outputs": outputs, "inputs": inputs, "rows": rows, **found})

@@ -45,7 +45,8 @@ def compiled(result: Found) -> str:
         for case in result["attention"]
     ]  # fmt: skip
     return (
-        f"GFLOP/s, {conditions(result)}, processor time, in turns (`benchmarks/cpu_kernels.py`):\n\n"
+        f"GFLOP/s, {conditions(result)}, processor time, in turns "
+        "(`benchmarks/cpu_kernels.py`):\n\n"
         + markdown(["weights", "size", "rows", "PyTorch", "compiled", "faster"], rows)
         + "\n\nAttention in bfloat16, nine heads of 64, SDPA beside the compiled kernel:\n\n"
         + markdown(["queries", "keys", "SDPA", "compiled", "faster"], attended)
@@ -78,8 +79,8 @@ def official(result: Found) -> str:
          f"{100 * case['equal']:.0f} %"]
         for case in result["cases"]
     ]  # fmt: skip
-    head = ["dtype", "kernels", "prompts", "shortest", "new tokens in steps", "official", "dllm", "ratio",
-            "equal commits"]  # fmt: skip
+    head = ["dtype", "kernels", "prompts", "shortest", "new tokens in steps", "official", "dllm",
+            "ratio", "equal commits"]  # fmt: skip
     threads = result["cases"][0]["threads"]
     return (
         "135M parameters, LLaDA-shaped, random weights, dual cache, blocks of 32, prompts of so "
