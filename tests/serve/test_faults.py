@@ -344,7 +344,7 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals:
     loop = served.server.servers[0].get_loop()
     slow, labels = body(n=8), {"model_name": served.service.name}
     registry = served.service.metrics.registry
-    score = {"prompt": "one", "continuation": ["two three four"] * 64, "samples": 4096}
+    score = {"prompt": "one", "continuation": ["two three four"] * 24, "samples": 4096}
 
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=PATIENCE) as client:
@@ -370,15 +370,15 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals:
     error = json.loads(streamed.text.rstrip().rpartition("data: ")[2])["error"]
     assert streamed.status_code == 200 and error["code"] == "stopping"
     assert whole.status_code == 503 and whole.json()["error"]["code"] == "stopping"
-    # each would take half a minute; the one that runs ends with its next forward
+    # each would take a quarter of a minute; the one that runs ends with its next forward
     assert (first.status_code, second.status_code) == (503, 503)
     served.thread.join(PATIENCE)
     assert not served.thread.is_alive() and threading.active_count() <= before.threads
 
 
 def test_likelihoods_that_nobody_waits_for_end(served: Served) -> None:
-    """The next request need not wait for the half minute that they would take."""
-    long = {"prompt": "one", "continuation": ["two three four"] * 64, "samples": 4096}
+    """The next request need not wait for the quarter of a minute that they would take."""
+    long = {"prompt": "one", "continuation": ["two three four"] * 24, "samples": 4096}
     with httpx.Client() as client, pytest.raises(httpx.ReadTimeout):
         client.post(served.url + "/v1/score", json=long, timeout=0.3)
     short, began = {"prompt": "one", "continuation": "two", "samples": 1}, time.perf_counter()
