@@ -4,9 +4,9 @@
     python benchmarks/fast_dllm.py --code Fast-dLLM/llada
     python benchmarks/fast_dllm.py --code Fast-dLLM/llada --batch 8 --dtypes float32
 
-Both decode the 135M shape (random weights) with the dual cache, blocks of 32.  The official loop
-takes prompts of one length only: a ragged batch is decoded row by row there, in one call here.
-Equal commits are counted; in bfloat16 near ties are decided differently.  The dtype `int8` stands
+Both decode the 135M shape (random weights) with the dual cache, or another, in blocks of 32.  The
+official loop takes prompts of one length only: a ragged batch is decoded row by row there, in one
+call here.  Equal commits are counted; in bfloat16 near ties are decided differently.  `int8` stands
 for weights of 8 bits here, and bfloat16 in the official code.
 """
 
@@ -33,6 +33,8 @@ from report import RESULTS, kernels, write  # isort: skip
 from shapes import llada_135m  # isort: skip
 
 BLOCK, MASK = 32, 49151
+LOOPS = {"none": "generate", "prefix": "generate_with_prefix_cache",
+         "dual": "generate_with_dual_cache"}  # fmt: skip
 
 
 def official_network(folder: Path, dtype: torch.dtype) -> Any:
@@ -68,7 +70,7 @@ class Both:
             torch.randint(1, 49_000, (options.prompt + 7 * i,), generator=draw).tolist()
             for i in range(options.batch)
         ]
-        self.loop = importlib.import_module("generate").generate_with_dual_cache
+        self.loop = getattr(importlib.import_module("generate"), LOOPS[options.cache])
 
     def official(self) -> list[list[int]]:
         how = {"steps": self.options.steps, "gen_length": self.options.new, "block_length": BLOCK}
@@ -80,7 +82,7 @@ class Both:
 
     def dllm(self) -> list[list[int]]:
         results = dllm.generate(
-            self.ours, self.prompts, sampler="llada", cache="dual", eos_policy="none",
+            self.ours, self.prompts, sampler="llada", cache=self.options.cache, eos_policy="none",
             max_new_tokens=self.options.new, block_length=BLOCK, steps=self.options.steps,
         )  # fmt: skip
         return [list(result.tokens) for result in results]
@@ -113,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--code", type=Path, required=True, help="the folder with generate.py")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--caches", nargs="+", choices=list(LOOPS), default=["dual"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--prompt", type=int, nargs="+", default=[128],
                         help="tokens of the shortest prompt")  # fmt: skip
@@ -125,9 +128,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     sys.path.insert(0, str(options.code))
     known = json.loads(options.output.read_text())["cases"] if options.output.exists() else []
-    for batch, prompt, dtype in product(options.batch, options.prompt, options.dtypes):
-        one = argparse.Namespace(**vars(options) | {"batch": batch, "prompt": prompt})
-        case = {"dtype": dtype, "batch": batch, "kernels": kernels()}
+    cases = product(options.caches, options.batch, options.prompt, options.dtypes)
+    for cache, batch, prompt, dtype in cases:
+        one = argparse.Namespace(
+            **vars(options) | {"cache": cache, "batch": batch, "prompt": prompt}
+        )
+        case = {"dtype": dtype, "cache": cache, "batch": batch, "kernels": kernels()}
         case |= {name: getattr(one, name) for name in ("prompt", "new", "steps", "threads")}
         shape = dict(case)
         case |= measure(Both(dtype, one), options.rounds)

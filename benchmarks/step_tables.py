@@ -72,18 +72,19 @@ def dtypes(result: Found) -> str:
 def official(result: Found) -> str:
     """Processor time over that of Fast-dLLM's own code."""
     rows = [
-        [case["dtype"], case["kernels"], str(case["batch"]), str(case["prompt"]),
+        [case["dtype"], f"`{case['cache']}`", case["kernels"], str(case["batch"]),
+         str(case["prompt"]),
          f"{case['new']} in {case['steps']}", f"{case['official_seconds']:.2f} s",
          f"{case['seconds']:.2f} s",
          f"{case['ratio']:.2f} ({case['low']:.2f} to {case['high']:.2f})",
          f"{100 * case['equal']:.0f} %"]
         for case in result["cases"]
     ]  # fmt: skip
-    head = ["dtype", "kernels", "prompts", "shortest", "new tokens in steps", "official", "dllm",
-            "ratio", "equal commits"]  # fmt: skip
+    head = ["dtype", "cache", "kernels", "prompts", "shortest", "new tokens in steps", "official",
+            "dllm", "ratio", "equal commits"]  # fmt: skip
     threads = result["cases"][0]["threads"]
     return (
-        "135M parameters, LLaDA-shaped, random weights, dual cache, blocks of 32, prompts of so "
+        "135M parameters, LLaDA-shaped, random weights, blocks of 32, prompts of so "
         "many tokens and more (ragged ones one by one in the official loop), int8 against the "
         f"official bfloat16, {conditions(result | {'threads': threads})}; in turns, medians and "
         "range of the ratios:\n\n" + markdown(head, rows)

@@ -20,45 +20,33 @@ namespace {
 constexpr int64_t SCORES = 1 << 16;  // held at once, so that they stay in L2
 
 struct Call {
-  const void *q, *k, *v, *mask;
-  void *out;                 // (R, H, m, d)
-  const int64_t *strides;    // of q, k, v: row, head, position; of the mask: row, query
+  const uint16_t *q, *k, *v, *mask;
+  uint16_t *out;           // (R, H, m, d)
+  const int64_t *strides;  // of q, k, v: row, head, position; of the mask: row, query
   int64_t heads, m, length, d;
   float scale;
-  bool half;
-  int64_t bytes() const { return half ? 2 : 4; }
 };
 
-// Values (length, d) from column `first` on in groups of inputs, 64 numbers of each, zeros behind.
-template <class T>
-void lay_out_values(const Call &c, const char *v, int64_t first, char *to) {
-  const int64_t stride = c.strides[8] * c.bytes();
-  const auto rows = [&](int64_t key, int64_t column) {
+// Values (length, d) from column `first` on, pairs of keys together, 64 numbers of each, zeros behind.
+void lay_out_values(const Call &c, const uint16_t *v, int64_t first, char *to) {
+  const auto row = [&](int64_t key, int64_t column) {
     const int64_t left = key < c.length ? c.d - column : 0;
-    const char *from = v + key * stride + column * c.bytes();
-    if constexpr (T::GROUP == 1)
-      return _mm512_maskz_loadu_epi32(left > 0 ? lanes(left) : 0, from);
-    else
-      return _mm512_cvtepu16_epi32(
-          _mm256_maskz_loadu_epi16(left > 0 ? lanes(left) : 0, from));
+    const uint16_t *from = v + key * c.strides[8] + column;
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(left > 0 ? lanes(left) : 0, from));
   };
-  for (int64_t key = 0; key < c.length; key += T::GROUP)
-    for (int64_t i = 0; i < BLOCK; i += 16, to += 64) {
-      __m512i words = rows(key, first + i);
-      if constexpr (T::GROUP == 2)
-        words = _mm512_or_si512(words, _mm512_slli_epi32(rows(key + 1, first + i), 16));
-      _mm512_storeu_si512(to, words);
-    }
+  for (int64_t key = 0; key < c.length; key += 2)
+    for (int64_t i = first; i < first + BLOCK; i += 16, to += 64)
+      _mm512_storeu_si512(
+          to, _mm512_or_si512(row(key, i), _mm512_slli_epi32(row(key + 1, i), 16)));
 }
 
 // Scores of a query become weights with the largest 1, as rows of the next product; their sum.
-float weigh(const Call &c, const float *scores, const void *mask, int64_t at, char *weights) {
+float weigh(const Call &c, const float *scores, const uint16_t *mask, uint16_t *weights) {
   const __m512 scale = _mm512_set1_ps(c.scale), nothing = _mm512_set1_ps(-INFINITY);
   const auto score = [&](int64_t k) {
     const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(scores + k), scale);
     if (!mask) return _mm512_mask_mov_ps(nothing, lanes(c.length - k), scaled);
-    const __m512 added = read_or(mask, c.half, at + k, c.length - k, -INFINITY);
-    return _mm512_add_ps(scaled, added);
+    return _mm512_add_ps(scaled, read_or(mask, true, k, c.length - k, -INFINITY));
   };
   __m512 most = nothing, sum = _mm512_setzero_ps();
   for (int64_t k = 0; k < c.length; k += 16) most = _mm512_max_ps(most, score(k));
@@ -70,60 +58,58 @@ float weigh(const Call &c, const float *scores, const void *mask, int64_t at, ch
     const __mmask16 seen = _mm512_cmp_ps_mask(apart, floor, _CMP_NLT_UQ);  // NaN, too
     const __m512 weight = _mm512_maskz_mov_ps(seen, exponential(_mm512_max_ps(floor, apart)));
     sum = _mm512_add_ps(sum, weight);
-    write(weights, c.half, k, all - k, weight);
+    write(weights, true, k, all - k, weight);
   }
   return _mm512_reduce_add_ps(sum);
 }
 
-template <class T>
-void head(const Call &c, int64_t row, int64_t head) {
-  const int64_t size = c.bytes(), *s = c.strides;
-  const char *q = (const char *)c.q + (row * s[0] + head * s[1]) * size;
-  const char *k = (const char *)c.k + (row * s[3] + head * s[4]) * size;
-  const char *v = (const char *)c.v + (row * s[6] + head * s[7]) * size;
+// Queries from `first` to `last` of a head.
+void attend(const Call &c, int64_t row, int64_t head, int64_t first, int64_t last) {
+  const int64_t *s = c.strides;
+  const uint16_t *q = c.q + row * s[0] + head * s[1], *k = c.k + row * s[3] + head * s[4];
+  const uint16_t *v = c.v + row * s[6] + head * s[7];
   const int64_t blocks = (c.length + BLOCK - 1) / BLOCK, wide = blocks * BLOCK;
-  const int64_t groups = c.d / T::GROUP, pairs = (c.length + T::GROUP - 1) / T::GROUP;
-  const int64_t most = std::min(c.m, std::max<int64_t>(ROWS, SCORES / wide / ROWS * ROWS));
-  const int64_t outs = (c.d + BLOCK - 1) / BLOCK;
-  std::unique_ptr<char[]> memory(new char[wide * groups * 4 + outs * pairs * BLOCK * 4 +
-                                          most * wide * (4 + size) + most * 4 + 64]);
-  char *keys = memory.get(), *values = keys + wide * groups * 4;
-  float *scores = (float *)(values + outs * pairs * BLOCK * 4);
-  char *weights = (char *)(scores + most * wide);
-  float *sums = (float *)(weights + most * wide * size);
+  const int64_t outs = (c.d + BLOCK - 1) / BLOCK, pairs = (c.length + 1) / 2;
+  const int64_t most =
+      std::min(last - first, std::max<int64_t>(ROWS, SCORES / wide / ROWS * ROWS));
+  const int64_t of_keys = BLOCK * c.d * 2, of_values = pairs * BLOCK * 4;  // bytes of a block
+  std::unique_ptr<char[]> memory(
+      new char[blocks * of_keys + outs * of_values + most * wide * 6 + most * 4]);
+  char *keys = memory.get(), *values = keys + blocks * of_keys;
+  float *scores = (float *)(values + outs * of_values), *sums = scores + most * wide;
+  uint16_t *weights = (uint16_t *)(sums + most);
   for (int64_t b = 0; b < blocks; b++)
-    lay_out(k, c.length, s[5] * size / 4, b * BLOCK, 0, groups, keys + b * groups * BLOCK * 4);
-  for (int64_t o = 0; o < outs; o++)
-    lay_out_values<T>(c, v, o * BLOCK, values + o * pairs * BLOCK * 4);
-  typename T::Sum tile[ROWS * VECTORS];
-  for (int64_t first = 0; first < c.m; first += most) {
-    const int64_t count = std::min(most, c.m - first);
+    lay_out((const char *)k, c.length, s[5] / 2, b * BLOCK, 0, c.d / 2, keys + b * of_keys);
+  for (int64_t o = 0; o < outs; o++) lay_out_values(c, v, o * BLOCK, values + o * of_values);
+  __m512 tile[ROWS * VECTORS];
+  const auto product = [&](int64_t rows, const uint16_t *x, int64_t stride, const char *block,
+                           int64_t groups) {
+    std::fill(tile, tile + ROWS * VECTORS, _mm512_setzero_ps());
+    tile_of<Bfloat16>(int(rows), x, stride, block, groups, tile, block);
+  };
+  for (; first < last; first += most) {
+    const int64_t count = std::min(most, last - first);
     for (int64_t b = 0; b < blocks; b++)
       for (int64_t r = 0; r < count; r += ROWS) {
         const int64_t some = std::min<int64_t>(ROWS, count - r);
-        const char *block = keys + b * groups * BLOCK * 4;
-        std::fill(tile, tile + ROWS * VECTORS, T::none());
-        tile_of<T>(int(some), (const typename T::In *)(q + (first + r) * s[2] * size), s[2], block,
-                   groups, tile, block);
+        product(some, q + (first + r) * s[2], s[2], keys + b * of_keys, c.d / 2);
         for (int64_t i = 0; i < some; i++)
           for (int64_t n = 0; n < VECTORS; n++)
             _mm512_storeu_ps(scores + (r + i) * wide + b * BLOCK + 16 * n, tile[i * VECTORS + n]);
       }
-    for (int64_t r = 0; r < count; r++)
-      sums[r] = weigh(c, scores + r * wide, c.mask, row * s[9] + (first + r) * s[10],
-                      weights + r * wide * size);
+    for (int64_t r = 0; r < count; r++) {
+      const uint16_t *mask = c.mask ? c.mask + row * s[9] + (first + r) * s[10] : nullptr;
+      sums[r] = weigh(c, scores + r * wide, mask, weights + r * wide);
+    }
     for (int64_t r = 0; r < count; r += ROWS)
       for (int64_t o = 0; o < outs; o++) {
         const int64_t some = std::min<int64_t>(ROWS, count - r);
-        const char *block = values + o * pairs * BLOCK * 4;
-        std::fill(tile, tile + ROWS * VECTORS, T::none());
-        tile_of<T>(int(some), (const typename T::In *)(weights + r * wide * size), wide, block,
-                   pairs, tile, block);
+        product(some, weights + r * wide, wide, values + o * of_values, pairs);
         for (int64_t i = 0; i < some; i++) {
           const int64_t at = ((row * c.heads + head) * c.m + first + r + i) * c.d + o * BLOCK;
           const __m512 share = _mm512_set1_ps(sums[r + i] == 0 ? 0 : 1 / sums[r + i]);
           for (int64_t n = 0; n < VECTORS && o * BLOCK + 16 * n < c.d; n++)
-            write(c.out, c.half, at + 16 * n, c.d - o * BLOCK - 16 * n,
+            write(c.out, true, at + 16 * n, c.d - o * BLOCK - 16 * n,
                   _mm512_mul_ps(tile[i * VECTORS + n], share));
         }
       }
@@ -135,15 +121,22 @@ void head(const Call &c, int64_t row, int64_t head) {
 extern "C" {
 
 // out (R, H, m, d) = softmax(q k' scale + mask) v for q (R, H, m, d), k and v (R, H, length, d), and
-// a mask (R, m, length) or nullptr; all float32 or, where `half`, bfloat16.  `strides`, in numbers:
-// of rows, heads and positions of q, k and v, and of rows and queries of the mask.
+// a mask (R, m, length) or nullptr; all bfloat16.  `strides`, in numbers: of rows, heads and
+// positions of q, k and v, and of rows and queries of the mask.
 void dllm_attention(const void *q, const void *k, const void *v, const void *mask, void *out,
                     const int64_t *strides, int64_t rows, int64_t heads, int64_t m, int64_t length,
-                    int64_t d, double scale, int half, int threads) {
-  const Call call{q, k, v, mask, out, strides, heads, m, length, d, float(scale), bool(half)};
+                    int64_t d, double scale, int threads) {
+  const auto bits = [](const void *x) { return (const uint16_t *)x; };
+  const Call call{bits(q), bits(k), bits(v), bits(mask), (uint16_t *)out, strides,
+                  heads,   m,       length,  d,          float(scale)};
+  const int64_t all = rows * heads;
+  // threads share the queries of a head where there are fewer heads
+  const int64_t parts = std::max<int64_t>(1, std::min(threads / all, m / ROWS));
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
-  for (int64_t i = 0; i < rows * heads; i++)
-    half ? head<Bfloat16>(call, i / heads, i % heads) : head<Float32>(call, i / heads, i % heads);
+  for (int64_t i = 0; i < all * parts; i++) {
+    const int64_t head = i / parts, part = i % parts;
+    attend(call, head / heads, head % heads, m * part / parts, m * (part + 1) / parts);
+  }
 }
 
 }  // extern "C"

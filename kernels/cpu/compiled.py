@@ -24,17 +24,20 @@ HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 CPUINFO = Path("/proc/cpuinfo")
 _A, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int  # an address, a size, a small number
 SIGNATURES = {
-    "dllm_attention": (*[_A] * 6, *[_N] * 5, ctypes.c_double, _I, _I),
+    "dllm_attention": (*[_A] * 6, *[_N] * 5, ctypes.c_double, _I),
     "dllm_lay_out": (_A, _A, _N, _N, _I),
     "dllm_product": (_A, _A, _I, _A, _A, _N, _N, _N, _I, _I),
     "dllm_product8": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
     "dllm_product4": (_A, _A, _A, _A, _A, _A, _A, _N, _N, _N, _N, _I, _I),
     "dllm_reduce": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
     "dllm_rms_norm": (_A, _A, _A, _N, _N, ctypes.c_double, _I, _I),
-    "dllm_rotate_scatter": (*[_A] * 10, *[_N] * 4, _I, _I),
+    "dllm_rotate_scatter": (*[_A] * 10, *[_N] * 5, _I, _I),
     "dllm_silu_times": (_A, _A, _A, _N, _I, _I),
     "dllm_round": (_A, _A, _A, _A, _N, _N, _N, _I, _I, _I),
 }
+
+
+CHECKED = {"dllm_rotate_scatter"}  # returns 1 where it refuses
 
 
 @cache
@@ -122,7 +125,7 @@ def library() -> ctypes.CDLL | None:
         return None
     for name, arguments in SIGNATURES.items():
         function = getattr(loaded, name)
-        function.argtypes, function.restype = arguments, None
+        function.argtypes, function.restype = arguments, _I if name in CHECKED else None
     return loaded
 
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "vector.h"
 
@@ -84,13 +85,15 @@ void dllm_silu_times(const void *x, const void *other, void *y, int64_t n, int h
 }
 
 // Queries (H, Q, d) and keys (Hkv, Q, d) turned by the angles (Q, d); keys and values go to slots
-// (Q) of their buffers (Hkv, S, d), queries to `turned` (H, Q, d).  `strides`: of heads and
+// (Q) of their buffers (Hkv, S, d), unless one of them lies outside: 1; queries to `turned` (H, Q, d).  `strides`: of heads and
 // positions, in numbers, for q, k, v, and of heads and slots for the two buffers.  Bits of `halves`:
 // q, k and v are bfloat16, the angles are, the buffers and `turned` are.
-void dllm_rotate_scatter(const void *q, const void *k, const void *v, const void *cosine,
-                         const void *sine, const int64_t *slots, void *turned, void *keys,
-                         void *values, const int64_t *strides, int64_t heads, int64_t shared,
-                         int64_t count, int64_t d, int halves, int threads) {
+int dllm_rotate_scatter(const void *q, const void *k, const void *v, const void *cosine,
+                        const void *sine, const int64_t *slots, void *turned, void *keys,
+                        void *values, const int64_t *strides, int64_t heads, int64_t shared,
+                        int64_t count, int64_t d, int64_t room, int halves, int threads) {
+  for (int64_t p = 0; p < count; p++)
+    if (slots[p] < 0 || slots[p] >= room) return 1;
   const Turn turn{cosine, sine, d / 2, bool(halves & 2), bool(halves & 1), bool(halves & 4)};
   const int64_t all = heads + shared;
 #pragma omp parallel for num_threads(threads) if (threads > 1 && all * count * d > MANY) \
@@ -105,9 +108,15 @@ void dllm_rotate_scatter(const void *q, const void *k, const void *v, const void
     turn.row(k, own * strides[2] + p * strides[3], p, keys, own * strides[6] + slots[p] * strides[7]);
     const int64_t from = own * strides[4] + p * strides[5];
     const int64_t to = own * strides[8] + slots[p] * strides[9];
+    if (turn.half_input == turn.half_output) {
+      const int64_t size = turn.half_input ? 2 : 4;
+      std::memcpy((char *)values + to * size, (const char *)v + from * size, d * size);
+      continue;
+    }
     for (int64_t n = 0; n < d; n += 16)
       turn.put(values, to + n, d - n, read_or(v, turn.half_input, from + n, d - n, 0));
   }
+  return 0;
 }
 
 }  // extern "C"

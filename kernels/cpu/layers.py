@@ -9,7 +9,6 @@ import torch
 from .compiled import library, loaded
 
 DTYPES = (torch.float32, torch.bfloat16)
-FEW = 32
 _Strides = ctypes.c_int64 * 11
 
 
@@ -21,6 +20,7 @@ def suits(*tensors: torch.Tensor) -> bool:
         library() is not None
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
         and dtype in DTYPES
         and all(x.dtype == dtype and x.device.type == "cpu" for x in tensors)
     )
@@ -64,29 +64,29 @@ def rotate_scatter(
 ) -> torch.Tensor:  # fmt: skip
     """As `dllm.kernels.rotation.rotate_scatter`, with its bits."""
     cos, sin, slots = cos.contiguous(), sin.contiguous(), slots.contiguous()
-    turned = torch.empty(q.shape, dtype=keys.dtype)
+    turned = keys.new_empty(q.shape)
     strides = [stride for x in (q, k, v, keys, values) for stride in x.stride()[:2]]
     kinds = (q, cos, keys)
-    loaded().dllm_rotate_scatter(
+    refused = loaded().dllm_rotate_scatter(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), cos.data_ptr(), sin.data_ptr(), slots.data_ptr(),
         turned.data_ptr(), keys.data_ptr(), values.data_ptr(), _Strides(*strides), len(q), len(k),
-        *q.shape[1:], sum((x.dtype == torch.bfloat16) << i for i, x in enumerate(kinds)),
-        torch.get_num_threads(),
+        *q.shape[1:], keys.shape[1],
+        sum((x.dtype == torch.bfloat16) << i for i, x in enumerate(kinds)), torch.get_num_threads(),
     )  # fmt: skip
+    if refused:
+        raise IndexError(f"slots go from 0 to {keys.shape[1] - 1} here")
     return turned
 
 
 def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether `attention` can take its arguments, and is no slower than SDPA: in float32 it is for
-    less than `FEW` queries."""
+    """Whether `attention` can take its arguments.  In float32 SDPA is as fast."""
     given = (q, k, v) if mask is None else (q, k, v, mask)
-    step = 2 if q.dtype == torch.bfloat16 else 1  # numbers that are read as one
     return (
-        suits(*given)
+        q.dtype == torch.bfloat16
+        and suits(*given)
         and all(x.stride(-1) == 1 for x in given)
-        and (step == 2 or q.shape[2] >= FEW)
-        and q.shape[-1] % step == 0
-        and k.stride(2) % step == 0
+        and q.shape[-1] % 2 == 0
+        and k.stride(2) % 2 == 0  # pairs are read as one
         and v.shape[-1] == q.shape[-1]
         and k.shape[2] > 0
     )
@@ -97,13 +97,13 @@ def attention(
 ) -> torch.Tensor:
     """Attention (R, H, m, dh) of ``q`` (R, H, m, dh) over ``k``, ``v`` (R, H, L, dh), with ``mask``
     (R, m, L) added to the scores.  Rows that see nothing come out as zero."""
-    result = torch.empty(q.shape, dtype=q.dtype)
+    result = q.new_empty(q.shape)
     strides = [stride for x in (q, k, v) for stride in x.stride()[:3]]
     strides += (0, 0) if mask is None else mask.stride()[:2]
     rows, heads, count, size = q.shape
     loaded().dllm_attention(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), None if mask is None else mask.data_ptr(),
         result.data_ptr(), _Strides(*strides), rows, heads, count, k.shape[2], size, scale,
-        q.dtype == torch.bfloat16, torch.get_num_threads(),
+        torch.get_num_threads(),
     )  # fmt: skip
     return result

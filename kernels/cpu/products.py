@@ -57,12 +57,11 @@ class Weight8:
     def __init__(self, numbers: torch.Tensor, scale: torch.Tensor) -> None:
         self.shape = numbers.shape
         self.blocks = _blocks(numbers)
-        self.offset, self.scale = (
-            torch.zeros(len(numbers), dtype=torch.int32),
-            torch.ones(len(numbers)),
-        )
-        one = Rounded(torch.ones(1, self.shape[1], dtype=torch.uint8), torch.ones(1, 1))
-        sums = self.multiply_rounded(one, torch.float32)[0]  # below 2^24, so exact
+        one = numbers.new_ones(1, dtype=torch.float32)
+        self.scale = one.expand(len(numbers)).contiguous()
+        self.offset = numbers.new_zeros(len(numbers), dtype=torch.int32)
+        ones = Rounded(numbers.new_ones(1, self.shape[1], dtype=torch.uint8), one)
+        sums = self.multiply_rounded(ones, torch.float32)[0]  # below 2^24, so exact
         self.offset, self.scale = 128 * sums.int(), scale.reshape(-1).float().contiguous()
 
     def rounded(self, x: torch.Tensor) -> Rounded:
@@ -71,7 +70,7 @@ class Weight8:
 
     def multiply_rounded(self, x: Rounded, dtype: torch.dtype) -> torch.Tensor:
         """(m, n) in ``dtype``."""
-        result = torch.empty(len(x.numbers), self.shape[0], dtype=dtype)
+        result = self.scale.new_empty(len(x.numbers), self.shape[0], dtype=dtype)
         loaded().dllm_product8(
             x.numbers.data_ptr(), x.scale.data_ptr(), self.blocks.data_ptr(),
             self.scale.data_ptr(), self.offset.data_ptr(), result.data_ptr(),
@@ -110,7 +109,7 @@ class Weight4:
     def multiply_rounded(self, x: Rounded, dtype: torch.dtype) -> torch.Tensor:
         """(m, n) in ``dtype``."""
         assert x.sums is not None
-        result = torch.empty(len(x.numbers), self.shape[0], dtype=dtype)
+        result = self.scale.new_empty(len(x.numbers), self.shape[0], dtype=dtype)
         loaded().dllm_product4(
             x.numbers.data_ptr(), x.scale.data_ptr(), x.sums.data_ptr(), self.blocks.data_ptr(),
             self.scale.data_ptr(), self.zero.data_ptr(), result.data_ptr(), len(x.numbers),
@@ -138,8 +137,8 @@ def whole(numbers: torch.Tensor) -> torch.Tensor:
 def _rounded(x: torch.Tensor, group: int, zero: int) -> Rounded:
     """``x`` (..., d) in whole numbers from -127 to 127 plus ``zero``, a scale per ``group``."""
     x = x.reshape(-1, x.shape[-1]).contiguous()
-    numbers = torch.empty(x.shape, dtype=torch.uint8)
-    scale = torch.empty(len(x), x.shape[1] // group)
+    numbers = x.new_empty(x.shape, dtype=torch.uint8)
+    scale = x.new_empty(len(x), x.shape[1] // group, dtype=torch.float32)
     sums = None if zero else torch.empty_like(scale)
     loaded().dllm_round(
         x.data_ptr(), numbers.data_ptr(), scale.data_ptr(),
@@ -154,7 +153,7 @@ def _blocks(weight: torch.Tensor) -> torch.Tensor:
     (n / 64, d / group, 64) int32."""
     words = weight.contiguous().view(torch.int32)
     count, wide = words.shape
-    blocks = torch.empty(-(-count // BLOCK), wide, BLOCK, dtype=torch.int32)
+    blocks = words.new_empty(-(-count // BLOCK), wide, BLOCK)
     threads = torch.get_num_threads()
     loaded().dllm_lay_out(words.data_ptr(), blocks.data_ptr(), count, wide, threads)
     return blocks

@@ -126,8 +126,8 @@ def compiled(x: torch.Tensor, options: Options) -> Partial | None:
     fits = x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu"
     if kernels is None or options.scale != 1 or options.warm or not fits or x.stride(1) != 1:
         return None
-    best, second, rest, moment = torch.empty(4, len(x), 1).unbind()
-    index = torch.empty(len(x), 1, dtype=torch.int64)
+    best, second, rest, moment = x.new_empty((4, len(x), 1), dtype=torch.float32).unbind()
+    index = x.new_empty((len(x), 1), dtype=torch.int64)
     entropy = "entropy" in options.needs
     kernels.dllm_reduce(
         x.data_ptr(), best.data_ptr(), index.data_ptr(), second.data_ptr(), rest.data_ptr(),
