@@ -44,7 +44,7 @@ def official_network(folder: Path, dtype: torch.dtype) -> Any:
         config.pop(name, None)
     kind = importlib.import_module("model.modeling_llada").LLaDAModelLM
     settings = importlib.import_module("model.configuration_llada").LLaDAConfig(**config)
-    settings.init_device = "cpu"
+    settings.init_device, settings.use_cache = "cpu", False  # unless a loop asks for it
     if not hasattr(kind, "all_tied_weights_keys"):  # the class is older than transformers here
         kind.all_tied_weights_keys = {}
     network = kind(settings)

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from .cpu import library
-from .cpu.products import Rounded, Weight4, Weight8, halves, whole
+from .cpu.products import Rounded, Weight4, Weight8
 from .linear import ROWS, available, product
 from .mapped import release
 
@@ -76,6 +76,16 @@ def quantise(weight: torch.Tensor, bits: int, group: int = 0) -> dict[str, torch
 
 def _bfloat16(x: torch.Tensor) -> torch.Tensor:
     return x.bfloat16().float()
+
+
+def halves(numbers: torch.Tensor) -> torch.Tensor:
+    """(n, d) numbers of 4 bits as (n, d / 2) bytes, the even ones in the lower half."""
+    return numbers[:, ::2] | numbers[:, 1::2] << 4
+
+
+def whole(numbers: torch.Tensor) -> torch.Tensor:
+    """The inverse of `halves`."""
+    return torch.stack((numbers & 15, numbers >> 4), 2).flatten(1)
 
 
 class Int8:

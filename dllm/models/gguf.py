@@ -20,9 +20,8 @@ import torch
 from torch import nn
 
 from ..errors import CheckpointError, ConfigError, one_line
-from ..kernels.cpu.products import halves
 from ..kernels.mapped import release
-from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, quantise
+from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, halves, quantise
 from .family import get_family
 from .headers import blueprint
 

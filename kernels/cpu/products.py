@@ -84,16 +84,13 @@ class Weight8:
 
 
 class Weight4:
-    """A weight (n, d) of whole numbers of 4 bits, ``numbers`` (n, d / 2) as of `halves`: less 8,
-    times ``scale`` plus ``zero``, both (n, groups)."""
+    """A weight (n, d) of whole numbers of 4 bits, ``numbers`` (n, d / 2) with two of them each, the
+    even ones in the lower halves: less 8, times ``scale`` plus ``zero``, both (n, groups)."""
 
     def __init__(self, numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> None:
         self.shape = torch.Size((len(numbers), 2 * numbers.shape[1]))
         self.group = self.shape[1] // scale.shape[1]
-        eights = whole(numbers).view(len(numbers), -1, 2, 4)
-        fours = eights[:, :, 0] | eights[:, :, 1] << 4
-        words = _filled(fours.flatten(1), BLOCK4).view(torch.int32)
-        self.blocks = words.view(-1, BLOCK4, words.shape[1]).transpose(1, 2).contiguous()
+        self.blocks = _blocks(numbers)
         self.scale, self.zero = (
             _filled(each.bfloat16(), BLOCK4)
             .view(-1, BLOCK4, scale.shape[1])
@@ -119,19 +116,7 @@ class Weight4:
 
     def unpacked(self) -> torch.Tensor:
         """The numbers (n, d / 2)."""
-        words = _rows(self.blocks, self.shape[0])
-        fours = words.view(torch.uint8).view(*words.shape, 4)
-        return halves(torch.stack((fours & 15, fours >> 4), 2).flatten(1))
-
-
-def halves(numbers: torch.Tensor) -> torch.Tensor:
-    """(n, d) numbers of 4 bits as (n, d / 2) bytes, the even ones in the lower half."""
-    return numbers[:, ::2] | numbers[:, 1::2] << 4
-
-
-def whole(numbers: torch.Tensor) -> torch.Tensor:
-    """The inverse of `halves`."""
-    return torch.stack((numbers & 15, numbers >> 4), 2).flatten(1)
+        return _rows(self.blocks, self.shape[0]).view(torch.uint8)
 
 
 def _rounded(x: torch.Tensor, group: int, zero: int) -> Rounded:

@@ -4,8 +4,9 @@
 //     x = p * scale                 for each row and group of inputs, p from -127 to 127
 //
 // Sums of q * p are whole numbers; those of the groups are scaled and added in order, so a row does
-// not depend on the others.  A block holds BLOCK outputs: for 8 inputs at a time the numbers of
-// output 0, 1, ... with inputs 0 to 3 in the lower halves of four bytes and 4 to 7 in the upper.
+// not depend on the others.  Weights lie in blocks of 64 outputs as in products.cpp, 8 inputs in 32
+// bits: those with even numbers in the lower halves of the bytes.  A tile takes BLOCK outputs; of 8
+// inputs of a row the even ones come first.
 
 #include <immintrin.h>
 
@@ -38,7 +39,7 @@ __m512 wide(const uint16_t *from) {
 template <int R>
 void tile(const Call &c, int64_t row, int64_t block) {
   const int64_t groups = c.d / c.group;
-  const uint8_t *w = c.weight + block * (c.d / 8) * 64 * VECTORS;
+  const uint8_t *w = c.weight + block / 2 * (c.d / 8) * 256 + block % 2 * 128;
   const __m512i low = _mm512_set1_epi8(15);
   __m512 total[R][VECTORS];
   for (int r = 0; r < R; r++)
@@ -47,7 +48,7 @@ void tile(const Call &c, int64_t row, int64_t block) {
     __m512i sum[R][VECTORS];
     for (int r = 0; r < R; r++)
       for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_si512();
-    for (int64_t k = g * c.group; k < (g + 1) * c.group; k += 8, w += 64 * VECTORS) {
+    for (int64_t k = g * c.group; k < (g + 1) * c.group; k += 8, w += 256) {
       __m512i first[VECTORS], second[VECTORS];
       for (int v = 0; v < VECTORS; v++) {
         const __m512i both = _mm512_loadu_si512(w + 64 * v);
@@ -117,11 +118,12 @@ void dllm_product4(const int8_t *x, const float *row_scale, const float *row_sum
 }
 
 // Rows x (m, d) in whole numbers p from -127 to 127 with one scale per `group` inputs.  `zero` is
-// added to each p as it is written (128: bytes).  row_sum, where it is no nullptr: scale times the
-// sum of the group's p.
+// added to each p as it is written (128: bytes).  Where row_sum is no nullptr it gets the scale times
+// the sum of the group's p, and of 8 inputs the even ones come first.
 void dllm_round(const void *x, uint8_t *p, float *row_scale, float *row_sum, int64_t m, int64_t d,
                 int64_t group, int zero, int half, int threads) {
   const int64_t groups = d / group;
+  const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
   const __m512 positive = (__m512)_mm512_set1_epi32(0x7fffffff);
 #pragma omp parallel for num_threads(threads) if (threads > 1 && m * d > 65536) schedule(static)
   for (int64_t i = 0; i < m * groups; i++) {
@@ -141,7 +143,9 @@ void dllm_round(const void *x, uint8_t *p, float *row_scale, float *row_sum, int
       const __m512i q = _mm512_cvtps_epi32(_mm512_div_ps(read(k), _mm512_set1_ps(scale)));
       sum = _mm512_add_epi32(sum, q);
       const __m512i moved = _mm512_add_epi32(q, _mm512_set1_epi32(zero));
-      _mm_mask_storeu_epi8(p + from + k, some, _mm512_cvtepi32_epi8(moved));
+      __m128i bytes = _mm512_cvtepi32_epi8(moved);
+      if (row_sum) bytes = _mm_shuffle_epi8(bytes, apart);
+      _mm_mask_storeu_epi8(p + from + k, some, bytes);
     }
     row_scale[i] = scale;
     if (row_sum) row_sum[i] = scale * float(_mm512_reduce_add_epi32(sum));

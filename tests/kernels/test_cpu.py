@@ -12,7 +12,7 @@ import torch
 from dllm.errors import ConfigError
 from dllm.kernels import cpu, linear, quantised
 from dllm.kernels.cpu import compiled as of
-from dllm.kernels.cpu.products import Weight, Weight4, Weight8, whole
+from dllm.kernels.cpu.products import Weight, Weight4, Weight8
 from dllm.kernels.statistics import reduce, token_statistics
 from dllm.kernels.statistics.result import Options
 
@@ -59,11 +59,12 @@ def test_products_of_4_bits(shape: tuple[int, int], group: int, dtype: torch.dty
     scale, zero = (torch.rand(outputs, inputs // group).bfloat16() - 0.3 for _ in range(2))
     own, x = Weight4(weight, scale, zero), torch.randn(11, inputs).to(dtype)
     rows = own.rounded(x)
-    signed = rows.numbers.view(torch.int8).double().view(11, -1, group)
+    eights = rows.numbers.view(torch.int8).view(11, -1, 2, 4)  # of 8 inputs the even ones first
+    signed = eights.transpose(2, 3).double().reshape(11, -1, group)
     assert ((signed * rows.scale[..., None]).flatten(1) - x).abs().max() < x.abs().max() / 250
     assert rows.sums is not None
     torch.testing.assert_close(rows.sums.double(), signed.sum(2) * rows.scale, rtol=1e-6, atol=1e-6)
-    w = (whole(weight).double() - 8).view(outputs, -1, group) * scale.double()[..., None]
+    w = (quantised.whole(weight).double() - 8).view(outputs, -1, group) * scale.double()[..., None]
     w += zero.double()[..., None]
     exact = torch.einsum("mgk,mg,ngk->mn", signed, rows.scale.double(), w)
     result = own.multiply_rounded(rows, dtype)
