@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +16,6 @@ os.environ["DLLM_RATE"] = os.environ["DLLM_FORMATS"] = ""
 os.environ.setdefault("DLLM_KERNELS", "")  # compiled kernels only where a folder is named
 
 import dllm
-from dllm.models import loader
 
 # What `pytest -m smoke` runs: a sample of every part, in under a minute on a quiet machine.
 SMOKE = (
@@ -49,25 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Tiny tensors: threads cost more than they bring, the more so beside other work.
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _bundled_models_are_read_once() -> Iterator[None]:
-    """``dllm.load("nano")`` copies what was read before, which takes a quarter of the time."""
-    read, kept = loader._from_files, dict[str, dllm.DiffusionModel]()
-
-    def copied(checkpoint: Any, *given: Any, **options: Any) -> dllm.DiffusionModel:
-        if not checkpoint.bundled or any(given):
-            return read(checkpoint, *given, **options)
-        key = f"{checkpoint.name} {options}"
-        if key not in kept:
-            kept[key] = read(checkpoint, *given, **options)
-        hf, tokenizer = copy.deepcopy((kept[key].hf, kept[key].tokenizer))
-        return replace(kept[key], hf=hf, tokenizer=tokenizer)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loader, "_from_files", copied)
-        yield
 
 
 @pytest.fixture(scope="session")
