@@ -14,7 +14,7 @@ from torch import nn
 from .compiled import loaded
 
 GROUPS = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # inputs per instruction
-BLOCK, BLOCK4 = 64, 32  # outputs that lie together
+BLOCK = 64  # outputs that lie together
 
 
 class Rounded(NamedTuple):
@@ -92,10 +92,7 @@ class Weight4:
         self.group = self.shape[1] // scale.shape[1]
         self.blocks = _blocks(numbers)
         self.scale, self.zero = (
-            _filled(each.bfloat16(), BLOCK4)
-            .view(-1, BLOCK4, scale.shape[1])
-            .transpose(1, 2)
-            .contiguous()
+            _filled(each.bfloat16()).view(-1, BLOCK, scale.shape[1]).transpose(1, 2).contiguous()
             for each in (scale, zero)
         )
 
@@ -149,6 +146,6 @@ def _rows(blocks: torch.Tensor, count: int) -> torch.Tensor:
     return blocks.transpose(1, 2).reshape(-1, blocks.shape[1])[:count].contiguous()
 
 
-def _filled(weight: torch.Tensor, block: int) -> torch.Tensor:
+def _filled(weight: torch.Tensor) -> torch.Tensor:
     """``weight`` (n, ...) with zeros up to a whole block."""
-    return nn.functional.pad(weight, (0, 0, 0, -len(weight) % block))
+    return nn.functional.pad(weight, (0, 0, 0, -len(weight) % BLOCK))

@@ -5,8 +5,8 @@
 //
 // Sums of q * p are whole numbers; those of the groups are scaled and added in order, so a row does
 // not depend on the others.  Weights lie in blocks of 64 outputs as in products.cpp, 8 inputs in 32
-// bits: those with even numbers in the lower halves of the bytes.  A tile takes BLOCK outputs; of 8
-// inputs of a row the even ones come first.
+// bits: those with even numbers in the lower halves of the bytes; of 8 inputs of a row the even ones
+// come first.
 
 #include <immintrin.h>
 
@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr int VECTORS = 2, BLOCK = 16 * VECTORS, ROWS = 6;
+constexpr int VECTORS = 4, BLOCK = 16 * VECTORS, ROWS = 3;
 constexpr int64_t MANY = 240;
 
 struct Call {
@@ -39,7 +39,7 @@ __m512 wide(const uint16_t *from) {
 template <int R>
 void tile(const Call &c, int64_t row, int64_t block) {
   const int64_t groups = c.d / c.group;
-  const uint8_t *w = c.weight + block / 2 * (c.d / 8) * 256 + block % 2 * 128;
+  const uint8_t *w = c.weight + block * (c.d / 8) * 64 * VECTORS;
   const __m512i low = _mm512_set1_epi8(15);
   __m512 total[R][VECTORS];
   for (int r = 0; r < R; r++)
@@ -48,21 +48,20 @@ void tile(const Call &c, int64_t row, int64_t block) {
     __m512i sum[R][VECTORS];
     for (int r = 0; r < R; r++)
       for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_si512();
-    for (int64_t k = g * c.group; k < (g + 1) * c.group; k += 8, w += 256) {
+    for (int64_t k = g * c.group; k < (g + 1) * c.group; k += 8, w += 64 * VECTORS) {
       __m512i first[VECTORS], second[VECTORS];
       for (int v = 0; v < VECTORS; v++) {
         const __m512i both = _mm512_loadu_si512(w + 64 * v);
         first[v] = _mm512_and_si512(both, low);
         second[v] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
       }
-      _mm_prefetch((const char *)w + 4096, _MM_HINT_T0);
-      _mm_prefetch((const char *)w + 4160, _MM_HINT_T0);
-#pragma GCC unroll 6
+      for (int v = 0; v < VECTORS; v++) _mm_prefetch(w + 4096 + 64 * v, _MM_HINT_T0);
+#pragma GCC unroll 3
       for (int r = 0; r < R; r++) {
         int32_t four[2];
         std::memcpy(four, c.x + (row + r) * c.d + k, 8);
         const __m512i a = _mm512_set1_epi32(four[0]), b = _mm512_set1_epi32(four[1]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
           asm("vpdpbusd %2, %1, %0" : "+v"(sum[r][v]) : "v"(first[v]), "v"(a));
           asm("vpdpbusd %2, %1, %0" : "+v"(sum[r][v]) : "v"(second[v]), "v"(b));
