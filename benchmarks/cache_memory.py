@@ -24,7 +24,7 @@ import dllm
 from dllm.eval.plot import check_plots, new_figure
 
 from caches import CACHES  # isort: skip
-from report import RESULTS, write  # isort: skip
+from report import RESULTS, kernels, write  # isort: skip
 from shapes import llada_135m  # isort: skip
 
 
@@ -69,13 +69,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096])
     parser.add_argument("--caches", nargs="+", default=list(CACHES))
     parser.add_argument("--quick", action="store_true", help="prompts of 64 and 256 tokens")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS / "cache_memory.json")
     options = parser.parse_args()
     check_plots()
     torch.set_num_threads(options.threads)
     prompts = [64, 256] if options.quick else options.prompts
-    model = llada_135m()
+    model = llada_135m(options.dtype)
     measure(model, "dual", 16)  # warm-up
     cases = []
     if options.output.exists() and set(options.caches) < set(CACHES):
@@ -89,7 +90,11 @@ def main() -> None:
         print(f"{cache:16} {1e3 * mine[0]['between']:7.0f} -> {1e3 * mine[-1]['between']:7.0f} ms, "
               f"{mine[-1]['cache_bytes'] / 2**20:6.0f} MiB", flush=True)  # fmt: skip
         cases += mine
-    write(options.output, {"threads": options.threads, "cases": cases})
+    write(
+        options.output,
+        {name: getattr(options, name) for name in ("dtype", "threads")}
+        | {"kernels": kernels(), "cases": cases},
+    )
     plot(cases, options.output.with_suffix(".svg"))
 
 

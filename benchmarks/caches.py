@@ -33,10 +33,10 @@ import torch
 import dllm
 from dllm.eval.cost import Rates, Shape, costs
 
-from report import RESULTS, write  # isort: skip
+from report import RESULTS, kernels, write  # isort: skip
 from shapes import dream_135m, llada_135m  # isort: skip
 
-MODELS: dict[str, Callable[[], dllm.DiffusionModel]] = {"llada": llada_135m, "dream": dream_135m}
+MODELS: dict[str, Callable[[str], dllm.DiffusionModel]] = {"llada": llada_135m, "dream": dream_135m}
 CACHES = (
     "none", "prefix", "dual", "dkv", "dkv_prefill", "dkv_pd", "dkv_greedy", "window_diffusion",
     "dllm_cache", "dsb", "dcd", "vicinity", "sparse", "d2", "elastic",
@@ -98,7 +98,8 @@ def measure(
 
 
 def settings(options: Any) -> dict[str, Any]:
-    return {"threads": options.threads, "block": options.block, "caches": options.caches}
+    names = ("dtype", "threads", "block", "caches")
+    return {name: getattr(options, name) for name in names} | {"kernels": kernels()}
 
 
 def finished(options: Any) -> list[dict[str, Any]]:
@@ -129,7 +130,8 @@ def main() -> None:
     parser.add_argument("--caches", nargs="+", default=[c for c in CACHES if c != "none"])
     parser.add_argument("--quick", action="store_true", help="one shape: P=64, G=32, 4 per step")
     parser.add_argument("--fresh", action="store_true", help="forget what the output file holds")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS / "caches.json")
     options = parser.parse_args()
     if options.quick:
@@ -146,9 +148,10 @@ def main() -> None:
         ]  # fmt: skip
         if not wanted:
             continue
-        model = MODELS[name]()
+        model = MODELS[name](options.dtype)
         run(model, [1] * 8, "dual", max_new_tokens=8)  # warm-up
-        rates = Rates.measure(Shape.of(model.hf.config), model.device, torch.float32)
+        shape, dtype = Shape.of(model.hf.config), getattr(torch, options.dtype)
+        rates = Rates.measure(shape, model.device, dtype)
         for _, prompt, new, per_step in wanted:
             cases = measure(model, rates, prompt, new, per_step, options.caches, options.block)
             shapes.append({"model": name, "prompt": prompt, "new": new,

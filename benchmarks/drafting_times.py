@@ -31,7 +31,7 @@ from dllm.drafting.result import shares
 
 from drafting import prompts_of  # isort: skip
 from real import load_verifier, random_drafter  # isort: skip
-from report import RESULTS, write  # isort: skip
+from report import RESULTS, kernels, write  # isort: skip
 
 LENGTHS = (1, 2, 4, 6, 8, 12, 16)
 
@@ -132,10 +132,13 @@ def main() -> None:
     tokens = dict.fromkeys(chosen, 0)
     for turn in range(turns):
         for name, (temperature, part, how) in chosen.items():
-            results = dllm.speculate(
-                verifier, part, texts[turn], temperature=temperature,
-                max_new_tokens=options.max_new_tokens, **how,
-            )  # fmt: skip
+            results = [
+                dllm.speculate(
+                    verifier, part, text, temperature=temperature,
+                    max_new_tokens=options.max_new_tokens, **how,
+                )
+                for text in texts[turn]  # one by one: of a batch, each result has the time of all
+            ]  # fmt: skip
             if turn:  # the first turn prepares libraries and teaches controllers
                 spent[name].append(sum(result.seconds for result in results))
                 rounds[name] += [r for result in results for r in result.rounds]
@@ -156,6 +159,7 @@ def main() -> None:
     result = {
         "verifier": verifier.name, "drafter": drafter.name, "prompts_per_turn": len(texts[0]),
         "repeats": options.repeats, "window": options.window, "threads": options.threads,
+        "dtype": str(verifier.hf.dtype).removeprefix("torch."), "kernels": kernels(),
         "rate_against_best_fixed": rate_against_best_fixed(spent),
         "overlap": overlap(drafter, verifier, verifier.tokenizer(texts[0][0])["input_ids"] * 20),
         "settings": entries,

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 import dllm
 
 
-def llada_135m() -> dllm.DiffusionModel:
+def llada_135m(dtype: str = "float32") -> dllm.DiffusionModel:
     """A LLaDA-shaped model of about 135M parameters (30 layers, width 576)."""
     config = LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
@@ -16,10 +22,10 @@ def llada_135m() -> dllm.DiffusionModel:
         tie_word_embeddings=True,
     )  # fmt: skip
     torch.manual_seed(0)
-    return dllm.load(LlamaForCausalLM(config), family="llada", mask_token_id=49151, eos_token_id=0)
+    return _loaded(LlamaForCausalLM(config), "llada", dtype)
 
 
-def dream_135m() -> dllm.DiffusionModel:
+def dream_135m(dtype: str = "float32") -> dllm.DiffusionModel:
     """A Dream-shaped model of about 120M parameters: grouped queries (9 to 3 heads), shift 1."""
     config = Qwen2Config(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
@@ -27,4 +33,9 @@ def dream_135m() -> dllm.DiffusionModel:
         tie_word_embeddings=True,
     )  # fmt: skip
     torch.manual_seed(0)
-    return dllm.load(Qwen2ForCausalLM(config), family="dream", mask_token_id=49151, eos_token_id=0)
+    return _loaded(Qwen2ForCausalLM(config), "dream", dtype)
+
+
+def _loaded(hf: PreTrainedModel, family: str, dtype: str) -> dllm.DiffusionModel:
+    hf = hf.to(getattr(torch, dtype))
+    return dllm.load(hf, family=family, mask_token_id=49151, eos_token_id=0)

@@ -37,6 +37,11 @@ def heads(*files: Found) -> str:
     )
 
 
+def setting(result: Found) -> str:
+    """On what and in which dtype something was measured, and whose kernels multiplied."""
+    return f"{result['dtype']}, {result['kernels']} kernels, {conditions(result)}"
+
+
 def cache_costs(result: Found) -> str:
     """The shape that the README quotes: operations, what the machine's rates allow, time."""
     headline = [s for s in result["shapes"] if (s["prompt"], s["new"]) == (512, 256)]
@@ -54,22 +59,7 @@ def cache_costs(result: Found) -> str:
             + markdown(["cache", "positions computed", "held", "faster than `none`",
                         "fewer operations", "quotient", "predicted from rates"], rows)
         )  # fmt: skip
-    return "\n\n".join([f"135M parameters, random weights, {conditions(result)}.", *parts])
-
-
-def cache_profile(result: Found) -> str:
-    """Where a step's time goes, and how fast few rows are multiplied."""
-    kinds = ("products", "attention", "moving", "rest")
-    rows = [[SHAPED[c["model"]], f"`{c['cache']}`", *(f"{100 * c[k]:.1f} %" for k in kinds)]
-            for c in result["cases"]]  # fmt: skip
-    head = ["model", "cache", "products", "attention", "moving keys and values", "rest"]
-    sizes = [str(rate["rows"]) for rate in result["rates"]["llada"]]
-    speeds = [[SHAPED[model], *(f"{rate['gflops']:.0f}" for rate in rates)]
-              for model, rates in result["rates"].items()]  # fmt: skip
-    return (
-        f"{conditions(result)}.\n\n{markdown(head, rows)}\n\nGFLOP/s of a layer's products by the "
-        f"number of rows:\n\n{markdown(['model', *sizes], speeds)}"
-    )
+    return "\n\n".join([f"135M parameters, random weights, {setting(result)}.", *parts])
 
 
 def cache_shapes(result: Found) -> str:
@@ -81,6 +71,8 @@ def cache_shapes(result: Found) -> str:
             (s for s in result["shapes"] if s["model"] == model),
             key=lambda s: (s["prompt"], s["new"]),
         )
+        if len(shapes) == 1:  # stands among the costs
+            continue
         by_shape = [{c["cache"]: c["speedup"] for c in s["cases"]} for s in shapes]
         rows = [
             [f"`{cache}`", *(f"{cell[cache]:.2f}×" if cache in cell else "–" for cell in by_shape)]
@@ -115,7 +107,7 @@ def cache_memory(result: Found) -> str:
         for name, mine in cells.items()
     ]  # fmt: skip
     head = [f"ms at {prompts[0]}", *map(str, prompts[1:]), "growth", f"held at {prompts[-1]}"]
-    return f"{conditions(result)}.\n\n" + markdown(["cache", *head], rows)
+    return f"{setting(result)}.\n\n" + markdown(["cache", *head], rows)
 
 
 def drafts(result: Found) -> str:
@@ -145,7 +137,8 @@ def draft_times(result: Found) -> str:
         shares = [f"{100 * entry['shares'][key]:.1f} %" for key in ("draft", "search", "verify")]
         ratio = f"{entry['time_ratio']:.2f}× ({low:.2f} to {high:.2f})"
         rows.append([f"`{entry['name']}`", ratio, *shares])
-    return markdown(["setting", "faster than plain", "drafting", "search", "verifying"], rows)
+    head = ["setting", "faster than plain", "drafting", "search", "verifying"]
+    return f"{setting(result)}.\n\n" + markdown(head, rows)
 
 
 def draft_rate(result: Found, both: Found) -> str:
@@ -178,8 +171,8 @@ def throughput(result: Found) -> str:
     table = [[str(batch), group, *(row[name] for name in settings)]
              for (batch, group), row in rows.items()]  # fmt: skip
     return (
-        f"Tokens per processor second, {result['dtype']}, {result['tokens']} tokens per text; "
-        f"{conditions(result)}.\n\n" + markdown(["batch", result["group"], *settings], table)
+        f"Tokens per processor second, {result['tokens']} tokens per text; {setting(result)}.\n\n"
+        + markdown(["batch", result["group"], *settings], table)
     )
 
 
@@ -384,10 +377,6 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
                if (RESULTS / f"{file}.json").exists()},
         },
         docs / "caches.md": {
-            "idle": cache_costs(load("caches_idle")),
-            "block64": cache_costs(load("caches_block64")),
-            "onestep": cache_costs(load("caches_onestep")),
-            "profile": cache_profile(load("cache_profile")),
             "costs": cache_costs(load("caches")),
             "shapes": cache_shapes(load("caches")),
             "memory": cache_memory(load("cache_memory")),

@@ -26,7 +26,7 @@ from dllm.eval.speculation import read_questions
 from dllm.prompts import encode
 
 from real import load_verifier  # isort: skip
-from report import RESULTS, write  # isort: skip
+from report import RESULTS, kernels, write  # isort: skip
 
 THINGS = ("tea", "rain", "bees", "chess", "gold", "trains", "snow", "bread", "maps", "the moon",
           "salt", "roses", "rivers", "clocks", "glass", "cats")  # fmt: skip
@@ -117,7 +117,7 @@ def main() -> None:
                       f"{tokens / forwards:.2f} per forward of a text", flush=True)  # fmt: skip
     settings = {k: v.name if isinstance(v, Path) else v for k, v in vars(options).items()}
     settings["group"] = "entropy" if own else "category"
-    write(RESULTS / "throughput.json", {**settings, "cells": cells})
+    write(RESULTS / "throughput.json", {**settings, "kernels": kernels(), "cells": cells})
 
 
 if __name__ == "__main__":
