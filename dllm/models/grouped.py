@@ -48,11 +48,11 @@ def grouped(
 ) -> Tensor:
     """Attention (R, Hkv, m, dh) of rows ``q`` (R, Hkv, m, dh) over ``k``, ``v`` (R, Hkv, L, dh).
 
-    ``mask`` (R, m, L) is added to the scores.  ``exact``: see `exact_attention`; else a compiled
-    kernel, where there is one, or SDPA.
+    ``mask`` (R, m, L) is added to the scores.  ``exact``: as `exact_attention` promises; else a
+    compiled kernel, where there is one, or SDPA.
     """
-    if not exact and layers.attends(q, k, v, mask):
-        return layers.attention(q, k, v, mask, scale)
+    if layers.attends(q, k, v, mask):
+        return layers.attention(q, k, v, mask, scale, exact)
     if not exact:
         added = None if mask is None else mask[:, None]
         count = q.shape[2]

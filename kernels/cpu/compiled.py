@@ -24,7 +24,7 @@ HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 CPUINFO = Path("/proc/cpuinfo")
 _A, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int  # an address, a size, a small number
 SIGNATURES = {
-    "dllm_attention": (*[_A] * 6, *[_N] * 5, ctypes.c_double, _I),
+    "dllm_attention": (*[_A] * 6, *[_N] * 5, ctypes.c_double, _I, _I),
     "dllm_lay_out": (_A, _A, _N, _N, _I),
     "dllm_product": (_A, _A, _I, _A, _A, _N, _N, _N, _I, _I),
     "dllm_product8": (_A, _A, _A, _A, _A, _A, _N, _N, _N, _I, _I),
@@ -91,7 +91,7 @@ def build() -> Path:
     file = _file()
     if file is None:
         raise ConfigError(
-            f"{FOLDER_VARIABLE}=off says that compiled kernels are not used: unset it"
+            f"{FOLDER_VARIABLE} is empty, which leaves compiled kernels out: unset it"
         )
     if file.exists():
         return file

@@ -93,17 +93,22 @@ def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> torch.Tensor:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float,
+    exact: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """Attention (R, H, m, dh) of ``q`` (R, H, m, dh) over ``k``, ``v`` (R, H, L, dh), with ``mask``
-    (R, m, L) added to the scores.  Rows that see nothing come out as zero."""
+    (R, m, L) added to the scores.  Rows that see nothing come out as zero.
+
+    ``exact``: what is summed over keys is summed in float64, so that neither the order of the keys
+    nor hidden ones among them change a query's bits.
+    """
     result = q.new_empty(q.shape)
     strides = [stride for x in (q, k, v) for stride in x.stride()[:3]]
     strides += (0, 0) if mask is None else mask.stride()[:2]
     rows, heads, count, size = q.shape
     loaded().dllm_attention(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), None if mask is None else mask.data_ptr(),
-        result.data_ptr(), _Strides(*strides), rows, heads, count, k.shape[2], size, scale,
+        result.data_ptr(), _Strides(*strides), rows, heads, count, k.shape[2], size, scale, exact,
         torch.get_num_threads(),
     )  # fmt: skip
     return result

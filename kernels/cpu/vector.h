@@ -1,4 +1,4 @@
-// Vectors of 16 numbers: reading them, and exp.
+// Vectors of numbers: reading them, and exp.
 
 #pragma once
 
@@ -42,4 +42,19 @@ inline __m512 exponential(__m512 x) {
   p = times(p, r, 1);
   p = times(p, r, 1);
   return _mm512_scalef_ps(p, n);
+}
+
+// exp(x) for x from -700 to 700 in float64, to some units in the last place: as above, with |r| and
+// a polynomial of the eleventh degree.
+inline __m512d exponential(__m512d x) {
+  const auto times = [](__m512d a, __m512d b, double c) {
+    return _mm512_fmadd_pd(a, b, _mm512_set1_pd(c));
+  };
+  const __m512d n = _mm512_roundscale_pd(_mm512_mul_pd(x, _mm512_set1_pd(1.4426950408889634)), 8);
+  __m512d r = _mm512_fnmadd_pd(n, _mm512_set1_pd(0.693147180369123816490), x);
+  r = _mm512_fnmadd_pd(n, _mm512_set1_pd(1.90821492927058770002e-10), r);
+  double factorial = 39916800;
+  __m512d p = _mm512_set1_pd(1 / factorial);
+  for (int i = 11; i > 0; i--) p = times(p, r, 1 / (factorial /= i));
+  return _mm512_scalef_pd(p, n);
 }

@@ -76,7 +76,8 @@ def test_rotation_has_the_bits_of_pytorch(
     [(1, 1, 16), (3, 65, 64), (7, 64, 2), (32, 191, 64), (50, 700, 128), (100, 33, 96)],
 )
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention(queries: int, length: int, size: int, masked: bool) -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_attention(queries: int, length: int, size: int, masked: bool, exact: bool) -> None:
     """Against float64, in buffers whose other slots hold NaN; a query alone has its bits."""
     torch.manual_seed(queries + length)
     q = torch.randn(2, queries, 3, size).to(HALF).transpose(1, 2)
@@ -89,26 +90,48 @@ def test_attention(queries: int, length: int, size: int, masked: bool) -> None:
         mask[0, 0] = -torch.inf  # sees nothing
     with torch.inference_mode():
         assert layers.attends(q, k, v, mask)
-        own = layers.attention(q, k, v, mask, 0.2)
+        own = layers.attention(q, k, v, mask, 0.2, exact)
         scores = q.double() @ k.double().transpose(2, 3) * 0.2
         scores = scores if mask is None else scores + mask[:, None].double()
-        exact = scores.softmax(-1).nan_to_num(0) @ v.double()
-        torch.testing.assert_close(own.double(), exact, rtol=0.02, atol=0.02)
+        right = scores.softmax(-1).nan_to_num(0) @ v.double()
+        torch.testing.assert_close(own.double(), right, rtol=0.02, atol=0.02)
         added = None if mask is None else mask[:, None]
         other = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=0.2)
-        error, known = (x.nan_to_num(0).sub(exact).norm() for x in (own, other))
+        error, known = (x.nan_to_num(0).sub(right).norm() for x in (own, other))
         assert error < 1.2 * known + 1e-6
         for row, at in ((0, queries - 1), (1, 0)):
             here = slice(at, at + 1)
             less = None if mask is None else mask[row : row + 1, here]
             alone = layers.attention(
-                q[row : row + 1, :, here], k[row : row + 1], v[row : row + 1], less, 0.2
+                q[row : row + 1, :, here], k[row : row + 1], v[row : row + 1], less, 0.2, exact
             )
             assert torch.equal(alone[0, :, 0], own[row, :, at])
         torch.set_num_threads(16)  # shares of a head's queries
-        shared = layers.attention(q, k, v, mask, 0.2)
+        shared = layers.attention(q, k, v, mask, 0.2, exact)
         torch.set_num_threads(1)
         assert torch.equal(shared, own)
+
+
+@pytest.mark.parametrize("hidden", [0, 3, 500])
+def test_exact_attention_knows_no_order_of_keys(hidden: int) -> None:
+    """The same keys in another order, with hidden ones between them; the plain sums do change."""
+    torch.manual_seed(hidden)
+    q, k, v = (torch.randn(1, 9, count, 64).to(HALF) for count in (64, 700, 700))
+    order = torch.randperm(700 + hidden)
+    more = torch.randn(2, 1, 9, hidden, 64).to(HALF)
+    mask = torch.zeros(1, 64, 700 + hidden).to(HALF)
+    mask[..., 700:] = -torch.inf
+    keys, values = (torch.cat(x, 2)[:, :, order] for x in ((k, more[0]), (v, more[1])))
+    with torch.inference_mode():
+        both = [
+            (
+                layers.attention(q, k, v, None, 0.2, exact),
+                layers.attention(q, keys, values, mask[..., order], 0.2, exact),
+            )
+            for exact in (True, False)
+        ]
+    assert torch.equal(*both[0])
+    assert not torch.equal(*both[1])
 
 
 def test_slots_outside_the_buffer_are_refused() -> None:
