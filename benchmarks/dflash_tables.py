@@ -98,11 +98,12 @@ def times(result: Found) -> str:
     prompts = max(int(key.rsplit("/", 1)[1]) for key in result["categories"]) + 1
     machine, count = result["machine"], settings["threads"]
     threads = f"{count} thread{'s' * (count > 1)}"
+    kernels = result.get("kernels", "PyTorch's")
     return (
         f"How many times as fast as the fastest of the four plain decodings, {meant} per token, "
         f"prompt included, {prompts} prompts of each category, at most {settings['tokens']} "
-        f"tokens, {threads} of an {machine['cpu']} (load {machine.get('load') or 0:.0f} at the "
-        "end); methods took turns on every prompt.\n\n"
+        f"tokens, {kernels} kernels, {threads} of an {machine['cpu']} (load "
+        f"{machine.get('load') or 0:.0f} at the end); methods took turns on every prompt.\n\n"
         + markdown(["method", *names, "mean", "least", "draft / verify / rest, %"], rows)
     )
 
@@ -118,8 +119,9 @@ def plain(result: Found) -> str:
             for cell in result["cells"]]  # fmt: skip
     return (
         f"Processor time of plain decoding against `generate` of transformers with SDPA "
-        f"(bfloat16, {result['tokens']} tokens, {result['threads']} thread; medians of turns with "
-        "quartiles):\n\n" + markdown(["texts at a time", *names], rows)
+        f"(bfloat16, {result['tokens']} tokens, {result['kernels']} kernels, {result['threads']} "
+        "thread; medians of turns with quartiles):\n\n"
+        + markdown(["texts at a time", *names], rows)
     )
 
 

@@ -405,6 +405,7 @@ def drafter_tables() -> dict[str, str]:
         "ablations-2": ("dflash_2_ablations", ablations), "counts": ("dflash_counts", counts),
         "counts-2": ("dflash_counts_2", counts),
         "dflash-times": ("dflash_times", times), "dflash-times-2": ("dflash_times_2", times),
+        "dflash-times-compiled": ("dflash_times_compiled", times),
         "plain": ("drafting_plain", plain),
         "aligned": ("deer_nano", aligned),
         "lossy": ("lossy", lossy),
