@@ -194,7 +194,7 @@ def serving(result: Found) -> str:
     added = result.get("added_by_a_row")
     more = "" if added is None else f"  One more row adds {added:.2f} of a step of a single row."
     modes = list(result["borne"][0]["loads"])
-    head = ["latency", f"{result.get('tail', 'p99')} at most", *(f"`{mode}`" for mode in modes),
+    head = ["latency", f"{result['tail']} at most", *(f"`{mode}`" for mode in modes),
             *(f"over `{mode}`" for mode in modes[1:])]  # fmt: skip
     return (
         f"`{result['model']}`, cache `{result['cache']}`, blocks of {result['block']}, "
@@ -294,7 +294,7 @@ def plot_of(docs: Path, name: str) -> str:
 
 
 SERVING = {
-    "queueing": queueing, "serving": serving, "serving_engine": serving, "serving_135m": serving,
+    "queueing": queueing, "serving": serving, "serving_engine": serving,
     "serving_135m_engine": serving,
     "serving_overhead": serving_overhead, "soak": soaked, "under_load": under_load,
 }  # fmt: skip
