@@ -172,8 +172,9 @@ void attend(const Call &c, int64_t row, int64_t head, int64_t first, int64_t las
     if (c.exact) {
       for (int64_t r = 0; r < count; r += TOGETHER)
         for (int64_t i = 0; i < c.d; i += BLOCK) {
-          const auto sum = count - r >= 3 ? sum_exactly<3> : count - r == 2 ? sum_exactly<2>
-                                                                            : sum_exactly<1>;
+          const auto sum = count - r >= TOGETHER ? sum_exactly<TOGETHER>
+                           : count - r == 2      ? sum_exactly<2>
+                                                 : sum_exactly<1>;
           sum(c, v + i, c.d - i, exact_weights + r * wide, wide, sums + r, out + r * c.d + i);
         }
       continue;
