@@ -5,12 +5,15 @@
 
 Products of some rows with weights (outputs × inputs) of each kind, in GFLOP/s; there are enough
 weights that none is in the cache when its turn comes.  Attention of some queries over some keys,
-nine heads of 64, in milliseconds.
+nine heads of 64, in milliseconds, and the exact attention of verifiers, which sums over keys in
+float64, of some texts with three heads.  ``--parts`` measures some of it, and the rest of the file
+stays.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +27,7 @@ import torch.nn.functional as F
 from dllm.kernels import linear, quantised
 from dllm.kernels.cpu import layers, library
 from dllm.kernels.cpu.products import Weight, Weight4, Weight8
+from dllm.models.grouped import exact_rows
 
 from report import RESULTS, write  # isort: skip
 
@@ -31,6 +35,7 @@ SHAPES = ((1536, 576), (4096, 4096))
 ROWS, KEYS, QUERIES = (1, 8, 32, 192), (192, 544, 2080, 4160), (1, 8, 32, 192)
 BYTES = 64 << 20  # of weights that are multiplied one after the other
 HEADS, SIZE = 9, 64
+EXACT = ((16, 3, 50), (1, 3, 50), (1, 3, 1000), (1, 48, 300), (1, 48, 2000))  # texts, queries, keys
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -92,22 +97,45 @@ def measure_attention(queries: int, keys: int, rounds: int) -> dict[str, Any]:
     return found
 
 
+def measure_exact(texts: int, queries: int, keys: int, rounds: int) -> dict[str, Any]:
+    q, k, v = (torch.randn(texts, 3, count, SIZE).bfloat16() for count in (queries, keys, keys))
+    seconds = in_turns({
+        "PyTorch": lambda: [exact_rows(q, k, v, 0.1, None) for _ in range(9)],
+        "compiled": lambda: [layers.attention(q, k, v, None, 0.1, exact=True) for _ in range(9)],
+    }, rounds)  # fmt: skip
+    found = {"texts": texts, "queries": queries, "keys": keys}
+    found |= {n: s / 9 * 1e3 for n, s in seconds.items()}
+    print(found, flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", nargs="+", default=["float32", "bfloat16", "int8", "int4"])
+    parts = ["products", "attention", "exact"]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu_kernels.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if library() is None:
         parser.error("there are no compiled kernels here: dllm doctor --compile")
+    result = json.loads(options.output.read_text()) if options.output.exists() else {}
     with torch.inference_mode():
-        found = [
-            case for kind in options.kinds for shape in SHAPES
-            for case in measure_products(kind, *shape, options.rounds)
-        ]  # fmt: skip
-        attended = [measure_attention(m, n, options.rounds) for m in QUERIES for n in KEYS]
-    write(options.output, {"threads": 1, "products": found, "attention": attended})
+        if "products" in options.parts:
+            result["products"] = [
+                case for kind in options.kinds for shape in SHAPES
+                for case in measure_products(kind, *shape, options.rounds)
+            ]  # fmt: skip
+        if "attention" in options.parts:
+            result["attention"] = [
+                measure_attention(m, n, options.rounds) for m in QUERIES for n in KEYS
+            ]
+        if "exact" in options.parts:
+            result["exact"] = [measure_exact(*each, options.rounds) for each in EXACT]
+    for name in ("machine", "kernels"):
+        result.pop(name, None)
+    write(options.output, result | {"threads": 1})
 
 
 if __name__ == "__main__":

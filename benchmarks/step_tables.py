@@ -44,12 +44,19 @@ def compiled(result: Found) -> str:
          f"{case['compiled']:.2f} ms", f"{case['PyTorch'] / case['compiled']:.1f}×"]
         for case in result["attention"]
     ]  # fmt: skip
+    exact = [
+        [str(case["texts"]), str(case["queries"]), f"{case['keys']:,}", f"{case['PyTorch']:.2f} ms",
+         f"{case['compiled']:.2f} ms", f"{case['PyTorch'] / case['compiled']:.1f}×"]
+        for case in result["exact"]
+    ]  # fmt: skip
     return (
         f"GFLOP/s, {conditions(result)}, processor time, in turns "
         "(`benchmarks/cpu_kernels.py`):\n\n"
         + markdown(["weights", "size", "rows", "PyTorch", "compiled", "faster"], rows)
         + "\n\nAttention in bfloat16, nine heads of 64, SDPA beside the compiled kernel:\n\n"
         + markdown(["queries", "keys", "SDPA", "compiled", "faster"], attended)
+        + "\n\nExact attention of verifiers (sums over keys in float64), three heads of 64:\n\n"
+        + markdown(["texts", "queries", "keys", "PyTorch", "compiled", "faster"], exact)
     )
 
 

@@ -62,6 +62,11 @@ def grouped(
             added = None if added is None else F.pad(added, (0, 0, 0, missing))
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
         return attended[:, :, :count]
+    return exact_rows(q, k, v, scale, mask)
+
+
+def exact_rows(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    """`exact_attention` (R, Hkv, m, dh) of rows, as `grouped` gets them."""
     if len(q) == 1:  # all heads in one product
         return exact_attention(q[0], k[0], v[0], scale, mask)[None]
     out = torch.empty_like(q)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from dllm.kernels.cpu import layers
 from dllm.kernels.rotation import rotate_scatter
+from dllm.models.grouped import grouped
 
 pytestmark = pytest.mark.usefixtures("compiled")
 HALF, FULL = torch.bfloat16, torch.float32
@@ -123,10 +124,11 @@ def test_exact_attention_knows_no_order_of_keys(hidden: int) -> None:
     mask[..., 700:] = -torch.inf
     keys, values = (torch.cat(x, 2)[:, :, order] for x in ((k, more[0]), (v, more[1])))
     with torch.inference_mode():
+        assert layers.attends(q, k, v, None)
         both = [
             (
-                layers.attention(q, k, v, None, 0.2, exact),
-                layers.attention(q, keys, values, mask[..., order], 0.2, exact),
+                grouped(q, k, v, 0.2, None, exact),
+                grouped(q, keys, values, 0.2, mask[..., order], exact),
             )
             for exact in (True, False)
         ]

@@ -26,8 +26,7 @@ native = pytest.mark.skipif(not NATIVE, reason="bfloat16 is not native on this p
 SIZE = 900
 
 
-@pytest.fixture(scope="module")
-def model() -> dllm.DiffusionModel:
+def network() -> dllm.DiffusionModel:
     """Heads that share keys, and products as long as those of a small real model."""
     torch.manual_seed(0)
     hf = LlamaForCausalLM(LlamaConfig(
@@ -36,6 +35,11 @@ def model() -> dllm.DiffusionModel:
         initializer_range=0.1, bos_token_id=None, eos_token_id=None, pad_token_id=0,
     ))  # fmt: skip
     return dllm.load(hf.to(torch.bfloat16), family="autoregressive")
+
+
+@pytest.fixture(scope="module")
+def model() -> dllm.DiffusionModel:
+    return network()
 
 
 def one_by_one(model: dllm.DiffusionModel, ids: np.ndarray, start: int) -> torch.Tensor:

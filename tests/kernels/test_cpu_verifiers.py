@@ -1,0 +1,36 @@
+"""What verifiers promise in bfloat16, with compiled kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dllm.drafting.base import Draft, chain
+from dllm.drafting.verifiers.packed import open_verifier
+from dllm.kernels.cpu.products import Weight
+from dllm.kernels.linear import packed_of
+
+from ..drafting.verifiers.test_exact import SIZE, network, one_by_one
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+def test_chains_and_trees_do_not_change_a_bit() -> None:
+    """A chain against its tokens one by one, a path of a tree against its chain."""
+    model, rng = network(), np.random.default_rng(0)
+    ids, tokens = rng.integers(0, SIZE, 170), rng.integers(0, SIZE, 24)
+    parents = np.array([int(rng.integers(max(-1, i - 6), i)) for i in range(24)])
+    verifier = open_verifier(model)
+    along = verifier.score([(verifier.open(ids[:150], 200), chain(ids[150:]))])[0].logits
+    assert torch.equal(along, one_by_one(model, ids, 150))
+    tree, ids = Draft(tokens, parents), rng.integers(0, SIZE, 1100)
+    rows = verifier.score([(verifier.open(ids, 1200), tree)])[0].logits
+    for leaf in sorted(set(range(24)) - set(parents.tolist())):
+        path, text = tree.path(leaf), verifier.open(ids, 1200)
+        alone = verifier.score([(text, chain(tokens[path]))])[0].logits
+        assert torch.equal(alone, rows[[0, *(node + 1 for node in path)]])
+        verifier.close(text)
+    layer = model.hf.model.layers[0].mlp.up_proj
+    with torch.inference_mode():
+        assert isinstance(packed_of(layer).parts(layer.weight)[0], Weight)  # compiled, all of it
