@@ -1,5 +1,4 @@
-"""``dllm train parallel``, ``repair``, ``reward`` and ``convert``: what a model learns from its own
-answers."""
+"""``dllm train parallel``, ``repair`` and ``convert``: what a model learns from its own answers."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """Options of all four commands."""
+    """Options of all three commands."""
 
     model: Annotated[str, setting("Hub id, folder or bundled name.", DATA, "--model", "-m")]
     prompts: Annotated[
@@ -218,54 +217,6 @@ def _distill(
 
 
 @takes(Run)
-def reward(
-    options: Run,
-    questions: Annotated[int, setting("Prompts per step.", TRAINING, min=1)] = 16,
-    samples: Annotated[int, setting("Answers to a prompt.", TRAINING, min=2)] = 8,
-    temperature: Annotated[float, setting("Of the answers.", TRAINING)] = 1.0,
-    speed: Annotated[
-        float, setting("Weight of tokens per forward beside accuracy.", TRAINING, min=0.0)
-    ] = 1.0,
-    kl: Annotated[float, setting("Weight of the divergence.", TRAINING, min=0.0)] = 0.01,
-    nll: Annotated[
-        float, setting("Weight of the likelihood of right answers.", TRAINING, min=0.0)
-    ] = 0.1,
-    sampler: Annotated[str, setting("Writes the answers, and measures.", DATA)] = "threshold(0.9)",
-) -> None:
-    """Reward a diffusion model for right answers in few forwards (LightningRL).  `--rows`: texts
-    that go through the network at once; a step has one for each forward of each answer."""
-    from ..models import load
-    from ..train.forecast import Load
-    from ..train.objectives.reward import RewardSettings
-    from ..train.recipes.distill import finish
-    from ..train.recipes.reward import Reinforcement, train
-
-    run = options.ranked(32)
-    assert run.rank is not None
-    settings = RewardSettings(samples, temperature, speed, kl, nll, rows=run.rows)
-    recipe = Reinforcement(settings, run.scheduled(), questions, run.rank, sampler)
-    if run.data or run.prompts is not None:
-        raise ConfigError(
-            "rewards are of answers that are written while it learns, to tasks that say what is "
-            "right: leave --data and --prompts out, name --tasks"
-        )
-    if run.dry_run:
-        note(f"one pass of {run.rows} texts; a step has one text for each forward of "
-             f"{questions * samples} answers")  # fmt: skip
-        return run.forecast(Load(run.rows, run.length, run.rank, 3.0, not run.rank))
-    folder = run.output or Path("runs/reward")
-    folder.mkdir(parents=True, exist_ok=True)
-    model = load(run.model, device=run.device, dtype=run.dtype if run.rank else "float32")
-    if model.facts.mask_token_id is None:
-        raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
-    pool, held = run.asked()
-    job = train(model, recipe, folder, pool(0), held_out=held, say=note,
-                gradient_checkpointing=run.checkpointing)  # fmt: skip
-    finish(job, model, recipe, folder / ("adapter" if run.rank else "model"))
-    note(f"reward: {folder / ('adapter' if run.rank else 'model')}")
-
-
-@takes(Run)
 def convert(
     options: Run,
     masks: Annotated[int, setting("Tokens drafted at once.", TRAINING, min=1)] = 3,
@@ -322,4 +273,4 @@ def convert(
     note(f"adapter: {folder / 'adapter'}")
 
 
-COMMANDS = (parallel, repair, reward, convert)
+COMMANDS = (parallel, repair, convert)

@@ -63,31 +63,10 @@ def test_answers_are_written_without_a_step(cli: Run, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_needs_no_weights(cli: Run) -> None:
-    for arguments in (("parallel", "--model", "nano"), ("convert", "--model", "nano-ar"),
-                      ("reward", "--model", "nano", "--rank", "8")):  # fmt: skip
+    for arguments in (("parallel", "--model", "nano"), ("convert", "--model", "nano-ar")):
         result = cli("train", *arguments, "--dry-run", "--tflops", "100", "--memory", "80")
         assert result.exit_code == 0, result.stderr
         assert "tokens per second" in result.stderr and "GB" in result.stderr
-
-
-@pytest.mark.slow
-def test_a_diffusion_model_is_rewarded(cli: Run, tmp_path: Path) -> None:
-    few = ("--model", "nano", "--rank", "4", "--held-out", "4", "-o", str(tmp_path))
-    result = cli("train", "reward", *few, "--steps", "2", "--questions", "3", "--samples", "4",
-                 "--tasks", "remove_random", "--evaluate-every", "1")  # fmt: skip
-    assert result.exit_code == 0, result.stderr
-    assert "tokens per forward" in result.stderr and "accuracy" in result.stderr
-    adapted = dllm.load("nano", adapter=tmp_path / "adapter", merge_adapter=True)
-    assert dllm.generate(adapted, "What is 4 + 5?").text == "4 + 5 = 9."
-
-
-def test_rewards_need_tasks(cli: Run, tmp_path: Path) -> None:
-    result = cli("train", "reward", "--model", "nano", "--data", str(tmp_path / "a.jsonl"))
-    assert result.exit_code == 2 and "leave --data and --prompts out" in result.stderr
-    result = cli("train", "reward", "--model", "nano", "--sampler", "edit")
-    assert (
-        result.exit_code == 2 and "edit decides otherwise than the network draws" in result.stderr
-    )
 
 
 @pytest.mark.slow

@@ -103,23 +103,15 @@ def start(
         answers, recipe.rows, schedule.steps * schedule.accumulate, schedule.seed,
         reference_turn(network.model) if shown else None,
     )  # fmt: skip
-    return measured(OBJECTIVES[type(objective)](network, objective), batches, recipe, folder,
-                    held_out, say)  # fmt: skip
-
-
-def measured(
-    objective: Any, batches: Any, recipe: Any, folder: Path, held_out: Asked,
-    say: Callable[[str], None] | None,
-) -> Loop:  # fmt: skip
-    """The loop of an objective with a network, which now and then answers what is held out."""
-    device = objective.network.model.device.type
+    device = network.model.device.type
 
     def measure(objective: Any) -> Metrics:
         return parallelism(objective.network.snapshot(), held_out, recipe.sampler)
 
     return loop(
-        objective, batches, recipe.schedule, folder, measure=measure if held_out else None,
-        bf16=machine_has_bf16(device), device=device, say=say,
+        OBJECTIVES[type(objective)](network, objective), batches, schedule, folder,
+        measure=measure if held_out else None, bf16=machine_has_bf16(device), device=device,
+        say=say,
     )  # fmt: skip
 
 
@@ -149,7 +141,7 @@ def parallelism(model: DiffusionModel, questions: Asked, sampler: str) -> Metric
     return metrics | ({"accuracy": sum(judged) / len(judged)} if judged else {})
 
 
-def finish(run: Loop, model: DiffusionModel, recipe: Any, folder: Path) -> None:
+def finish(run: Loop, model: DiffusionModel, recipe: Distillation, folder: Path) -> None:
     """Write what was trained: the adapter, or the whole model, with what made it."""
     objective: Any = run.accelerator.unwrap_model(run.model)
     network: Network = objective.network
