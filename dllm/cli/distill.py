@@ -1,4 +1,4 @@
-"""``dllm train parallel``, ``repair`` and ``convert``: what a model learns from its own answers."""
+"""``dllm train parallel`` and ``convert``: what a model learns from its own answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """Options of all three commands."""
+    """Options of both commands."""
 
     model: Annotated[str, setting("Hub id, folder or bundled name.", DATA, "--model", "-m")]
     prompts: Annotated[
@@ -154,29 +154,11 @@ def parallel(
         "delta": delta, "reference": reference, "kl": kl, "entropy": entropy, "state": state,
         "ratio": shares and (shares[0], shares[-1]),
     }  # fmt: skip
-    settings = replace(
-        _preset(PRESETS, recipe), **{k: v for k, v in given.items() if v is not None}
-    )
+    if recipe not in PRESETS:
+        raise UnknownNameError("recipe", recipe, PRESETS)
+    settings = replace(PRESETS[recipe], **{k: v for k, v in given.items() if v is not None})
     _distill(options, settings, "parallel", sampler=sampler, rounds=rounds, samples=samples,
              temperature=temperature)  # fmt: skip
-
-
-@takes(Run)
-def repair(
-    options: Run,
-    recipe: Annotated[str, setting("dmax, llada2.1 or both.", TRAINING)] = "dmax",
-    sampler: Annotated[str, setting("Decodes the answers, and measures.", DATA)] = "threshold(0.9)",
-) -> None:
-    """Teach a diffusion model to correct what it decided (DMax, LLaDA2.1)."""
-    from ..train.objectives.repair import PRESETS
-
-    _distill(options, _preset(PRESETS, recipe), "repair", sampler=sampler)
-
-
-def _preset(presets: Any, name: str) -> Any:
-    if name not in presets:
-        raise UnknownNameError("recipe", name, presets)
-    return presets[name]
 
 
 def _distill(
@@ -194,9 +176,8 @@ def _distill(
     assert run.rank is not None
     if run.dry_run:
         kl = bool(getattr(settings, "kl", block))
-        others = 1.0 if kl else getattr(settings, "on_policy", 0.0)
         rows = run.rows * (1 + getattr(settings, "complement", False)) * (2 if block else 1)
-        return run.forecast(Load(rows, run.length, run.rank, others, kl and not run.rank,
+        return run.forecast(Load(rows, run.length, run.rank, float(kl), kl and not run.rank,
                                  recomputed=run.checkpointing))  # fmt: skip
     folder = run.output or Path("runs") / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -273,4 +254,4 @@ def convert(
     note(f"adapter: {folder / 'adapter'}")
 
 
-COMMANDS = (parallel, repair, convert)
+COMMANDS = (parallel, convert)

@@ -1,4 +1,4 @@
-"""Runs on a diffusion model's own answers: `parallel`, `repair` and `blocks`."""
+"""Runs on a diffusion model's own answers: `parallel` and `blocks`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from ...models.quiet import quiet
 from ..dflash.generate import HERE, around
 from ..loop import Loop, Metrics, Schedule, loop, machine_has_bf16, resume, same_recipe
 from ..network import Network
-from ..objectives import blocks, parallel, repair
+from ..objectives import blocks, parallel
 from ..trajectories import Batches, Question, read_trajectories, write_answers, write_trajectories
 
 Asked = Sequence[Question]
 
-ObjectiveSettings = parallel.ParallelSettings | repair.RepairSettings | blocks.BlockSettings
+ObjectiveSettings = parallel.ParallelSettings | blocks.BlockSettings
 OBJECTIVES: dict[type, Any] = {
-    parallel.ParallelSettings: parallel.Parallel, repair.RepairSettings: repair.Repair,
-    blocks.BlockSettings: blocks.Blocks,
+    parallel.ParallelSettings: parallel.Parallel, blocks.BlockSettings: blocks.Blocks,
 }  # fmt: skip
 KEPT = 3  # rounds whose answers are learnt
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """``objective``: settings of `parallel`, `repair` or `blocks`; ``rows`` answers per step;
+    """``objective``: settings of `parallel` or `blocks`; ``rows`` answers per step;
     ``rank`` of the adapter, 0 trains all weights; ``sampler``: what decodes the answers, and what
     the run is measured with; ``samples`` of each prompt at ``temperature``, of which the fastest
     right one is learnt; ``rounds``: how often what was trained decodes again and is trained on."""
