@@ -119,8 +119,7 @@ def main() -> int:
 UNBUILT = (
     "Not replayed are 11 recorded runs of DMax (`dmax_spd`, "
     "[czg1225/DMax](https://github.com/czg1225/DMax) @ 82bc29ec): it feeds mixtures of embeddings, "
-    "which [are not built](architecture.md#decisions-that-may-surprise).  Its training is: `dllm "
-    "train repair`."
+    "which [are not built](architecture.md#decisions-that-may-surprise)."
 )
 END = "Made by `python benchmarks/fidelity.py`.\n"
 BESIDES = {"eos", "prob", "blocks", "whole", "fixed"}  # parts that nearly every composition has

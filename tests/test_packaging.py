@@ -27,7 +27,6 @@ FOLDERS: dict[str, str] = TABLE["package-dir"]
 LARGEST_FILE = 13 * 2**20
 LARGER = {
     "examples/smollm2-drafter/model.safetensors": 32_000_000,  # a trained drafter
-    "examples/smollm2-diffusion/adapter_model.safetensors": 24_000_000,  # a trained adapter
 }
 
 

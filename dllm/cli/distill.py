@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import ConfigError, UnknownNameError
-from .dflash import DATA, OUTPUT, TRAINING, loaded, setting, written_answers
+from .dflash import DATA, OUTPUT, TRAINING, setting
 from .inputs import read_lines
 from .options import takes
 from .output import note
@@ -40,11 +40,10 @@ class Run:
     rows: Annotated[int, setting("Answers per step.", TRAINING, min=1)] = 8
     rank: Annotated[
         int | None,
-        setting("Of the adapter, 32 by default; 0 trains all weights (form 'block').", TRAINING,
-                min=0),
+        setting("Of the adapter, 32 by default; 0 trains all weights.", TRAINING, min=0),
     ] = None  # fmt: skip
     learning_rate: Annotated[
-        float | None, setting("Peak; default: 2e-5, convert 1e-3.", TRAINING, min=0.0)
+        float | None, setting("Peak; default: 2e-5.", TRAINING, min=0.0)
     ] = None
     schedule: Annotated[str, setting("A name of transformers.", TRAINING)] = "cosine"
     warmup: Annotated[int, setting("Steps.", TRAINING, min=0)] = 20
@@ -180,7 +179,6 @@ def _distill(
         return run.forecast(Load(rows, run.length, run.rank, float(kl), kl and not run.rank,
                                  recomputed=run.checkpointing))  # fmt: skip
     folder = run.output or Path("runs") / name
-    folder.mkdir(parents=True, exist_ok=True)
     model = load(run.model, device=run.device, dtype=run.dtype if run.rank else "float32")
     teacher = model if block else None
     if block:
@@ -188,6 +186,7 @@ def _distill(
     elif model.facts.mask_token_id is None:
         raise ConfigError(f"{model.name} is autoregressive: `dllm train convert` comes first")
     questions, held = run.asked()
+    folder.mkdir(parents=True, exist_ok=True)
     recipe = Distillation(settings, run.scheduled(), run.rows, run.rank, **how)
     job = train(model, recipe, folder, questions, data=run.data or (), held_out=held, say=note,
                 teacher=teacher, gradient_checkpointing=run.checkpointing)  # fmt: skip
@@ -200,58 +199,17 @@ def _distill(
 @takes(Run)
 def convert(
     options: Run,
-    masks: Annotated[int, setting("Tokens drafted at once.", TRAINING, min=1)] = 3,
-    anchors: Annotated[int, setting("Places per answer and step.", TRAINING, min=1)] = 64,
     mask_token_id: Annotated[int | None, setting("Default: an id to spare.", TRAINING)] = None,
-    max_new_tokens: Annotated[int, setting("Longest answer that fits.", DATA, min=8)] = 200,
-    form: Annotated[
-        str, setting("'gated', an adapter for masks, or 'block', a model of its own.", TRAINING)
-    ] = "gated",
-    block: Annotated[int, setting("Tokens of a block; form 'block'.", TRAINING, min=1)] = 4,
-    rounds: Annotated[
-        int, setting("Form 'block': rounds on its own answers.", TRAINING, min=1)
-    ] = 4,
+    block: Annotated[int, setting("Tokens of a block.", TRAINING, min=1)] = 4,
+    rounds: Annotated[int, setting("Rounds on its own answers.", TRAINING, min=1)] = 4,
 ) -> None:
-    """Teach an autoregressive model to fill in masks, and leave it as it is for everything else."""
-    if form not in ("gated", "block"):
-        raise ConfigError(f"the form is 'gated' or 'block', not {form!r}")
-    run = options.ranked(0 if form == "block" else 32)
-    if form == "block":
-        from ..train.objectives.blocks import BlockSettings
+    """Make a block-diffusion model of an autoregressive one (OPDLM)."""
+    from ..train.objectives.blocks import BlockSettings
 
-        if run.rank:
-            raise ConfigError("form 'block' trains all weights: leave --rank out")
-        _distill(run, BlockSettings(), "convert", block=block, mask_token_id=mask_token_id,
-                 rounds=rounds)  # fmt: skip
-        return
-    if not run.rank:
-        raise ConfigError("form 'gated' trains an adapter: --rank is at least 1")
-    from ..train.dflash.recipe import Schedule
-    from ..train.forecast import Load
-    from ..train.loop import machine_has_bf16, resume
-    from ..train.recipes.convert import Conversion, causal, finish, start
-
-    if run.dry_run:
-        rows = run.rows * anchors * masks
-        others = run.rows * run.length / rows
-        run.forecast(Load(rows, 1, run.rank, others, recomputed=False, head=1024))
-        return
-    model = causal(loaded(run.model, run.device, run.dtype))
-    folder = run.output or Path("runs/convert")
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = None if run.prompts is None else read_lines(run.prompts)
-    files = written_answers(model, run.data or [], folder, run.answers, max_new_tokens, run.seed,
-                          lines)  # fmt: skip
-    recipe = Conversion(
-        masks, run.rank, mask_token_id, held_out=max(2, run.answers // run.held_out),
-        schedule=Schedule(run.steps, run.learning_rate or 1e-3, run.warmup, run.schedule,
-                          min(run.evaluate_every, run.steps), accumulate=run.accumulate,
-                          seed=run.seed, rows=run.rows, anchors=anchors, weight_decay=0.0),
-    )  # fmt: skip
-    job, split = start(model, files, recipe, folder, bf16=machine_has_bf16(run.device), say=note)
-    resume(job)
-    finish(job, model, recipe, split, folder / "adapter")
-    note(f"adapter: {folder / 'adapter'}")
+    if options.rank:
+        raise ConfigError("a conversion trains all weights: leave --rank out")
+    _distill(replace(options, rank=0), BlockSettings(), "convert", block=block,
+             mask_token_id=mask_token_id, rounds=rounds)  # fmt: skip
 
 
 COMMANDS = (parallel, convert)

@@ -50,8 +50,7 @@ class Draft:
     CONDITIONALS, row ``i + 1`` for the children of node ``i``.  Siblings must stand in drawing
     order and be drawn without replacement.  ``confidence`` (n,) is the drafter's largest
     probability where each token stands.  ``end`` is the number of tokens before the drafter's own
-    end of text, if it expects one.  The last ``probes`` nodes are no proposals: they are fed for
-    what the verifier says behind them, which `Feedback.scores` shows, and never accepted.
+    end of text, if it expects one.
     """
 
     tokens: IntArray
@@ -62,21 +61,9 @@ class Draft:
     end: int | None = None
     source: str = ""
     search_seconds: float = 0.0
-    probes: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @property
-    def proposed(self) -> Draft:
-        """The draft without its probes; a chain where what is left is one."""
-        if not self.probes:
-            return self
-        count = len(self) - self.probes
-        parents = None if self.parents is None else self.parents[:count]
-        if parents is not None and np.array_equal(parents, np.arange(count) - 1):
-            parents = None
-        return replace(self, tokens=self.tokens[:count], parents=parents, probes=0)
 
     @property
     def is_chain(self) -> bool:

@@ -189,7 +189,7 @@ class SpeculativeRow(Row):
     def plan(self, draft: Draft) -> None:
         """Have ``draft`` verified in the next round."""
         if len(draft):
-            self.recipe.rule.check(draft.distribution, not draft.proposed.is_chain)
+            self.recipe.rule.check(draft.distribution, not draft.is_chain)
             draft = draft.cut(self._room)
         self.draft = draft if len(draft) else EMPTY
 
@@ -197,9 +197,8 @@ class SpeculativeRow(Row):
         """Commit of the draft what the rule accepts, and one token more; ``fed`` tokens of the
         ``forward`` were the text's."""
         began = time.perf_counter()
-        whole, prefix, canvas = self.draft, self.prefix, self.canvas
-        assert whole is not None
-        draft = whole.proposed
+        draft, prefix, canvas = self.draft, self.prefix, self.canvas
+        assert draft is not None
         logits = scored.logits[: len(draft) + 1]
         rows = Rows(logits, draft, prefix, self.sampling, self.noise, len(self.rounds))
         outcome = self.recipe.rule.judge(rows, draft)
@@ -210,10 +209,10 @@ class SpeculativeRow(Row):
         emitted = emitted[: len(decision.committed)]
         path, extra = self._accepted(draft, outcome, len(emitted))
         hidden = self.verifier.seen(self.text, scored.hidden)
-        self.verifier.commit(self.text, whole, path, emitted, scored.hidden)
+        self.verifier.commit(self.text, draft, path, emitted, scored.hidden)
         canvas.nfe, canvas.computed = self.text.forwards, self.text.computed
-        ids = np.concatenate([prefix[-1:], whole.tokens])
-        feedback = Feedback(whole, path, emitted, ids, scored.logits, hidden)
+        ids = np.concatenate([prefix[-1:], draft.tokens])
+        feedback = Feedback(draft, path, emitted, ids, scored.logits, hidden)
         if self.drafting is not None:
             self.drafting.observe(feedback)
         stats = RoundStats(

@@ -1,8 +1,4 @@
-"""Low-rank adapters (LoRA, in peft's files), which may act on masks only.
-
-A gated adapter leaves the rows of decided tokens to the base weights: what these compute is bit for
-bit what the network computes without the adapter, and only where a mask is fed something is added.
-"""
+"""Low-rank adapters (LoRA), in peft's files."""
 
 from __future__ import annotations
 
@@ -12,90 +8,22 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
 
 from ..errors import CheckpointError, ConfigError, missing, one_line, short
 from .checkpoint import looks_like_a_path, read_json, snapshot
-from .fields import check_config
 from .quiet import quiet
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-SECTION = "dllm.json"  # what peft does not know: a gate, and the facts of a mask
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-class Gate:
-    """Which rows of a forward an adapter acts on: ``rows`` (B, Q) bool; None: on none of them,
-    True: on all.  They are the masks among the ids, unless somebody who knows better, as a text
-    may hold the mask's id as a word, has ``named`` them (B, Q) for the next forward."""
-
-    def __init__(self, mask_token_id: int) -> None:
-        self.mask_token_id = mask_token_id
-        self.rows: torch.Tensor | bool | None = None
-        self.named: torch.Tensor | None = None
-
-    def watch(self, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Before a forward: find its masks."""
-        ids: Any = options.get("input_ids", args[0] if args else None)
-        rows: torch.Tensor = ids == self.mask_token_id if self.named is None else self.named
-        self.rows, self.named = True if rows.all() else rows if rows.any() else None, None
-
-
-def _gated_class() -> type[nn.Module]:
-    from peft.tuners.lora.layer import Linear
-
-    class GatedLinear(Linear):
-        """A linear layer of peft whose low-rank part acts on the rows of its gate."""
-
-        gate: Gate
-
-        def forward(self, x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-            rows = self.gate.rows
-            if rows is True:
-                result: torch.Tensor = super().forward(x, *args, **options)
-                return result
-            out: torch.Tensor = self.base_layer(x)
-            if rows is not None and self.active_adapters:
-                out[rows] = super().forward(x[rows])
-            return out
-
-    return GatedLinear
-
-
-def gate_adapter(hf: Any, mask_token_id: int) -> Gate:
-    """Let the adapter layers of ``hf`` act on masks only; changes it in place."""
-    from peft.tuners.lora.layer import Linear
-
-    gate, kind = Gate(mask_token_id), _gated_class()
-    layers: list[Any] = list(hf.modules())
-    for layer in [layer for layer in layers if type(layer) is Linear]:
-        gated: Any = layer
-        gated.__class__, gated.gate = kind, gate
-    hf.base_model.register_forward_pre_hook(gate.watch, with_kwargs=True)
-    hf.adapter_gate = gate
-    return gate
-
-
-def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> dict[str, Any]:
+def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> None:
     """Put an adapter (a folder with peft's files, or a hub id) on ``hf``, in place, or with
-    ``merge`` into its weights.  Returns what `SECTION` says: the facts of a gated one.
+    ``merge`` into its weights.
 
     Raises `CheckpointError` when there is no complete adapter for this network, which then stays
-    as it was, and `ConfigError` when it cannot be merged or the package peft is missing.
+    as it was, and `ConfigError` when the package peft is missing.
     """
     folder = _folder(adapter)
-    section = read_json(folder / SECTION) or {}
-    check_config({"dllm": section})
-    rows, mask = hf.get_input_embeddings().weight.shape[0], section.get("mask_token_id")
-    if section and not (section.get("family") and mask is not None and 0 <= mask < rows):
-        raise CheckpointError(
-            f"{folder / SECTION} needs a family and a mask_token_id below {rows}, not {short(mask)}"
-        )
-    if section and merge:
-        raise ConfigError(
-            f"the adapter {str(adapter)!r} acts on masks only, which no merged weights can: "
-            "leave merge_adapter out"
-        )
     _check_files(folder)
     try:
         with quiet():
@@ -110,11 +38,8 @@ def attach(hf: Any, adapter: str | os.PathLike[str], merge: bool = False) -> dic
             f"the adapter in {folder} is not for this network ({one_line(error)}); check "
             "base_model_name_or_path in its adapter_config.json"
         ) from error
-    if section:
-        gate_adapter(hf, int(section["mask_token_id"]))
-    elif merge:
+    if merge:
         _take_off(hf, merge=True)
-    return section
 
 
 def _folder(adapter: str | os.PathLike[str]) -> Path:
@@ -126,7 +51,7 @@ def _folder(adapter: str | os.PathLike[str]) -> Path:
         return folder
     if isinstance(adapter, os.PathLike) or looks_like_a_path(adapter):
         raise CheckpointError(f"there is no folder {str(adapter)!r} with an adapter")
-    return snapshot(adapter, None, (CONFIG, WEIGHTS, SECTION))
+    return snapshot(adapter, None, (CONFIG, WEIGHTS))
 
 
 def _check_files(folder: Path) -> None:

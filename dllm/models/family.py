@@ -168,7 +168,6 @@ OWN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "nemotron": ("nemotron", ("NemotronLabsDiffusionModel",)),
     "wedlm_qwen2": ("wedlm", ("WeDLMForCausalLM",)),
     "wedlm": ("wedlm", ("WeDLMForCausalLM",)),
-    "gated": ("gated", ()),  # a causal model with an adapter that acts on masks
     "autoregressive": ("autoregressive", ()),  # every causal model of transformers
 }
 

@@ -64,8 +64,7 @@ def load(
             does it.  By default a layer of the network's size is timed once on a CPU, with one
             thread and with more, unless PyTorch or ``OMP_NUM_THREADS`` was told a number.
         adapter: folder or hub id of a low-rank adapter in peft's format, e.g. one that `dllm train`
-            made; it is put on the network, with ``merge_adapter`` into its weights.  One that acts
-            on masks only makes a diffusion model of an autoregressive one.
+            made; it is put on the network, with ``merge_adapter`` into its weights.
         **options: facts that the checkpoint does not state (``mask_token_id=...``, see `Facts`),
             and options of ``from_pretrained`` such as ``max_memory``.
 
@@ -89,7 +88,8 @@ def load(
             attn_implementation=attn_implementation, quantization_config=quantization_config,
             revision=revision, family=family, threads=threads, **options,
         )  # fmt: skip
-        return with_adapter(base, adapter, merge_adapter)
+        attach(base.hf, adapter, merge_adapter)
+        return base
     if merge_adapter:
         raise ConfigError("merge_adapter needs an adapter: pass adapter=FOLDER")
     if isinstance(model, DiffusionModel):
@@ -138,21 +138,6 @@ def load(
         )
         choose_threads(result.hf)
         return result
-
-
-def with_adapter(
-    base: DiffusionModel, adapter: str | os.PathLike[str], merge: bool = False
-) -> DiffusionModel:
-    """``base`` with an adapter on its network, which is changed in place; see `load`."""
-    facts = attach(base.hf, adapter, merge)
-    if not facts:
-        return base
-    if base.facts.mask_kind != "causal":
-        raise ConfigError(f"{base.name} is a diffusion model already: {adapter} is for another one")
-    given = {name: value for name, value in facts.items() if name in SETTABLE}
-    joined = adopt(base.hf, facts["family"], base.tokenizer, given, None)
-    defaults = {**joined.generation_defaults, **facts.get("generation", {})}
-    return replace(joined, name=base.name, generation_defaults=defaults)
 
 
 def resolve_device(device: str | torch.device | None) -> str | torch.device | None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.models.adapters import CONFIG, SECTION, WEIGHTS
+from dllm.models.adapters import CONFIG, WEIGHTS
 
 from .damage import (
     HOSTILE,
@@ -30,7 +30,6 @@ from .damage import (
 FIELDS = ("peft_type", "r", "lora_alpha", "target_modules", "bias", "rank_pattern", "use_dora",
           "task_type", "modules_to_save", "layers_to_transform", "init_lora_weights",
           "auto_mapping", "base_model_name_or_path", "fan_in_fan_out")  # fmt: skip
-SECTIONS = ("family", "mask_token_id", "generation", "block_length", "stop_token_ids")
 
 
 def config_field(folder: Path, rng: random.Random) -> str:
@@ -39,14 +38,7 @@ def config_field(folder: Path, rng: random.Random) -> str:
     return f"{name}={value!r:.40}"
 
 
-def section_field(folder: Path, rng: random.Random) -> str:
-    name, value = rng.choice(SECTIONS), rng.choice(HOSTILE)
-    rewrite(folder / SECTION, lambda content: content.__setitem__(name, value))
-    return f"section {name}={value!r:.40}"
-
-
-FAULTS = (config_field, config_field, section_field, section_field, text_damage, bytes_damage,
-          header, tensors, tensors, files)  # fmt: skip
+FAULTS = (config_field, config_field, text_damage, bytes_damage, header, tensors, tensors, files)
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +48,13 @@ def base() -> dllm.DiffusionModel:
 
 @pytest.fixture(scope="module")
 def adapter(base: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole one: gated, of rank 2."""
+    """A whole one, of rank 2."""
     from peft import LoraConfig
 
     folder = tmp_path_factory.mktemp("adapter")
     hf: Any = dllm.load("nano-ar").hf
     hf.add_adapter(LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     hf.save_pretrained(folder)
-    rewrite(folder / SECTION, lambda c: c.update(family="gated", mask_token_id=5))
     assert (folder / WEIGHTS).is_file()
     return folder
 
@@ -76,8 +67,7 @@ def check(base: dllm.DiffusionModel, adapter: Path, folder: Path, seed: int) -> 
 
     def read() -> None:
         model = dllm.load(base.hf, family="autoregressive", adapter=folder)
-        if model.facts.mask_token_id is not None:
-            dllm.generate(model, [1, 2, 3], max_new_tokens=2)
+        dllm.speculate(model, None, [1, 2, 3], max_new_tokens=2)
 
     return works(read, (seed, done))
 

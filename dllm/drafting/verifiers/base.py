@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...canvas import BoolArray, IntArray
+from ...canvas import IntArray
 from ...errors import ConfigError
 from ...models import DiffusionModel
 from ...prefixes import Prefixes, weights_of
@@ -156,13 +156,6 @@ class Verifier:
             return hidden
         text.unseen = 0
         return torch.cat([*text.shown, hidden])
-
-    def _name_masks(self, probes: BoolArray) -> None:
-        """Of a network with an adapter that acts on masks: only ``probes`` of the next forward's
-        rows (n,) are masks.  A text may hold the mask's id as a word."""
-        gate = getattr(self.hf, "adapter_gate", None)
-        if gate is not None:
-            gate.named = torch.from_numpy(probes)[None].to(self.model.device)
 
 
 def is_causal_model(model: DiffusionModel) -> bool:

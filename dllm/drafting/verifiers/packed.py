@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ...canvas import BoolArray, IntArray
+from ...canvas import IntArray
 from ...engine.kv import KVBuffer
 from ...engine.packing import Packing
 from ...engine.visibility import Visibility
@@ -99,10 +99,7 @@ class PackedVerifier(Verifier):
             assert isinstance(text, PackedText)
             self._make_room(text, len(text.tokens) + len(draft))
             shares.append(self.feed(packing, text, draft))
-        probes = np.zeros(max(self.least, packing.size), np.bool_)
-        for i, fed in zip(order, shares, strict=True):
-            probes[fed.stop - work[i][1].probes : fed.stop] = True
-        logits, hidden = self._forward(packing, probes)
+        logits, hidden = self._forward(packing)
         for text, draft in work:  # not before: one that failed runs again
             text.forwards += 1
             text.computed += len(text.fresh) + len(draft)
@@ -129,9 +126,7 @@ class PackedVerifier(Verifier):
         packing.scored.append(np.arange(packing.size - nodes - 1, packing.size))
         return slice(at, packing.size)
 
-    def _forward(
-        self, packing: Packing, probes: BoolArray
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _forward(self, packing: Packing) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits of the scored rows, and what the tapped layers gave for all."""
         missing = self.least - packing.size
         if missing > 0:  # rows that only fill up see nothing, and nobody sees them
@@ -143,7 +138,6 @@ class PackedVerifier(Verifier):
             running(self.hf, self.attention),
             tapped(self.hf, self.taps) as outputs,
         ):
-            self._name_masks(probes)
             inputs = packed.inputs(self.buffer)
             logits: torch.Tensor = self.hf(
                 **inputs, grouped=True, logits_to_keep=packed.scored

@@ -178,7 +178,6 @@ class RowVerifier(Verifier):
             running(self.hf, self._attention),
             tapped(self.hf, self.taps) as outputs,
         ):
-            self._name_masks(np.arange(len(ids)) >= len(ids) - draft.probes)
             logits: torch.Tensor = self.hf(**arguments).logits[0, -wanted:]
         text.forwards += 1
         text.computed += len(ids)

@@ -24,10 +24,9 @@ NO_ROTATION_KNOWN = {"rope_type": "default", "rope_theta": 10000.0}  # of verifi
 
 def blocks_attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attention_mask: torch.Tensor, scaling: float, causal: bool = False, **_: Any,
+    attention_mask: torch.Tensor, scaling: float, **_: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention of N blocks of rows over the text and, each, over itself; ``causal``: over what
-    stands to the left in it.
+    """Attention of N blocks of rows over the text and, each, over itself.
 
     ``query`` (B, heads, N * block, D); ``key`` and ``value`` (B, kv heads, S + N * block, D), the
     text first; ``attention_mask`` (B, N, 1 or block, S) is true where a row sees the text.  The
@@ -46,9 +45,6 @@ def blocks_attention(
     far = far.masked_fill(~attention_mask[:, None, :, None], torch.finfo(far.dtype).min)
     far = far.flatten(3, 4)
     near = (q @ own_k.transpose(-1, -2)) * scaling
-    if causal:
-        later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
-        near = near.masked_fill(later.repeat(groups, 1), torch.finfo(near.dtype).min)
     weights = torch.cat([far, near], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
     seen = weights[..., :text].flatten(2, 3) @ value[:, :, :text]
     out = seen.view_as(q) + weights[..., text:] @ own_v
