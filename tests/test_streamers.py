@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,8 @@ def by_transformers(streamer: Any, drafter: Any = "prompt_lookup", **how: Any) -
     prompt = torch.from_numpy(encode(model, PROMPT))[None]
     hf: Any = model.hf
     out = hf.generate(
-        prompt, custom_generate=custom_generate, drafter=drafter, streamer=streamer,
+        prompt, custom_generate=partial(custom_generate, streamer=streamer), drafter=drafter,
+        streamer=streamer,
         max_new_tokens=NEW, do_sample=False, eos_token_id=list(model.facts.stop_token_ids), **how,
     )  # fmt: skip
     return list(out[0, prompt.shape[1] :].tolist())

@@ -1,1 +1,1 @@
-"""Drafters inside other engines: transformers, vLLM, and another process over HTTP."""
+"""Drafters inside transformers, and in another process over HTTP."""
