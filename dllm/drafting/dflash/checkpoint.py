@@ -35,15 +35,14 @@ OTHERS = ("embed_tokens.weight", "lm_head.weight", "verifier_norm.weight",
           "verifier_lm_head.weight", "t2d", "d2t")  # fmt: skip
 # heads beside the network: prefix in the file -> names of its weights
 HEADS: Mapping[str, tuple[str, ...]] = {
-    "markov_head.": ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias",
-                     "joint_proj.weight", "joint_proj.bias", "project_in.weight",
+    "markov_head.": ("markov_w1.weight", "markov_w2.weight", "project_in.weight",
                      "project_out.weight"),
     "candidate_selector.": ("predecessor_codebook", "successor_codebook",
                             "hidden_projection.weight", "project_in.weight", "project_out.weight"),
     "confidence_head.": ("proj.weight", "proj.bias"),
-    "prefix_gru.": ("weight_ih_l0", "weight_hh_l0"),
-    "embed_proj.": ("0.weight", "2.weight"),
 }  # fmt: skip
+# heads that this library does not run: their weights say more than the ones above
+UNKNOWN = ("markov_head.gate_proj.", "markov_head.joint_proj.", "prefix_gru.", "embed_proj.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +50,8 @@ class BlockCheckpoint:
     """A block drafter: ``config`` and ``weights`` in transformers' form, ``variant`` what it has
     beyond DFlash.  ``draft_ids`` (v,) are the ids it can draft, sorted (None: all), ``head``
     (v, H) their rows where the checkpoint brings them.  Of the heads that look at the token before
-    ``markov`` and ``selector`` hold the weights, and ``domino`` those of its GRU (``gru.``) and
-    projection (``proj.``); ``confidence`` is DSpark's linear head.  Names: `HEADS`."""
+    ``markov`` and ``selector`` hold the weights; ``confidence`` is DSpark's linear head.  Names:
+    `HEADS`."""
 
     name: str
     config: MuseGlimmerAssistantConfig
@@ -62,13 +61,12 @@ class BlockCheckpoint:
     markov: Tensors = field(default_factory=dict)
     selector: Tensors = field(default_factory=dict)
     variant: Variant = DFLASH
-    domino: Tensors = field(default_factory=dict)
     confidence: Tensors = field(default_factory=dict)
 
     @property
     def walks(self) -> bool:
         """Whether it brings a head that looks at the token before."""
-        return bool(self.markov or self.selector or self.domino)
+        return bool(self.markov or self.selector)
 
 
 def is_block_drafter(name: object) -> bool:
@@ -99,6 +97,12 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     if (folder / EXTRAS).is_file():
         tensors |= _tensors(folder / EXTRAS)
     tensors = {_plain_name(key): value for key, value in tensors.items()}
+    odd = next((key for key in tensors if key.startswith(UNKNOWN)), None)
+    if odd is not None:
+        raise CheckpointError(
+            f"{name} brings a gated, recurrent or Domino head ({odd}), which is not run: train one "
+            "without, or use dllm 0.1"
+        )
     for key, value in tensors.items():
         if key not in ("t2d", "d2t") and not (value.is_floating_point() and _finite(value)):
             raise CheckpointError(
@@ -111,11 +115,9 @@ def load_checkpoint(name: str | Path) -> BlockCheckpoint:
     if head is not None and (ids is None or head.shape != (len(ids), config.hidden_size)):
         raise CheckpointError(f"lm_head of {name} has no row for each of the ids it drafts")
     part = {prefix: _part(tensors, prefix) for prefix in HEADS}
-    domino = {"gru." + k: v for k, v in part["prefix_gru."].items()}
-    domino |= {"proj." + k: v for k, v in part["embed_proj."].items()}
     return BlockCheckpoint(
         name, config, network, ids, head, part["markov_head."], part["candidate_selector."],
-        variant, domino, part["confidence_head."],
+        variant, part["confidence_head."],
     )  # fmt: skip
 
 

@@ -30,8 +30,7 @@ class Variant:
     ``conv_kernel_size`` taps (0: none) of the convolutions around every sublayer and the channels
     ``conv_group_size`` that share a kernel (DFlash 2); ``selector_top_k`` candidates of its
     selector; ``sample_from_anchor``: the anchor's row drafts as well, every row the token after its
-    own; ``pure_draft_prefix_len`` drafts that Domino's GRU leaves alone; ``causal_windows``: rows
-    of sliding layers do not see the rows behind them; ``anchored_windows``: a window reaches back
+    own; ``causal_windows``: rows of sliding layers do not see the rows behind them; ``anchored_windows``: a window reaches back
     from the anchor, not from the row; ``output_multiplier``, ``final_logit_softcapping`` and
     ``input_embedding_scale`` (None: as the verifier embeds) change logits and embeddings.
     """
@@ -40,7 +39,6 @@ class Variant:
     conv_group_size: int = 16
     selector_top_k: int = 16
     sample_from_anchor: bool = False
-    pure_draft_prefix_len: int = 0
     causal_windows: bool = False
     anchored_windows: bool = False
     output_multiplier: float = 1.0
@@ -63,7 +61,7 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
         return "speculators"
     names = raw.get("architectures")
     named = isinstance(names, list) and any(
-        name in ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "DominoDraftModel")
+        name in ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel")
         for name in names
     )
     return "z-lab" if named or isinstance(raw.get("dflash_config"), dict) else None
@@ -161,18 +159,15 @@ def _variant(own: Mapping[str, Any], kind: str, name: str) -> Variant:
     known = {field.name for field in fields(Variant)}
     given = {key: own[key] for key in known if own.get(key) is not None}
     if kind == "z-lab":
-        # sliding layers are causal there unless the config says otherwise; of Domino's two ways to
-        # say which row drafts what, `shift_label` is that of `sample_from_anchor`
+        # sliding layers are causal there unless the config says otherwise
         given["causal_windows"] = own.get("is_causal") is not False
-        if own.get("shift_label") is not None:
-            given["sample_from_anchor"] = own["shift_label"]
         given.setdefault("input_embedding_scale", 1.0)
     elif kind == "speculators":
         second = own.get("speculators_model_type") == "dflash2"
         given["causal_windows"] = not own.get("sliding_window_non_causal", second)
         given.setdefault("sample_from_anchor", own.get("speculators_model_type") == "dspark")
         given |= {"anchored_windows": True, "input_embedding_scale": 1.0}
-    _whole(given, ("conv_kernel_size", "pure_draft_prefix_len"), name)
+    _whole(given, ("conv_kernel_size",), name)
     _whole(given, ("conv_group_size", "selector_top_k"), name, least=1)
     for key in ("sample_from_anchor", "causal_windows", "anchored_windows"):
         if not isinstance(given.get(key, False), bool):

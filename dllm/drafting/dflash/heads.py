@@ -20,9 +20,8 @@ from ...errors import CheckpointError
 from .checkpoint import BlockCheckpoint, Tensors
 
 Floats = npt.NDArray[np.float32]
-# (what the head remembers of the path, the token before, row) -> what is added to the logits (m,)
-# of that row's candidates, and what it remembers now; None: nothing yet
-Bias = Callable[[Any, int, int], tuple[Floats, Any]]
+# (the token before, row) -> what is added to the logits (m,) of that row's candidates
+Bias = Callable[[int, int], Floats]
 # (the token before, row) -> the chance that the row's draft is accepted
 Sure = Callable[[int, int], float]
 
@@ -38,50 +37,14 @@ class WalkHead:
 
 @dataclass(frozen=True, eq=False)
 class MarkovHead(WalkHead):
-    """DSpark (arXiv 2607.05147): a bias of low rank, W2 W1[previous]; with a ``gate`` weight it
-    depends on the row, W2 (sigmoid(G [h; W1[previous]]) * W1[previous]); with ``joint`` it is a
-    recurrent network of one state."""
+    """DSpark (arXiv 2607.05147): a bias of low rank, W2 W1[previous]."""
 
     first: Floats  # (V, rank)
     second: torch.Tensor  # (v, rank)
-    gate: torch.Tensor | None = None  # (rank, H + rank)
-    gate_bias: torch.Tensor | None = None
-    joint: torch.Tensor | None = None  # (3 rank, 2 rank + H): of state, token and row
-    joint_bias: torch.Tensor | None = None
 
     def over(self, hidden: torch.Tensor, at: torch.Tensor) -> Bias:
         second = _host(self.second[at])
-        if self.joint is not None:
-            return self._recurrent(self.joint, hidden, second)
-        if self.gate is None:
-            return lambda _, previous, row: (second[row] @ self.first[previous], None)
-        width = hidden.shape[1]
-        of_row = hidden.to(self.gate.dtype) @ self.gate[:, :width].T
-        raw = _host(of_row if self.gate_bias is None else of_row + self.gate_bias)
-        of_token = _host(self.gate[:, width:])
-
-        def gated(_: Any, previous: int, row: int) -> tuple[Floats, None]:
-            known = self.first[previous]
-            opened = known * _sigmoid(raw[row] + of_token @ known)
-            return second[row] @ opened, None
-
-        return gated
-
-    def _recurrent(self, joint: torch.Tensor, hidden: torch.Tensor, second: Floats) -> Bias:
-        rank = second.shape[-1]
-        of_row = hidden.to(joint.dtype) @ joint[:, 2 * rank :].T
-        raw = _host(of_row if self.joint_bias is None else of_row + self.joint_bias)
-        of_path = _host(joint[:, : 2 * rank])
-
-        def step(state: Any, previous: int, row: int) -> tuple[Floats, Floats]:
-            before = np.zeros(rank, np.float32) if state is None else state
-            parts = raw[row] + of_path @ np.concatenate([before, self.first[previous]])
-            gate, candidate, output = np.split(parts, 3)
-            opened = _sigmoid(gate)
-            after = opened * before + (1 - opened) * np.tanh(candidate)
-            return second[row] @ np.tanh(output), after
-
-        return step
+        return lambda previous, row: second[row] @ self.first[previous]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,40 +61,9 @@ class SelectorHead(WalkHead):
         of_row = _host(hidden.to(self.hidden.dtype) @ self.hidden.T)
         successor = _host(self.successor[at[:, : self.top]])
         rest = np.full(max(0, at.shape[1] - self.top), -np.inf, np.float32)
-        return lambda _, previous, row: (
-            np.concatenate([successor[row] @ (self.before[previous] * of_row[row]), rest]), None
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class DominoHead(WalkHead):
-    """Domino (arXiv 2605.29707): a GRU over the embeddings of the anchor and of what was drafted,
-    P2 silu(P1 [h; state]) for all but the first ``pure`` drafts."""
-
-    embedding: torch.Tensor  # (V, H)
-    of_input: Floats  # (3 G, H): reset, update, new
-    of_state: Floats  # (3 G, G)
-    narrow: torch.Tensor  # P1 (E, H + G)
-    wide: torch.Tensor  # P2 (v, E)
-    pure: int = 0
-
-    def over(self, hidden: torch.Tensor, at: torch.Tensor) -> Bias:
-        width, size = hidden.shape[1], self.of_state.shape[1]
-        of_row = _host(hidden.to(self.narrow.dtype) @ self.narrow[:, :width].T)
-        of_path, wide = _host(self.narrow[:, width:]), _host(self.wide[at])
-
-        def step(state: Any, previous: int, row: int) -> tuple[Floats, Floats]:
-            before = np.zeros(size, np.float32) if state is None else state
-            given = np.split(self.of_input @ _host(self.embedding[previous]), 3)
-            kept = np.split(self.of_state @ before, 3)
-            reset, update = (_sigmoid(given[i] + kept[i]) for i in (0, 1))
-            after = (1 - update) * np.tanh(given[2] + reset * kept[2]) + update * before
-            if row < self.pure:
-                return np.zeros(at.shape[1], np.float32), after
-            inner = of_row[row] + of_path @ after
-            return wide[row] @ (inner * _sigmoid(inner)), after
-
-        return step
+        return lambda previous, row: np.concatenate(
+            [successor[row] @ (self.before[previous] * of_row[row]), rest]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +110,7 @@ def head_of(
         return None
     variant = checkpoint.variant
     unfit = f"the head of {checkpoint.name} does not fit the verifier's vocabulary and width"
-    for part in (checkpoint.selector, checkpoint.markov, checkpoint.domino):
+    for part in (checkpoint.selector, checkpoint.markov):
         if any(t.dim() != (1 if key.endswith("bias") else 2) for key, t in part.items()):
             raise CheckpointError(unfit)
     try:
@@ -189,24 +121,13 @@ def head_of(
             result: WalkHead = SelectorHead(
                 _host(first), second, given["hidden_projection.weight"], variant.selector_top_k
             )
-        elif checkpoint.markov:
+        else:
             given = _float(checkpoint.markov, device)
             first, second = _tables(given, embedding, head, "markov_w1.weight", "markov_w2.weight")
-            more = (given.get(f"{name}_proj.{part}")
-                    for name in ("gate", "joint") for part in ("weight", "bias"))  # fmt: skip
-            result = MarkovHead(_host(first), second, *more)
-        else:
-            given = _float(checkpoint.domino, device)
-            result = DominoHead(
-                embedding.detach(), _host(given["gru.weight_ih_l0"]),
-                _host(given["gru.weight_hh_l0"]), given["proj.0.weight"], given["proj.2.weight"],
-                variant.pure_draft_prefix_len,
-            )  # fmt: skip
-        # two steps with the first and the last candidate find every misshapen weight
+            result = MarkovHead(_host(first), second)
+        # a step with the first and the last candidate finds every misshapen weight
         at = torch.tensor([[0, len(head) - 1]], device=device)
-        step = result.over(head.new_zeros(1, head.shape[1]), at)
-        _, state = step(None, len(embedding) - 1, 0)
-        step(state, 0, 0)
+        result.over(head.new_zeros(1, head.shape[1]), at)(len(embedding) - 1, 0)
     except KeyError as error:
         raise CheckpointError(f"the head of {checkpoint.name} lacks {error.args[0]}") from error
     except (RuntimeError, ValueError, IndexError) as error:

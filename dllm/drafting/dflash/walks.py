@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -59,18 +59,16 @@ class Walk:
     noise: Floats | None = None
     sure: Sure | None = None
 
-    def after(self, state: Any, token: int, depth: int) -> tuple[Floats, Any]:
-        """Log-probabilities (m,) of the candidates of row ``depth`` behind ``token``, and what the
-        head remembers then."""
-        added, state = self.bias(state, token, depth)
-        x = self.logits[depth] + added
+    def after(self, token: int, depth: int) -> Floats:
+        """Log-probabilities (m,) of the candidates of row ``depth`` behind ``token``."""
+        x = self.logits[depth] + self.bias(token, depth)
         if self.temperature > 0:
             x = x / self.temperature
         if self.noise is not None:
             x = x + self.noise[depth]
         x = x - x.max()
         result: Floats = x - np.log(np.exp(x).sum())
-        return result, state
+        return result
 
     def chain(self, length: int, uniforms: Array | None = None, width: int = 0) -> Draft:
         """The most probable token of every row, given the ones before.
@@ -83,9 +81,9 @@ class Walk:
         sure: list[float] = []
         rows = min(length, len(self.logits))
         drawn = None if uniforms is None else np.full((rows + 1, width), -np.inf, np.float32)
-        token, state = self.anchor, None
+        token = self.anchor
         for depth in range(rows):
-            log_q, state = self.after(state, token, depth)
+            log_q = self.after(token, depth)
             q = np.exp(log_q.astype(np.float64))
             if uniforms is None or drawn is None:
                 best = int(q.argmax())
@@ -120,14 +118,12 @@ class Walk:
         sure: list[float] = []
         scores: list[float] = []
         kinds: list[Kind] = []
-        behind: dict[int, Any] = {}  # node -> what the head remembers behind it
         contexts = {ROOT: (self.anchor,) if text is None else text.context}
 
         def open_children(node: int, depth: int, score: float) -> None:
             known: dict[int, float] = {}  # token -> its logarithmic probability, of the head
             if depth < len(self.logits):
-                before = None if node == ROOT else behind[parents[node]]
-                log_q, behind[node] = self.after(before, contexts[node][-1], depth)
+                log_q = self.after(contexts[node][-1], depth)
                 at = np.argpartition(log_q, -BRANCHES)[-BRANCHES:] if len(log_q) > BRANCHES else (
                     np.arange(len(log_q))
                 )  # fmt: skip

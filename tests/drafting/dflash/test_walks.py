@@ -29,20 +29,12 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 def test_a_markov_head_adds_a_bias_for_the_token_before() -> None:
     torch.manual_seed(0)
-    first, second, gate = torch.randn(6, 3), torch.randn(6, 3), torch.randn(3, 7)
-    shift, hidden = torch.randn(3), torch.randn(2, 4)
+    first, second, hidden = torch.randn(6, 3), torch.randn(6, 3), torch.randn(2, 4)
     every = torch.arange(6).expand(2, -1)
     for row in range(2):
-        plain = MarkovHead(first.numpy(), second).over(hidden, every)(None, 2, row)[0]
+        plain = MarkovHead(first.numpy(), second).over(hidden, every)(2, row)
         expected = [sum(second[v, r] * first[2, r] for r in range(3)) for v in range(6)]
         torch.testing.assert_close(torch.from_numpy(plain), torch.stack(expected))
-        for more in (None, shift):
-            gated = MarkovHead(first.numpy(), second, gate, more).over(hidden, every)(None, 2, row)[
-                0
-            ]
-            raw = gate @ torch.cat([hidden[row], first[2]])
-            opened = torch.sigmoid(raw if more is None else raw + more)
-            torch.testing.assert_close(torch.from_numpy(gated), second @ (opened * first[2]))
 
 
 def test_a_selector_chooses_among_the_most_probable() -> None:
@@ -51,7 +43,7 @@ def test_a_selector_chooses_among_the_most_probable() -> None:
     hidden, logits = torch.randn(1, 4), torch.tensor([[5.0, 4.0, 0.0, 4.5, 1.0, -3.0]])
     _, at = candidates(logits)
     assert at[0].tolist() == [0, 3, 1, 4, 2, 5]
-    bias = SelectorHead(before.numpy(), successor, project, top=3).over(hidden, at)(None, 1, 0)[0]
+    bias = SelectorHead(before.numpy(), successor, project, top=3).over(hidden, at)(1, 0)
     assert np.isinf(bias).tolist() == [False] * 3 + [True] * 3
     for place, token in enumerate((0, 3, 1)):
         score = (before[1] * (project @ hidden[0])) @ successor[token]
@@ -172,7 +164,7 @@ def test_a_tree_holds_the_most_probable_prefixes() -> None:
     for length in (1, 2, 3):
         for path in itertools.product(range(5), repeat=length):
             steps = zip((2, *path), path, strict=False)
-            rows = [(logits[i] + torch.from_numpy(bias(None, a, i)[0])).log_softmax(-1)[b]
+            rows = [(logits[i] + torch.from_numpy(bias(a, i))).log_softmax(-1)[b]
                     for i, (a, b) in enumerate(steps)]  # fmt: skip
             scores[path] = float(sum(rows))
     expected = sorted(scores, key=lambda path: -scores[path])[:9]
