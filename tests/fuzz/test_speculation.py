@@ -15,7 +15,7 @@ from .seeds import case_of
 
 LOOKUPS = ("prompt_lookup(k=3, n=2)", "prompt_lookup", "anpd", "suffix", "suffix(tree=False)",
            "token_recycling", "token_recycling(tree=False)", "cacheback", "aded",
-           "first_of(prompt_lookup+token_recycling)", "arbiter(prompt_lookup+suffix)",
+           "first_of(prompt_lookup+token_recycling)",
            "cascade(prompt_lookup+anpd)", None)  # fmt: skip
 CONTROLLERS = ("fixed(k=1)", "fixed(k=6)", "whole", "heuristic", "adl", "adl_repaired",
                "confidence", "confidence_extend", "threshold", "rate")  # fmt: skip

@@ -7,14 +7,18 @@ here that token goes with the draft, so that only what the diffusion model is fe
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dllm
-from dllm.drafting import DiffusionDrafter
-from dllm.drafting.drafters.diffusion import DiffusionDrafting
+from dllm.cache.base import Cache, Plan, Slots
+from dllm.canvas import Canvas, IntArray
+from dllm.drafting import DiffusionDrafter, Drafting, DraftRequest
+from dllm.drafting.drafters.diffusion import DiffusionDrafting, Reuse
 
 from ..thin import some
 from .conftest import goldens_dir
@@ -28,11 +32,37 @@ CASES = [
 PARTS = frozenset({"diffusion", "apd"})  # what replays the cases, for benchmarks/fidelity.py
 
 
+@dataclass(frozen=True)
+class Recent(Reuse):
+    """Recomputes the ``recent`` tokens before the latest, too."""
+
+    recent: int = 0
+
+    def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
+        compute = super().plan(canvas, slots, targets).compute
+        before = np.arange(max(0, compute[0] - self.recent), compute[0])
+        return Plan(np.concatenate([before, compute]))
+
+
+@dataclass(eq=False, repr=False)
+class Published(DiffusionDrafter):
+    """No mask stands where the text cannot reach."""
+
+    recent: int = 0
+
+    def open(self, request: DraftRequest) -> Drafting:
+        assert self.window is not None
+        return super().open(replace(request, limit=request.limit - self.window))
+
+    def _cache(self) -> Cache:
+        return Recent(self.recent) if self.cache == "reuse" else super()._cache()
+
+
 def drafter_of(case: dict[str, Any]) -> DiffusionDrafter:
     window = case["kv_window"]
     kept = {"cache": "none"} if window is None else {"recent": window - 1, "refresh_rounds": None}
-    return DiffusionDrafter(
-        model_of(case["model"], case["eos_id"]), search="apd", inside=True,
+    return Published(
+        model_of(case["model"], case["eos_id"]), search="apd",
         window=case["max_lookahead"] or case["gen_length"], **kept,
     )  # fmt: skip
 

@@ -58,14 +58,11 @@ class Refresh:
 class Reuse(Cache):
     """Keeps the keys and values of the committed text from round to round.
 
-    Recomputed are masks, what was committed since and the ``recent`` tokens before that;
-    `DiffusionDrafting` says when everything is.  For a bidirectional model this is an
+    Recomputed are masks and what was committed since; `DiffusionDrafting` says when everything is.  For a bidirectional model this is an
     approximation, which can only cost acceptance.
     """
 
     name = "reuse"
-
-    recent: int = 0
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         refresh = slots.state(Refresh)
@@ -74,9 +71,6 @@ class Reuse(Cache):
             return full_plan(canvas)
         live = slice(0, canvas.length)
         stale = (slots.age[live] < 0) | slots.pending[live] | canvas.masked[live]
-        if self.recent:
-            first = int(stale.argmax())
-            stale[max(0, first - self.recent) : first] = True
         return Plan(np.flatnonzero(stale))
 
 
@@ -93,9 +87,7 @@ class DiffusionDrafter(Drafter):
     ``steps`` forwards per round: before the last one, ``sampler`` commits tokens (default
     ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the committed text across
     rounds and recomputes them every ``refresh_rounds`` rounds or when acceptance falls by a
-    quarter (never for WeDLM's models, for which they stay right, nor with None), and in every round
-    those of the ``recent`` tokens before the latest; "none" recomputes everything.  ``inside``: no
-    mask stands where the text cannot reach.
+    quarter (never for WeDLM's models, for which they stay right, nor with None); "none" recomputes everything.
     ``end_marker``: id that stood beside the masks in training ("do not end here"), and
     ``marker_position`` where: "after_masks" or "before_masks"; defaults what the checkpoint says.
     ``trim``: ids, or a JSON file of them, outside which nothing is drafted, so that only their rows
@@ -112,8 +104,6 @@ class DiffusionDrafter(Drafter):
     sampler: str | None = None
     cache: str = "reuse"
     refresh_rounds: int | None = 8
-    recent: int = 0
-    inside: bool = False
     end_marker: int | None = None
     marker_position: str | None = None
     trim: Any = None
@@ -222,7 +212,7 @@ class DiffusionDrafter(Drafter):
         if name == "reuse" and self.model.facts.mask_kind == "decided_first":
             name = "wedlm"  # which keeps the committed text, and never has to refresh it
         if name == "reuse":
-            return Reuse(self.recent)
+            return Reuse()
         return caches.compose(name, self.model.family.name)
 
     def leave(self, row: Row) -> None:
@@ -270,8 +260,7 @@ class DiffusionDrafting(Drafting):
             family=model.family.name,
         )
         window = part.window or WINDOW
-        beyond = 0 if part.inside else window
-        longest = min(self.request.limit + beyond + self.marker, facts.context_length)
+        longest = min(self.request.limit + window + self.marker, facts.context_length)
         canvas = Canvas.for_prompt(np.zeros(0, np.int64), longest, **self.canvas_facts)
         row = part.engine().admit(canvas, Recipe(sampler, GenerationConfig()), held=True)
         assert row is not None, "the pool grows"

@@ -266,34 +266,6 @@ def test_token_recycling_keeps_the_verifiers_candidates() -> None:
     assert part.open(request([1])).propose(np.array([1]), Budget(1, 1)).tokens[0] == 6
 
 
-class _Constant(Drafting):
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-
-    def propose(self, prefix: np.ndarray, budget: Budget) -> Draft:
-        time.sleep(0.001)  # the same for all: tokens decide
-        return Draft(np.array(self.tokens, np.int64))
-
-
-def test_the_arbiter_settles_on_the_better_drafter(verifier: dllm.DiffusionModel) -> None:
-    from dllm.drafting.drafters.several import _Arbiter
-
-    part: Any = single("arbiter(prompt_lookup+anpd)", DRAFTERS, Drafter)
-    arbiter = _Arbiter(part, request([0]))
-    arbiter.members = [_Constant([1]), _Constant([2])]
-    chosen = []
-    for _ in range(60):
-        draft = arbiter.propose(np.array([0]), Budget(5, 5))
-        good = draft.tokens[0] == 2
-        chosen.append(bool(good))
-        arbiter.observe(Feedback(draft, [], [0] * (6 if good else 1), np.array([]), None))
-    assert np.mean(chosen[20:]) > 0.8
-    rates = list(arbiter.tokens), list(arbiter.seconds)
-    for _ in range(9):  # rounds in which nobody was asked say nothing about anybody
-        arbiter.observe(Feedback(draft, [], [0], np.array([]), None))
-    assert (arbiter.tokens, arbiter.seconds) == rates
-
-
 @pytest.mark.parametrize(
     ("drafter", "how", "named"),
     [
