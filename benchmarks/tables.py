@@ -206,26 +206,6 @@ def serving(result: Found) -> str:
     )
 
 
-def under_load(result: Found) -> str:
-    """Accuracy and latency by load, of samplers and of what they become under load."""
-    rows = []
-    for point in result["points"]:
-        loose = point["under_load"]
-        rows.append([
-            f"{point['load']:g}", f"`{point['sampler']}`", f"`{loose}`" if loose else "–",
-            f"{100 * point['accuracy']:.1f} %", f"{1000 * point['p50']:.0f} ms",
-            f"{1000 * point['p90']:.0f} ms", f"{100 * point['loosened']:.0f} %",
-        ])  # fmt: skip
-    head = ["load", "sampler", "under load", "right answers", "p50", "p90", "forwards loosened"]
-    return (
-        f"`{result['model']}`, {result['requests']} held-out prompts of all tasks, canvases of "
-        f"{result['new']}, cache `{result['cache']}`, blocks of {result['block']}, "
-        f"{result['rows']} rows, loosened as soon as one request waits; {conditions(result)}, on a "
-        "clock of processor time.  Loads are multiples of what `llada` answers when it is never "
-        "idle.\n\n" + markdown(head, rows)
-    )
-
-
 def _load(load: float | None, most: float) -> str:
     return "–" if load is None else f"{'≥ ' * (load >= most)}{load:.2f}"
 
@@ -296,7 +276,7 @@ def plot_of(docs: Path, name: str) -> str:
 SERVING = {
     "queueing": queueing, "serving": serving, "serving_engine": serving,
     "serving_135m_engine": serving,
-    "serving_overhead": serving_overhead, "soak": soaked, "under_load": under_load,
+    "serving_overhead": serving_overhead, "soak": soaked,
 }  # fmt: skip
 
 

@@ -47,32 +47,16 @@ class Preparation(RequestMaker):
     cache: Cache = field(kw_only=True)
     named: SamplerLike = field(kw_only=True)  # the sampler, as the caller named it
     holes: str = field(default="sure", kw_only=True)  # how long holes are that do not say
-    loose: SamplerLike | None = field(default=None, kw_only=True)  # of steps while others wait
 
     # What a session takes for it.
-    SESSION = ("cache", "sampler", "length", "cuda_graphs", "compile", "under_load")
+    SESSION = ("cache", "sampler", "length", "cuda_graphs", "compile")
 
     @classmethod
     def for_session(
-        cls, model: DiffusionModel, cache: CacheLike, sampler: SamplerLike | None,
-        under_load: SamplerLike | None = None, **arguments: Any,
-    ) -> Preparation:  # fmt: skip
+        cls, model: DiffusionModel, cache: CacheLike, sampler: SamplerLike | None, **arguments: Any
+    ) -> Preparation:
         """What the requests of a session have in common."""
-        made = cls.of(model, sampler or "threshold", cache, None, arguments)
-        if under_load is not None:
-            made.loosened(under_load)
-        return replace(made, loose=under_load)
-
-    def loosened(self, sampler: SamplerLike) -> Recipe:
-        """The recipe with another sampler, to which a row can change at any step."""
-        own = self.sampler
-        other = _compose(self.model, sampler, self.config, dict.fromkeys(self.given))
-        if replace(other, spec=own.spec, selectors=own.selectors) != own:
-            raise ConfigError(
-                f"under_load={other.spec!r} differs from {own.spec!r} in more than which positions "
-                "a step decides: name a rule for the same window, such as 'threshold(tau=0.7)'"
-            )
-        return replace(self.recipe, sampler=other)
+        return cls.of(model, sampler or "threshold", cache, None, arguments)
 
     @property
     def sampler(self) -> Sampler:
@@ -211,12 +195,8 @@ class Preparation(RequestMaker):
             order.config, arguments, order.text is not None,
         )  # fmt: skip
         if order.text is not None:
-            request = how.text(order.text, order.prompt, order.trace, order.repetition)
-        else:
-            (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
-        allowed = order.sampler is None if order.under_load is None else order.under_load
-        if self.loose is not None and allowed:
-            request.loose = how.loosened(self.loose)
+            return how.text(order.text, order.prompt, order.trace, order.repetition)
+        (request,) = how.prompts([order.prompt], order.chat, [order.repetition], 1, order.trace)
         return request
 
 

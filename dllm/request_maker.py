@@ -23,7 +23,7 @@ from .samplers.compose import SamplerLike
 from .scheduler import Request, Scheduler
 from .work import Work
 
-ORDERED = ("sampler", "chat", "trace", "repetition", "config", "under_load")
+ORDERED = ("sampler", "chat", "trace", "repetition", "config")
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,9 +209,7 @@ class RequestMaker:
 @dataclass(frozen=True, kw_only=True)
 class Order:
     """What was asked of a session: plain data, of which any process can make the same request.
-    ``text`` is what is to be filled; None to answer ``prompt``.
-    ``under_load``: whether the session may decide more at once while others wait; None: where no
-    sampler is named."""
+    ``text`` is what is to be filled; None to answer ``prompt``."""
 
     prompt: Any
     text: Any = None
@@ -220,7 +218,6 @@ class Order:
     trace: bool = False
     repetition: int = 0
     config: GenerationConfig | None = None
-    under_load: bool | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

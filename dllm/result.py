@@ -32,8 +32,7 @@ class Result:
     row gave its memory back and began anew, in forwards that are not counted here.
     ``cached_tokens``: tokens of the prompt whose keys and values were kept from an earlier text.
     ``canvas``: positions that the answer had in the end; ``probes``: forwards, among ``nfe``, that
-    only looked for its length; ``loosened``: those in which a session decided more at once because
-    others waited (``under_load``).  ``holes``: what was written into each hole of such a text.
+    only looked for its length.  ``holes``: what was written into each hole of such a text.
     ``peak_memory`` (bytes; of the device, or of the process on CPU) and ``cache_bytes`` (what is
     held in keys, values and hidden states) are those of all rows together.  ``schema``: the
     pydantic class or JSON schema that the text follows.
@@ -62,7 +61,6 @@ class Result:
     canvas: int = 0
     probes: int = 0
     holes: list[str] = field(default_factory=list, repr=False)
-    loosened: int = 0
     schema: Any = field(default=None, repr=False)
 
     @property

@@ -34,7 +34,6 @@ class Request:
     ``deadline``: seconds since `submitted` after which it fails with `DeadlineError`.  ``at_once``:
     it overtakes those that wait, because it takes nobody's place.  When it is done, either
     ``result`` or ``error`` is set.  ``frontier``: how far its final text has been reported.
-    ``loose``: the recipe of steps before which too many others wait; it took ``loosened`` of them.
     """
 
     index: int
@@ -55,8 +54,6 @@ class Request:
     result: Result | None = None
     error: BaseException | None = None
     frontier: int = -1
-    loose: Any = None
-    loosened: int = 0
 
     @property
     def done(self) -> bool:
@@ -67,21 +64,12 @@ Progress = list[tuple[Request, Step | None]]  # None: finished without a step of
 
 
 class Scheduler:
-    """Decodes requests with one engine of either kind.  Not thread-safe: one thread drives it.
+    """Decodes requests with one engine of either kind.  Not thread-safe: one thread drives it."""
 
-    ``full_step_tokens``: most token positions that steps which compute a whole text may take per
-    forward beside those that do not (Sangam's deficit budget, arXiv 2607.04206); None: no bound.
-    ``patience``: requests that may wait before `Request.loose` is what rows are decoded by.
-    """
-
-    def __init__(
-        self, model: DiffusionModel, engine: Work[Any, Any], full_step_tokens: int | None = None,
-        patience: int = 0,
-    ) -> None:  # fmt: skip
-        self.model, self.engine, self.patience = model, engine, patience
+    def __init__(self, model: DiffusionModel, engine: Work[Any, Any]) -> None:
+        self.model, self.engine = model, engine
         self.waiting: deque[Request] = deque()
         self.running: dict[Row, Request] = {}
-        self.budget = None if full_step_tokens is None else DeficitBudget(full_step_tokens)
         self.memory = PeakMemory(model.device)
         self._deadlines: set[Request] = set()
 
@@ -121,10 +109,8 @@ class Scheduler:
         progress: Progress = [(request, None) for request in self._admit()]
         if not self.running:
             return progress
-        self._loosen()
-        for step in self.engine.step(self._chosen()):
+        for step in self.engine.step([*self.running]):
             request = self.running[step.row]
-            request.loosened += step.row.recipe is request.loose
             if request.trace is not None:
                 request.trace.add(step)
             if step.canvas.finished and step.row.error is None:
@@ -185,25 +171,6 @@ class Scheduler:
         names = request.recipe.sampler.spec, self.engine.cache_name, self.model.name
         return Trace.start(canvas, *names)
 
-    def _loosen(self) -> None:
-        """Quality follows load (Optimus, arXiv 2605.24832): rows that may be decoded otherwise are
-        while others wait.  Only counts of requests decide, so that all ranks do the same."""
-        pressed = len(self.waiting) > self.patience
-        for row, request in self.running.items():
-            if request.loose is not None and not row.planned:
-                self.engine.change(row, request.loose if pressed else request.recipe)
-
-    def _chosen(self) -> list[Row]:
-        """The rows whose step runs now."""
-        rows = list(self.running)
-        if self.budget is None:
-            return rows
-        planned = self.engine.plan(rows)
-        full = sorted((row for row in planned if row.refreshes), key=lambda row: row.number)
-        partial = [row for row in planned if not row.refreshes]
-        count = self.budget.take([row.cost for row in partial], [row.cost for row in full])
-        return partial + full[:count]
-
     def _finish(self, request: Request) -> None:
         """Turn a finished canvas into a result."""
         assert request.row is not None and request.canvas is not None
@@ -217,7 +184,6 @@ class Scheduler:
         tokens, reason = answer(canvas, request.stop_ids)
         if config.formatted or (canvas.holes and request.recipe.sampler.length is None):
             reason = "stop"  # the form is complete, every hole full
-        row.recipe = request.recipe
         low = canvas.prompt_length
         here = slice(low, low + len(tokens))
         fields: dict[str, Any] = {
@@ -246,33 +212,8 @@ class Scheduler:
             "schema": config.json_schema,
             "canvas": canvas.region[1] - canvas.region[0],
             "probes": canvas.probes,
-            "loosened": request.loosened,
         }
         return request.kind(**fields | self.engine.figures(row))
-
-
-@dataclass
-class DeficitBudget:
-    """How many steps that compute a whole text go into a forward of about ``tokens`` positions.
-
-    What a forward leaves of its budget is saved for the whole texts that still wait; they go in
-    the order of their arrival, none overtakes another.  One that exceeds the budget goes alone.
-    """
-
-    tokens: int
-    saved: int = 0
-
-    def take(self, partial: Sequence[int], full: Sequence[int]) -> int:
-        """How many of the ``full`` costs, in order, go beside all ``partial`` ones."""
-        budget = max(0, self.tokens - sum(partial)) + self.saved
-        count = spent = 0
-        while count < len(full) and spent + full[count] <= budget:
-            spent += full[count]
-            count += 1
-        if not count and full and not partial:
-            count, spent = 1, full[0]
-        self.saved = max(0, budget - spent) if count < len(full) else 0
-        return count
 
 
 def answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:

@@ -70,15 +70,10 @@ class Session:
     decoded at a time.  ``max_waiting``: most that wait beside them (None: any number); one more
     raises `QueueFullError`.  ``max_positions``: most positions whose keys and values are held
     (default: ``max_rows`` times the context of the model); memory is taken as it is needed.
-    ``max_batch_tokens``: most token positions of one forward.  ``full_step_tokens``: most token
-    positions per forward of steps that compute a whole text, so that these do not hold up the
-    others (None: no bound).  ``keep_prefixes``: most tokens of complete texts whose keys and values
-    are kept for texts that begin like them (0: none; default: 16,384 for verifiers and with
-    ``cache="block"`` or ``"wedlm"``); the one whose last use is longest ago goes first.
-    ``under_load``: a sampler that decides more at once, such as "threshold(tau=0.7)", for steps
-    before which more than ``under_load_waiting`` requests wait.  It is for requests that name no
-    sampler, and those submitted with ``under_load=True``; what they get depends on the load, and
-    `Result.loosened` says in how many forwards it did.
+    ``max_batch_tokens``: most token positions of one forward.  ``keep_prefixes``: most tokens of
+    complete texts whose keys and values are kept for texts that begin like them (0: none; default:
+    16,384 for verifiers and with ``cache="block"`` or ``"wedlm"``); the one whose last use is
+    longest ago goes first.
     ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
     ``observe`` is called with a `StepReport` after every step, in the engine's thread.
     """
@@ -101,17 +96,14 @@ class Session:
         max_waiting: int | None = None,
         max_positions: int | None = None,
         max_batch_tokens: int | None = None,
-        full_step_tokens: int | None = None,
         keep_prefixes: int | None = None,
-        under_load: SamplerLike | None = None,
-        under_load_waiting: int = 0,
         observe: Callable[[StepReport], None] | None = None,
     ) -> None:
         self.model = load(model)
         self.max_waiting, self.observe = max_waiting, observe
         for name in ("max_rows", "max_waiting", "max_positions", "max_batch_tokens",
-                     "full_step_tokens", "keep_prefixes", "under_load_waiting"):  # fmt: skip
-            least = int(name not in ("max_waiting", "keep_prefixes", "under_load_waiting"))
+                     "keep_prefixes"):  # fmt: skip
+            least = int(name not in ("max_waiting", "keep_prefixes"))
             value = locals()[name]
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)
                                       or value < least):  # fmt: skip
@@ -119,12 +111,12 @@ class Session:
         self._how = _prepared(
             self.model, cache=cache or "none", sampler=sampler, length=length,
             cuda_graphs=cuda_graphs, compile=compile, drafter=drafter, rule=rule,
-            controller=controller, vocabulary=vocabulary, exact=exact, under_load=under_load,
+            controller=controller, vocabulary=vocabulary, exact=exact,
         )  # fmt: skip
         most = max_positions or max_rows * self.model.facts.context_length
         engine = self._how.engine(most, max_rows, max_batch_tokens)
         engine.keep_prefixes(keep_prefixes)
-        self._scheduler = Scheduler(self.model, engine, full_step_tokens, under_load_waiting)
+        self._scheduler = Scheduler(self.model, engine)
         self._handles: dict[Request, Handle] = {}
         self._inbox: deque[tuple[str, Handle]] = deque()  # what other threads want of the engine's
         self._wake = threading.Condition()

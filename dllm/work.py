@@ -57,11 +57,6 @@ class Row:
         raise NotImplementedError
 
     @property
-    def refreshes(self) -> bool:
-        """Whether its planned step computes its whole text."""
-        raise NotImplementedError
-
-    @property
     def order(self) -> tuple[int, ...]:
         """Neighbours in this order are cheap to attend to together."""
         return (self.number,)
@@ -143,10 +138,6 @@ class Work(Generic[R, S]):
 
     def check(self, recipe: Any) -> None:
         """Raise what is wrong with a recipe, for this engine and its model."""
-
-    def change(self, row: R, recipe: Any) -> None:
-        """Decode a row otherwise from its next step on."""
-        raise NotImplementedError
 
     def ready(self, row: R) -> bool:
         """Whether the row can take a step now."""
@@ -278,8 +269,8 @@ class Work(Generic[R, S]):
     # -- steps ----------------------------------------------------------------------------------
 
     def plan(self, rows: Sequence[R] | None = None) -> list[R]:
-        """The rows (default: all) with their next step planned: `Row.cost` and `Row.refreshes`
-        say what it takes.  A planned step stays planned until it runs."""
+        """The rows (default: all) with their next step planned: `Row.cost` says what it
+        takes.  A planned step stays planned until it runs."""
         with self._lock:
             self._readmit()
             chosen = self.live if rows is None else [row for row in rows if row in self.live]

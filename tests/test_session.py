@@ -14,7 +14,6 @@ import dllm
 from dllm.engine.forward import Forward
 from dllm.events import Event
 from dllm.prompts import encode
-from dllm.scheduler import DeficitBudget
 from dllm.text import GrowingText
 
 PROMPTS = ["Tom has 3 apples.", "Sort 3 1 2.", "x", "Reverse this list: Tom, Anna"]
@@ -254,38 +253,6 @@ def test_threads_that_encode_do_not_change_one_anothers_text(tiny: dllm.Diffusio
 # -- the parts it is made of ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("partial", "full", "taken", "saved"),
-    [
-        ([], [5, 5, 5], 2, 0),  # 10 of 10 spent
-        ([4], [5, 5], 1, 1),  # 6 left: one goes, 1 is saved for the other
-        ([8], [5], 0, 2),  # none fits: what is left is saved
-        ([], [30, 5], 1, 0),  # too large for any budget: goes alone, nothing overtakes it
-        ([2], [30, 5], 0, 8),
-        ([50], [5], 0, 0),  # steps that are not whole always run
-        ([3], [], 0, 0),  # nobody waits: nothing is saved
-    ],
-)
-def test_whole_texts_share_what_is_left(
-    partial: list[int], full: list[int], taken: int, saved: int
-) -> None:
-    budget = DeficitBudget(10)
-    assert budget.take(partial, full) == taken
-    assert budget.saved == saved
-
-
-def test_savings_let_a_large_text_in() -> None:
-    budget = DeficitBudget(10)
-    assert [budget.take([6], [11]) for _ in range(3)] == [0, 0, 1]
-
-
-def test_a_budget_changes_no_text(tiny: dllm.DiffusionModel) -> None:
-    with dllm.Session(tiny, cache="dual", full_step_tokens=40) as session:
-        results = [session.submit(p, **HOW) for p in PROMPTS]
-        for handle, prompt in zip(results, PROMPTS, strict=True):
-            assert same(handle.result(timeout=60), dllm.generate(tiny, prompt, cache="dual", **HOW))
-
-
 def test_text_waits_for_whole_characters_and_stop_strings() -> None:
     pieces = {1: b"a", 2: "é".encode()[:1], 3: "é".encode()[1:], 4: b"STO", 5: b"P!", 6: b"x"}
 
@@ -306,40 +273,3 @@ def test_merged_events_say_what_both_said() -> None:
     both = first.merged(second)
     assert both.committed == {3: 7, 5: 9} and both.remasked == [4]
     assert both.drafts == {6: 1} and both.tokens == [7, 9] and both.step == 2
-
-
-def test_more_is_decided_at_once_while_others_wait(
-    tiny: dllm.DiffusionModel, slow: Callable[[float], None]
-) -> None:
-    """Of rows that allow it, and as long as enough wait; the last one in the queue is as alone."""
-    slow(0.02)
-    one, all_ = "threshold(tau=inf)", "threshold(tau=0.0)"
-    how: dict[str, Any] = {"max_new_tokens": 16, "block_length": 16}
-    alone = dllm.generate(tiny, PROMPTS[0], sampler=one, **how)
-    orders: list[dict[str, Any]] = [
-        {}, {"under_load": False}, {"sampler": one}, {"sampler": one, "under_load": True}, {}
-    ]  # fmt: skip
-    loosened = []
-    for waiting in (0, 9):
-        with dllm.Session(
-            tiny, sampler=one, max_rows=1, under_load=all_, under_load_waiting=waiting
-        ) as session:
-            handles = [session.submit(PROMPTS[0], **how, **order) for order in orders]
-            results = [handle.result(timeout=60) for handle in handles]
-        loosened.append([result.loosened for result in results])
-        for result in results:
-            assert result.sampler == one
-            assert same(result, alone) is (result.loosened == 0)
-            assert result.nfe < alone.nfe or not result.loosened
-    (first, *rest), none = loosened
-    assert first >= 1 and rest == [0, 0, 1, 0] and none == [0] * 5
-
-
-@pytest.mark.parametrize("sampler", ["lopa(threshold)", "thresold", "threshold+wino"])
-def test_only_the_choice_of_positions_may_follow_the_load(
-    tiny: dllm.DiffusionModel, sampler: str
-) -> None:
-    with pytest.raises(dllm.errors.ConfigError if "thresold" not in sampler else ValueError):
-        dllm.Session(tiny, under_load=sampler)
-    with pytest.raises(dllm.errors.ConfigError, match="under_load_waiting"):
-        dllm.Session(tiny, under_load_waiting=-1)

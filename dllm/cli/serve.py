@@ -62,15 +62,6 @@ class Served(Networked):
         option("How answers find their length, of requests that do not say; max_tokens is then the "
                "most.  Default fixed.", ENGINE),
     ] = None  # fmt: skip
-    under_load: Annotated[
-        str | None,
-        option(
-            "Sampler of steps before which requests wait, such as 'threshold(tau=0.7)'.", ENGINE
-        ),
-    ] = None
-    under_load_waiting: Annotated[
-        int, option("As soon as more than these wait, default 0.", ENGINE, min=0)
-    ] = 0
     cache: Annotated[
         list[str] | None,
         option("Repeatable: requests choose, default the first.  Default none.", ENGINE, "-c"),
@@ -84,9 +75,6 @@ class Served(Networked):
         int | None, option("Room for keys and values, of all rows.", ENGINE)
     ] = None
     max_batch_tokens: Annotated[int | None, option("Most positions of a forward.", ENGINE)] = None
-    full_step_tokens: Annotated[
-        int | None, option("Most positions of whole canvases in a step.", ENGINE)
-    ] = None
     keep_prefixes: Annotated[
         int | None,
         option("Of an autoregressive model, or with the cache block or wedlm: tokens of complete "
@@ -164,9 +152,8 @@ def check_parts(settings: Settings) -> None:
 
     for cache in settings.caches:
         compose_cache(cache)
-    for sampler in (settings.sampler, settings.under_load):
-        if sampler is not None:
-            compose(sampler)
+    if settings.sampler is not None:
+        compose(settings.sampler)
     syntax_of("", settings.tool_parser)
     for name in settings.drafters:
         if is_drafter_spec(name):

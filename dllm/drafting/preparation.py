@@ -119,7 +119,7 @@ class SpeculativePreparation(RequestMaker):
         return request
 
     def request(self, order: Order) -> Request:
-        for name in ("sampler", "trace", "under_load"):
+        for name in ("sampler", "trace"):
             if getattr(order, name):
                 raise ConfigError(f"{self.model.name} is autoregressive: it has no {name}")
         if order.text is not None:

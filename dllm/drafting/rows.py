@@ -121,10 +121,6 @@ class SpeculativeRow(Row):
         return len(self.text.fresh) + len(self.draft or EMPTY)
 
     @property
-    def refreshes(self) -> bool:
-        return not self.rounds
-
-    @property
     def length(self) -> int:
         """Tokens that are committed, prompt included."""
         return len(self.text.tokens)

@@ -146,10 +146,6 @@ class Engine(Work[Row, Step]):
     def check(self, recipe: Recipe) -> None:
         self._options(recipe)
 
-    def change(self, row: Row, recipe: Recipe) -> None:
-        if row.recipe is not recipe:
-            row.recipe, row.options = recipe, self._options(recipe)
-
     def _options(self, recipe: Recipe) -> RowOptions:
         """What a recipe asks of the statistics; recipes are checked when they are first met."""
         known = self._checked.get(id(recipe))

@@ -57,11 +57,6 @@ class Row(AnyRow):
         return sum([job.size for job in self.jobs])
 
     @property
-    def refreshes(self) -> bool:
-        """Whether its planned step computes its whole text."""
-        return bool(self.jobs) and self.jobs[0].plan.refresh
-
-    @property
     def planned(self) -> bool:
         return bool(self.jobs)
 

@@ -275,7 +275,6 @@ class Decoding(Body):
     seed: Seed | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     deadline: Seconds | None = None
-    under_load: bool | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False

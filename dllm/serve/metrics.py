@@ -74,7 +74,6 @@ class Metrics:
             "computed_positions": "Token positions fed to the model.",
             "committed_tokens": "Positions decided.",
             "remasked_tokens": "Positions taken back.",
-            "loosened_forwards": "Forwards of answers whose sampler was loosened under load.",
             "drafts": "Drafts that were verified, of answers that are complete.",
             "drafted_tokens": "Tokens of these drafts.",
             "accepted_tokens": "Drafted tokens that the verifier kept.",
@@ -127,7 +126,6 @@ class Metrics:
         self._counters["prompt_tokens"].inc(prompt)
         self._counters["cached_prompt_tokens"].inc(result.cached_tokens)
         self._counters["generation_tokens"].inc(written)
-        self._counters["loosened_forwards"].inc(result.loosened)
         self.observe("queue_seconds", result.queue_seconds)
         self.observe("request_forwards", result.nfe)
         self.observe("tokens_per_forward", written / max(1, result.nfe))

@@ -197,7 +197,6 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
         "tokens_per_forward": round(written / max(1, forwards), 3),
         "queue_seconds": round(max(r.queue_seconds for r in results), 6),
         "seconds": round(max(r.seconds for r in results), 6),
-        "loosened": sum(r.loosened for r in results),
         "sampler": results[0].sampler,
         "cache": results[0].cache,
         "seed": results[0].seed,

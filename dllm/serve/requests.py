@@ -68,7 +68,6 @@ class GenerateRequest:
     token_ids: bool = False
     trace: bool = False
     deadline: float | None = None
-    under_load: bool | None = None
     echo: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
     penalties: Mapping[str, float] = field(default_factory=dict)
@@ -197,7 +196,7 @@ def _request(
         include_usage=options.include_usage,
         usage_with_each=options.include_usage and options.continuous_usage_stats,
         drafts=options.include_drafts, diffusing=diffusing, token_ids=body.return_token_ids,
-        trace=body.trace, deadline=body.deadline, under_load=body.under_load,
+        trace=body.trace, deadline=body.deadline,
         endless=isinstance(body, Writing) and body.ignore_eos and bool(body.stop), **more,
     )  # fmt: skip
 

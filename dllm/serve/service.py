@@ -155,7 +155,6 @@ class Service:
         """What the answer is a function of, besides the request: versions, dtype, method."""
         sampler, cache = ask.sampler or self.settings.sampler or SAMPLER, self.cache_of(ask)
         facts = [__version__, self.model.name, self._weights, sampler, cache]
-        facts += [self.settings.under_load] if self.settings.under_load else []
         return "fp_" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
     def cache_of(self, ask: GenerateRequest) -> str:
@@ -277,8 +276,7 @@ class Service:
             never = dict.fromkeys(self.model.facts.stop_token_ids, -MAX_TEMPERATURE)
             arguments["logit_bias"] = {**arguments.get("logit_bias", {}), **never}
         given: dict[str, Any] = {
-            "sampler": ask.sampler, "under_load": ask.under_load,
-            "trace": ask.trace or bool(ask.logprobs), **arguments,
+            "sampler": ask.sampler, "trace": ask.trace or bool(ask.logprobs), **arguments,
         }  # fmt: skip
         try:
             before = occurrences([str(prompt) for prompt in ask.prompts])

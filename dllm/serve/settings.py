@@ -18,14 +18,13 @@ class Settings:
 
     ``name``: what clients call the model (default: the model's own name). ``sampler`` (default
     "threshold"), ``length``: of requests that name none; where the length is found, ``max_tokens``
-    is the most that an answer may get, and it holds memory for what it has. ``under_load``,
-    ``under_load_waiting``: see `dllm.Session`. ``caches``: those that
+    is the most that an answer may get, and it holds memory for what it has. ``caches``: those that
     requests may ask for, the first by default; each has rows and a queue of its own, and all share
     the model. ``drafters``: of an autoregressive model, whose texts they help to write; the first
     that has a draft.
     ``max_rows``: requests that are written at a time; ``max_waiting``: those that may wait,
     more get 429; ``max_positions``: room for keys and values; ``max_batch_tokens``: most
-    positions of a forward; ``full_step_tokens``: most positions of whole canvases in a step;
+    positions of a forward;
     ``keep_prefixes``: tokens of complete texts that are kept for those that begin like them.
     ``deadline``: seconds after which a request is given up, also in the queue. ``drain``:
     seconds that running requests get after SIGTERM. ``max_body``: bytes of a request;
@@ -38,15 +37,12 @@ class Settings:
     name: str | None = None
     sampler: str | None = None
     length: str | None = None
-    under_load: str | None = None
-    under_load_waiting: int = 0
     caches: tuple[str, ...] = ("none",)
     drafters: tuple[str, ...] = ()
     max_rows: int = 16
     max_waiting: int = 64
     max_positions: int | None = None
     max_batch_tokens: int | None = None
-    full_step_tokens: int | None = None
     keep_prefixes: int | None = None
     cuda_graphs: bool = False
     compile: bool = False
@@ -62,8 +58,8 @@ class Settings:
 
     def session(self, cache: str) -> dict[str, Any]:
         """Arguments of the `dllm.Session` for ``cache``."""
-        names = ("length", "under_load", "under_load_waiting", "max_rows", "max_waiting",
-                 "max_positions", "max_batch_tokens", "full_step_tokens", "keep_prefixes",
+        names = ("length", "max_rows", "max_waiting",
+                 "max_positions", "max_batch_tokens", "keep_prefixes",
                  "cuda_graphs", "compile")  # fmt: skip
         given = {name: getattr(self, name) for name in names}
         return {"cache": cache} | given | {"sampler": self.sampler or SAMPLER}

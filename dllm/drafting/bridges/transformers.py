@@ -44,9 +44,9 @@ def custom_generate(
     """For ``model.generate(ids, custom_generate=custom_generate, drafter=...)``.
 
     ``drafter``, ``rule``, ``controller``, ``vocabulary`` as for `dllm.speculate`; ``seed`` keys the
-    noise when sampling; ``on_tokens`` receives the new ids of every round, as does ``streamer``, which
-    transformers keeps to itself: name it as ``custom_generate=partial(custom_generate, streamer=...)``, too.  A diffusion drafter's vocabulary is compared with
-    ``verifier_tokenizer``, without one by size.  One sequence at a time.  Returns ids (1, L), or
+    noise when sampling; ``on_tokens`` receives the new ids of every round, as does ``streamer``,
+    which transformers keeps to itself: ``custom_generate=partial(custom_generate, streamer=...)``.
+    A diffusion drafter's vocabulary is compared with ``verifier_tokenizer``, without one by size.  One sequence at a time.  Returns ids (1, L), or
     with ``return_dict_in_generate`` an output that holds them as ``sequences``.  The verifier's
     processors (penalties, temperature, top-p ...) are those that transformers built from the
     generation config; stopping criteria other than ids and length are asked after every token.

@@ -58,8 +58,8 @@ class Refresh:
 class Reuse(Cache):
     """Keeps the keys and values of the committed text from round to round.
 
-    Recomputed are masks and what was committed since; `DiffusionDrafting` says when everything is.  For a bidirectional model this is an
-    approximation, which can only cost acceptance.
+    Recomputed are masks and what was committed since; `DiffusionDrafting` says when everything is.
+    For a bidirectional model this is an approximation, which can only cost acceptance.
     """
 
     name = "reuse"
@@ -87,7 +87,8 @@ class DiffusionDrafter(Drafter):
     ``steps`` forwards per round: before the last one, ``sampler`` commits tokens (default
     ``llada(steps)``).  ``cache``: "reuse" keeps keys and values of the committed text across
     rounds and recomputes them every ``refresh_rounds`` rounds or when acceptance falls by a
-    quarter (never for WeDLM's models, for which they stay right, nor with None); "none" recomputes everything.
+    quarter (never for WeDLM's models, for which they stay right, nor with None); "none" recomputes
+    everything.
     ``end_marker``: id that stood beside the masks in training ("do not end here"), and
     ``marker_position`` where: "after_masks" or "before_masks"; defaults what the checkpoint says.
     ``trim``: ids, or a JSON file of them, outside which nothing is drafted, so that only their rows

@@ -17,7 +17,6 @@ from dllm.drafting.base import (
     Budget,
     Draft,
     Drafter,
-    Drafting,
     DraftRequest,
     Feedback,
     RoundStats,
