@@ -11,7 +11,6 @@ from typing import Any
 
 from .events import Event, Reader
 from .models import DiffusionModel
-from .request_maker import Order
 from .result import Result
 from .scheduler import Request
 
@@ -25,10 +24,10 @@ class Handle:
     """
 
     def __init__(
-        self, model: DiffusionModel, request: Request, order: Order, max_events: int,
+        self, model: DiffusionModel, request: Request, max_events: int,
         cancel: Callable[[Handle], None],
     ) -> None:  # fmt: skip
-        self._request, self._order, self._cancel = request, order, cancel
+        self._request, self._cancel = request, cancel
         self._reader = Reader(model, request.recipe.config)
         self._events: deque[Event] = deque()
         self._most = max_events

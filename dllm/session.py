@@ -46,15 +46,6 @@ class StepReport:
     waiting: int
 
 
-@dataclass(frozen=True)
-class Change:
-    """What is different before a step: request ``index`` was submitted as ``order`` says, or let go
-    where that is None, because it was cancelled or is late."""
-
-    index: int
-    order: Order | None = None
-
-
 class Session:
     """An engine with a thread of its own, to which requests are submitted.
 
@@ -177,7 +168,7 @@ class Session:
                 )
             request.index, request.deadline = next(self._numbers), deadline
             request.submitted = time.perf_counter()
-            handle = Handle(self.model, request, order, max_events, self._cancel)
+            handle = Handle(self.model, request, max_events, self._cancel)
             self._inbox.append(("submit", handle))
             self._wake.notify()
         return handle
@@ -250,8 +241,7 @@ class Session:
 
     def _drive(self) -> None:
         try:
-            while (changes := self._listen()) is not None:
-                self._share(changes)
+            while self._listen():
                 began = time.perf_counter()
                 progress = self._scheduler.advance()
                 self._publish(progress)
@@ -261,36 +251,31 @@ class Session:
         finally:
             self._end()
 
-    def _listen(self) -> list[Change] | None:
+    def _listen(self) -> bool:
         """Take what other threads want, and let go who is late, waiting while there is nothing to
-        do; what has changed, or None when the session is over."""
-        changes: list[Change] = []
+        do; False when the session is over."""
+        changed = False
         with self._wake:
             while True:
                 while self._inbox:
+                    changed = True
                     what, handle = self._inbox.popleft()
                     if what == "submit":
                         self._handles[handle._request] = handle
                         self._scheduler.add(handle._request)
-                        changes.append(Change(handle.id, handle._order))
                     elif not handle.done:
                         self._scheduler.cancel(handle._request)
                         self._let_go(handle._request)
-                        changes.append(Change(handle.id))
                 if self._state == "closed":
-                    return None
-                if self._scheduler.busy or changes:
+                    return False
+                if self._scheduler.busy or changed:
                     break
                 if self._state == "draining":
-                    return None
+                    return False
                 self._wake.wait(IDLE_SECONDS)
         for request in self._scheduler.expire():
             self._let_go(request)
-            changes.append(Change(request.index))
-        return changes
-
-    def _share(self, changes: list[Change]) -> None:
-        """Tell whoever takes the same steps (`dllm.serve.ranks`); here nobody."""
+        return True
 
     def _publish(self, progress: Progress) -> None:
         """Tell every handle what happened to its request."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..access import KEY
-from ..errors import ConfigError, UnknownNameError
+from ..errors import UnknownNameError
 from .options import MODEL, Loading, option, takes
 from .output import note
 
@@ -126,16 +125,11 @@ def serve(
     settings = options.settings()
     options.log()
     options.warn_open()
-    split = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ  # by torchrun
     if replicas := options.replicas:
-        if split:
-            raise ConfigError("--replicas starts processes of its own: drop it under torchrun")
         from ..serve.ray import serve_replicas
 
         host, port = options.host, options.port
         serve_replicas(model, settings, replicas, host, port, options.loading, note)
-    elif split:
-        _split(model, settings, options)
     else:
         from ..serve.service import Service
 
@@ -170,23 +164,3 @@ def _here(service: Service, options: Served) -> None:
 
     level = "info" if options.log_level.lower() == "debug" else "warning"  # of uvicorn
     run(service, options.host, options.port, ready, level)
-
-
-def _split(model: str, settings: Settings, options: Served) -> None:
-    """Under ``torchrun``: this process is one rank of several that share the model."""
-    from ..serve.ranks import follow, joined, load_share
-    from ..serve.service import Service
-
-    if len(settings.caches) > 1:
-        raise ConfigError(
-            "ranks take the same steps in one order, and every cache has steps of its own: serve "
-            "one --cache under torchrun"
-        )
-    if options.quantization:
-        raise ConfigError("weights of few bits are for one process: drop --quantization")
-    with joined() as channel:
-        loaded = load_share(model, options.loading)
-        if channel.rank == 0:
-            _here(Service(loaded, settings, channel), options)
-        else:
-            follow(channel, loaded, settings.session(settings.caches[0]))

@@ -40,7 +40,6 @@ from .verify import VerifyRoutes
 if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..result import Result
-    from .ranks import Channel
 
 log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
 CANVAS = {"steps", "block_length", "length", "cfg_scale", "eos_policy", "constraints", "seed_text",
@@ -56,15 +55,11 @@ ANCHOR = "x"  # some text before a token whose text is wanted
 class Service:
     """The sessions of ``model``, one per cache, and everything around them that is not HTTP.
 
-    Prompts are read by `Encoder`, texts scored by `Likelihoods`.  ``ranks``: of a model that is
-    split over processes, where only the session's steps may touch it.
+    Prompts are read by `Encoder`, texts scored by `Likelihoods`.
     """
 
-    def __init__(
-        self, model: DiffusionModel, settings: Settings | None = None,
-        ranks: Channel | None = None,
-    ) -> None:  # fmt: skip
-        self.model, self.settings, self.ranks = model, settings or Settings(), ranks
+    def __init__(self, model: DiffusionModel, settings: Settings | None = None) -> None:
+        self.model, self.settings = model, settings or Settings()
         self.name = self.settings.name or model.name
         self.started = int(time.time())
         self.draining = False
@@ -79,13 +74,13 @@ class Service:
         )
         self.sessions = {name: self._session(name) for name in self.settings.caches}
         self.encoder = Encoder(model, self.settings.max_prompt_tokens)
-        self._likelihoods = Likelihoods(self.encoder)
+        self.likelihoods = Likelihoods(self.encoder)
         self._seconds = 1.0  # of a request, lately
         self._pieces: dict[int, str] = {}
         self._weights = digest(model.hf)
         self._forms: deque[str] = deque(maxlen=MOST_FORMS)
         self.drafting = None
-        if not is_causal_model(model) and ranks is None:
+        if not is_causal_model(model):
             self.drafting = DraftRoutes.of(model)
         self.verifying = None
         if is_causal_model(model):
@@ -108,10 +103,6 @@ class Service:
             length = {} if settings.length is None else {"length": settings.length}
             how = Preparation.of(self.model, options["sampler"], cache, None, length)
             check_recipe(how.recipe, how.cache, self.model)
-        if self.ranks is not None:
-            from .ranks import Leader
-
-            return Leader(self.ranks, self.model, **options)
         return Session(self.model, **options)
 
     @property
@@ -212,9 +203,6 @@ class Service:
             raise unsupported(
                 "text", f"at most {MOST_UNKNOWN} holes of a text may have an unknown length"
             )
-        if unknown and self.ranks is not None:
-            raise unsupported("text", "a model that is split over processes does not measure "
-                              "holes: say how long they are, such as [[8]]")  # fmt: skip
 
         def submit(model: DiffusionModel, go_on: Callable[[], None]) -> list[Handle]:
             encoded = []
@@ -383,20 +371,13 @@ class Service:
             log.error("a request failed", exc_info=error)
         return problem
 
-    @property
-    def likelihoods(self) -> Likelihoods:
-        """Who scores given texts."""
-        if self.ranks is not None:
-            raise unsupported(None, "a model split over processes writes and does not score")
-        return self._likelihoods
-
     def close(self) -> None:
         """Cancel what still runs, whose clients are told so, and end the threads."""
         self.draining = True
         for session in self.sessions.values():
             session.close(drain=False)
         self.encoder.close()
-        self._likelihoods.close()
+        self.likelihoods.close()
         if self.drafting is not None:
             self.drafting.close()
 
@@ -406,9 +387,7 @@ def digest(network: torch.nn.Module) -> str:
     found = hashlib.sha256()
     for name, weight in network.state_dict().items():
         if isinstance(weight, torch.Tensor) and weight.numel():
-            # Of a split weight the part that is here.
-            here = weight.to_local() if hasattr(weight, "to_local") else weight
-            flat = here.reshape(-1)[:: max(1, here.numel() // SAMPLE)]
+            flat = weight.reshape(-1)[:: max(1, weight.numel() // SAMPLE)]
             found.update(f"{name} {weight.dtype} {flat.tolist()}".encode())
     return found.hexdigest()
 

@@ -46,10 +46,11 @@ def custom_generate(
     ``drafter``, ``rule``, ``controller``, ``vocabulary`` as for `dllm.speculate`; ``seed`` keys the
     noise when sampling; ``on_tokens`` receives the new ids of every round, as does ``streamer``,
     which transformers keeps to itself: ``custom_generate=partial(custom_generate, streamer=...)``.
-    A diffusion drafter's vocabulary is compared with ``verifier_tokenizer``, without one by size.  One sequence at a time.  Returns ids (1, L), or
-    with ``return_dict_in_generate`` an output that holds them as ``sequences``.  The verifier's
-    processors (penalties, temperature, top-p ...) are those that transformers built from the
-    generation config; stopping criteria other than ids and length are asked after every token.
+    A diffusion drafter's vocabulary is compared with ``verifier_tokenizer``, without one by size.
+    One sequence at a time.  Returns ids (1, L), or with ``return_dict_in_generate`` an output that
+    holds them as ``sequences``.  The verifier's processors (penalties, temperature, top-p ...) are
+    those that transformers built from the generation config; stopping criteria other than ids and
+    length are asked after every token.
     Raises `ConfigError` for what it cannot do.
     """
     with feeding(streamer) as feed:

@@ -31,8 +31,9 @@ class Variant:
     ``conv_group_size`` that share a kernel (DFlash 2); ``selector_top_k`` candidates of its
     selector; ``sample_from_anchor``: the anchor's row drafts as well, every row the token after its
     own; ``causal_windows``: rows of sliding layers do not see the rows behind them;
-    ``anchored_windows``: a window reaches back from the anchor, not from the row; ``output_multiplier``, ``final_logit_softcapping`` and
-    ``input_embedding_scale`` (None: as the verifier embeds) change logits and embeddings.
+    ``anchored_windows``: a window reaches back from the anchor, not from the row;
+    ``output_multiplier``, ``final_logit_softcapping`` and ``input_embedding_scale`` (None: as the
+    verifier embeds) change logits and embeddings.
     """
 
     conv_kernel_size: int = 0
