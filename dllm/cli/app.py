@@ -22,7 +22,6 @@ from .compare import compare
 from .dflash import dflash
 from .distill import COMMANDS
 from .doctor import doctor
-from .drafter import serve_drafter
 from .evaluate import evaluate
 from .generate import generate
 from .infill import infill
@@ -137,7 +136,6 @@ for command in (
     generate, chat, infill, serve, batch, samplers, caches, doctor, compare, bench, tune, trace,
 ):  # fmt: skip
     app.command()(everywhere(command))
-app.command("serve-drafter")(everywhere(serve_drafter))
 app.command("eval")(everywhere(evaluate))
 for train_command in (dflash, *COMMANDS):
     train_app.command()(everywhere(train_command))

@@ -39,8 +39,7 @@ def register_all() -> None:
         package = import_module(f".{folder}", __name__)
         for file in iter_modules(package.__path__):
             import_module(f".{folder}.{file.name}", __name__)
-    for module in ("bridges.remote", "dflash.drafter"):
-        import_module(f".{module}", __name__)
+    import_module(".dflash.drafter", __name__)
 
 
 def available() -> list[Info]:

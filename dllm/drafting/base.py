@@ -210,7 +210,7 @@ class Feedback:
     """What a drafter, a proxy or a controller learns from a round.  ``accepted`` counts drafted
     tokens that were kept; ``emitted`` are the new tokens; ``fed`` are the tokens whose successors
     the verifier scored and ``scores`` its logits (rows, V), on its device; None in engines that
-    keep them (see `Drafter.needs_scores`).  ``hidden`` (m, taps * D) are the outputs of the layers
+    keep them.  ``hidden`` (m, taps * D) are the outputs of the layers
     in `Drafter.taps` at every token that was fed: those that were committed and not yet fed (in
     the first round the prompt), then the nodes of the draft."""
 
@@ -279,17 +279,13 @@ class DraftPart:
 class Drafter(DraftPart):
     """Something that proposes tokens.  What outlives a sequence is kept in the drafter itself.
 
-    ``needs_scores``: it learns from `Feedback.scores`, which not every engine gives.  ``taps``:
-    indices of the verifier's layers whose outputs it wants in `Feedback.hidden`.  ``timed``: its
-    drafts depend on clocks, so that two processes with the same text may draft differently.
+    ``taps``: indices of the verifier's layers whose outputs it wants in `Feedback.hidden`.
     ``outside``: its drafts come from elsewhere, when they come; its texts wait for them, and take
     nobody's place meanwhile.
     """
 
     distributions: ClassVar[frozenset[Distribution]] = frozenset({Distribution.POINT})
-    needs_scores: ClassVar[bool] = False
     taps: ClassVar[tuple[int, ...]] = ()
-    timed: ClassVar[bool] = False
     outside: ClassVar[bool] = False
 
     def open(self, request: DraftRequest) -> Drafting:

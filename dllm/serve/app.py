@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -16,15 +16,12 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from .. import __version__
-from . import openapi
-from .drafts import DraftServer
 from .http import Path, as_json, check_key, refusal
 from .openapi import document
 from .page import page
 from .problems import CLOSED, Problem
 from .routes import ModelRoutes, TextRoutes
 from .service import Service
-from .settings import Settings
 
 ACCESS = logging.getLogger("dllm.access")
 ICON = (
@@ -44,26 +41,7 @@ ELSEWHERE = {
 }
 
 
-class Serving(Protocol):
-    """What an application serves: a model that writes, or a drafter."""
-
-    settings: Settings
-    draining: bool  # whether new requests are refused
-
-    def state(self) -> dict[str, Any]:
-        """What goes on in it; ``status`` is "ready" while it takes requests."""
-
-    def exposition(self) -> bytes:
-        """Prometheus metrics."""
-
-    def failed(self, error: BaseException) -> Problem:
-        """Count a request that ended without an answer; what its client is told."""
-
-    def close(self) -> None:
-        """Cancel what still runs, whose clients are told so, and end the threads."""
-
-
-def create_app(serving: Serving) -> Starlette:
+def create_app(serving: Service) -> Starlette:
     """The application that serves ``serving``, and closes it in the end."""
 
     @asynccontextmanager
@@ -83,25 +61,19 @@ def create_app(serving: Serving) -> Starlette:
     return app
 
 
-def paths_of(serving: Serving) -> list[Path]:
+def paths_of(serving: Service) -> list[Path]:
     """What is answered for ``serving``."""
-    paths: list[Path] = []
-    if isinstance(serving, DraftServer):
-        paths = serving.routes.paths()
-    elif isinstance(serving, Service):
-        paths = TextRoutes(serving).paths() + ModelRoutes(serving).paths()
-        if serving.drafting is not None:
-            paths += serving.drafting.paths()
-        if serving.verifying is not None:
-            paths += serving.verifying.paths()
+    paths = TextRoutes(serving).paths() + ModelRoutes(serving).paths()
+    if serving.verifying is not None:
+        paths += serving.verifying.paths()
     operation = Operation(serving)
     paths += operation.paths()
-    operation.document = document(paths, getattr(serving, "name", "dllm"))
+    operation.document = document(paths, serving.name)
     return paths
 
 
 def guarded(
-    serving: Serving, work: Callable[[Request], Awaitable[Response]]
+    serving: Service, work: Callable[[Request], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
     """``work`` behind the API key; whatever it raises becomes an envelope."""
 
@@ -130,7 +102,7 @@ def guarded(
 class Operation:
     """Health, metrics, version, the documentation, and the page."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Service) -> None:
         self.serving = serving
         self.document: dict[str, Any] = {}
 
@@ -142,7 +114,6 @@ class Operation:
             Path("GET", "/metrics", self.metrics),
             Path("GET", "/version", self.version),
             Path("GET", "/openapi.json", self.openapi),
-            Path("GET", "/docs", self.docs),
             Path("GET", "/favicon.ico", self.icon),
         ]
         return [*paths, Path("GET", "/", self.page)] if self.serving.settings.page else paths
@@ -159,10 +130,6 @@ class Operation:
     async def openapi(self, request: Request) -> Response:
         """This document."""
         return as_json(self.document)
-
-    async def docs(self, request: Request) -> Response:
-        """This document as a page."""
-        return HTMLResponse(openapi.page(self.document))
 
     async def icon(self, request: Request) -> Response:
         return Response(

@@ -26,7 +26,6 @@ from ..prompts import encode, encode_continuation, encode_markup, hole_forms, to
 from ..request_maker import occurrences
 from ..session import Session
 from .body import shortened
-from .drafts import DraftRoutes
 from .encoding import Encoder
 from .likelihoods import Likelihoods
 from .metrics import Metrics
@@ -79,9 +78,6 @@ class Service:
         self._pieces: dict[int, str] = {}
         self._weights = digest(model.hf)
         self._forms: deque[str] = deque(maxlen=MOST_FORMS)
-        self.drafting = None
-        if not is_causal_model(model):
-            self.drafting = DraftRoutes.of(model)
         self.verifying = None
         if is_causal_model(model):
             self.verifying = VerifyRoutes(next(iter(self.sessions.values())))
@@ -378,8 +374,6 @@ class Service:
             session.close(drain=False)
         self.encoder.close()
         self.likelihoods.close()
-        if self.drafting is not None:
-            self.drafting.close()
 
 
 def digest(network: torch.nn.Module) -> str:

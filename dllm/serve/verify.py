@@ -21,8 +21,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..drafting.base import Budget
-from ..drafting.bridges.remote import OTHER_VOCABULARY, checked
+from ..drafting.base import Budget, Draft
 from ..drafting.outside import Outside
 from ..drafting.vocabulary import fingerprint
 from ..errors import ConfigError, PromptError, one_line
@@ -38,6 +37,8 @@ LARGEST = 1 << 24  # bytes
 PATIENCE = 60.0  # seconds
 MOST_TEXTS = 256  # of all devices
 LONGEST_DRAFT = 64
+MOST_NODES = 512
+OTHER_VOCABULARY = "other_vocabulary"  # an error after which nobody asks again
 
 
 @dataclass(eq=False)
@@ -171,3 +172,32 @@ class VerifyRoutes:
         text.handle.cancel()
         if text.news is not None and not text.news.cancel() and not text.news.cancelled():
             text.news.exception()  # nobody waits for it any more
+
+
+def checked(
+    reply: dict[str, Any], length: int, budget: Budget, vocab_size: int, source: str = ""
+) -> Draft:
+    """The draft in a reply, for a text of ``length`` tokens; raises `ValueError` when it is stale
+    or malformed.  Longer chains than asked for are cut."""
+    tokens, parents, end = (reply.get(name) for name in ("tokens", "parents", "end"))
+    if reply.get("base_len") != length:
+        raise ValueError("the reply is about another text")
+    if not isinstance(tokens, list) or len(tokens) > MOST_NODES:
+        raise ValueError(f"tokens are a list of at most {MOST_NODES}")
+    if not all(type(token) is int and 0 <= token < vocab_size for token in tokens):
+        raise ValueError("tokens lie within the verifier's vocabulary")
+    end = end if type(end) is int and end >= 0 else None
+    if parents is None:
+        ids = np.asarray(tokens[: budget.length], np.int64)
+        return Draft(ids, end=end, source=source)
+    if not isinstance(parents, list) or len(parents) != len(tokens):
+        raise ValueError("every node has a parent")
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if type(parent) is not int or not -1 <= parent < node:
+            raise ValueError("parents stand before their children")
+        depths.append(1 + depths[parent] if parent >= 0 else 1)
+    if max(depths, default=0) > budget.length:
+        raise ValueError("the tree is deeper than asked for")
+    return Draft(np.asarray(tokens, np.int64), np.asarray(parents, np.int64), end=end,
+                 source=source)  # fmt: skip

@@ -42,7 +42,7 @@ def test_the_version() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["generate", "chat", "infill", "samplers", "caches", "doctor", "train", "serve-drafter"],
+    ["generate", "chat", "infill", "samplers", "caches", "doctor", "train"],
 )
 def test_every_command_has_help(cli: Run, command: str) -> None:
     result = cli(command, "--help")

@@ -10,7 +10,7 @@ import pytest
 import dllm
 from dllm.access import KEY, json_headers
 from dllm.drafting.bridges.device import write_with
-from dllm.errors import ConfigError, DllmError
+from dllm.errors import DllmError
 from tests.cli.conftest import Run
 from tests.drafting.conftest import make_verifier
 
@@ -39,20 +39,6 @@ def test_a_device_that_drafts(start: Start, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(KEY, "sesame")
     written = [t for ids in write_with(served.url, "prompt_lookup", prompt, **how) for t in ids]
     assert written == dllm.speculate(verifier, None, PROMPT, max_new_tokens=8).tokens
-
-
-def test_a_verifier_that_asks_for_drafts(
-    start: Start, tiny: dllm.DiffusionModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wrong key is said, unlike a drafter that is gone, which the verifier does without."""
-    served = start(tiny, api_key="sesame")
-    verifier, spec = make_verifier("full"), f"remote(url='{served.url}', deadline=20)"
-    monkeypatch.setenv(KEY, "wrong")
-    with pytest.raises(ConfigError, match=f"set {KEY}"):
-        dllm.speculate(verifier, spec, PROMPT, max_new_tokens=4)
-    monkeypatch.setenv(KEY, "sesame")
-    out = dllm.speculate(verifier, spec, PROMPT, max_new_tokens=4)
-    assert out.tokens == dllm.speculate(verifier, None, PROMPT, max_new_tokens=4).tokens
 
 
 def test_the_command_line(

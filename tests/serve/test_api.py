@@ -178,9 +178,6 @@ def test_the_document_describes_what_is_answered(served: Served) -> None:
 
     for ref in refs(document):
         assert ref.rpartition("/")[2] in document["components"]["schemas"], ref
-    page = served.get("/docs").text
-    assert "max_completion_tokens" in page and "a whole number from 1 to 8" in page
-    assert "src=" not in page and "http://" not in page  # nothing is loaded from elsewhere
 
 
 @pytest.mark.parametrize(
@@ -198,10 +195,9 @@ def test_small_things(start: Start, tiny: dllm.DiffusionModel) -> None:
     served = start(tiny, api_key="sesame")
     assert served.get("/ping").status_code == 200
     assert served.get("/favicon.ico").headers["content-type"].startswith("image/svg")
-    for path in ("/docs", "/openapi.json"):
-        assert served.get(path).status_code == 401
-        key = {"Authorization": "Bearer sesame"}
-        assert served.get(path, headers=key).status_code == 200
+    assert served.get("/openapi.json").status_code == 401
+    key = {"Authorization": "Bearer sesame"}
+    assert served.get("/openapi.json", headers=key).status_code == 200
 
 
 def test_a_line_of_the_log_per_request(served: Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import signal
@@ -201,17 +200,6 @@ def test_errors_do_not_echo(
     assert answer.status_code in (400, 404) and len(answer.content) < ANSWERED
     assert "z" * 201 not in answer.text
     assert sum(len(record.getMessage()) for record in caplog.records) < ANSWERED
-
-
-def test_messages_of_drafters_do_not_echo(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    """And what is wrong with one is said once, not by the event loop as well."""
-    for message in ({"deadline_ms": BIG}, {"deadline_ms": []}, {"sid": BIG, "commit": []},
-                    {"sid": BIG, "deadline_ms": 10**400}):  # fmt: skip
-        for action in ("open", "draft", "close"):
-            answer = served.post(f"/v1/draft/{action}", message)
-            assert answer.status_code in (200, 400, 409) and len(answer.content) < ANSWERED
-    gc.collect()
-    assert not [record for record in caplog.records if "never retrieved" in record.getMessage()]
 
 
 def address(served: Served) -> tuple[str, int]:

@@ -46,8 +46,6 @@ class ADED(Drafter):
     nodes: int = 16
     rho: float = 0.5
 
-    needs_scores = True
-
     def __post_init__(self) -> None:
         if min(self.width, self.searches, self.depth, self.nodes) < 1 or not 0 < self.rho <= 1:
             raise ConfigError(

@@ -69,16 +69,8 @@ class _Several(Drafter):
         return frozenset().union(*(drafter.distributions for drafter in self.drafters))
 
     @property
-    def needs_scores(self) -> bool:  # type: ignore[override]
-        return any(drafter.needs_scores for drafter in self.drafters)
-
-    @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(dict.fromkeys(tap for drafter in self.drafters for tap in drafter.taps))
-
-    @property
-    def timed(self) -> bool:  # type: ignore[override]
-        return any(drafter.timed for drafter in self.drafters)
 
 
 @DRAFTERS.register("first_of")

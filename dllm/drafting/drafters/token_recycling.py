@@ -50,8 +50,6 @@ class TokenRecycling(Drafter):
     width: int = 8
     tree: bool = True
 
-    needs_scores = True
-
     def __post_init__(self) -> None:
         if self.width < 4:
             raise ConfigError(f"token_recycling needs width >= 4, not {self.width}")
