@@ -1,4 +1,4 @@
-"""Tasks by name: the generated ones, HumanEval, and files of questions with answers.
+"""Tasks by name: the generated ones, and files of questions with answers.
 
 A file is JSON lines with ``prompt`` (a string or chat messages) and ``answer``; an answer is right
 when it equals the reference up to blanks at its ends, or contains it where the line has
@@ -18,7 +18,6 @@ from ..errors import ConfigError, PromptError, UnknownNameError
 from ..json_lines import read_json_lines
 from ..models import DiffusionModel
 from ..prompts import checked, encode
-from .humaneval import HumanEval
 from .tasks import TASKS, Example, Task
 from .tasks.parallel import PARALLEL
 
@@ -98,19 +97,13 @@ def _question(task: str, where: str, result: Any) -> Question:
 
 def task_names() -> list[str]:
     """Every task that has a name."""
-    return [*TASKS, *PARALLEL, "humaneval"]
+    return [*TASKS, *PARALLEL]
 
 
-def problems(name: str, run_code: bool = False) -> Problems:
-    """The task of that name, or in that file.
-
-    ``run_code`` confirms that answers may be run where a task needs that.  Raises
-    `UnknownNameError` or `ConfigError`.
-    """
+def problems(name: str) -> Problems:
+    """The task of that name, or in that file.  Raises `UnknownNameError` or `ConfigError`."""
     if name in TASKS or name in PARALLEL:
         return TASKS.get(name) or PARALLEL[name]
-    if name == "humaneval":
-        return HumanEval(run_code)
     if name.endswith(".jsonl"):
         return read_file(Path(name))
     raise UnknownNameError("task", name, task_names())
@@ -120,7 +113,7 @@ def draw(task: Problems, n: int, seed: int = 0, start: int = 0) -> list[Any]:
     """Examples ``start`` to ``n`` of a task, no two of them alike.
 
     A generated task repeats itself where there are few instances: what was drawn before is passed
-    over.  Raises `ConfigError` where a task has no more.  Files and `HumanEval` are as they stand.
+    over.  Raises `ConfigError` where a task has no more.  Files are as they stand.
     """
     if not isinstance(task, Task):
         return task.examples(n, seed)[start:]

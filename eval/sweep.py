@@ -145,7 +145,6 @@ def run(
     cells: Sequence[Cell],
     journal: Journal,
     progress: Progress = lambda *_: None,
-    run_code: bool = False,
     refused: dict[str, str] | None = None,
     answered: Callable[[Cell, int], None] = lambda *_: None,
 ) -> list[Record]:
@@ -153,7 +152,7 @@ def run(
 
     ``progress(done, total, cell, record)`` is called before (record None) and after each cell,
     ``answered(cell, n)`` with the number of its answers so far.
-    ``run_code``: see `problems`.  Settings that the model does not go with are left out and told
+    Settings that the model does not go with are left out and told
     in ``refused``; without one they raise `RefusedError`.
     """
     identity = fingerprint(model)
@@ -161,7 +160,7 @@ def run(
     about = {"machine": machine(), "dtype": dtype, "device": device}
     loaded: dict[str, Problems] = {}
     for task in dict.fromkeys(cell.task for cell in cells):
-        loaded[task] = problems(task, run_code)
+        loaded[task] = problems(task)
     result = []
     for done, cell in enumerate(cells):
         questions = loaded[cell.task]

@@ -150,16 +150,15 @@ def tune(
     baseline: Setting,
     how: Tuning,
     progress: Progress = lambda *_: None,
-    run_code: bool = False,
 ) -> Choice:
     """Search ``candidates`` for the cheapest that keeps the accuracy of ``baseline``.
 
-    ``run_code``: see `problems`.  Raises `ConfigError` where the prompts are too few to confirm
+    Raises `ConfigError` where the prompts are too few to confirm
     anything, before any is answered.
     """
     check_enough(how, len(candidates) * (1 + len(how.caches)))
     identity = fingerprint(model)
-    tasks = {name: problems(name, run_code) for name in how.tasks}
+    tasks = {name: problems(name) for name in how.tasks}
     # One order of each task's prompts, cut into rounds.  Seed 0 leaves files as they stand, maybe
     # sorted by difficulty, so it is not used.
     starts = [0, *accumulate(how.rungs)]

@@ -29,7 +29,6 @@ from .listing import caches, samplers
 from .options import DEBUG, everywhere, remember_debug
 from .output import USAGE_ERROR, complain
 from .serve import serve
-from .trace import trace
 from .train import train_app
 from .tune import tune
 
@@ -133,7 +132,7 @@ def root(
 
 
 for command in (
-    generate, chat, infill, serve, batch, samplers, caches, doctor, compare, bench, tune, trace,
+    generate, chat, infill, serve, batch, samplers, caches, doctor, compare, bench, tune,
 ):  # fmt: skip
     app.command()(everywhere(command))
 app.command("eval")(everywhere(evaluate))

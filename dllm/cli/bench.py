@@ -52,7 +52,7 @@ def bench(*, options: Bench) -> None:
     cells = distinct(cell for sweep in sweeps for cell in sweep.cells())
     refused = {label: why for sweep in sweeps for label, why in sweep.refused().items()}
     for task in dict.fromkeys(cell.task for cell in cells):
-        problems(task, options.confirm_run_unsafe_code)  # a mistake in one is reported at once
+        problems(task)  # a mistake in one is reported at once
     if options.plot:
         check_plots()
     journal = Journal(options.output / "results.jsonl")
@@ -61,7 +61,7 @@ def bench(*, options: Bench) -> None:
     model = options.load()
     with Teller() as teller:
         records = run(
-            model, cells, journal, teller.cell, options.confirm_run_unsafe_code, refused,
+            model, cells, journal, teller.cell, refused,
             teller.answered,
         )  # fmt: skip
     if not records:

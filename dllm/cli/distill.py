@@ -59,7 +59,6 @@ class Run:
     seed: Annotated[int, setting("Of prompts and batches.", TRAINING, min=0)] = 0
     output: Annotated[Path | None, setting("Folder of the run.", OUTPUT, "--output", "-o")] = None
     dry_run: Annotated[bool, setting("Only say what it would take.", OUTPUT, "--dry-run")] = False
-    on: Annotated[str | None, setting("Card of the dry run, e.g. H100.", OUTPUT)] = None
     tflops: Annotated[float, setting("Of the dry run's hardware.", OUTPUT, min=0.001)] = 100.0
     memory: Annotated[float, setting("Of the dry run's hardware, GB.", OUTPUT, min=0.1)] = 24.0
     length: Annotated[int, setting("Tokens of a text in the dry run.", OUTPUT, min=1)] = 512
@@ -71,14 +70,7 @@ class Run:
     def forecast(self, load: Load) -> None:
         """Say what a run would take."""
         from ..train.forecast import forecast
-        from .capacity import CARDS
-
-        if self.on is not None and self.on not in CARDS:
-            raise UnknownNameError("card", self.on, CARDS)
-        speed, room = self.tflops * 1e12, self.memory * 1e9
-        if self.on is not None:
-            speed, room = CARDS[self.on].operations, CARDS[self.on].memory
-        for line in forecast(self.model, load, speed, room):
+        for line in forecast(self.model, load, self.tflops * 1e12, self.memory * 1e9):
             note(line)
 
     def asked(self) -> tuple[Callable[[int], list[Question]], list[Question]]:

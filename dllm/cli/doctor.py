@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import INSTALL_EXTRA, ConfigError, DllmError
+from ..errors import INSTALL_EXTRA, DllmError
 from .output import distribution_version, versions, waiting
 
 if TYPE_CHECKING:
@@ -39,24 +39,9 @@ def doctor(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Hub id, folder or bundled name to check.")
     ] = None,
-    caches: Annotated[
-        bool, typer.Option("--caches", help="Predict what each cache gains for the model here.")
-    ] = False,
-    prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", min=1, help="Prompt that --caches assumes.")
-    ] = 512,
-    new_tokens: Annotated[
-        int, typer.Option("--new-tokens", min=4, help="Answer that --caches assumes.")
-    ] = 256,
     selftest: Annotated[
         bool, typer.Option("--selftest", help="Compare what can be compared on this machine.")
     ] = False,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="What a server of the model can carry here.")
-    ] = False,
-    on: Annotated[
-        str | None, typer.Option(help="A card instead of this machine, for --serve: H100, ...")
-    ] = None,
     compile_kernels: Annotated[
         bool,
         typer.Option("--compile", help="Compile faster kernels for this processor, once."),
@@ -69,17 +54,6 @@ def doctor(
     """
     if selftest:
         raise typer.Exit(_selftest())
-    if serve and model is None:
-        raise typer.BadParameter("name the model it would serve: --model", param_hint="--serve")
-    if on is not None and not serve:
-        raise typer.BadParameter("a card is for --serve", param_hint="--on")
-    if caches and model is None:
-        raise typer.BadParameter("name the model they are for: --model", param_hint="--caches")
-    if on is not None and model is not None:  # what this machine has does not matter
-        from .capacity import table
-
-        print("\n".join(table(model, prompt_tokens, new_tokens, 0, on)))
-        return
     console = Console(highlight=False, soft_wrap=True)
     if compile_kernels:
         from ..kernels import cpu
@@ -97,16 +71,6 @@ def doctor(
     _report(console, verdict)
     if any(finding.state == BAD for finding in verdict):
         raise typer.Exit(1)
-    if serve:
-        from .capacity import table
-
-        with waiting("multiplying matrices of its size"):
-            lines = table(model, prompt_tokens, new_tokens, memory[1])
-        print("\n".join(lines))
-    if caches:
-        with waiting("decoding with every cache"):
-            result = list(expected(model, prompt_tokens, new_tokens))
-        _report(console, result)
 
 
 def _selftest() -> int:
@@ -221,45 +185,6 @@ def examine(model: str, memory: tuple[str, int]) -> Iterator[Finding]:
     yield from speed(checkpoint, needs, *memory)
     yield from _tokens(checkpoint)
     yield from _weights(checkpoint)
-
-
-def expected(model: str, prompt: int, new: int) -> Iterator[Finding]:
-    """What each cache is expected to gain, for one row and four tokens per step.
-
-    Raises `ConfigError` for models that do not decode by diffusion.
-    """
-    import torch
-
-    from ..eval.gains import PER_STEP, WORTH, gains, recommended, within
-    from ..models.checkpoint import open_checkpoint
-    from ..models.footprint import stored_dtype
-    from ..models.reading import family_of, native_config
-
-    checkpoint = open_checkpoint(model)
-    family = family_of(checkpoint)
-    if family.name == "autoregressive":
-        raise ConfigError(f"{checkpoint.name} is autoregressive: caches are for diffusion models")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = getattr(torch, stored_dtype(checkpoint))
-    config, _ = native_config(checkpoint, family)
-    context = config.max_position_embeddings
-    prompt, new = within(context, prompt, new)
-    yield Finding(
-        "caches",
-        f"against none, prompt {prompt}, {new} new tokens (context {context}), {PER_STEP} per "
-        f"step, on {device}",
-    )
-    first = family.mask_kind == "decided_first"
-    result = gains(config, device, dtype, prompt, new, first)
-    for gain in result:
-        yield Finding(gain.cache, gain.text, GOOD if gain.time >= WORTH else PLAIN)
-    best = recommended(result)
-    yield Finding(
-        "try",
-        "no cache: none pays for such a shape"
-        if best is None
-        else f"--cache {best.cache}, the fastest; dllm tune measures what it costs in accuracy",
-    )
 
 
 def _sizes(checkpoint: Checkpoint, needs: Footprint) -> Iterator[Finding]:

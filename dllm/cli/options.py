@@ -65,7 +65,9 @@ Seed = Annotated[int | None, option("Of all noise, default 0.", DECODING)]
 BlockLength = Annotated[int | None, option("Positions of a block.", DECODING, min=1)]
 MaxNewTokens = Annotated[int | None, option("Positions of the canvas.", DECODING, min=1)]
 Json = Annotated[bool, option("Print a JSON object per answer.", OUTPUT)]
-TraceFile = Annotated[Path | None, option("Write every step to this JSON file.", OUTPUT)]
+TraceFile = Annotated[
+    Path | None, option("Write every step to this file: .json, or .html to look at.", OUTPUT)
+]
 TopCandidates = Annotated[int | None, option("Candidates per position in the trace.", OUTPUT)]
 RunCode = Annotated[bool, option("Let tasks run code of the model.", MEASURING)]
 
@@ -203,7 +205,6 @@ class Measured(Ways):
     curve: Annotated[
         list[str] | None, option("A sampler along its knob, or 'all'; repeatable.", MEASURING)
     ] = None
-    confirm_run_unsafe_code: RunCode = False
 
     def task_names(self) -> list[str]:
         """The tasks, one by one."""

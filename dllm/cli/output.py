@@ -142,10 +142,15 @@ def trace_files(file: Path | None, rows: int) -> list[Path]:
 
 
 def save_traces(results: list[Result], files: list[Path]) -> None:
-    """Write the traces that were asked for."""
+    """Write the traces that were asked for, as pages or JSON."""
+    from ..eval.page import trace_page
+
     for result, file in zip(results, files, strict=False):
         assert result.trace is not None
         try:
-            result.trace.save(file)
+            if file.suffix == ".html":
+                file.write_text(trace_page([result.trace.to_dict()], file.stem), encoding="utf-8")
+            else:
+                result.trace.save(file)
         except OSError as error:
             raise ConfigError(f"cannot write the trace to {file}: {error.strerror}") from error

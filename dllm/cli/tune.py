@@ -64,14 +64,14 @@ def tune(*, options: Tune) -> None:
         caches=() if options.cache or options.by == "nfe" else CACHES,
     )  # fmt: skip
     for task in how.tasks:
-        problems(task, options.confirm_run_unsafe_code)  # a mistake in one is reported at once
+        problems(task)  # a mistake in one is reported at once
     arguments = {"max_new_tokens": 64} | options.given("max_new_tokens", "block_length")
     curves = options.curves() or ([] if options.sampler else samplers_with_curves())
     result = settings(options.sampler or [], curves, options.cache or ["none"], arguments)
     check_enough(how, len(result) * (1 + len(how.caches)))
     model = options.load()
     baseline = Setting("llada", "llada", "none", arguments)
-    choice = search(model, result, baseline, how, tell, options.confirm_run_unsafe_code)
+    choice = search(model, result, baseline, how, tell)
     write_preset(choice, model.name, how, options.output)
     print(summary(choice))
     note(f"written: {options.output}")

@@ -13,8 +13,9 @@ from types import FrameType
 import uvicorn
 
 from ..errors import ConfigError
-from .app import Serving, create_app
+from .app import create_app
 from .connections import Connection, drop_unfinished
+from .service import Service
 
 KEEP_ALIVE = 30  # seconds that a connection may be idle
 BACKLOG = 2048
@@ -42,7 +43,7 @@ def listen(host: str, port: int, write_patience: float) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn, which stops when what runs is answered, or has had `Settings.drain` seconds."""
 
-    def __init__(self, serving: Serving, log_level: str = "warning") -> None:
+    def __init__(self, serving: Service, log_level: str = "warning") -> None:
         super().__init__(
             uvicorn.Config(
                 create_app(serving), log_level=log_level, timeout_keep_alive=KEEP_ALIVE,
@@ -80,7 +81,7 @@ class Server(uvicorn.Server):
 
 
 def run(
-    serving: Serving, host: str, port: int, ready: Callable[[str], None] = lambda url: None,
+    serving: Service, host: str, port: int, ready: Callable[[str], None] = lambda url: None,
     log_level: str = "warning",
 ) -> None:  # fmt: skip
     """Serve until SIGTERM or SIGINT; ``ready`` gets the address once it is open."""

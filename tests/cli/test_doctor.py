@@ -10,19 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
 
 import dllm
 from dllm.cli import doctor as module
 from dllm.cli.doctor import BAD, GOOD, examine, fit
-from dllm.eval.cost import Rates
-from dllm.eval.gains import Gain, gains, recommended, within
 from dllm.kernels import cpu
 from dllm.models import precision
 from dllm.models.checkpoint import open_checkpoint
 from dllm.models.footprint import Footprint, footprint
 
-from ..settings import OWN_MODELS
 from .conftest import Run
 
 LLADA_8B: dict[str, Any] = {
@@ -170,78 +166,3 @@ def test_what_is_wrong_with_the_files(cli: Run, tiny_folder: Path, tmp_path: Pat
     save_file({"a": torch.zeros(3)}, folder / "model.safetensors", metadata={"format": "pt"})
     empty = cli("doctor", "-m", str(folder))
     assert empty.exit_code == 1 and "weights are missing" in empty.stdout
-
-
-def test_caches_are_weighed_for_the_model_and_the_device(cli: Run, llada_8b: Path) -> None:
-    small = LLADA_8B | {"d_model": 64, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 128,
-                        "n_layers": 2, "vocab_size": 256, "embedding_size": 256,
-                        "mask_token_id": 255, "eos_token_id": 254}  # fmt: skip
-    (llada_8b / "config.json").write_text(json.dumps(small))
-    result = cli("doctor", "-m", str(llada_8b), "--caches", "--prompt-tokens", "16",
-                 "--new-tokens", "8")  # fmt: skip
-    lines = {line[2:].split()[0]: line for line in result.stdout.splitlines()}
-    assert result.exit_code == 0
-    assert set(dllm.cache.CACHES) - {"none", *OWN_MODELS} <= set(lines)
-    assert not set(OWN_MODELS) & set(lines)
-    assert "fewer operations" in lines["dual"] and "measured" in lines["sparse"]
-
-
-def test_what_a_cache_gains_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in's positions under the model's sizes: 8 steps of 32 new tokens in one block."""
-    monkeypatch.setattr("dllm.eval.gains.RUNS", 0)  # one decoding each: seconds are not looked at
-    config = LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
-                         num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
-    result = {g.cache: g for g in gains(config, torch.device("cpu"), torch.float32, 64, 32)}
-    assert all(gain.host is None for gain in result.values())  # a small network is timed
-    layer, full, block = 2 * 64 * 16 * (4 + 2) + 3 * 64 * 96, 96, 32
-    head = 2 * 64 * 100 * sum(range(4, 33, 4))
-    none = 8 * 3 * (2 * full * layer + 4 * full * full * 64) + head
-    dual = 3 * (2 * (full + 7 * block) * layer + 4 * (full + 7 * block) * full * 64) + head
-    assert result["dual"].operations == pytest.approx(none / dual)
-    assert Gain("x", 2.0, 1.0, 0.5).text.startswith("no gain: 1.0x (2.0x fewer operations, 50 %")
-    own = gains(config, torch.device("cpu"), torch.float32, 64, 32, decided_first=True)
-    assert [g.cache for g in own] == ["wedlm"] and own[0].operations > 2
-
-
-def test_caches_need_a_diffusion_model(cli: Run) -> None:
-    assert cli("doctor", "--caches").exit_code == 2
-    result = cli("doctor", "-m", "nano-ar", "--caches")
-    assert result.exit_code == 2 and "autoregressive" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("context", "asked", "taken"),
-    [(4096, (512, 256), (512, 256)), (128, (512, 256), (86, 42)), (16, (512, 4), (12, 4))],
-)
-def test_the_model_s_own_context_is_kept_to(
-    context: int, asked: tuple[int, int], taken: tuple[int, int]
-) -> None:
-    assert within(context, *asked) == taken
-
-
-def test_what_needs_a_checkpoint_of_its_own_is_not_recommended() -> None:
-    fast, safe = Gain("d2f", 3.0, 3.0), Gain("dual", 2.0, 2.0)
-    assert recommended([fast, safe]) is safe and recommended([fast]) is None
-
-
-def test_the_host_counts_and_one_cache_is_recommended(
-    cli: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cache that halves the operations and doubles the time on the host gains nothing."""
-    monkeypatch.setattr("dllm.eval.gains.SMALL", 0)  # as for a large network
-    rates = Rates((1, 512), (1e9, 1e9))
-    monkeypatch.setattr(Rates, "measure", classmethod(lambda *_: rates))
-    cost = {"none": 1.0, "dual": 1.0, "d2": 600.0}
-    monkeypatch.setattr(
-        "dllm.eval.gains.host_seconds", lambda _, cache, *__: cost.get(cache.name, 30.0) / 20
-    )
-    result = cli("doctor", "-m", "nano", "--caches")
-    lines = [line[2:].split() for line in result.stdout.splitlines()]
-    start = next(i for i, words in enumerate(lines) if words[0] == "caches")
-    names = [words[0] for words in lines[start + 1 : -1]]
-    shown = [" ".join(words[1:]).removeprefix("no gain: ") for words in lines[start + 1 : -1]]
-    times = [float(text.split()[0].rstrip("x")) for text in shown]
-    assert names[0] == "dual" and names[-1] == "d2" and times == sorted(times, reverse=True)
-    assert times[-1] < 1.1 and "no gain" in result.stdout.splitlines()[-2]
-    assert "--cache dual, the fastest" in result.stdout.splitlines()[-1]
-    assert "context 128" in result.stdout

@@ -164,12 +164,6 @@ def test_interruption(cli: Run, monkeypatch: MonkeyPatch) -> None:
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("device", ["/dev/full", "/dev/zero", "/dev/null"])
-def test_a_device_is_no_trace(cli: Run, device: str) -> None:
-    done = cli("trace", device)
-    assert done.exit_code == 2 and "is a device" in done.stderr
-
-
 def many_prompts(command: str, folder: Path) -> tuple[list[str], Path]:
     """A command that answers 400 prompts, and the file it writes."""
     file, out = folder / "prompts.txt", folder / "out.jsonl"

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.eval.page import read_trace, trace_page
-from tests.cli.conftest import Run
+from dllm.eval.page import trace_page
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 PROMPT = "Reverse this list: Tom, Anna, Ben, Mia"
@@ -70,7 +69,7 @@ def count(tab: Any, kind: str) -> int:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_slider_replays_the_canvas(browser: Any, traces: list[Path], tmp_path: Path) -> None:
-    trace = read_trace(traces[0])
+    trace = json.loads(traces[0].read_text())
     tab, problems = show(browser, trace_page([trace]), tmp_path)
     steps, new = len(trace["steps"]), trace["length"] - len(trace["prompt"])
     assert tab.locator("#at").inner_text() == f"step {steps} of {steps}"
@@ -93,7 +92,7 @@ def test_the_slider_replays_the_canvas(browser: Any, traces: list[Path], tmp_pat
 
 @pytest.mark.filterwarnings("ignore")
 def test_runs_of_end_of_text_are_one_box(browser: Any, traces: list[Path], tmp_path: Path) -> None:
-    trace = read_trace(traces[0])
+    trace = json.loads(traces[0].read_text())
     end, length = trace["final"][-1], len(trace["final"])
     tail = next(i for i in range(length, 0, -1) if trace["final"][i - 1] != end)
     assert length - tail >= 8  # the answer is short, the canvas is not
@@ -110,7 +109,7 @@ def test_runs_of_end_of_text_are_one_box(browser: Any, traces: list[Path], tmp_p
 
 @pytest.mark.filterwarnings("ignore")
 def test_heat_hover_and_play(browser: Any, traces: list[Path], tmp_path: Path) -> None:
-    trace = read_trace(traces[0])
+    trace = json.loads(traces[0].read_text())
     tab, problems = show(browser, trace_page([trace]), tmp_path)
     cell = tab.locator("#trace-0 .cell.held:not(.folded)").last
     colours = []
@@ -136,7 +135,7 @@ def test_heat_hover_and_play(browser: Any, traces: list[Path], tmp_path: Path) -
 def test_two_traces_and_what_caches_compute(
     browser: Any, traces: list[Path], tmp_path: Path
 ) -> None:
-    both = [read_trace(file) for file in traces]
+    both = [json.loads(file.read_text()) for file in traces]
     tab, problems = show(browser, trace_page(both), tmp_path)
     boxes = [tab.locator(f"#trace-{i}").bounding_box() for i in (0, 1)]
     assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]
@@ -166,7 +165,7 @@ def test_text_around_holes_is_given(browser: Any, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_tokens_cannot_leave_the_data(browser: Any, traces: list[Path], tmp_path: Path) -> None:
-    trace = read_trace(traces[0])
+    trace = json.loads(traces[0].read_text())
     evil = "</script><script>window.hit = 1</script><img src=x onerror='window.hit = 1'>"
     trace["pieces"] = dict.fromkeys(trace["pieces"], evil)
     tab, problems = show(browser, trace_page([trace], title="<b>&"), tmp_path)
@@ -174,34 +173,3 @@ def test_tokens_cannot_leave_the_data(browser: Any, traces: list[Path], tmp_path
     assert tab.locator("#trace-0 .cell.held").first.inner_text() == evil
     assert tab.title() == "<b>&"
     tab.close()
-
-
-def test_command_line(cli: Run, traces: list[Path], tmp_path: Path) -> None:
-    out = tmp_path / "run.html"
-    result = cli("trace", *map(str, traces), "-o", str(out))
-    assert result.exit_code == 0 and "written" in result.stderr
-    text = out.read_text()
-    assert "http" not in text and text.count("<script") == 2
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("{", "is not JSON"), ("[]", "not a trace of format 1"), ('{"format": 1}', "lacks cache"),
-     ('{"format": 1, "steps": null}', "expected in steps"),
-     ('{"format": 1, "prompt": [], "length": 1, "region": [0, 1], "sampler": "a", "cache": "n", '
-      '"model": "m", "steps": [3], "final": [], "pieces": {}}', "expected in steps"),
-     (None, "cannot read the trace")],
-)  # fmt: skip
-def test_bad_input(cli: Run, tmp_path: Path, content: str | None, message: str) -> None:
-    file = tmp_path / "run.json"
-    if content is not None:
-        file.write_text(content)
-    result = cli("trace", str(file))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-
-
-def test_three_traces_are_too_many(cli: Run, traces: list[Path]) -> None:
-    result = cli("trace", *[str(traces[0])] * 3)
-    assert result.exit_code == 2 and "side by side, not 3" in result.stderr
-    assert json.loads(traces[0].read_text())["format"] == 1

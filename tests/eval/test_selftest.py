@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from dllm.cli.app import app
-from dllm.cli.capacity import PER_STEP, ROWS, table
-from dllm.errors import ConfigError
 from dllm.eval import selftest
-from dllm.eval.cost import Rates
 from dllm.eval.selftest import Check, report
 from dllm.kernels import linear
 
@@ -87,25 +82,3 @@ def test_a_check_that_raises_counts_as_a_difference(monkeypatch: pytest.MonkeyPa
     assert "no such kernel" in report(checks)
     monkeypatch.setattr(selftest, "run", lambda: iter([Check("x", False, "1 differs", "y=1")]))
     assert CliRunner().invoke(app, ["doctor", "--selftest"]).exit_code == 1
-
-
-def test_what_a_server_can_carry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """At a rate of 10^9 operations per second everything can be worked out by hand."""
-    (tmp_path / "config.json").write_text(json.dumps(FIELDS))
-    flat = Rates((1, 512), (1e9, 1e9))
-    monkeypatch.setattr(Rates, "measure", classmethod(lambda *_: flat))
-    row = 2 * 2 * (2 * 16) * 96 * 4  # keys and values, layers, heads, canvas, bytes
-    layer = 2 * 64 * 16 * (4 + 2) + 3 * 64 * 96
-    weights = 4 * (2 * layer + 2 * 128 * 64 + 5 * 64)
-    free = int((weights + 10.5 * row) / 0.9)
-    lines = table(str(tmp_path), 64, 32, free)
-    assert "rows that fit: 10 " in lines[1]
-    full = (2 * 96 * 2 * layer + 4 * 96 * 96 * 64 * 2 + 2 * 32 * 64 * 128) / 1e9
-    one = lines[3].split()
-    assert one[0] == "1" and float(one[1]) == pytest.approx(1000 * full, abs=0.06)
-    assert float(one[3].replace(",", "")) == pytest.approx(PER_STEP / full, abs=0.6)
-    assert len(lines) == 3 + len(ROWS) + 1 and "(does not fit)" in lines[3 + ROWS.index(16)]
-    with pytest.raises(ConfigError, match="more than the 512 positions"):
-        table(str(tmp_path), 500, 32, free)
-    with pytest.raises(ConfigError, match="autoregressive"):
-        table("nano-ar", 10, 10, free)
