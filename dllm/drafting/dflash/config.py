@@ -62,8 +62,7 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
         return "speculators"
     names = raw.get("architectures")
     named = isinstance(names, list) and any(
-        name in ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel")
-        for name in names
+        name in ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel") for name in names
     )
     return "z-lab" if named or isinstance(raw.get("dflash_config"), dict) else None
 

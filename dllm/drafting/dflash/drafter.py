@@ -320,11 +320,15 @@ class BlockDrafting(Drafting):
         text = Text(self.followers, context, self.hits) if self.part.copies else None
         nodes, deepest = self.part.nodes, min(budget.length, budget.room)
         found = walk.grow(deepest, nodes, text, tree, budget.nodes if tree else None)
-        n = budget.tree_size(found.alive) if tree else budget.chain_length(found.sure)
-        self.kinds = found.kinds[:n] if self.part.copies else []
+        sure = np.exp([node.chance for node in found])
+        n = budget.tree_size(np.exp([node.score for node in found])) if tree else (
+            budget.chain_length(sure)
+        )  # fmt: skip
+        self.kinds = [node.mark[0] for node in found[:n]] if self.part.copies else []
+        tokens = np.array([node.token for node in found], np.int64)
         return Draft(
-            found.tokens[:n], found.parents[:n] if tree else None, confidence=found.sure[:n],
-            end=None if tree else self._end(found.tokens), source=SOURCE,
+            tokens[:n], np.array([node.parent for node in found[:n]], np.int64) if tree else None,
+            confidence=sure[:n], end=None if tree else self._end(tokens), source=SOURCE,
         )  # fmt: skip
 
     def _end(self, tokens: IntArray) -> int | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ...canvas import IntArray
-from ..base import ROOT, Array, Distribution, Draft
+from ..base import Array, Distribution, Draft
 from ..drafters.followers import Followers
 from ..drafters.hits import HitRates
+from ..search.grow import Node, grow
 from ..search.marginals import largest
 from .heads import Bias, Floats, Sure
 
@@ -32,17 +31,6 @@ LEVELS = 10  # of a head's probability, by factors of sqrt(2), the last from 0.7
 # tokens in front of it that it followed before (0: never), and its place among such followers
 Kind = tuple[int, int, int]
 NO_KIND = (-1, 0, 0)
-
-
-class Grown(NamedTuple):
-    """Nodes (n,) of a tree, best first: tokens, parents, the chance of each behind its parent and
-    that of its whole path, and what kind of candidate it was."""
-
-    tokens: IntArray
-    parents: IntArray
-    sure: Array
-    alive: Array
-    kinds: list[Kind]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,63 +89,45 @@ class Walk:
     def grow(
         self, length: int, nodes: int, text: Text | None = None, branches: bool = True,
         size: Callable[[Array], int] | None = None,
-    ) -> Grown:  # fmt: skip
+    ) -> list[Node]:  # fmt: skip
         """The ``nodes`` most probable prefixes of at most ``length`` tokens; without ``branches``
         the best path.  ``size`` says of the chances of nodes how many will be sent: none is looked
         for that would not be.
 
-        Best first, as DDTree (arXiv 2604.12989) does with marginals; here the probability of a
-        token is that behind its parent.  With ``text`` what followed the same tokens there stands
-        among the candidates, and lengthens paths beyond the block; chances are then those of
-        `Text`.
+        As DDTree (arXiv 2604.12989) does with marginals; here the probability of a token is that
+        behind its parent.  With ``text`` what followed the same tokens there stands among the
+        candidates, and lengthens paths beyond the block; chances are then those of `Text`.  Nodes
+        are marked with their kind and the tokens up to them.
         """
-        # minus the score, parent, depth, token, logarithm of its chance, kind
-        found: list[tuple[float, int, int, int, float, Kind]] = []
-        tokens: list[int] = []
-        parents: list[int] = []
-        sure: list[float] = []
-        scores: list[float] = []
-        kinds: list[Kind] = []
-        contexts = {ROOT: (self.anchor,) if text is None else text.context}
 
-        def open_children(node: int, depth: int, score: float) -> None:
+        def children(node: Node) -> list[tuple[float, int, tuple[Kind, tuple[int, ...]]]]:
+            _, context = node.mark
+            depth = node.depth + 1
             known: dict[int, float] = {}  # token -> its logarithmic probability, of the head
             if depth < len(self.logits):
-                log_q = self.after(contexts[node][-1], depth)
+                log_q = self.after(context[-1], depth)
                 at = np.argpartition(log_q, -BRANCHES)[-BRANCHES:] if len(log_q) > BRANCHES else (
                     np.arange(len(log_q))
                 )  # fmt: skip
                 names = self.ids[depth, at].tolist()
                 known = dict(zip(names, log_q[at].tolist(), strict=True))
-            if text is None:
-                judged = {token: (value, NO_KIND) for token, value in known.items()}
-            else:
-                judged = text.judged(contexts[node], known)
-            for token, (value, kind) in judged.items():
-                heapq.heappush(found, (-(score + value), node, depth, token, value, kind))
+            elif not branches and node.score <= FAINT:
+                return []
+            judged = {token: (value, NO_KIND) for token, value in known.items()}
+            if text is not None:
+                judged = text.judged(context, known)
+            found = [(value, token, (kind, (*context[-NGRAMS[-1] :], token)))
+                     for token, (value, kind) in judged.items()]  # fmt: skip
+            return found if branches or not found else [max(found, key=lambda one: one[0])]
 
-        if length and nodes:
-            open_children(ROOT, 0, 0.0)
-        while found and len(tokens) < nodes:
-            minus, parent, depth, token, value, kind = heapq.heappop(found)
-            node = len(tokens)
-            tokens.append(token)
-            parents.append(parent)
-            sure.append(value)
-            scores.append(-minus)
-            kinds.append(kind)
-            contexts[node] = (*contexts[parent][-NGRAMS[-1] :], token)
-            if not branches:
-                found.clear()
-            goes_on = branches or depth + 1 < len(self.logits) or -minus > FAINT
-            if depth + 1 < length and len(tokens) < nodes and goes_on:
-                open_children(node, depth + 1, -minus)
-            if size is not None and found and len(tokens) % STRIDE == 0:
-                rest = [-found[0][0]] * (nodes - len(tokens))  # none of them has more
-                if size(np.exp(scores + rest)) <= len(tokens):
-                    break
-        return Grown(np.asarray(tokens, np.int64), np.asarray(parents, np.int64), np.exp(sure),
-                     np.exp(scores), kinds)  # fmt: skip
+        def enough(tree: Sequence[Node], best: Node) -> bool:
+            if size is None or not tree or len(tree) % STRIDE:
+                return False
+            rest = [best.score] * (nodes - len(tree))  # none of them has more
+            return size(np.exp([node.score for node in tree] + rest)) <= len(tree)
+
+        start = (self.anchor,) if text is None else text.context
+        return grow(children, nodes, length, (NO_KIND, start), enough=enough)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any
 from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import DRAFTERS, EMPTY, ROOT, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
+from ..search.grow import Node, grow
 
 
 @dataclass(eq=False)
@@ -108,22 +109,18 @@ class _Searching(Drafting):
 
     def _draft(self, root: _Visited, budget: Budget) -> Draft:
         """The most visited nodes; a parent has at least the visits of its children."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        alive: list[float] = []
-        frontier = [(ROOT, child, child.prior) for child in root.children if child.visits]
-        while frontier and len(tokens) < self.part.nodes:
-            best = max(frontier, key=lambda item: (item[1].visits, item[2]))
-            frontier = [item for item in frontier if item is not best] if self.trees else []
-            parent, node, chance = best
-            me = len(tokens)
-            tokens.append(node.token)
-            parents.append(parent)
-            alive.append(chance)
-            frontier += [(me, c, chance * c.prior) for c in node.children if c.visits]
+
+        def children(node: Node) -> list[tuple[float, int, _Visited]]:
+            found = [(math.log(c.prior), c.token, c) for c in node.mark.children if c.visits]
+            best = sorted(found, key=lambda one: (-one[2].visits, -one[0]))
+            return best if self.trees else best[:1]
+
+        tree = grow(children, self.part.nodes, self.part.depth, root,
+                    first=lambda node: node.mark.visits + math.exp(node.score) / 2)  # fmt: skip
+        tokens = [node.token for node in tree]
         if not self.trees:
-            sure = [a / b for a, b in zip(alive, [1.0, *alive], strict=False)]
-            return budget.chain(tokens, sure, self.part.name)
+            return budget.chain(tokens, [node.mark.prior for node in tree], self.part.name)
+        parents, alive = [node.parent for node in tree], [node.alive for node in tree]
         return budget.tree(tokens, parents, alive, self.part.name)
 
     def observe(self, feedback: Feedback) -> None:

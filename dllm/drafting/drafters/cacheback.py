@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import (
     DRAFTERS,
     EMPTY,
-    ROOT,
     Budget,
     Draft,
     Drafter,
@@ -19,6 +20,7 @@ from ..base import (
     DraftRequest,
     Feedback,
 )
+from ..search.grow import Node, grow
 from .hits import HitRates
 
 Gram = tuple[int, ...]
@@ -95,43 +97,28 @@ class _Cached(Drafting):
         text = prefix.tolist()
         self.part.learn(text, self.known)
         self.known = len(text)
-        tokens, parents, alive = self._tree(text, budget.length)
-        if not tokens:
+        leader = tuple(text[-self.part.leader :])
+        tree = grow(self._children, self.part.nodes, budget.length, (0, leader, ()))
+        if not tree:
             return EMPTY
+        tokens, parents = [node.token for node in tree], [node.parent for node in tree]
+        self.ranks = [node.mark[0] for node in tree]
         if parents == list(range(-1, len(tokens) - 1)):
-            sure = [self.part.hits(rank) for rank in self.ranks]
+            sure = [math.exp(node.chance) for node in tree]
             return budget.chain(tokens, sure, self.part.name)
-        return budget.tree(tokens, parents, alive, self.part.name)
+        return budget.tree(tokens, parents, [node.alive for node in tree], self.part.name)
 
-    def _tree(self, text: list[int], length: int) -> tuple[list[int], list[int], list[float]]:
-        tokens: list[int] = []
-        parents: list[int] = []
-        alive: list[float] = []
-        known: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-        self.ranks = []
-        level: list[tuple[int, Gram, float]] = [(ROOT, tuple(text[-self.part.leader :]), 1.0)]
-        depth = 0
-        while level and depth < length:
-            below: list[tuple[int, Gram, float]] = []
-            for start, leader, chance in level:
-                for rank, run in enumerate(self.part.recent.behind(leader)):
-                    if rank and not self.trees:
-                        break
-                    at, reached = start, chance
-                    for token in run[: length - depth]:
-                        reached *= self.part.hits(rank)
-                        if (at, token) not in known:
-                            if len(tokens) >= self.part.nodes:
-                                return tokens, parents, alive
-                            known[at, token] = len(tokens)
-                            tokens.append(token)
-                            parents.append(at)
-                            alive.append(reached)
-                            self.ranks.append(rank)
-                        at = known[at, token]
-                    below.append((at, (*leader, *run)[-self.part.leader :], reached))
-            level, depth = below, depth + self.part.follower
-        return tokens, parents, alive
+    def _children(self, node: Node) -> Iterator[tuple[float, int, Any]]:
+        """The next tokens of the runs that a node stands in, or of those behind it where they have
+        ended; marks are the rank of a run, the tokens before and the runs that agree so far."""
+        _, before, runs = node.mark
+        if not runs:
+            behind = self.part.recent.behind(before[-self.part.leader :])
+            runs = tuple(enumerate(behind))[: None if self.trees else 1]
+        for token in dict.fromkeys(run[0] for _, run in runs):
+            same = [(rank, run[1:]) for rank, run in runs if run[0] == token]
+            rank, rest = same[0][0], tuple(one for one in same if one[1])
+            yield math.log(self.part.hits(rank)), token, (rank, (*before, token), rest)
 
     def observe(self, feedback: Feedback) -> None:
         if feedback.draft.source == self.part.name:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
+import math
 import threading
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,6 @@ from ...errors import ConfigError
 from ..base import (
     DRAFTERS,
     EMPTY,
-    ROOT,
-    Array,
     Budget,
     Draft,
     Drafter,
@@ -23,28 +22,22 @@ from ..base import (
     DraftRequest,
     Feedback,
 )
+from ..search.grow import Node, grow
 from .history import BORDER, History
 from .hits import HitRates
 
 
 @dataclass
 class Continuation:
-    """Nodes that may follow a matched suffix of ``size`` tokens, most probable first.
-
-    ``alive`` is the product of the empirical shares from the root down to each node, ``shares``
-    the last factor; their sum is the score by which continuations are compared.
-    """
+    """The tree that may follow a matched suffix of ``size`` tokens, most probable nodes first;
+    continuations are compared by the sum of the products of empirical shares."""
 
     size: int
-    tokens: list[int]
-    parents: list[int]
-    depths: list[int]
-    alive: list[float]
-    shares: list[float]
+    tree: list[Node]
 
     @property
     def score(self) -> float:
-        return sum(self.alive)
+        return sum(node.alive for node in self.tree)
 
 
 @DRAFTERS.register("suffix", paper="SuffixDecoding: Extreme Speculative Decoding for Emerging AI "
@@ -130,7 +123,7 @@ class _Suffixes(Drafting):
         for size, places in history.matches(self.text, self.part.depth - 1):
             most = max(1, int(self.part.factor * size))
             result = self._grow(history, places, size, most, length)
-            if result.tokens and (best is None or result.score >= best.score):
+            if result.tree and (best is None or result.score >= best.score):
                 best = result
         return best
 
@@ -138,49 +131,32 @@ class _Suffixes(Drafting):
         self, history: History, places: IntArray, size: int, most: int, length: int
     ) -> Continuation:
         """The ``most`` most probable nodes behind ``places``, at depths below ``length``."""
-        result = Continuation(size, [], [], [], [], [])
-        heap: list[tuple[float, int, int, int, float, int, IntArray]] = []
-        arrivals = 0
+        least = math.log(self.part.least) - 1e-9
 
-        def push(parent: int, depth: int, alive: float, behind: IntArray) -> None:
-            nonlocal arrivals
-            following = history.following(behind)
+        def children(node: Node) -> Iterator[tuple[float, int, IntArray]]:
+            following = history.following(node.mark)
             tokens, counts = np.unique(following[following != BORDER], return_counts=True)
             order = np.lexsort((tokens, -counts))[: None if self.trees else 1]
             for i in order.tolist():
-                share = float(counts[i] / counts.sum())
-                if alive * share < self.part.least:
-                    break
-                here = behind[following == tokens[i]]
-                item = (-alive * share, arrivals, parent, depth, share, int(tokens[i]), here)
-                heapq.heappush(heap, item)
-                arrivals += 1
+                share = math.log(counts[i] / counts.sum())
+                if node.score + share < least:
+                    return
+                yield share, int(tokens[i]), node.mark[following == tokens[i]] + 1
 
-        push(ROOT, 0, 1.0, places)
-        while heap and len(result.tokens) < most:
-            minus, _, parent, depth, share, token, here = heapq.heappop(heap)
-            me = len(result.tokens)
-            result.tokens.append(token)
-            result.parents.append(parent)
-            result.depths.append(depth)
-            result.alive.append(-minus)
-            result.shares.append(share)
-            if depth + 1 < length:
-                push(me, depth + 1, -minus, here + 1)
-        return result
+        return Continuation(size, grow(children, most, length, places))
 
     def _draft(self, best: Continuation, budget: Budget) -> Draft:
         """As many nodes as the budget finds worth their time."""
-        self.size = best.size
+        self.size, tree = best.size, best.tree
         rate = self.part.hits(best.size)
-        confidence: Array = np.array(best.shares) * rate
-        if best.parents == list(range(-1, len(best.tokens) - 1)):
-            n, parents = budget.chain_length(confidence), None
-        else:
-            n = budget.tree_size(np.array(best.alive) * rate ** (1.0 + np.array(best.depths)))
-            parents = np.asarray(best.parents[:n], np.int64)
-        tokens = np.asarray(best.tokens[:n], np.int64)
-        return Draft(tokens, parents, confidence=confidence[:n], source=self.part.name)
+        shares = [math.exp(node.chance) * rate for node in tree]
+        tokens, parents = [node.token for node in tree], [node.parent for node in tree]
+        if parents == list(range(-1, len(tree) - 1)):
+            return budget.chain(tokens, shares, self.part.name)
+        alive = [node.alive * rate ** (1.0 + node.depth) for node in tree]
+        n = budget.tree_size(np.array(alive))
+        return Draft(np.array(tokens[:n], np.int64), np.array(parents[:n], np.int64),
+                     confidence=np.array(shares[:n]), source=self.part.name)  # fmt: skip
 
     def observe(self, feedback: Feedback) -> None:
         # also when another drafter was asked

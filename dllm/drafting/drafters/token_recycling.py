@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,6 @@ from ...canvas import IntArray
 from ...errors import ConfigError
 from ..base import (
     DRAFTERS,
-    EMPTY,
-    ROOT,
     Budget,
     Draft,
     Drafter,
@@ -19,6 +18,7 @@ from ..base import (
     DraftRequest,
     Feedback,
 )
+from ..search.grow import Node, grow
 from .hits import HitRates
 
 # Ranks of the children that each level of the static tree expands, chosen like the paper's: wide
@@ -66,40 +66,21 @@ class _Recycling(Drafting):
         self.ranks: list[int] = []  # of the nodes of the last draft
 
     def propose(self, prefix: IntArray, budget: Budget) -> Draft:
-        last = int(prefix[-1])
-        if last not in self.part.table:
-            return EMPTY
-        return self._tree(last, budget) if self.trees else self._chain(last, budget)
+        tree = grow(self._children, len(PATHS) if self.trees else budget.length, budget.length,
+                    (int(prefix[-1]), ()))  # fmt: skip
+        self.ranks = [node.mark[1][-1] for node in tree]
+        tokens, parents = [node.token for node in tree], [node.parent for node in tree]
+        if not self.trees:
+            return budget.chain(tokens, [self.part.hits(0)] * len(tokens), self.part.name)
+        return budget.tree(tokens, parents, [node.alive for node in tree], self.part.name)
 
-    def _chain(self, token: int, budget: Budget) -> Draft:
-        tokens: list[int] = []
-        while len(tokens) < budget.length and token in self.part.table:
-            token = self.part.table[token][0]
-            tokens.append(token)
-        self.ranks = [0] * len(tokens)
-        return budget.chain(tokens, [self.part.hits(0)] * len(tokens), self.part.name)
-
-    def _tree(self, last: int, budget: Budget) -> Draft:
-        chances = [math.prod(map(self.part.hits, path)) for path in PATHS]
-        nodes: dict[tuple[int, ...], int] = {(): ROOT}
-        tokens: list[int] = []
-        parents: list[int] = []
-        alive: list[float] = []
-        self.ranks = []
-        # parents stay in front: they are no less probable, and sorting keeps the order of equals
-        for chance, path in sorted(zip(chances, PATHS, strict=True), key=lambda pair: -pair[0]):
-            above = nodes.get(path[:-1])
-            if above is None or len(path) > budget.length:
-                continue
-            parent_token = last if above == ROOT else tokens[above]
-            successors = self.part.table.get(parent_token, [])
-            if path[-1] < len(successors):
-                nodes[path] = len(tokens)
-                tokens.append(successors[path[-1]])
-                parents.append(above)
-                alive.append(chance)
-                self.ranks.append(path[-1])
-        return budget.tree(tokens, parents, alive, self.part.name)
+    def _children(self, node: Node) -> Iterator[tuple[float, int, Any]]:
+        """The successors of a token at the ranks that the static tree has below its path."""
+        before, path = node.mark
+        for rank, token in enumerate(self.part.table.get(before, ())[: None if self.trees else 1]):
+            below = (*path, rank)
+            if below in PATHS or not self.trees:
+                yield math.log(self.part.hits(rank)), token, (token, below)
 
     def observe(self, feedback: Feedback) -> None:
         if feedback.draft.source == self.part.name:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ...errors import ConfigError
-from ..base import ROOT, Draft
+from ..base import Draft
 from .chains import Search, SearchContext, register
+from .grow import Node, grow
 from .marginals import Lattice, Marginals
 
 
@@ -35,56 +37,34 @@ class BestFirstTree(Search):
     def find(self, marginals: Marginals, length: int, context: SearchContext) -> Draft:
         shown = context.shown(marginals, length, self.coupled)
         lattice = shown.lattice(length, mass=1.0, cap=self.cap)
-        tokens, parents, depths = grow(lattice, self.nodes, context, self.weight)
+        tree = grow_lattice(lattice, self.nodes, context, self.weight)
+        depths = [node.depth for node in tree]
         return Draft(
-            np.asarray(tokens, np.int64), np.asarray(parents, np.int64),
+            np.array([node.token for node in tree], np.int64),
+            np.array([node.parent for node in tree], np.int64),
             confidence=marginals.confidence[depths], end=marginals.end, source=self.name,
         )  # fmt: skip
 
 
-def grow(
+def grow_lattice(
     lattice: Lattice, nodes: int, context: SearchContext, weight: float = 1.0
-) -> tuple[list[int], list[int], list[int]]:
-    """Tokens, parents and depths of the ``nodes`` best prefixes, best first."""
+) -> list[Node]:
+    """The ``nodes`` best prefixes of a lattice, best first."""
     proxy = context.proxy
-    tokens: list[int] = []
-    parents: list[int] = []
-    depths: list[int] = []
-    states = {ROOT: proxy.start(context.prefix.tolist())} if weight < 1 else {}
 
-    def children(node: int, depth: int, score: float) -> list[tuple[float, int]]:
-        """(-score, token) of all children, best first."""
-        column = lattice.columns[depth]
-        if weight == 1:
-            return [(-(score + c.logp), c.token) for c in column]
-        causal = proxy.logprobs(states[node], [c.token for c in column])
-        return sorted((-(score + weight * c.logp + (1 - weight) * other), c.token)
-                      for c, other in zip(column, causal, strict=True))  # fmt: skip
+    def children(node: Node) -> Iterator[tuple[float, int, Any]]:
+        if node.token in lattice.stop_ids:
+            return
+        column, state = lattice.columns[node.depth + 1], node.mark
+        if weight < 1 and node.depth >= 0:
+            state = proxy.advance(state, node.token)
+        tokens = [candidate.token for candidate in column]
+        causal = proxy.logprobs(state, tokens) if weight < 1 else [0.0] * len(tokens)
+        for c, other in zip(column, causal, strict=True):
+            yield weight * c.logp + (1 - weight) * other, c.token, state
 
-    # (-score, order of arrival, parent, depth, rank among siblings, siblings)
-    heap: list[tuple[float, int, int, int, int, list[tuple[float, int]]]] = []
-    arrivals = 0
-
-    def push(parent: int, depth: int, rank: int, siblings: list[tuple[float, int]]) -> None:
-        nonlocal arrivals
-        if rank < len(siblings):
-            heapq.heappush(heap, (siblings[rank][0], arrivals, parent, depth, rank, siblings))
-            arrivals += 1
-
-    if lattice.columns:
-        push(ROOT, 0, 0, children(ROOT, 0, 0.0))
-    while heap and len(tokens) < nodes:
-        minus, _, parent, depth, rank, siblings = heapq.heappop(heap)
-        me, token = len(tokens), siblings[rank][1]
-        tokens.append(token)
-        parents.append(parent)
-        depths.append(depth)
-        push(parent, depth, rank + 1, siblings)
-        if depth + 1 < len(lattice.columns) and token not in lattice.stop_ids:
-            if weight < 1:
-                states[me] = proxy.advance(states[parent], token)
-            push(me, depth + 1, 0, children(me, depth + 1, -minus))
-    return tokens, parents, depths
+    start = proxy.start(context.prefix.tolist()) if weight < 1 else None
+    return grow(children, nodes, len(lattice.columns), start)
 
 
 @register("dyspec", paper="DySpec: Faster Speculative Decoding with Dynamic Token Tree Structure",

@@ -81,14 +81,15 @@ def test_hidden_states_logits_and_drafts_are_the_official_ones(case: str) -> Non
             assert draft.confidence is not None
             np.testing.assert_allclose(draft.confidence, recorded["sure"][n], atol=1e-5)
         tree = walk.grow(len(logits[n]), 12)
-        for node in range(len(tree.tokens)):
-            path = [int(tree.tokens[i]) for i in Draft(tree.tokens, tree.parents).path(node)]
+        drafted = Draft(np.array([n.token for n in tree]), np.array([n.parent for n in tree]))
+        for node in range(len(tree)):
+            path = [int(drafted.tokens[i]) for i in drafted.path(node)]
             before, total = block.anchor, 0.0
             for depth, token in enumerate(path):
                 log_q = walk.after(before, depth)
                 total = float(log_q[named[depth].tolist().index(token)])
                 before = token
-            assert tree.sure[node] == pytest.approx(np.exp(total), rel=1e-5)
+            assert tree[node].chance == pytest.approx(total, abs=1e-5)
 
 
 def test_rows_before_the_first_do_not_exist_for_a_convolution() -> None:

@@ -170,15 +170,16 @@ def test_a_tree_holds_the_most_probable_prefixes() -> None:
     expected = sorted(scores, key=lambda path: -scores[path])[:9]
     draft = walk.grow(3, 9)
     got: list[tuple[int, ...]] = []
-    for parent, token in zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True):
-        got.append((*(() if parent < 0 else got[parent]), token))
+    for node in draft:
+        got.append((*(() if node.parent < 0 else got[node.parent]), node.token))
     assert got == expected
-    np.testing.assert_allclose(draft.alive, [np.exp(scores[path]) for path in expected], rtol=1e-5)
+    alive = [node.alive for node in draft]
+    np.testing.assert_allclose(alive, [np.exp(scores[path]) for path in expected], rtol=1e-5)
     few = walk.grow(3, 60, size=lambda alive: int((alive > 0.04).sum()))
     many = walk.grow(3, 60)
-    sent = int((many.alive > 0.04).sum())
-    assert 4 < sent <= len(few.tokens) <= sent + 4 < len(many.tokens)  # no more than is sent
-    assert few.tokens.tolist() == many.tokens[: len(few.tokens)].tolist()
+    sent = sum(node.alive > 0.04 for node in many)
+    assert 4 < sent <= len(few) <= sent + 4 < len(many)  # no more than is sent
+    assert [n.token for n in few] == [n.token for n in many[: len(few)]]
     chain = walk.chain(3)
     best: tuple[int, ...] = ()
     for _ in range(3):

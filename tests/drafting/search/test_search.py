@@ -13,7 +13,7 @@ import torch
 import dllm
 from dllm.drafting import register_all
 from dllm.drafting.base import ROOT, Distribution
-from dllm.drafting.search.best_first_tree import BestFirstTree, grow
+from dllm.drafting.search.best_first_tree import BestFirstTree, grow_lattice
 from dllm.drafting.search.chains import SEARCHES, Argmax, Coupled, Sample, Search, SearchContext
 from dllm.drafting.search.marginals import NARROW, Lattice, Marginals, largest
 from dllm.drafting.search.paths import CausalPathSearch, beam_search
@@ -186,7 +186,8 @@ def test_the_tree_holds_the_most_probable_prefixes(nodes: int, stop: tuple[int, 
 def test_a_tree_with_a_proxy_scores_nodes_like_a_path() -> None:
     proxy, m = trained(), random_marginals(3, 5, 1)
     lattice = m.lattice(3, mass=1.0)
-    tokens, parents, _ = grow(lattice, 200, context(proxy), weight=0.5)
+    tree = grow_lattice(lattice, 200, context(proxy), weight=0.5)
+    tokens, parents = [n.token for n in tree], [n.parent for n in tree]
     log_q = m.log_q.double().numpy()
     scores = []
     for node in range(len(tokens)):

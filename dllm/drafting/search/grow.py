@@ -1,0 +1,62 @@
+"""Trees of the most probable prefixes, whoever says what may follow."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from ..base import ROOT
+
+
+class Node(NamedTuple):
+    """A token of a tree: its place in it (`ROOT` for what stands before all), that of its parent,
+    its depth (-1), the logarithm of its chance behind its parent and of that of its whole path, and
+    what its drafter wants to know of it."""
+
+    token: int
+    index: int
+    parent: int
+    depth: int
+    chance: float
+    score: float
+    mark: Any
+
+    @property
+    def alive(self) -> float:
+        """The chance of the whole path."""
+        return math.exp(self.score)
+
+
+Children = Callable[[Node], Iterable[tuple[float, int, Any]]]
+
+
+def grow(
+    children: Children, nodes: int, length: int, mark: Any = None,
+    first: Callable[[Node], Any] = lambda node: node.score,
+    enough: Callable[[Sequence[Node], Node], bool] = lambda tree, best: False,
+) -> list[Node]:  # fmt: skip
+    """The ``nodes`` best prefixes of at most ``length`` tokens, best first; of equals the one that
+    was found first.
+
+    ``children`` of a node: logarithm of the chance, token and mark of each; the root has ``mark``.
+    ``first``: by what the best one is chosen, no more of a child than of its parent.  ``enough`` is
+    asked with the tree and the next best node whether to stop there.
+    """
+    tree: list[Node] = []
+    heap: list[tuple[Any, int, Node]] = []
+    arrivals = count()
+    node = Node(ROOT, ROOT, ROOT, -1, 0.0, 0.0, mark)
+    while len(tree) < nodes:
+        if node.depth + 1 < length:
+            for chance, token, known in children(node):
+                score, depth = node.score + chance, node.depth + 1
+                child = Node(token, ROOT, node.index, depth, chance, score, known)
+                heapq.heappush(heap, (-round(first(child), 9), next(arrivals), child))
+        if not heap or enough(tree, heap[0][2]):
+            break
+        node = heapq.heappop(heap)[2]._replace(index=len(tree))
+        tree.append(node)
+    return tree
