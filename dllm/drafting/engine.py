@@ -108,8 +108,6 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
     def _leave(self, row: SpeculativeRow) -> None:
         try:
             row.close()
-            if row.canvas.finished and row.rounds:
-                row.recipe.controller.finished()
         except Exception as error:  # the drafter's: only its own text fails
             row.error = row.error or error
 

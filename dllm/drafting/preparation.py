@@ -18,8 +18,6 @@ from .accept.rows import LogitsProcessor
 from .base import RULES, AcceptRule, Drafter, single
 from .engine import SpeculativeEngine
 from .length.control import CONTROLLERS, LengthController
-from .length.memory import Memory
-from .length.rate import Rate
 from .naming import fit, load_verifier, make_drafter
 from .result import SpeculativeResult
 from .rows import SpeculativeRecipe
@@ -82,8 +80,6 @@ class SpeculativePreparation(RequestMaker):
                 f"cannot keep to a form: drop it or {built.formatted}"
             )
         lengths = single(controller or "rate", CONTROLLERS, LengthController)
-        if isinstance(lengths, Rate) and lengths is not controller:
-            lengths.remember(Memory.of(model, drafter, built.temperature > 0))
         recipe = SpeculativeRecipe(
             built, drafter, judge, lengths,
             model.facts.stop_token_ids, repetition_penalty, tuple(logits_processor), own_defaults,

@@ -28,9 +28,6 @@ class LengthController(DraftPart):
     def update(self, stats: RoundStats, feedback: Feedback) -> None:
         """What became of it."""
 
-    def finished(self) -> None:
-        """A text is complete that a `fresh` copy was used for."""
-
 
 CONTROLLERS: Registry[LengthController] = Registry("length controller")
 register = CONTROLLERS.register

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..base import Array, Budget
+from .acceptance import Calibrated
 from .control import CONTROLLERS, at_least
-from .rate import _Calibrated
 
 
 @CONTROLLERS.register("threshold", paper="SpecDec++: Boosting Speculative Decoding via Adaptive "
                       "Candidate Lengths", arxiv="2405.19715")  # fmt: skip
 @dataclass
-class Threshold(_Calibrated):
+class Threshold(Calibrated):
     """Draft until the probability of at least one rejection exceeds ``h``.
 
     The token that crosses the bound is sent, as in the official code, and ``h`` and the lengths,

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dllm.drafting.base import single
+from dllm.drafting.length.acceptance import Acceptance
 from dllm.drafting.length.control import CONTROLLERS, LengthController
-from dllm.drafting.length.rate import Acceptance, LineFit, Rate
+from dllm.drafting.length.rate import Costs, Rate
 
 from ...thin import covering
 from .test_control import length, tell
@@ -25,11 +26,11 @@ def test_acceptance_is_learnt_from_judged_positions_only() -> None:
     assert third == pytest.approx(0.95)
 
 
-def test_a_line_fits_a_line() -> None:
-    fit = LineFit()
+def test_what_was_not_measured_lies_between_and_counts_as_cheaper() -> None:
+    costs = Costs()
     for x in (1, 5, 9, 3, 7) * 4:
-        fit.add(x, 2.0 + 0.5 * x)
-    assert fit(np.array([4.0]))[0] == pytest.approx(4.0)
+        costs.add(x, 2.0 + 0.5 * x)
+    assert costs(np.array([3, 4, 40])).tolist() == pytest.approx([3.5, 0.9 * 4.0, 0.9 * 6.5])
 
 
 @pytest.mark.parametrize(("alpha", "low", "high"), [(0.95, 12, 24), (0.5, 1, 4)])
@@ -134,9 +135,7 @@ def test_rate_measures_long_contexts_apart() -> None:
     sizes = np.array([1.0, 5.0, 9.0])
     known: Any = rate
     known.next(100, 2600)  # new: it begins as the nearest that is known
-    assert known._line()(sizes).tolist() == pytest.approx(
-        known.verify_seconds[2000 // 512](sizes).tolist(), rel=0.1
-    )
+    assert known.learned.of(5)(sizes).tolist() == known.learned.of(3)(sizes).tolist()
 
 
 # Milliseconds of a forward of SmolLM2-135M by its tokens, one thread, float32 with SDPA and
