@@ -99,8 +99,8 @@ def test_the_served_default_controller_sees_costs(verifier: dllm.DiffusionModel)
     body = {"prompt": [5, 6, 7, 5, 6, 7, 5], "max_tokens": NEW, "n": 3}
     assert served.post("/v1/completions", body).status_code == 200
     rate = how.recipe.controller
-    assert rate.draft_seconds.sums[0] > 0 and rate.draft_seconds.sums[2] > 0
-    assert rate.verify_seconds and max(max(curve.off) for curve in rate.verify_seconds.values()) > 2
+    assert rate.learned.drafting > 0
+    assert max(max(costs.known) for costs in rate.learned.costs.values()) > 2
     served.stop()
 
 

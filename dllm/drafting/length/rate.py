@@ -26,8 +26,8 @@ class Costs:
         self.known[tokens] = known + 0.2 * (min(seconds, 4 * known) - known)
 
     def __call__(self, tokens: Array) -> Array:
-        at = sorted(self.known)
-        between: Array = np.interp(tokens, at, [self.known[n] for n in at])
+        at = sorted(self.known) or [1]
+        between: Array = np.interp(tokens, at, [self.known.get(n, 1.0) for n in at])
         return between * np.where(np.isin(tokens, at), 1.0, 0.9)
 
 
@@ -77,9 +77,9 @@ class Rate(Calibrated):
     def next(self, room: int, context: int) -> Budget:
         self._context = context // CONTEXT
         costs = self.learned.of(self._context)
-        if (
-            self._credit <= 0 or 1 + self._beside not in costs.known
-        ):  # what drafts are compared with
+        # after the first draft one plain round, which drafts are compared with
+        unmeasured = costs.known and 1 + self._beside not in costs.known
+        if unmeasured or self._credit <= 0:
             return Budget(0, room)
         return Budget(min(self.k_max, room), room, self._refine, self._worth_it)
 
