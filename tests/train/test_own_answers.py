@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
 from dllm.errors import ConfigError
@@ -28,9 +29,17 @@ from dllm.train.trajectories import (
     write_trajectories,
 )
 
-from ..drafting.drafters.test_self import MASK, tiny
-
 pytestmark = pytest.mark.filterwarnings("default")
+MASK = 3
+
+
+def tiny(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+        initializer_range=0.3, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    ))  # fmt: skip
 
 
 def test_tokens_that_were_never_decided_are_masked_and_not_learnt() -> None:
