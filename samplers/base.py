@@ -27,7 +27,10 @@ NOTHING: IntArray = np.zeros(0, np.int64)
 NO_SCORES: FloatArray = np.zeros(0, np.float32)
 
 
-@dataclass(frozen=True)
+NO_IDS: Mapping[str, FloatArray] = {}
+
+
+@dataclass(slots=True, eq=False)
 class Prediction:
     """What the model says about the positions a row asked for.
 
@@ -54,7 +57,7 @@ class Prediction:
     kl: FloatArray | None = None
     top_token: IntArray | None = None
     top_logprob: FloatArray | None = None
-    asked: Mapping[str, FloatArray] = field(default_factory=dict)
+    asked: Mapping[str, FloatArray] = field(default_factory=lambda: NO_IDS)
     attention: FloatArray | None = None
     joint: bool = False
 
@@ -86,7 +89,7 @@ class Prediction:
         return self.take(np.searchsorted(self.positions, positions))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class View:
     """What a part sees: the row, predictions for its undecided window positions, their scores.
 
@@ -123,7 +126,7 @@ class Trial:
     logprobs: FloatArray
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Decision:
     """What one step did to one row: ``committed`` positions with their ``tokens`` and
     ``logprobs``, those whose token a reviser replaced among them; ``remasked`` positions;

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
-from ..capabilities import JUDGED, SHADOW, Capability
+from ..capabilities import FIXED_WINDOW, JUDGED, SHADOW, Capability
 from ..errors import ConfigError
 from .base import (
     NOTHING,
@@ -96,6 +96,33 @@ class Sampler:
             name: tuple(p for p in self.parts if getattr(type(p), name) is not getattr(Part, name))
             for name in ("begin_block", "wants", "asks")
         }
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether a step reads the window's masks alone and feeds the row as it stands."""
+        looks = self._overriding["wants"] or self._overriding["asks"]
+        return not (looks or self.explorer or self.reviser or self.length or self.bannable)
+
+    @cached_property
+    def reads_more(self) -> bool:
+        """Whether predictions may be of other positions than the window's masks."""
+        return bool(self._overriding["wants"]) or self.settles or self.explorer is not None
+
+    @cached_property
+    def stays(self) -> bool:
+        """Whether the window stays while something in it is undecided."""
+        return FIXED_WINDOW in self.window.offers
+
+    @cached_property
+    def settles(self) -> bool:
+        """Whether the window changes by what is predicted."""
+        return type(self.window).settle is not Window.settle
+
+    @cached_property
+    def resting(self) -> tuple[Selector, ...]:
+        """The selectors, where all of them keep a schedule that may grant a step nothing."""
+        keep = all(type(s).rests is not Selector.rests for s in self.selectors)
+        return self.selectors if keep else ()
 
     def prepare(self, canvas: Canvas) -> bool:
         """Move the window; False when the schedule grants this step nothing."""
@@ -212,12 +239,14 @@ class Sampler:
         if self.length is not None and self.probes(canvas):
             probed = self.length.probe(canvas, prediction)
             return Decision(NOTHING, NOTHING, edits=probed, probe=True)
-        self.window.settle(canvas, prediction)
+        if self.settles:
+            self.window.settle(canvas, prediction)
         for transform in self.transforms:
             prediction = transform.apply(canvas, prediction)
         view = self._view(canvas, prediction, shadow)
-        if any(stop.fill(view) for stop in self.stops):
-            return self._fill(view)
+        for stop in self.stops:
+            if stop.fill(view):
+                return self._fill(view)
         if self.explorer is not None and self.explorer.defers(view):
             canvas.states[Drafts] = Drafts(prediction, view.score)
             nothing = np.zeros(len(view.positions), np.bool_)
@@ -226,7 +255,9 @@ class Sampler:
         if self.window.reconsiders(view, chosen):
             return Decision(NOTHING, NOTHING)
         canvas.forced += forced
-        return replace(self._commit(view, chosen, tokens, logprobs), forced=forced)
+        decision = self._commit(view, chosen, tokens, logprobs)
+        decision.forced = forced
+        return decision
 
     def verify(self, canvas: Canvas, shadow: Prediction) -> Decision:
         """Commit what stands of the drafts of the step before, given the shadow tokens."""
@@ -245,7 +276,7 @@ class Sampler:
     ) -> Decision:
         """Commit what is ``chosen``, revise, stop, and propose what to try."""
         canvas, at = view.canvas, chosen.nonzero()[0]
-        positions, ids, logprobs = view.positions[at], tokens[at], logprobs[at]
+        positions, ids, logprobs = view.prediction.positions[at], tokens[at], logprobs[at]
         canvas.commit(positions, ids, logprobs)
         remasked = NOTHING
         if self.reviser is not None:
@@ -258,23 +289,24 @@ class Sampler:
             logprobs = np.concatenate([logprobs, revision.logprobs])
             # Until the window closes no text ends, and no other window opens.
             canvas.revising = revision.open or bool(canvas.masks().size)
-        end = canvas.end
+        end, padded = canvas.end, NOTHING
         self.eos.check(canvas, positions, self.stop_ids)
-        padded = np.arange(canvas.end, min(end, canvas.length)) if canvas.end < end else NOTHING
-        trials = self._trials(view, chosen)
+        if canvas.end < end:
+            padded = np.arange(canvas.end, min(end, canvas.length))
+        trials = () if self.explorer is None else self._trials(view, chosen)
         edits: tuple[Edit, ...] = ()
         if self.length is not None and canvas.stop_position is None and not canvas.finished:
             edits = self.length.resize(view, positions)
         return Decision(positions, remasked, False, trials, 0, ids, logprobs, padded, edits)
 
     def _view(self, canvas: Canvas, prediction: Prediction, shadow: Prediction | None) -> View:
-        here = prediction.of_window(canvas)
+        here = prediction.of_window(canvas) if self.reads_more else prediction
         score = self.scorer.score(canvas, here)
         view = View(canvas, here, score, prediction, shadow, self._ends)
         rescored = self.eos.rescore(view)
         return view if rescored is score else replace(view, score=rescored)
 
-    @property
+    @cached_property
     def _ends(self) -> tuple[int, ...]:
         return self.stop_ids if self.eos.ends else ()
 

@@ -130,6 +130,7 @@ class Engine(Work[Row, Step]):
             )
         with self._lock:
             row.canvas, row.trials, row.previous, row.jobs = canvas, (), None, []
+            row.standing = None
             if not kept:
                 row.slots = row.slots.fresh(row.capacity)
             row.slots.age[kept:] = -1
@@ -148,7 +149,7 @@ class Engine(Work[Row, Step]):
 
     def change(self, row: Row, recipe: Recipe) -> None:
         if row.recipe is not recipe:
-            row.recipe, row.options = recipe, self._options(recipe)
+            row.recipe, row.options, row.standing = recipe, self._options(recipe), None
 
     def _options(self, recipe: Recipe) -> RowOptions:
         """What a recipe asks of the statistics; recipes are checked when they are first met."""
@@ -268,7 +269,7 @@ class Engine(Work[Row, Step]):
             enlarge = partial(buffer.enlarge, *owned)
             base = unless_out_of_memory(partial(self.prefixes.make_room, enlarge))
             if base is not None:
-                row.base, row.capacity = base, size
+                row.base, row.capacity, row.standing = base, size, None
                 return
 
     def _leave(self, row: Row) -> None:
@@ -276,7 +277,7 @@ class Engine(Work[Row, Step]):
             kept = self._kept(row)
             if kept < row.size:
                 self.forward.buffer.free(row.base + kept, row.size - kept)
-        row.base, row.jobs, row.previous = None, [], None
+        row.base, row.jobs, row.previous, row.standing = None, [], None, None
 
     def _shrink(self) -> None:
         """Where the pool itself is what does not fit, make a smaller one."""
@@ -286,7 +287,7 @@ class Engine(Work[Row, Step]):
             self.forward.allot(max(1, sum(row.size for row in self.live)), self._most)
             for row in self.live:
                 assert self.forward.buffer is not None
-                row.base = self.forward.buffer.allocate(row.size)
+                row.base, row.standing = self.forward.buffer.allocate(row.size), None
 
     # -- steps ----------------------------------------------------------------------------------
 

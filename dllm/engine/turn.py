@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from ..cache import Cache, Plan
-from ..cache.base import check, complete_plan
+from ..cache.base import OPEN_BLOCK, check, complete_plan
 from ..canvas import Canvas, IntArray
 from ..capabilities import FORESIGHT
 from ..errors import ConfigError, NumericError
@@ -23,6 +25,9 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     """What the row feeds in its next step: itself, or its branches.  Moves its window; asked once
     per step."""
     canvas, sampler = row.canvas, row.recipe.sampler
+    standing = row.standing
+    if standing is not None and _again(row, standing[0]):
+        return standing
     for _ in range(MOST_IDLE_STEPS):
         if sampler.prepare(canvas):
             break
@@ -47,6 +52,51 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
             own = complete_plan(cache.branch(fork, plan), wanted, row.slots, NOTHING)
         jobs.append(Job.of(row, fork, own, wanted, i * row.recipe.lanes, shadow, single))
     return jobs
+
+
+def _again(row: Row, job: Job) -> bool:
+    """Let the job of the last step stand for the next one, if its plan still holds."""
+    canvas, sampler = row.canvas, row.recipe.sampler
+    if row.open:  # found when the last step was settled
+        return True
+    length, window = job.extent
+    if canvas.length != length or (canvas.window != window and job.plan.until == OPEN_BLOCK):
+        return False
+    low, high = canvas.window
+    masks = canvas.masked[low:high].nonzero()[0]
+    if not (masks.size and sampler.stays and not sampler.resting):
+        if job.plan.until == OPEN_BLOCK or not sampler.prepare(canvas):
+            return False
+        low, high = canvas.window
+        masks = canvas.masked[low:high].nonzero()[0]
+    masks += low
+    job.targets = masks
+    return True
+
+
+def _goes_on(job: Job) -> bool:
+    """Whether the window that a step decided in still has something undecided; then that is what
+    the next step predicts."""
+    canvas, (length, window) = job.canvas, job.extent
+    if canvas.length != length or canvas.window != window:
+        return False
+    low, high = window
+    masks = canvas.masked[low:high].nonzero()[0]
+    if not masks.size:
+        return False
+    masks += low
+    job.targets = masks
+    return True
+
+
+def stands(row: Row, job: Job, decision: Decision) -> bool:
+    """Whether the next step may feed what this one has."""
+    if not job.plan.until or not row.recipe.sampler.plain or decision.edits or job.shadow.size:
+        return False
+    canvas = row.canvas
+    if canvas.finish_reason is not None or decision.padded.size or job.wanted is not None:
+        return False
+    return job.lanes == 1
 
 
 def _forks(row: Row, cache: Cache) -> list[Canvas]:
@@ -82,52 +132,60 @@ def settle(
 ) -> Step:
     """What the row makes of its predictions, one pair per job; raises what stands in their
     place."""
-    predictions: list[Predictions] = []
+    jobs, canvas, slots, sampler = row.jobs, row.canvas, row.slots, row.recipe.sampler
     for answer in answers:
         if isinstance(answer, NumericError):
             raise answer
-        predictions.append(answer)
-    jobs, canvas, slots, sampler = row.jobs, row.canvas, row.slots, row.recipe.sampler
-    kept = 0
-    if len(jobs) > 1:
-        kept = _choose(row, [prediction for prediction, _ in predictions])
-    gained, plan = _keep(row, kept, buffer), jobs[kept].plan
-    slots.computed(plan.compute, canvas.step)
+    predictions: list[Any] = answers
+    kept, gained, job = 0, None, jobs[0]
+    if len(jobs) > 1 or sampler.explorer is not None or job.logprobs is not None:
+        if len(jobs) > 1:
+            kept = _choose(row, [prediction for prediction, _ in predictions])
+        gained, job = _keep(row, kept, buffer), jobs[kept]
+    plan, laid, step = job.plan, job.laid, canvas.step
+    fed = plan.compute if laid is None else laid.where
+    slots.age[fed] = step
+    slots.pending[fed] = job.verifies  # drafts were fed, and what sees them
     prediction, shadow = predictions[kept]
-    if jobs[kept].verifies:  # drafts were fed, and what sees them
-        slots.changed(plan.compute)
-    cache.after_step(canvas, slots, prediction.positions, prediction.logprob, prediction.kl)
-    if (wanted := jobs[kept].wanted) is not None:
-        prediction = prediction.take(wanted)
-    decision = Decision(NOTHING, NOTHING)
-    if not canvas.finished:
-        if jobs[kept].verifies:
-            decision = sampler.verify(canvas, prediction)
-        else:
-            decision = sampler.decide(canvas, prediction, shadow)
+    if cache.looks:
+        cache.after_step(canvas, slots, prediction.positions, prediction.logprob, prediction.kl)
+    if job.wanted is not None:
+        prediction = prediction.take(job.wanted)
+    if canvas.finish_reason is not None:
+        decision = Decision(NOTHING, NOTHING)
+    elif job.verifies:
+        decision = sampler.verify(canvas, prediction)
+    else:
+        decision = sampler.decide(canvas, prediction, shadow)
+    if row.recipe.format is not None:
         decision = literals_after(row.recipe, canvas, decision)
-    for positions in (decision.committed, decision.remasked, decision.padded):
-        if positions.size:
-            slots.changed(positions)
+    slots.pending[decision.committed] = True
+    if decision.remasked.size:
+        slots.pending[decision.remasked] = True
+    if decision.padded.size:
+        slots.pending[decision.padded] = True
     row.trials, row.jobs = decision.trials, []
-    if decision.probe:  # no step of any schedule
-        canvas.probes += 1
-        canvas.step -= 1
-        canvas.block_step -= 1
+    cost = job.cost if len(jobs) == 1 else sum([job.cost for job in jobs])
     if gained is not None or len(jobs) > 1:
         decision = decision.after(gained, explored=len(jobs) - 1)
-    cost = sum([job.cost for job in jobs])
     canvas.nfe += 1
     canvas.computed += cost
-    canvas.step += 1
-    canvas.block_step += 1
+    if decision.probe:  # no step of any schedule
+        canvas.probes += 1
+    else:
+        canvas.step = step + 1
+        canvas.block_step += 1
+    row.standing, row.open = None, False
+    if len(jobs) == 1 and stands(row, job, decision):
+        row.standing = jobs
+        row.open = sampler.stays and not sampler.resting and _goes_on(job)
     if decision.edits:
         row.edit(decision.edits, cache)
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
     if decision.probe:
         row.slots = row.slots.fresh(canvas.length)
-    else:
+    elif not row.open:
         complete(canvas)
     return Step(
         row=row, canvas=canvas, decision=decision, positions=cost, plan=plan, prediction=prediction
