@@ -357,7 +357,8 @@ def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericE
     if job.verifies:  # what a position gets in place of a refused draft
         numbers = {**numbers, "asked.stands": numbers["stands"], "token": numbers["residual"],
                    "logprob": numbers["residual_logprob"]}  # fmt: skip
-        return _prediction(job.asked, numbers), None
+        judged = _prediction(job.asked, numbers)
+        return judged, judged
     if not job.shadow.size:
         return _prediction(job.targets, numbers), None
     count = len(job.targets)

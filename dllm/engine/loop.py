@@ -23,6 +23,7 @@ from ..errors import ConfigError
 from ..memory import unless_out_of_memory
 from ..models import DiffusionModel
 from ..prefixes import Prefixes, weights_of
+from ..samplers import THE_ROW
 from ..work import Work
 from .forward import Forward
 from .recipe import Recipe, RowOptions, check_recipe
@@ -129,7 +130,7 @@ class Engine(Work[Row, Step]):
                 "admit it as a row of its own"
             )
         with self._lock:
-            row.canvas, row.trials, row.previous, row.jobs = canvas, (), None, []
+            row.canvas, row.feed, row.previous, row.jobs = canvas, THE_ROW, None, []
             row.standing = None
             if not kept:
                 row.slots = row.slots.fresh(row.capacity)

@@ -11,7 +11,7 @@ import torch
 
 from ..cache import Cache, Plan, Slots
 from ..canvas import Canvas, Edit, IntArray
-from ..samplers import NOTHING, Prediction, Trial
+from ..samplers import NOTHING, THE_ROW, Feed, Prediction
 from ..work import Row as AnyRow
 from ..work import Step as AnyStep
 from .recipe import Recipe, RowOptions
@@ -37,7 +37,7 @@ class Row(AnyRow):
     fresh: Canvas
     base: int | None = None
     capacity: int = 0
-    trials: tuple[Trial, ...] = ()
+    feed: Feed = THE_ROW
     previous: tuple[IntArray, torch.Tensor] | None = None
     jobs: list[Job] = field(default_factory=list)
     standing: list[Job] | None = None
@@ -81,10 +81,10 @@ class Row(AnyRow):
 
     def forks(self) -> list[Canvas]:
         """The canvases to feed: the row itself, or a copy per trial."""
-        if not self.trials:
+        if not self.feed.branches:
             return [self.canvas]
         forks = []
-        for trial in self.trials:
+        for trial in self.feed.branches:
             fork = self.canvas.fork()
             fork.commit(trial.positions, trial.tokens, trial.logprobs)
             forks.append(fork)
@@ -108,7 +108,7 @@ class Row(AnyRow):
         self.canvas.become(self.fresh.fork())
         self.capacity = len(self.canvas.tokens)
         self.slots = self.slots.fresh(self.capacity)
-        self.trials, self.previous, self.jobs, self.standing = (), None, [], None
+        self.feed, self.previous, self.jobs, self.standing = THE_ROW, None, [], None
         self.restarts += 1
 
 

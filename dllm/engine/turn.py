@@ -12,7 +12,7 @@ from ..cache.base import OPEN_BLOCK, check, complete_plan
 from ..canvas import Canvas, IntArray
 from ..capabilities import FORESIGHT
 from ..errors import ConfigError, NumericError
-from ..samplers import NOTHING, Decision, Prediction, Trial
+from ..samplers import NOTHING, THE_ROW, Decision, Seen, Trial
 from .forward import Predictions
 from .kv import KVBuffer
 from .recipe import Recipe
@@ -38,8 +38,9 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     foresight = FORESIGHT in cache.needs
     targets = sampler.foreseen(canvas) if foresight else sampler.targets(canvas)
     plan, targets = plan_row(row, cache, targets)
-    verifies = sampler.verifies and bool(row.trials)
-    shadow, single = sampler.shadow(canvas, row.trials), sampler.single(canvas, verifies)
+    feed = row.feed = sampler.feeds(canvas)
+    verifies = bool(feed.branches) and "residual" in row.options.needs
+    shadow, single = feed.masks, feed.ordered
     jobs = []
     for i, fork in enumerate(_forks(row, cache)):
         if verifies:
@@ -103,7 +104,7 @@ def _forks(row: Row, cache: Cache) -> list[Canvas]:
     """The canvases to feed.  Each has a window of its own, which slides by its trial; where keys
     and values are kept, most caches compute only the row's, which all of them have."""
     forks, sampler = row.forks(), row.recipe.sampler
-    for fork, trial in zip(forks, row.trials, strict=False):
+    for fork, trial in zip(forks, row.feed.branches, strict=False):
         if cache.follows:
             sampler.eos.check(fork, trial.positions, sampler.stop_ids)
         if cache.follows or (not cache.stores and fork.masks().size):
@@ -137,26 +138,28 @@ def settle(
         if isinstance(answer, NumericError):
             raise answer
     predictions: list[Any] = answers
-    kept, gained, job = 0, None, jobs[0]
-    if len(jobs) > 1 or sampler.explorer is not None or job.logprobs is not None:
-        if len(jobs) > 1:
-            kept = _choose(row, [prediction for prediction, _ in predictions])
-        gained, job = _keep(row, kept, buffer), jobs[kept]
-    plan, laid, step = job.plan, job.laid, canvas.step
+    job, step = jobs[0], canvas.step
+    if cache.looks:
+        p = predictions[0][0]
+        cache.after_step(canvas, slots, p.positions, p.logprob, p.kl)
+    seen = [
+        Seen(one.canvas, p if one.wanted is None else p.take(one.wanted), masks)
+        for one, (p, masks) in zip(jobs, predictions, strict=True)
+    ]
+    if canvas.finish_reason is None:
+        decision = sampler.decide(canvas, row.feed, seen)
+    else:
+        decision = Decision(NOTHING, NOTHING)
+    gained, kept = None, decision.kept
+    if kept is not None:
+        gained, job = row.feed.branches[kept], jobs[kept]
+    prediction = seen[kept or 0].prediction
+    if sampler.courses or job.logprobs is not None:
+        _keep(row, kept or 0, buffer)
+    plan, laid = job.plan, job.laid
     fed = plan.compute if laid is None else laid.where
     slots.age[fed] = step
-    slots.pending[fed] = job.verifies  # drafts were fed, and what sees them
-    prediction, shadow = predictions[kept]
-    if cache.looks:
-        cache.after_step(canvas, slots, prediction.positions, prediction.logprob, prediction.kl)
-    if job.wanted is not None:
-        prediction = prediction.take(job.wanted)
-    if canvas.finish_reason is not None:
-        decision = Decision(NOTHING, NOTHING)
-    elif job.verifies:
-        decision = sampler.verify(canvas, prediction)
-    else:
-        decision = sampler.decide(canvas, prediction, shadow)
+    slots.pending[fed] = bool(row.feed.branches) and kept is None  # what was fed was given up
     if row.recipe.format is not None:
         decision = literals_after(row.recipe, canvas, decision)
     slots.pending[decision.committed] = True
@@ -164,7 +167,7 @@ def settle(
         slots.pending[decision.remasked] = True
     if decision.padded.size:
         slots.pending[decision.padded] = True
-    row.trials, row.jobs = decision.trials, []
+    row.feed, row.jobs = THE_ROW, []
     cost = job.cost if len(jobs) == 1 else sum([job.cost for job in jobs])
     if gained is not None or len(jobs) > 1:
         decision = decision.after(gained, explored=len(jobs) - 1)
@@ -194,7 +197,8 @@ def settle(
 
 def literals_after(recipe: Recipe, canvas: Canvas, decision: Decision) -> Decision:
     """The decision, and what the format leaves no choice about in the window after it."""
-    busy = canvas.finished or canvas.revising or decision.trials or decision.edits or decision.probe
+    busy = canvas.finished or canvas.revising or decision.edits or decision.probe
+    busy = busy or recipe.sampler.feeds(canvas).branches
     if recipe.format is None or recipe.format.literals is None or busy:
         return decision
     positions, tokens = recipe.format.settled(canvas, canvas.window[1])
@@ -204,28 +208,9 @@ def literals_after(recipe: Recipe, canvas: Canvas, decision: Decision) -> Decisi
     return decision.after(trial, decision.explored)
 
 
-def _choose(row: Row, predictions: list[Prediction]) -> int:
-    """The branch that the explorer keeps."""
-    explorer = row.recipe.sampler.explorer
-    assert explorer is not None
-    forks = [job.canvas for job in row.jobs]
-    windows = [p.of_window(fork) for p, fork in zip(predictions, forks, strict=True)]
-    return explorer.choose(row.recipe.sampler.inner.decide, forks, windows)
-
-
-def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
-    """Make a branch the row: its trial, its window, its keys and values, its last
-    distributions."""
-    job, canvas = row.jobs[kept], row.canvas
-    fork, trial = job.canvas, row.trials[kept] if row.trials else None
-    if job.verifies:
-        return None
-    if trial is not None:
-        canvas.window = fork.window
-        canvas.states = fork.states
-        canvas.block, canvas.block_step = fork.block, fork.block_step
-        row.recipe.sampler.adopt(canvas, trial)
-    width = row.recipe.width
+def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> None:
+    """Give a branch's keys and values to the others, and its last distributions to the row."""
+    job, width = row.jobs[kept], row.recipe.width
     if buffer is not None and width > 1:
         others = [i * job.lanes for i in range(width) if i * job.lanes != job.lane]
         for lane in range(job.lanes):
@@ -233,7 +218,6 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
             buffer.copy(job.base(lane), to, torch.from_numpy(job.plan.compute))
     if job.logprobs is not None:
         row.previous = job.targets, job.logprobs
-    return trial
 
 
 def complete(canvas: Canvas) -> bool:
