@@ -37,6 +37,9 @@ PARTIAL = frozenset({FRESH_LOGITS, WHOLE_REGION})
 BLOCK = PARTIAL | {WINDOW_LOGITS, BRANCHES}
 REGION = BLOCK | {REGION_LOGITS}
 
+# How long a plan holds.
+STEP, OPEN_BLOCK, SAME_LENGTH = 0, 1, 2
+
 S = TypeVar("S")
 
 
@@ -118,6 +121,9 @@ class Plan:
     serves, None for whatever the sampler asks; ``asks`` the targets whose predictions the cache
     itself wants, which only `Cache.after_step` sees.
 
+    ``until``: how long it holds, if nothing outside ``compute`` changes meanwhile: for this `STEP`,
+    while a block is open (`OPEN_BLOCK`), or while the text has the `SAME_LENGTH`.
+
     ``borders``: ascending positions; what is computed reads only what lies left of the next border
     to its right, beside what the model itself allows: D2F, whose checkpoints were trained
     so, in one forward for several blocks.  ``floor``: where logits are shifted, the first row that
@@ -130,6 +136,7 @@ class Plan:
     asks: IntArray | None = None
     borders: IntArray | None = None
     floor: int = 0
+    until: int = STEP
 
     def rows(self, targets: IntArray, shift: int) -> IntArray:
         """The row that scores each target, ascending."""
@@ -204,6 +211,11 @@ class Cache:
 
     def __post_init__(self) -> None:
         check_limits(self)
+
+    @property
+    def looks(self) -> bool:
+        """Whether it looks at predictions."""
+        return type(self).after_step is not Cache.after_step
 
     @property
     def exact(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import BLOCK_CAUSAL, JUDGED, SHADOW
-from .base import REGION, Cache, Plan, Slots, register
+from .base import OPEN_BLOCK, REGION, STEP, Cache, Plan, Slots, register
 
 
 @dataclass(slots=True)
@@ -55,4 +55,7 @@ class ExactBlockCache(Cache):
             first = min([int(targets[0]), *masked[:1].tolist()])
             finished = min(fed.end, first // block_length * block_length)
             fed.end = end
-        return Plan(np.arange(finished, end), np.arange(end))
+        # once it begins where the first undecided block does, it holds as long as that is open
+        own = not self.official and finished == int(targets[0]) // block_length * block_length
+        until = OPEN_BLOCK if own and end - finished == block_length else STEP
+        return Plan(np.arange(finished, end), np.arange(end), until=until)

@@ -18,4 +18,4 @@ class DualCache(Refreshing):
     by_block = True
 
     def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        return Plan(np.arange(*canvas.window))
+        return Plan(np.arange(*canvas.window), until=self.holds)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..canvas import Canvas, IntArray
 from ..capabilities import COMMITTED_LOGITS, JUDGED, REORDERING, SHADOW, WHOLE_TEXT
-from .base import REGION, Cache, Plan, Slots, full_plan, register
+from .base import REGION, SAME_LENGTH, Cache, Plan, Slots, full_plan, register
 
 
 @register("none")
@@ -24,5 +26,5 @@ class NoCache(Cache):
         elif slots.block_length:
             end = (int(targets[-1]) // slots.block_length + 1) * slots.block_length
         else:
-            return full_plan(canvas)
+            return replace(full_plan(canvas), until=SAME_LENGTH)
         return Plan(np.arange(min(end, canvas.length)), refresh=True)

@@ -24,4 +24,4 @@ class PrefixCache(Refreshing):
     by_block = True
 
     def between(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        return Plan(np.arange(canvas.window[0], canvas.length))
+        return Plan(np.arange(canvas.window[0], canvas.length), until=self.holds)

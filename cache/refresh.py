@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..canvas import Canvas, IntArray
 from ..limits import COUNT, bounds
-from .base import Cache, Plan, Slots, full_plan
+from .base import OPEN_BLOCK, STEP, Cache, Plan, Slots, full_plan
 
 
 @dataclass(slots=True)
@@ -37,6 +37,12 @@ class Refreshing(Cache):
     refresh_after: float | None = None
 
     by_block: ClassVar[bool] = False  # refresh at every block opening and count from there
+
+    @property
+    def holds(self) -> int:
+        """How long the plan of a step holds that refreshes nothing."""
+        clocks = self.refresh_every is not None or self.refresh_after is not None
+        return STEP if clocks or not self.by_block else OPEN_BLOCK
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
         due = self.due(canvas, slots)

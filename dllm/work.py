@@ -66,7 +66,7 @@ class Row:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Step:
     """What one step did to one row.  ``decision``: what was committed and taken back, a
     `samplers.Decision`; ``positions`` were computed for it; ``accepted`` of the committed tokens a

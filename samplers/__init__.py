@@ -18,12 +18,14 @@ from ..spec import Info
 from .base import (
     NOTHING,
     Decision,
+    THE_ROW,
     Explorer,
+    Feed,
     Part,
     Prediction,
     Reviser,
-    Revision,
     Scorer,
+    Seen,
     Selector,
     Stop,
     Transform,
@@ -36,7 +38,7 @@ from .sampler import Sampler
 
 __all__ = [
     "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Trial", "Info", "Part",
-    "Prediction", "Reviser", "Revision", "Sampler", "Scorer", "Selector", "Stop", "Transform",
+    "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform",
     "View", "Window", "available", "compose", "register",
 ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -23,11 +23,17 @@ from ..capabilities import Capability
 from ..limits import Limits, check_limits
 from ..spec import FamilyDefaults
 
+if TYPE_CHECKING:
+    from .turn import Turn
+
 NOTHING: IntArray = np.zeros(0, np.int64)
 NO_SCORES: FloatArray = np.zeros(0, np.float32)
 
 
-@dataclass(frozen=True)
+NO_IDS: Mapping[str, FloatArray] = {}
+
+
+@dataclass(slots=True, eq=False)
 class Prediction:
     """What the model says about the positions a row asked for.
 
@@ -54,7 +60,7 @@ class Prediction:
     kl: FloatArray | None = None
     top_token: IntArray | None = None
     top_logprob: FloatArray | None = None
-    asked: Mapping[str, FloatArray] = field(default_factory=dict)
+    asked: Mapping[str, FloatArray] = field(default_factory=lambda: NO_IDS)
     attention: FloatArray | None = None
     joint: bool = False
 
@@ -86,20 +92,18 @@ class Prediction:
         return self.take(np.searchsorted(self.positions, positions))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class View:
     """What a part sees: the row, predictions for its undecided window positions, their scores.
 
     ``score`` (n,) float32: larger means commit earlier.  ``all_predictions`` are those of all
-    positions that some part `Part.wants`, the window's among them; ``shadow`` those of a reviser's
-    shadow positions.  ``stop_ids`` are the ids that end a text, none where nothing does.
+    positions that some part `Part.wants`, the window's among them.  ``stop_ids`` are the ids that end a text, none where nothing does.
     """
 
     canvas: Canvas
     prediction: Prediction
     score: FloatArray
     all_predictions: Prediction
-    shadow: Prediction | None = None
     stop_ids: tuple[int, ...] = ()
 
     @property
@@ -110,7 +114,7 @@ class View:
         """The same for a subset of the positions."""
         return View(
             self.canvas, self.prediction.take(keep), self.score[keep], self.all_predictions,
-            self.shadow, self.stop_ids,
+            self.stop_ids,
         )  # fmt: skip
 
 
@@ -123,20 +127,20 @@ class Trial:
     logprobs: FloatArray
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Decision:
     """What one step did to one row: ``committed`` positions with their ``tokens`` and
     ``logprobs``, those whose token a reviser replaced among them; ``remasked`` positions;
     ``padded``: positions that became padding behind an end of text and stay in the row;
-    ``forced``: whether only the progress guarantee committed; ``trials``: the branches that the
-    next forward feeds; ``explored``: branches that were fed in this step beyond the one kept;
+    ``forced``: whether only the progress guarantee committed; ``kept``: the branch that has become
+    the row; ``explored``: branches that were fed in this step beyond the one kept;
     ``edits``: changes of the row's length, which follow all this, in turn; ``probe``: whether the
     step only looked for the length, and was none of the schedule's."""
 
     committed: IntArray
     remasked: IntArray
     forced: bool = False
-    trials: tuple[Trial, ...] = ()
+    kept: int | None = None
     explored: int = 0
     tokens: IntArray = field(default_factory=lambda: NOTHING)
     logprobs: FloatArray = field(default_factory=lambda: NO_SCORES)
@@ -162,20 +166,31 @@ class Decision:
         return float(-self.logprobs.sum() / np.log(2))
 
 
-@dataclass(frozen=True)
-class Revision:
-    """What a reviser does to decided positions: ``remasked`` return to undecided, ``replaced`` get
-    other ``tokens`` with their ``logprobs``.  ``open``: the window stays open although it is
-    decided, for another look at it."""
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What the next forward feeds of a row.
 
-    remasked: IntArray = field(default_factory=lambda: NOTHING)
-    replaced: IntArray = field(default_factory=lambda: NOTHING)
-    tokens: IntArray = field(default_factory=lambda: NOTHING)
-    logprobs: FloatArray = field(default_factory=lambda: NO_SCORES)
-    open: bool = False
+    ``branches``: in place of the row as it stands, texts with these commits beyond it, each in a
+    lane of its own; none: the row itself.  ``masks``: positions that are fed once more, as [MASK]s
+    that see every token but the one in their place.  ``ordered``: positions, from the first on and
+    below the second, that see only what is left of them, as if blocks had one position."""
+
+    branches: tuple[Trial, ...] = ()
+    masks: IntArray = field(default_factory=lambda: NOTHING)
+    ordered: tuple[int, int] = (0, 0)
 
 
-Decide = Callable[[Canvas, Prediction], Decision]
+THE_ROW = Feed()
+
+
+@dataclass(slots=True, eq=False)
+class Seen:
+    """What the model says of the row, or of one branch: ``prediction`` of what was asked for,
+    ``masks`` of those fed once more; ``canvas`` is the text that was fed."""
+
+    canvas: Canvas
+    prediction: Prediction
+    masks: Prediction | None = None
 
 
 @dataclass(frozen=True)
@@ -343,29 +358,60 @@ class EosRule(Part):
         raise NotImplementedError
 
 
-class Reviser(Part):
-    """What to take back, or to write differently.
+class Course(Part):
+    """How a step goes, where it is not: choose, commit, look for an end.
+
+    Two questions: what the next forward `feeds` beyond the row as it stands, and how to `decide`
+    once that has been seen.  The second is ordinary code over a `Turn`, which has the row, what was
+    seen, and a method for each thing that a step may do.  Courses stand inside one another: an
+    explorer around a reviser around the selectors.
+    """
+
+    @property
+    def width(self) -> int:
+        """Most branches it feeds at once."""
+        return 1
+
+    def feeds(self, canvas: Canvas) -> Feed:
+        """What the next forward feeds; it only reads."""
+        return THE_ROW
+
+    def decide(self, turn: Turn) -> None:
+        """Make the step; ``turn.go_on()`` does what it is without this course."""
+        raise NotImplementedError
+
+
+class Reviser(Course):
+    """What is taken back, or written differently, once a step has committed.
 
     One that only takes back offers `CONSTRAINED`: what is written then stays in a format.
     """
 
     role: ClassVar[str] = "reviser"
 
-    def shadow(self, canvas: Canvas) -> IntArray | None:
-        """Positions to predict once more from all tokens but their own (WINO), ascending."""
-        return None
 
-    def revise(self, view: View, committed: IntArray) -> Revision:
-        """After the step's own commits, which the canvas holds already.  The predictions are from
-        before them; ``view.all_predictions`` has those of decided positions that it `wants`."""
-        raise NotImplementedError
+@dataclass
+class Tried:
+    """The branches that the next forward feeds."""
+
+    trials: tuple[Trial, ...] = ()
 
 
-class Length(Part):
+class Explorer(Course):
+    """What is tried first: continuations of a row, fed in one forward (`Turn.try_next`)."""
+
+    role: ClassVar[str] = "explorer"
+
+    def feeds(self, canvas: Canvas) -> Feed:
+        trials = canvas.state(Tried).trials
+        return Feed(trials) if trials else THE_ROW
+
+
+class Length(Course):
     """How long the answer is, where that is found while it is written.
 
     The region begins with `open` positions and never gets more than ``canvas.cap``.  Before the
-    first step may come probes: forwards that decide nothing.  After a step `resize` names the edits
+    first step may come probes: turns that decide nothing.  After a step `resize` names the edits
     of the row; nobody else changes its length.  Positions left of an edit stay where they are.
     """
 
@@ -382,75 +428,13 @@ class Length(Part):
         initial: int | None = getattr(self, "initial", None)
         return initial or min(cap, self.first)
 
-    def probes(self, canvas: Canvas) -> bool:
-        """Whether the next forward only looks for the length: it predicts what the rule `wants`."""
-        return False
-
-    def probe(self, canvas: Canvas, prediction: Prediction) -> tuple[Edit, ...]:
-        """What follows from a probe."""
-        raise NotImplementedError
+    def decide(self, turn: Turn) -> None:
+        turn.go_on()
+        if turn.goes_on:
+            turn.edits = self.resize(turn.view, turn.committed)
 
     def resize(self, view: View, committed: IntArray) -> tuple[Edit, ...]:
         """What follows from a step; ``view`` is from before its commits, but for the row."""
-        raise NotImplementedError
-
-
-class Explorer(Part):
-    """What to try first: several continuations of a row, fed in one forward.
-
-    After the step's own commits it proposes trials: sets of further positions to commit with
-    their proposals.  Each is a branch; an empty one is the row as it stands.  The next forward
-    feeds all branches, `choose` picks one, its trial becomes final, and the step goes on with its
-    predictions: no forward is spent on choosing.
-
-    One that ``verifies`` proposes a single trial, which the next forward only judges: its drafts
-    are fed, each of them after the tokens left of it alone, and `shadow` tokens that see what is
-    left of them.  `accept` says what becomes final.
-    """
-
-    role: ClassVar[str] = "explorer"
-    verifies: ClassVar[bool] = False
-
-    @property
-    def width(self) -> int:
-        """Most branches it feeds at once."""
-        raise NotImplementedError
-
-    def instead(self, view: View, chosen: BoolArray) -> bool:
-        """Whether trials replace the commit that the progress guarantee would force: ETE, which
-        tries because nothing is sure enough."""
-        return False
-
-    def defers(self, view: View) -> bool:
-        """Whether this step commits nothing, because what it would is verified first; asked once in
-        every step that a forward has predicted."""
-        return False
-
-    def single(self, canvas: Canvas, verifies: bool) -> tuple[int, int]:
-        """The positions of the next forward, from the first on and below the second, that attend as
-        if blocks had one position."""
-        return 0, 0
-
-    def shadow(self, canvas: Canvas) -> IntArray | None:
-        """Positions to predict once more in a forward that verifies, ascending."""
-        return None
-
-    def accept(self, view: View) -> tuple[BoolArray, IntArray, FloatArray, bool]:
-        """What becomes of a trial; ``view`` is that of the step that proposed it, with the shadow
-        tokens' predictions.  (n,) bool which positions are committed, (n,) their ids and
-        log-probabilities, and whether the selectors commit more."""
-        raise NotImplementedError
-
-    def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
-        """Branches as (n,) bool over ``view.positions``, disjoint from the commits ``chosen``;
-        none means: feed the row as it stands."""
-        raise NotImplementedError
-
-    def choose(
-        self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
-    ) -> int:
-        """Index of the branch to keep.  ``found`` are the predictions of each branch's undecided
-        window positions; ``decide`` makes an inner step on a canvas of its own."""
         raise NotImplementedError
 
 

@@ -11,6 +11,7 @@ from ..limits import COUNT, SHARE, bounds
 from .append import after_a_miss
 from .base import Length, Prediction, View
 from .compose import register
+from .turn import Turn
 
 
 @dataclass
@@ -42,16 +43,19 @@ class Crop(Length):
     block: int | None = None
     eos_token_id: int | None = None
 
-    def probes(self, canvas: Canvas) -> bool:
-        return not canvas.state(Probed).done
-
     def wants(self, canvas: Canvas) -> IntArray | None:
-        return np.arange(canvas.start, canvas.end) if self.probes(canvas) else None
+        return np.arange(canvas.start, canvas.end) if not canvas.state(Probed).done else None
 
     def asks(self, canvas: Canvas, positions: IntArray) -> IntArray | None:
-        return np.full((len(positions), 1), self.eos_token_id) if self.probes(canvas) else None
+        return np.full((len(positions), 1), self.eos_token_id) if not canvas.state(Probed).done else None
 
-    def probe(self, canvas: Canvas, prediction: Prediction) -> tuple[Edit, ...]:
+    def decide(self, turn: Turn) -> None:
+        if turn.canvas.state(Probed).done:
+            super().decide(turn)
+        else:
+            turn.probe, turn.edits = True, self._cropped(turn.canvas, turn.seen[0].prediction)
+
+    def _cropped(self, canvas: Canvas, prediction: Prediction) -> tuple[Edit, ...]:
         canvas.state(Probed).done = True
         lasts = np.cumprod(1 - np.exp(prediction.asked[self.name][:, 0].astype(np.float64)))
         over = np.flatnonzero(lasts < self.tau)

@@ -16,6 +16,7 @@ from .base import Length, Part, Prediction, View
 from .compose import register
 from .rho import end_confidence
 from .threshold import Threshold
+from .turn import Turn
 
 
 @dataclass
@@ -68,13 +69,16 @@ class Daedal(Length):
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(0.9),)
 
-    def probes(self, canvas: Canvas) -> bool:
-        return not canvas.state(First).found
-
     def wants(self, canvas: Canvas) -> IntArray | None:
         return np.arange(canvas.start, canvas.end)
 
-    def probe(self, canvas: Canvas, prediction: Prediction) -> tuple[Edit, ...]:
+    def decide(self, turn: Turn) -> None:
+        if turn.canvas.state(First).found:
+            super().decide(turn)
+        else:
+            turn.probe, turn.edits = True, self._lengthen(turn.canvas, turn.seen[0].prediction)
+
+    def _lengthen(self, canvas: Canvas, prediction: Prediction) -> tuple[Edit, ...]:
         first, room = canvas.state(First), canvas.cap - (canvas.end - canvas.start)
         sure = end_confidence(prediction, self.eos_token_id, self.tokens)
         if sure < self.enough and room > 0:

@@ -7,7 +7,7 @@ import numpy as np
 from ..canvas import BoolArray
 from ..capabilities import REPEATABLE
 from ..limits import NOT_NEGATIVE, bounds, one_of
-from .base import Part, Scorer, Selector, View, top
+from .base import Part, Scorer, Selector, View
 from .compose import register
 from .scorers import Margin, NegEntropy, Probability
 
@@ -41,6 +41,9 @@ class EntropyBounded(Selector):
     def select(self, view: View) -> BoolArray:
         entropy = view.prediction.entropy
         assert entropy is not None
-        ranked = entropy[np.argsort(-view.score, kind="stable")].astype(np.float64)
-        joint = np.cumsum(ranked) - np.maximum.accumulate(ranked)
-        return top(view.score, int((joint <= self.gamma).sum()))
+        order = (-view.score).argsort(kind="stable")
+        ranked = entropy[order].astype(np.float64)
+        joint = ranked.cumsum() - np.maximum.accumulate(ranked)
+        chosen: BoolArray = np.zeros(len(order), np.bool_)
+        chosen[order[: np.count_nonzero(joint <= self.gamma)]] = True
+        return chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from ..capabilities import (
 )
 from ..errors import ConfigError
 from ..limits import COUNT, NOT_NEGATIVE, SOME_SHARE, THRESHOLD, bounds, one_of
-from .base import NO_SCORES, NOTHING, Part, Prediction, Reviser, Revision, View, top
+from .base import NO_SCORES, NOTHING, Part, Prediction, Reviser, View, top
 from .compose import register
 from .eos import stops
 from .threshold import Threshold
+from .turn import Turn
 
 # What makes a decided token a suspect -> the threshold that its authors use.
 MODES: Mapping[str, float] = {"t2t": 0.5, "low_prob": 0.1, "t2t_remask": 0.9, "logit_diff": 0.3}
@@ -99,7 +100,10 @@ class Edit(Reviser):
     def asks(self, canvas: Canvas, positions: IntArray) -> IntArray | None:
         return None if self.mode == "t2t" else canvas.tokens[positions][:, None]
 
-    def revise(self, view: View, committed: IntArray) -> Revision:
+    def decide(self, turn: Turn) -> None:
+        committed, view = turn.commit(), turn.view
+        if turn.stopped():
+            return
         canvas, p = view.canvas, view.all_predictions
         edits, (low, high) = canvas.state(Edits), canvas.window
         mine = (p.positions >= low) & (p.positions < high) & ~canvas.given[p.positions]
@@ -107,24 +111,26 @@ class Edit(Reviser):
         old = p.take(mine & ~canvas.masked[p.positions] & earlier)
         if self.mode == "t2t":
             new = old.take(self._disagrees(canvas, old))
-            revision = Revision(NOTHING, new.positions, new.token, new.logprob)
+            turn.rewrite(new.positions, new.token, new.logprob)
+            changed = new.positions
         else:
-            revision = Revision(self._suspects(edits, canvas, old))
-            edits.counts[revision.remasked] += 1
+            changed = self._suspects(edits, canvas, old)
+            turn.take_back(changed)
+            edits.counts[changed] += 1
             edits.before[:] = np.nan
             if not len(old.positions):  # a block that is undecided altogether begins again
                 edits.counts[:] = 0
             else:
                 edits.before[old.positions] = np.exp(old.asked[self.name][:, 0])
                 edits.before[committed] = np.exp(canvas.logprob[committed])
-        return replace(revision, open=self._again(view, revision))
+        turn.open = self._again(view, changed)
 
-    def _again(self, view: View, revision: Revision) -> bool:
+    def _again(self, view: View, changed: IntArray) -> bool:
         """Whether a block that is decided now deserves another forward."""
         canvas, edits = view.canvas, view.canvas.state(Edits)
-        if canvas.masks().size or len(revision.remasked):
+        if canvas.masks().size or (len(changed) and self.mode != "t2t"):
             return False  # it is not decided
-        if not (len(view.positions) or len(revision.replaced)):
+        if not (len(view.positions) or len(changed)):
             return False  # nothing has changed
         if self.mode != "t2t" and stops(canvas, *canvas.window, view.stop_ids).size:
             return False

@@ -9,10 +9,11 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, FloatArray
 from ..capabilities import BRANCHES, PROBABILITY
 from ..limits import COUNT, THRESHOLD, bounds, one_of
-from .base import Decide, Explorer, Part, Prediction, View, top
+from .base import Explorer, Part, View, top
 from .compose import register
 from .multi_blocks import BITS_TO_ROUNDS, FirstBlock, MultiBlocks
 from .threshold import Threshold
+from .turn import Turn
 
 ORDERS = ("conf", "entropy", "hybrid")
 HOPELESS = 0.3  # guesses below this probability are not worth a branch
@@ -54,13 +55,23 @@ class ETE(Explorer):
         result: BoolArray = ~chosen & (view.positions < edge)
         return result
 
-    def instead(self, view: View, chosen: BoolArray) -> bool:
+    def decide(self, turn: Turn) -> None:
+        if turn.feed.branches:
+            turn.keep(self._best(turn))
+        turn.choose(force=False)
+        if not turn.stopped() and not self._explores(turn.view, turn.chosen):
+            turn.force()
+        turn.go_on()
+        if turn.goes_on:
+            turn.try_next(self._tried(turn.view, turn.chosen))
+
+    def _explores(self, view: View, chosen: BoolArray) -> bool:
         if chosen.sum() >= self.e_min or self.k == 1:
             return False
         return int(self._candidates(view, chosen).sum()) > 1
 
-    def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
-        if not self.instead(view, chosen):
+    def _tried(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+        if not self._explores(view, chosen):
             return []
         open_ = self._candidates(view, chosen)
         sure = np.where(open_, view.score, -np.inf).astype(np.float32)
@@ -78,9 +89,10 @@ class ETE(Explorer):
             picked |= top(rest, self.k - int(picked.sum())) & open_
         return [np.arange(len(open_)) == i for i in np.flatnonzero(picked)]
 
-    def choose(
-        self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
-    ) -> int:
+    def _best(self, turn: Turn) -> int:
+        branches = [seen.canvas for seen in turn.seen]
+        result = [seen.prediction.of_window(seen.canvas) for seen in turn.seen]
+
         def rank(i: int) -> tuple[int, float, float]:
             p = result[i]
             sure = int((np.exp(p.logprob) >= self.tau).sum())

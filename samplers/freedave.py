@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -11,9 +10,10 @@ from ..canvas import BoolArray, Canvas
 from ..capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES
 from ..limits import COUNT, bounds
 from ..spec import FamilyDefaults
-from .base import Decide, Explorer, Part, Prediction, View
+from .base import Explorer, Part, View
 from .compose import register
 from .fixed import Fixed
+from .turn import Turn
 
 
 @register(
@@ -53,7 +53,14 @@ class FreeDave(Explorer):
     def companions(self) -> tuple[Part, ...]:
         return (Fixed(),)
 
-    def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+    def decide(self, turn: Turn) -> None:
+        if turn.feed.branches:
+            turn.keep(self._confirmed(turn))
+        turn.go_on()
+        if turn.goes_on:
+            turn.try_next(self._drafted(turn.view, turn.chosen))
+
+    def _drafted(self, view: View, chosen: BoolArray) -> list[BoolArray]:
         order = np.argsort(-view.score, kind="stable")
         order = order[~chosen[order]][: self.width - 1]
         if not order.size:
@@ -63,15 +70,15 @@ class FreeDave(Explorer):
             drafts[j + 1 :, i] = True
         return list(drafts)
 
-    def choose(
-        self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
-    ) -> int:
+    def _confirmed(self, turn: Turn) -> int:
+        branches = [seen.canvas for seen in turn.seen]
+        result = [seen.prediction.of_window(seen.canvas) for seen in turn.seen]
         best = 0
         while True:
             target = branches[best].fork()
             if not len(result[best].positions):
                 return best  # the window is decided: nothing to confirm beyond it
-            decide(target, result[best])
+            turn.usual(target, result[best])
             drafts = range(best + 1, len(branches))
             agreed = [j for j in drafts if _follows(branches[j], target, self.partial)]
             if not agreed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,17 +9,18 @@ import numpy as np
 from ..canvas import BoolArray, Canvas, Fed
 from ..capabilities import BRANCHES, SLIDING_BRANCHES
 from ..limits import COUNT, SHARE, SOME_SHARE, bounds, one_of
-from .base import Decide, Explorer, Part, Prediction, Transform, View
+from .base import Explorer, Part, Prediction, Transform, View
 from .compose import register
 from .scorers import SCORES
 from .threshold import Threshold
+from .turn import Turn
 
 
 @dataclass
 class BranchScores:
     """How sure each branch was of its trial when it was made; 1 of the row as it stands."""
 
-    scores: tuple[float, ...] = (1.0,)
+    scores: tuple[float, ...] = ()
 
 
 @dataclass
@@ -101,7 +101,14 @@ class LoPA(Explorer):
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(), KeepsLogits()) if self.official else (Threshold(),)
 
-    def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
+    def decide(self, turn: Turn) -> None:
+        if turn.feed.branches:
+            turn.keep(self._best(turn))
+        turn.go_on()
+        if turn.goes_on:
+            turn.try_next(self._tried(turn.view, turn.chosen))
+
+    def _tried(self, view: View, chosen: BoolArray) -> list[BoolArray]:
         order = np.argsort(-view.score, kind="stable")
         order = order[~chosen[order]][: self.k - self.base_competes]
         if not order.size:
@@ -111,10 +118,10 @@ class LoPA(Explorer):
         view.canvas.state(BranchScores).scores = tuple(scores)
         return [np.zeros(len(chosen), np.bool_)] * base + [index == i for i in order]
 
-    def choose(
-        self, decide: Decide, branches: Sequence[Canvas], result: Sequence[Prediction]
-    ) -> int:
-        committed = branches[0].state(BranchScores).scores
+    def _best(self, turn: Turn) -> int:
+        branches = [seen.canvas for seen in turn.seen]
+        result = [seen.prediction.of_window(seen.canvas) for seen in turn.seen]
+        committed = turn.canvas.state(BranchScores).scores
         if self.official:
             result = [
                 p.put(r) if (p := b.state(KeptLogits)).position == b.state(Fed).first else r

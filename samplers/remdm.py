@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ..canvas import BoolArray, Canvas, IntArray
+from ..canvas import BoolArray, Canvas
 from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
 from ..limits import COUNT, SHARE, bounds
-from .base import Part, Reviser, Revision, View, top
+from .base import Part, Reviser, View, top
 from .compose import register
 from .llada import LLaDA, Quota
+from .turn import Turn
 
 REMDM = "Remasking Discrete Diffusion Models with Inference-Time Scaling"
 
@@ -60,10 +61,11 @@ class ReMDM(Reviser):
     def companions(self) -> tuple[Part, ...]:
         return (ReMDMQuota(n=self.n, start=self.start),)
 
-    def revise(self, view: View, committed: IntArray) -> Revision:
-        canvas, (low, high) = view.canvas, view.canvas.window
+    def decide(self, turn: Turn) -> None:
+        turn.commit()
+        canvas, (low, high) = turn.canvas, turn.canvas.window
         inside, _ = _loop(canvas, self.start, canvas.block_step + 1)
         if not inside:
-            return Revision()
+            return
         at = (~canvas.masked[low:high] & ~canvas.given[low:high]).nonzero()[0] + low
-        return Revision(at[top(-canvas.logprob[at], min(self.n, len(at)))])
+        turn.take_back(at[top(-canvas.logprob[at], min(self.n, len(at)))])

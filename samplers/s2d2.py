@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
+from ..canvas import SELECTION, Canvas, FloatArray, IntArray
 from ..capabilities import FIXED_WINDOW, JUDGED, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES
 from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, THRESHOLD, bounds, one_of
-from .base import Explorer, Part, View
+from .base import NO_SCORES, THE_ROW, Explorer, Feed, Part, Prediction, Trial, View
 from .compose import register
 from .threshold import Threshold
+from .turn import Turn, trial
 
 
 @dataclass
 class Routing:
-    """Whether the next forward verifies, and whether the last decision of hysteresis was to."""
+    """The drafts that the next forward verifies, None where it does not; what was said where they
+    were made; whether the last decision of hysteresis was to verify."""
 
-    verifies: bool = False
+    drafts: Trial | None = None
+    prediction: Prediction | None = None
+    score: FloatArray = field(default_factory=lambda: NO_SCORES)
     on: bool = False
 
 
@@ -59,7 +63,6 @@ class S2D2(Explorer):
 
     needs = frozenset({JUDGED, FIXED_WINDOW, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES})
     statistics = frozenset({"residual", "entropy", "margin"})
-    verifies = True
     limits = bounds(
         policy=one_of(("span", "score", "hysteresis")), estimator=one_of(("entropy", "margin")),
         tau_span=COUNT, c=NOT_NEGATIVE, tau=THRESHOLD, margin=SHARE,
@@ -86,15 +89,31 @@ class S2D2(Explorer):
     causal: bool = False
     vocab_size: int | None = None
 
-    @property
-    def width(self) -> int:
-        return 1
-
     def companions(self) -> tuple[Part, ...]:
         return (Threshold(self.tau, self.n),)
 
-    def defers(self, view: View) -> bool:
-        routing = view.canvas.state(Routing)
+    def feeds(self, canvas: Canvas) -> Feed:
+        routing, masks, (low, high) = canvas.state(Routing), canvas.masks(), canvas.window
+        if routing.drafts is not None:
+            first = masks[: run(masks)]
+            judged = masks if self.everywhere and self.ratio is not None else first
+            return Feed((routing.drafts,), judged, (0 if self.causal else low, high))
+        if not self.causal:
+            return THE_ROW
+        return Feed(ordered=(0, int(masks[0]) if masks.size else high))
+
+    def decide(self, turn: Turn) -> None:
+        routing = turn.canvas.state(Routing)
+        if routing.drafts is not None:
+            self._accept(turn, routing)
+        elif not turn.stopped() and self._pays(turn.view, routing):
+            open_ = turn.canvas.masked[turn.view.positions]
+            routing.drafts = trial(turn.view, open_)
+            routing.prediction, routing.score = turn.view.all_predictions, turn.view.score
+            turn.choose_these(np.zeros(len(open_), np.bool_))
+        turn.go_on()
+
+    def _pays(self, view: View, routing: Routing) -> bool:
         if self.policy == "span":
             verifies = bool(len(view.positions)) and run(view.positions) >= self.tau_span
         else:
@@ -102,7 +121,7 @@ class S2D2(Explorer):
             below = self.tau_score if self.policy == "score" else self.tau_off
             off = self.policy == "hysteresis" and not routing.on
             verifies = score > self.tau_on if off else score >= below
-        routing.verifies = routing.on = verifies
+        routing.on = verifies
         return verifies
 
     def expected_gain(self, view: View) -> float:
@@ -119,28 +138,12 @@ class S2D2(Explorer):
         above = int((np.exp(p.logprob) > self.tau).sum()) if self.dynamic else 1
         return float(acceptance.cumprod().sum()) - self.c * above
 
-    def trials(self, view: View, chosen: BoolArray) -> list[BoolArray]:
-        if not view.canvas.state(Routing).verifies:
-            return []
-        return [view.canvas.masked[view.positions]]
-
-    def single(self, canvas: Canvas, verifies: bool) -> tuple[int, int]:
-        low, high = canvas.window
-        if verifies:
-            return (0 if self.causal else low), high
-        if not self.causal:
-            return 0, 0
-        masks = canvas.masks()
-        return 0, int(masks[0]) if masks.size else high
-
-    def shadow(self, canvas: Canvas) -> IntArray:
-        masks = canvas.masks()
-        return masks if self.everywhere and self.ratio is not None else masks[: run(masks)]
-
-    def accept(self, view: View) -> tuple[BoolArray, IntArray, FloatArray, bool]:
-        canvas, p, shadow = view.canvas, view.prediction, view.shadow
-        assert shadow is not None
-        canvas.state(Routing).verifies = False
+    def _accept(self, turn: Turn, routing: Routing) -> None:
+        """Commit what stands of the drafts, and what the selectors add."""
+        canvas, made, shadow = turn.canvas, routing.prediction, turn.seen[0].masks
+        assert made is not None and shadow is not None
+        view = turn.look_at(made, routing.score)
+        p, routing.drafts, routing.prediction = view.prediction, None, None
         count = run(view.positions)
         judged = len(shadow.positions)  # the first of the masks
         ratio = np.exp(np.minimum(shadow.asked["stands"][:, 0], 0)) ** self.tempering
@@ -152,7 +155,10 @@ class S2D2(Explorer):
             tokens[first], logprobs[first] = shadow.token[first], shadow.logprob[first]
         if self.ratio is not None:
             chosen[:judged] |= ratio >= self.ratio
-        return chosen, tokens, logprobs, self.sure or int(chosen.sum()) < self.n
+        if self.sure or int(chosen.sum()) < self.n:  # what is accepted counts as the surest
+            score = np.where(chosen, np.inf, view.score).astype(np.float32)
+            chosen = chosen | turn.sampler.select(replace(view, score=score))[0]
+        turn.choose_these(chosen, tokens, logprobs)
 
 
 def run(positions: IntArray) -> int:

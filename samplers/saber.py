@@ -17,8 +17,9 @@ from ..capabilities import (
     PROBABILITY,
 )
 from ..limits import COUNT, bounds
-from .base import NO_SCORES, Part, Reviser, Revision, Selector, View, top
+from .base import NO_SCORES, Part, Reviser, Selector, View, top
 from .compose import register
+from .turn import Turn
 from .windows import WholeRegion
 
 SABER = "Saber: Adaptive Acceleration and Backtracking-Enhanced Remasking for Code Generation"
@@ -95,7 +96,8 @@ class Saber(Reviser):
         now[here] = np.exp(logprob)
         return now
 
-    def revise(self, view: View, committed: IntArray) -> Revision:
+    def decide(self, turn: Turn) -> None:
+        committed, view = turn.commit(), turn.view
         canvas, now = view.canvas, self._probabilities(view)
         history = canvas.state(History)
         before = history.last if history.last.size else np.zeros_like(now)
@@ -103,10 +105,11 @@ class Saber(Reviser):
         history.ever = (canvas.commit_step >= 0) | (history.ever if history.ever.size else False)
         low, high = canvas.window
         if not canvas.masked[low:high].any():
-            return Revision()
+            return
         at = np.flatnonzero((canvas.commit_step >= 0) & ~canvas.given & ~canvas.masked)
         at = at[(at >= low) & (at < high)]
         k = len(committed)
         count = min(max(self.n // 2, -(-k // 8)), k - 1)
         rise = now[at] - before[at]  # infinite where a block has just been opened
-        return Revision(at[top(-rise, count)]) if count > 0 else Revision()
+        if count > 0:
+            turn.take_back(at[top(-rise, count)])

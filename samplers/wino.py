@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, IntArray
+from ..canvas import BoolArray, Canvas
 from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
 from ..limits import THRESHOLD, bounds
-from .base import Part, Reviser, Revision, Selector, View, top
+from .base import Feed, Part, Reviser, Selector, View, top
 from .compose import register
+from .turn import Turn
 from .windows import StaticBlocks
 
 WINO = "Wide-In, Narrow-Out: Revokable Decoding for Efficient and Effective DLLMs"
@@ -63,21 +64,21 @@ class Wino(Reviser):
     def begin_block(self, canvas: Canvas) -> None:
         canvas.state(LastAccepts).count = FIRST_BOUND
 
-    def shadow(self, canvas: Canvas) -> IntArray:
-        return np.arange(*canvas.window)
+    def feeds(self, canvas: Canvas) -> Feed:
+        return Feed(masks=np.arange(*canvas.window))
 
-    def revise(self, view: View, committed: IntArray) -> Revision:
-        canvas = view.canvas
+    def decide(self, turn: Turn) -> None:
+        canvas, committed, doubts = turn.canvas, turn.commit(), turn.seen[0].masks
         last = canvas.state(LastAccepts)
         bound, last.count = last.count, len(committed)
-        if len(committed) <= 1 or view.shadow is None:
-            return Revision()
-        at = view.shadow.positions
+        if len(committed) <= 1 or doubts is None:
+            return
+        at = doubts.positions
         old = ~canvas.masked[at] & ~canvas.given[at] & (canvas.commit_step[at] < canvas.step)
         at = at[old]
-        verdict = np.exp(view.shadow.asked["stands"][old, 0])
+        verdict = np.exp(doubts.asked["stands"][old, 0])
         doubted = np.flatnonzero(verdict < self.tau2)
         if len(doubted) >= bound:
             worst = np.argsort(verdict[doubted], kind="stable")[: max(bound - 1, 0)]
             doubted = np.sort(doubted[worst])
-        return Revision(at[doubted])
+        turn.take_back(at[doubted])

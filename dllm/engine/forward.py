@@ -7,7 +7,7 @@ It knows nothing of how positions are chosen.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -42,6 +42,9 @@ from .visibility import Visibility
 
 Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its shadow positions
 UNLIKELIEST = -27.6  # log-probability that a draft had at least
+# Columns in the order of the fields of a prediction.
+READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "kl", "top_token",
+        "top_logprob")  # fmt: skip
 SHARED = tuple(field.name for field in fields(TokenStatistics))  # columns with a row per position
 
 
@@ -63,6 +66,7 @@ class Forward:
         self.layers = model.hf.config.num_hidden_layers
         self.backbone, self.head, self.device = model.backbone, model.head, model.device
         self.count = 0
+        self._last: Packed | None = None  # the forward before
         self.seconds = 0.0  # of all forwards with their statistics
         check_linears(self.backbone, self.head)
         self.buffer: KVBuffer | None = None
@@ -86,7 +90,7 @@ class Forward:
 
     def release(self) -> None:
         """Give the memory of keys and values back."""
-        self.buffer = self.hook = self.static = None
+        self.buffer = self.hook = self.static = self._last = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -113,7 +117,9 @@ class Forward:
 
     def _run(self, jobs: list[Job]) -> tuple[torch.Tensor, AttentionMaps | None]:
         """`hidden`, and the attention maps that some of the jobs want."""
-        packed = pack(jobs, self.shift, self.buffer is not None, self.device, self.visibility)
+        stored = self.buffer is not None
+        packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last)
+        self._last = packed if packed.laid is not None else None
         maps = AttentionMaps.of(jobs, packed, self.visibility)
         hidden = self._backbone(packed, maps)
         scored = hidden[packed.scored]
@@ -146,9 +152,12 @@ class Forward:
         self, jobs: list[Job], hidden: torch.Tensor, maps: AttentionMaps | None
     ) -> list[Predictions | NumericError]:
         """Statistics of every group of equal options, each job's part of them, on the host."""
-        own: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
         options = jobs[0].row.options
-        if all(job.row.options is options for job in jobs):
+        same = all([job.row.options is options for job in jobs])
+        if same and maps is None and _shared_alone(jobs, options):
+            return self._alike(jobs, options, hidden)
+        own: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
+        if same:
             groups = [(list(range(len(jobs))), self._group(jobs, own, options, hidden))]
         else:
             groups = self._groups(jobs, own, hidden)
@@ -166,6 +175,37 @@ class Forward:
                 host[i] |= {name: column[here] for name, column in numbers.items()}
                 at = here.stop
         return _completed(jobs, [*map(_predictions, jobs, host)], host)
+
+    def _alike(
+        self, jobs: list[Job], options: RowOptions, hidden: torch.Tensor
+    ) -> list[Predictions | NumericError]:
+        """The share of jobs that all read the same numbers, and nothing of their own."""
+        rows = self._banned_rows(jobs, options, len(hidden))
+        names, tensors = zip(*self._statistics(jobs, options, hidden, rows).columns(), strict=True)
+        columns = dict(zip(names, to_host(tensors), strict=True))
+        if not np.isfinite(columns["logprob"]).all():
+            return [*self._parts(jobs, columns)]
+        arrays = [columns.get(name) for name in READ]
+        given = [(i, array) for i, array in enumerate(arrays) if array is not None]
+        answers: list[Predictions | NumericError] = []
+        at, none = 0, [None] * len(READ)
+        for job in jobs:
+            here = slice(at, at + len(job.targets))
+            at = here.stop
+            mine: list[Any] = none.copy()
+            for i, array in given:
+                mine[i] = array[here]
+            answers.append((Prediction(job.targets, *mine), None))
+        return answers
+
+    def _parts(
+        self, jobs: list[Job], columns: dict[str, Any]
+    ) -> Iterator[Predictions | NumericError]:
+        at = 0
+        for job in jobs:
+            here = slice(at, at + len(job.targets))
+            at = here.stop
+            yield _predictions(job, {name: column[here] for name, column in columns.items()})
 
     def _groups(
         self, jobs: list[Job], own: list[dict[str, torch.Tensor]], hidden: torch.Tensor
@@ -297,6 +337,13 @@ class Forward:
         return logprobs_of(hidden[here], self._head(options), wanted, *known)
 
 
+def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:
+    """Whether no job has numbers of its own."""
+    if options.needs & {"kl", "residual"} or options.classes is not None:
+        return False
+    return not any([job.shadow.size or job.ids or job.verifies for job in jobs])
+
+
 def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
     """What a job's numbers say, unless they are not finite."""
     logprob = numbers["logprob"]
@@ -310,7 +357,8 @@ def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericE
     if job.verifies:  # what a position gets in place of a refused draft
         numbers = {**numbers, "asked.stands": numbers["stands"], "token": numbers["residual"],
                    "logprob": numbers["residual_logprob"]}  # fmt: skip
-        return _prediction(job.asked, numbers), None
+        judged = _prediction(job.asked, numbers)
+        return judged, judged
     if not job.shadow.size:
         return _prediction(job.targets, numbers), None
     count = len(job.targets)

@@ -23,6 +23,7 @@ from ..errors import ConfigError
 from ..memory import unless_out_of_memory
 from ..models import DiffusionModel
 from ..prefixes import Prefixes, weights_of
+from ..samplers import THE_ROW
 from ..work import Work
 from .forward import Forward
 from .recipe import Recipe, RowOptions, check_recipe
@@ -129,7 +130,8 @@ class Engine(Work[Row, Step]):
                 "admit it as a row of its own"
             )
         with self._lock:
-            row.canvas, row.trials, row.previous, row.jobs = canvas, (), None, []
+            row.canvas, row.feed, row.previous, row.jobs = canvas, THE_ROW, None, []
+            row.standing = None
             if not kept:
                 row.slots = row.slots.fresh(row.capacity)
             row.slots.age[kept:] = -1
@@ -264,7 +266,7 @@ class Engine(Work[Row, Step]):
             enlarge = partial(buffer.enlarge, *owned)
             base = unless_out_of_memory(partial(self.prefixes.make_room, enlarge))
             if base is not None:
-                row.base, row.capacity = base, size
+                row.base, row.capacity, row.standing = base, size, None
                 return
 
     def _leave(self, row: Row) -> None:
@@ -272,7 +274,7 @@ class Engine(Work[Row, Step]):
             kept = self._kept(row)
             if kept < row.size:
                 self.forward.buffer.free(row.base + kept, row.size - kept)
-        row.base, row.jobs, row.previous = None, [], None
+        row.base, row.jobs, row.previous, row.standing = None, [], None, None
 
     def _shrink(self) -> None:
         """Where the pool itself is what does not fit, make a smaller one."""
@@ -282,7 +284,7 @@ class Engine(Work[Row, Step]):
             self.forward.allot(max(1, sum(row.size for row in self.live)), self._most)
             for row in self.live:
                 assert self.forward.buffer is not None
-                row.base = self.forward.buffer.allocate(row.size)
+                row.base, row.standing = self.forward.buffer.allocate(row.size), None
 
     # -- steps ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from ..canvas import PROPOSAL, PURPOSES, IntArray
 from ..models.segments import Segment
 from .kv import KVBuffer
-from .rows import Job
+from .rows import Job, Laid
 from .visibility import Piece, Visibility, tensor
 
 BIDIRECTIONAL = Visibility()
@@ -37,13 +38,15 @@ class Packed:
     scored: torch.Tensor
     lanes: list[tuple[Job, int]] = field(default_factory=list)
     guided: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    laid: list[Laid] | None = None  # what its jobs feed, where the next step may feed the same
+    moved: list[int] = field(default_factory=list)
 
     def inputs(self, buffer: KVBuffer | None) -> dict[str, Any]:
         """Arguments of a network of transformers, whose keys and values go to ``buffer``."""
         if buffer is not None:
             buffer.slots = self.slots
         # An attention mask that is 4-D already: transformers then builds none of its own.
-        no_mask = torch.empty(1, 1, 1, 1, device=self.ids.device)
+        no_mask = _no_mask(self.ids.device)
         return {
             "input_ids": self.ids, "position_ids": self.positions, "attention_mask": no_mask,
             "past_key_values": buffer, "use_cache": False, "segments": self.segments,
@@ -75,58 +78,130 @@ class Packing:
 
     def packed(self, device: torch.device, waste: int = 0, slots: int | None = None) -> Packed:
         """The forward.  ``waste``, ``slots``: see `grouped`."""
+        segments = _alone(self.pieces) if not waste else None
         return Packed(
             tensor(_join(self.ids), device)[None],
             tensor(_join(self.positions), device)[None],
             tensor(_join(self.slots), device) if self.slots else None,
-            grouped(self.pieces, device, waste, slots),
+            grouped(self.pieces, device, waste, slots) if segments is None else segments,
             tensor(_join(self.scored), device),
         )
 
 
 def pack(
     jobs: Sequence[Job], shift: int, stored: bool, device: torch.device,
-    visibility: Visibility = BIDIRECTIONAL,
+    visibility: Visibility = BIDIRECTIONAL, last: Packed | None = None,
 ) -> Packed:  # fmt: skip
     """Lay the jobs' computed positions end to end, all first lanes before the second ones.
 
+    ``last``: the forward before, whose layout is taken over where all rows feed what they fed.
     ``shift``: target t is scored by row t - shift.  ``stored``: keys are read from the buffer and
     not from this forward.
     """
-    order = [(job, lane) for lane in (0, 1) for job in jobs if lane < job.lanes]
+    known: list[Any] = [job.laid for job in jobs]
+    if last is not None and last.laid == known:
+        return _same(last, jobs, shift, device)
+    order = [(job, 0) for job in jobs]
+    if any(job.row.recipe.config.cfg_scale for job in jobs):
+        order += [(job, 1) for job in jobs if job.lanes > 1]
     packing, second = Packing(), list[IntArray]()
+    ids, positions, slots, scored = packing.ids, packing.positions, packing.slots, packing.scored
+    moved, counts, pieces = list[int](), list[int](), packing.pieces
     for job, lane in order:
-        compute, canvas = job.plan.compute, job.canvas
-        base = job.base(lane) if stored else packing.size
-        slots = compute + base if stored else None
-        at = packing.feed(job.lane_tokens(lane)[compute], compute, slots)
+        laid = job.laid
+        if laid is None or lane:
+            laid = _lay(job, lane, stored, visibility)
+            if not lane and not job.single[1] and not visibility.causal:
+                job.laid = laid
+        at = packing.size
+        tokens = job.canvas.tokens if not lane else job.lane_tokens(lane)
+        ids.append(tokens[laid.where])
+        positions.append(laid.positions)
         if stored:
-            length, begin = canvas.length, at
-            for piece, read in job.plan.pieces(length):
-                packing.pieces += visibility.pieces(
-                    piece, read, begin, base, length, canvas.masked, single=job.single
-                )
-                begin += len(piece)
+            slots.append(laid.slots)
+        packing.size += laid.count
+        base = 0 if stored else at
+        for first, count, keys, hidden in laid.pieces:
+            if base:
+                keys = slice(keys.start + base, keys.stop + base) if isinstance(keys, slice) else keys + base
+            pieces.append(Piece(at + first, count, keys, hidden))
+        if lane:
+            second.append(_indices(laid.positions, job.plan.rows(job.targets, shift)) + at)
+            continue
+        if laid.first >= 0:  # a run of positions: where its rows stand is found for all jobs at once
+            scored.append(job.plan.rows(job.targets, shift))
+            moved.append(at - laid.first)
+            counts.append(len(job.targets))
         else:
-            packing.pieces += visibility.pieces(
-                compute, None, at, at, len(compute), canvas.masked, single=job.single
-            )
-        scored = second if lane else packing.scored
-        scored.append(_indices(compute, job.plan.rows(job.targets, shift)) + at)
+            scored.append(np.searchsorted(laid.positions, job.plan.rows(job.targets, shift)))
+            moved.append(at)
+            counts.append(len(job.targets))
         if job.shadow.size:
-            shadow, length = job.shadow, canvas.length
-            read = job.plan.read if stored else compute
+            shadow, canvas, length = job.shadow, job.canvas, job.canvas.length
+            read = job.plan.read if stored else laid.positions
             read = np.arange(length) if read is None else read
             own = shadow + job.row.lane(job.row.lanes - 1) if stored else None
             behind = packing.feed(np.full(len(shadow), canvas.mask_id), shadow, own)
-            keys = slice(at, packing.size) if own is None else np.concatenate([read + base, own])
+            first = job.base(0) if stored else at
+            keys = slice(at, packing.size) if own is None else np.concatenate([read + first, own])
             hidden = visibility.shadow(canvas, shadow, read, job.single)
-            packing.pieces.append(Piece(behind, len(shadow), keys, hidden))
+            pieces.append(Piece(behind, len(shadow), keys, hidden))
             scored.append(behind + np.arange(len(shadow)))
+            moved.append(0)
+            counts.append(len(shadow))
+    if len(scored) > 1:
+        packing.scored = [np.concatenate(scored) + np.repeat(moved, counts)]
+    elif scored:
+        packing.scored = [scored[0] + moved[0]]
     packed = packing.packed(device)
     packed.lanes = order
     packed.guided = _guided(jobs, second, device) if second else None
+    if all([job.laid is not None and not job.shadow.size and job.lanes == 1 for job in jobs]):
+        packed.laid, packed.moved = [job.laid for job in jobs if job.laid is not None], moved
     return packed
+
+
+def _same(last: Packed, jobs: Sequence[Job], shift: int, device: torch.device) -> Packed:
+    """Another step over the positions of the last one: its tokens, and what is scored of it."""
+    ids = [job.canvas.tokens[laid.where] for job, laid in zip(jobs, last.laid or (), strict=True)]
+    targets = [job.targets for job in jobs]
+    if shift:
+        targets = [job.plan.rows(at, shift) for job, at in zip(jobs, targets, strict=True)]
+    where = [
+        at if laid.first >= 0 else np.searchsorted(laid.positions, at)
+        for laid, at in zip(last.laid or (), targets, strict=True)
+    ]
+    if len(jobs) > 1:
+        scored = np.concatenate(where) + np.repeat(last.moved, [len(at) for at in where])
+    else:
+        scored = where[0] + last.moved[0]
+    last.ids, last.scored = tensor(_join(ids), device)[None], tensor(scored, device)
+    last.lanes = [(job, 0) for job in jobs]
+    return last
+
+
+def _lay(job: Job, lane: int, stored: bool, visibility: Visibility) -> Laid:
+    """What a lane of a job feeds, its keys in slots where they are ``stored``, else counted from its
+    first query."""
+    compute, canvas = job.plan.compute, job.canvas
+    count, first = len(compute), int(compute[0])
+    run = count == int(compute[-1]) - first + 1
+    where = slice(first, first + count) if run else compute
+    if stored:
+        base, length, begin, pieces = job.base(lane), canvas.length, 0, list[Piece]()
+        for piece, read in job.plan.pieces(length):
+            pieces += visibility.pieces(
+                piece, read, begin, base, length, canvas.masked, single=job.single
+            )
+            begin += len(piece)
+    else:
+        base = 0
+        pieces = list(visibility.pieces(
+            compute, None, 0, 0, count, canvas.masked, single=job.single
+        ))  # fmt: skip
+    slots = compute + base if stored else None
+    parts = [(p.first, p.count, p.keys, p.hidden) for p in pieces]
+    return Laid(where, count, first if run else -1, compute, slots, parts)
 
 
 def _guided(
@@ -142,6 +217,11 @@ def _guided(
         at += count
     scale = torch.from_numpy(_join(scales)).float().to(device)
     return tensor(_join(which), device), tensor(_join(second), device), scale[:, None]
+
+
+@lru_cache(maxsize=16)
+def _no_mask(device: torch.device) -> torch.Tensor:
+    return torch.empty(1, 1, 1, 1, device=device)
 
 
 def _join(parts: list[IntArray]) -> IntArray:
@@ -211,6 +291,23 @@ def _count(piece: Piece) -> int:
     keys = piece.keys
     count: int = keys.stop - keys.start if isinstance(keys, slice) else len(keys)
     return count
+
+
+def _alone(pieces: Sequence[Piece]) -> list[Segment] | None:
+    """A segment per piece, where none has anything hidden or could share a call with the one before
+    it, as those of rows of different lengths."""
+    before = stride = None
+    segments = []
+    for piece in pieces:
+        keys, count = piece.keys, piece.count
+        if piece.hidden is not None or type(keys) is not slice:
+            return None
+        length = keys.stop - keys.start
+        if before == (count, length):
+            return None
+        before = count, length
+        segments.append(Segment(slice(piece.first, piece.first + count), keys))
+    return segments
 
 
 def grouped(

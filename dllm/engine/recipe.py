@@ -29,7 +29,7 @@ from ..formats.format import Format
 from ..kernels.statistics import TokenClasses
 from ..models import DiffusionModel, Facts
 from ..samplers import Sampler
-from ..samplers.base import Explorer, Reviser, Selector, Transform
+from ..samplers.base import Reviser, Selector, Transform
 from ..samplers.compose import check_needs
 
 
@@ -179,7 +179,7 @@ def check_format(sampler: Sampler) -> None:
             isinstance(part, Transform)
             or (isinstance(part, Selector) and type(part).proposals is not Selector.proposals)
             or isinstance(part, Reviser)
-            or (isinstance(part, Explorer) and part.verifies)
+            or "residual" in part.statistics
         )
         if rewrites and CONSTRAINED not in part.offers:
             raise ConfigError(

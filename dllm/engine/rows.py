@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..cache import Cache, Plan, Slots
 from ..canvas import Canvas, Edit, IntArray
-from ..samplers import NOTHING, Prediction, Trial
+from ..samplers import NOTHING, THE_ROW, Feed, Prediction
 from ..work import Row as AnyRow
 from ..work import Step as AnyStep
 from .recipe import Recipe, RowOptions
@@ -24,7 +25,8 @@ class Row(AnyRow):
     A guided row has two lanes: as it is, and with the given text masked.  Branches have lanes of
     their own, which hold the same keys and values between steps; shadow tokens have the last.
     Each lane owns ``capacity`` slots, one after the other from ``base`` on.  ``jobs`` is the
-    planned step that has not run yet.  ``fresh`` is the canvas as it was admitted, from which a
+    planned step that has not run yet; ``standing`` that of the last step, where the next one feeds
+    the same positions.  ``fresh`` is the canvas as it was admitted, from which a
     row that gave its memory back starts again.  ``weights``: those of its keys and values, where
     these may be kept for other texts; ``reused``: how many of its first positions it has from one.
     """
@@ -35,9 +37,11 @@ class Row(AnyRow):
     fresh: Canvas
     base: int | None = None
     capacity: int = 0
-    trials: tuple[Trial, ...] = ()
+    feed: Feed = THE_ROW
     previous: tuple[IntArray, torch.Tensor] | None = None
     jobs: list[Job] = field(default_factory=list)
+    standing: list[Job] | None = None
+    open: bool = False
     weights: object = None
     reused: int = 0
 
@@ -54,7 +58,8 @@ class Row(AnyRow):
     @property
     def cost(self) -> int:
         """Token positions that its planned step feeds to the model."""
-        return sum([job.size for job in self.jobs])
+        jobs = self.jobs
+        return jobs[0].size if len(jobs) == 1 else sum([job.size for job in jobs])
 
     @property
     def planned(self) -> bool:
@@ -71,10 +76,10 @@ class Row(AnyRow):
 
     def forks(self) -> list[Canvas]:
         """The canvases to feed: the row itself, or a copy per trial."""
-        if not self.trials:
+        if not self.feed.branches:
             return [self.canvas]
         forks = []
-        for trial in self.trials:
+        for trial in self.feed.branches:
             fork = self.canvas.fork()
             fork.commit(trial.positions, trial.tokens, trial.logprobs)
             forks.append(fork)
@@ -84,6 +89,7 @@ class Row(AnyRow):
         """Change the length of the text.  What is cut off at its end takes its slots along; after
         any other edit the cache begins anew, unless it `Cache.grows` with the text."""
         canvas, at_end = self.canvas, True
+        self.standing = None
         for edit in edits:
             at_end &= edit.at + edit.removed == canvas.length
             canvas.edit(edit)
@@ -97,11 +103,25 @@ class Row(AnyRow):
         self.canvas.become(self.fresh.fork())
         self.capacity = len(self.canvas.tokens)
         self.slots = self.slots.fresh(self.capacity)
-        self.trials, self.previous, self.jobs = (), None, []
+        self.feed, self.previous, self.jobs, self.standing = THE_ROW, None, [], None
         self.restarts += 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Laid:
+    """What a job feeds in every step until its plan changes: where its tokens stand in the row, the
+    ``positions`` and ``slots`` (n,), and of attention the pieces: first query, queries, keys, what
+    is hidden; ``stored``: keys are slots, and not places on the packed axis."""
+
+    where: slice | IntArray
+    count: int
+    first: int
+    positions: IntArray
+    slots: IntArray | None
+    pieces: list[tuple[int, int, Any, Any]]
+
+
+@dataclass(slots=True, eq=False)
 class Job:
     """What one branch of one row wants of this step.  ``lane``: the first of the row's lanes that
     hold its keys and values.  ``shadow``: positions that are fed once more, as [MASK] tokens that
@@ -122,10 +142,13 @@ class Job:
     verifies: bool = False
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
     work: int | None = None  # positions computed per layer on average, where layers differ
+    laid: Laid | None = None  # what it feeds, as long as that stays
+    extent: tuple[int, tuple[int, int]] = field(init=False)  # length and window it was planned for
     size: int = field(init=False)  # token positions it feeds to the model
 
     def __post_init__(self) -> None:
         self.size = len(self.plan.compute) * self.lanes + len(self.shadow)
+        self.extent = self.canvas.length, self.canvas.window
 
     @classmethod
     def of(
@@ -169,7 +192,7 @@ class Job:
         return self.row.lane(self.lane + lane)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Step(AnyStep):
     """What one step did to one row: its plan, and what the model predicted."""
 

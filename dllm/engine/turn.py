@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from ..cache import Cache, Plan
-from ..cache.base import check, complete_plan
+from ..cache.base import OPEN_BLOCK, check, complete_plan
 from ..canvas import Canvas, IntArray
 from ..capabilities import FORESIGHT
 from ..errors import ConfigError, NumericError
-from ..samplers import NOTHING, Decision, Prediction, Trial
+from ..samplers import NOTHING, THE_ROW, Decision, Seen, Trial
 from .forward import Predictions
 from .kv import KVBuffer
 from .recipe import Recipe
@@ -23,6 +25,9 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     """What the row feeds in its next step: itself, or its branches.  Moves its window; asked once
     per step."""
     canvas, sampler = row.canvas, row.recipe.sampler
+    standing = row.standing
+    if standing is not None and _again(row, standing[0]):
+        return standing
     for _ in range(MOST_IDLE_STEPS):
         if sampler.prepare(canvas):
             break
@@ -33,8 +38,9 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     foresight = FORESIGHT in cache.needs
     targets = sampler.foreseen(canvas) if foresight else sampler.targets(canvas)
     plan, targets = plan_row(row, cache, targets)
-    verifies = sampler.verifies and bool(row.trials)
-    shadow, single = sampler.shadow(canvas, row.trials), sampler.single(canvas, verifies)
+    feed = row.feed = sampler.feeds(canvas)
+    verifies = bool(feed.branches) and "residual" in row.options.needs
+    shadow, single = feed.masks, feed.ordered
     jobs = []
     for i, fork in enumerate(_forks(row, cache)):
         if verifies:
@@ -49,11 +55,56 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     return jobs
 
 
+def _again(row: Row, job: Job) -> bool:
+    """Let the job of the last step stand for the next one, if its plan still holds."""
+    canvas, sampler = row.canvas, row.recipe.sampler
+    if row.open:  # found when the last step was settled
+        return True
+    length, window = job.extent
+    if canvas.length != length or (canvas.window != window and job.plan.until == OPEN_BLOCK):
+        return False
+    low, high = canvas.window
+    masks = canvas.masked[low:high].nonzero()[0]
+    if not (masks.size and sampler.stays and not sampler.resting):
+        if job.plan.until == OPEN_BLOCK or not sampler.prepare(canvas):
+            return False
+        low, high = canvas.window
+        masks = canvas.masked[low:high].nonzero()[0]
+    masks += low
+    job.targets = masks
+    return True
+
+
+def _goes_on(job: Job) -> bool:
+    """Whether the window that a step decided in still has something undecided; then that is what
+    the next step predicts."""
+    canvas, (length, window) = job.canvas, job.extent
+    if canvas.length != length or canvas.window != window:
+        return False
+    low, high = window
+    masks = canvas.masked[low:high].nonzero()[0]
+    if not masks.size:
+        return False
+    masks += low
+    job.targets = masks
+    return True
+
+
+def stands(row: Row, job: Job, decision: Decision) -> bool:
+    """Whether the next step may feed what this one has."""
+    if not job.plan.until or not row.recipe.sampler.plain or decision.edits or job.shadow.size:
+        return False
+    canvas = row.canvas
+    if canvas.finish_reason is not None or decision.padded.size or job.wanted is not None:
+        return False
+    return job.lanes == 1
+
+
 def _forks(row: Row, cache: Cache) -> list[Canvas]:
     """The canvases to feed.  Each has a window of its own, which slides by its trial; where keys
     and values are kept, most caches compute only the row's, which all of them have."""
     forks, sampler = row.forks(), row.recipe.sampler
-    for fork, trial in zip(forks, row.trials, strict=False):
+    for fork, trial in zip(forks, row.feed.branches, strict=False):
         if cache.follows:
             sampler.eos.check(fork, trial.positions, sampler.stop_ids)
         if cache.follows or (not cache.stores and fork.masks().size):
@@ -82,52 +133,62 @@ def settle(
 ) -> Step:
     """What the row makes of its predictions, one pair per job; raises what stands in their
     place."""
-    predictions: list[Predictions] = []
+    jobs, canvas, slots, sampler = row.jobs, row.canvas, row.slots, row.recipe.sampler
     for answer in answers:
         if isinstance(answer, NumericError):
             raise answer
-        predictions.append(answer)
-    jobs, canvas, slots, sampler = row.jobs, row.canvas, row.slots, row.recipe.sampler
-    kept = 0
-    if len(jobs) > 1:
-        kept = _choose(row, [prediction for prediction, _ in predictions])
-    gained, plan = _keep(row, kept, buffer), jobs[kept].plan
-    slots.computed(plan.compute, canvas.step)
-    prediction, shadow = predictions[kept]
-    if jobs[kept].verifies:  # drafts were fed, and what sees them
-        slots.changed(plan.compute)
-    cache.after_step(canvas, slots, prediction.positions, prediction.logprob, prediction.kl)
-    if (wanted := jobs[kept].wanted) is not None:
-        prediction = prediction.take(wanted)
-    decision = Decision(NOTHING, NOTHING)
-    if not canvas.finished:
-        if jobs[kept].verifies:
-            decision = sampler.verify(canvas, prediction)
-        else:
-            decision = sampler.decide(canvas, prediction, shadow)
+    predictions: list[Any] = answers
+    job, step = jobs[0], canvas.step
+    if cache.looks:
+        p = predictions[0][0]
+        cache.after_step(canvas, slots, p.positions, p.logprob, p.kl)
+    seen = [
+        Seen(one.canvas, p if one.wanted is None else p.take(one.wanted), masks)
+        for one, (p, masks) in zip(jobs, predictions, strict=True)
+    ]
+    if canvas.finish_reason is None:
+        decision = sampler.decide(canvas, row.feed, seen)
+    else:
+        decision = Decision(NOTHING, NOTHING)
+    gained, kept = None, decision.kept
+    if kept is not None:
+        gained, job = row.feed.branches[kept], jobs[kept]
+    prediction = seen[kept or 0].prediction
+    if sampler.courses or job.logprobs is not None:
+        _keep(row, kept or 0, buffer)
+    plan, laid = job.plan, job.laid
+    fed = plan.compute if laid is None else laid.where
+    slots.age[fed] = step
+    slots.pending[fed] = bool(row.feed.branches) and kept is None  # what was fed was given up
+    if row.recipe.format is not None:
         decision = literals_after(row.recipe, canvas, decision)
-    for positions in (decision.committed, decision.remasked, decision.padded):
-        if positions.size:
-            slots.changed(positions)
-    row.trials, row.jobs = decision.trials, []
-    if decision.probe:  # no step of any schedule
-        canvas.probes += 1
-        canvas.step -= 1
-        canvas.block_step -= 1
+    slots.pending[decision.committed] = True
+    if decision.remasked.size:
+        slots.pending[decision.remasked] = True
+    if decision.padded.size:
+        slots.pending[decision.padded] = True
+    row.feed, row.jobs = THE_ROW, []
+    cost = job.cost if len(jobs) == 1 else sum([job.cost for job in jobs])
     if gained is not None or len(jobs) > 1:
         decision = decision.after(gained, explored=len(jobs) - 1)
-    cost = sum([job.cost for job in jobs])
     canvas.nfe += 1
     canvas.computed += cost
-    canvas.step += 1
-    canvas.block_step += 1
+    if decision.probe:  # no step of any schedule
+        canvas.probes += 1
+    else:
+        canvas.step = step + 1
+        canvas.block_step += 1
+    row.standing, row.open = None, False
+    if len(jobs) == 1 and stands(row, job, decision):
+        row.standing = jobs
+        row.open = sampler.stays and not sampler.resting and _goes_on(job)
     if decision.edits:
         row.edit(decision.edits, cache)
     if row.recipe.after_step is not None:
         row.recipe.after_step(canvas)
     if decision.probe:
         row.slots = row.slots.fresh(canvas.length)
-    else:
+    elif not row.open:
         complete(canvas)
     return Step(
         row=row, canvas=canvas, decision=decision, positions=cost, plan=plan, prediction=prediction
@@ -136,7 +197,8 @@ def settle(
 
 def literals_after(recipe: Recipe, canvas: Canvas, decision: Decision) -> Decision:
     """The decision, and what the format leaves no choice about in the window after it."""
-    busy = canvas.finished or canvas.revising or decision.trials or decision.edits or decision.probe
+    busy = canvas.finished or canvas.revising or decision.edits or decision.probe
+    busy = busy or recipe.sampler.feeds(canvas).branches
     if recipe.format is None or recipe.format.literals is None or busy:
         return decision
     positions, tokens = recipe.format.settled(canvas, canvas.window[1])
@@ -146,28 +208,9 @@ def literals_after(recipe: Recipe, canvas: Canvas, decision: Decision) -> Decisi
     return decision.after(trial, decision.explored)
 
 
-def _choose(row: Row, predictions: list[Prediction]) -> int:
-    """The branch that the explorer keeps."""
-    explorer = row.recipe.sampler.explorer
-    assert explorer is not None
-    forks = [job.canvas for job in row.jobs]
-    windows = [p.of_window(fork) for p, fork in zip(predictions, forks, strict=True)]
-    return explorer.choose(row.recipe.sampler.inner.decide, forks, windows)
-
-
-def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
-    """Make a branch the row: its trial, its window, its keys and values, its last
-    distributions."""
-    job, canvas = row.jobs[kept], row.canvas
-    fork, trial = job.canvas, row.trials[kept] if row.trials else None
-    if job.verifies:
-        return None
-    if trial is not None:
-        canvas.window = fork.window
-        canvas.states = fork.states
-        canvas.block, canvas.block_step = fork.block, fork.block_step
-        row.recipe.sampler.adopt(canvas, trial)
-    width = row.recipe.width
+def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> None:
+    """Give a branch's keys and values to the others, and its last distributions to the row."""
+    job, width = row.jobs[kept], row.recipe.width
     if buffer is not None and width > 1:
         others = [i * job.lanes for i in range(width) if i * job.lanes != job.lane]
         for lane in range(job.lanes):
@@ -175,7 +218,6 @@ def _keep(row: Row, kept: int, buffer: KVBuffer | None) -> Trial | None:
             buffer.copy(job.base(lane), to, torch.from_numpy(job.plan.compute))
     if job.logprobs is not None:
         row.previous = job.targets, job.logprobs
-    return trial
 
 
 def complete(canvas: Canvas) -> bool:

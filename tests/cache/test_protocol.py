@@ -16,7 +16,8 @@ from dllm.canvas import BoolArray, Canvas, IntArray
 from dllm.capabilities import FORESIGHT, PROBABILITY, WINDOW_LOGITS
 from dllm.config import GenerationConfig
 from dllm.samplers import compose
-from dllm.samplers.base import Reviser, Revision, Selector, View, Window
+from dllm.samplers.base import Reviser, Selector, View, Window
+from dllm.samplers.turn import Turn
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks, WholeRegion
 
@@ -63,15 +64,16 @@ class TakeBack(Reviser):
     name = "take_back"
     seed: int = 0
 
-    def revise(self, view: View, committed: IntArray) -> Revision:
+    def decide(self, turn: Turn) -> None:
+        committed, view = turn.commit(), turn.view
         canvas, rng = view.canvas, np.random.default_rng((self.seed, view.canvas.step, 1))
         low, high = canvas.window
         mine = np.flatnonzero(~canvas.masked[low:high] & ~canvas.given[low:high]) + low
         taken = canvas.state(Taken)
         if taken.times > 6 or rng.random() < 0.6 or len(mine) < 2:
-            return Revision()
+            return
         taken.times += 1
-        return Revision(rng.choice(mine, 1))
+        turn.take_back(rng.choice(mine, 1))
 
 
 @dataclass(frozen=True)
