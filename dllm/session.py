@@ -16,6 +16,8 @@ from numbers import Real
 from typing import Any
 
 from .cache.base import CacheLike
+from .config import GenerationConfig
+from .declared import SESSION
 from .errors import CancelledError, ConfigError, QueueFullError, short
 from .events import events
 from .handle import Handle
@@ -161,7 +163,7 @@ class Session:
 
     def _request(self, order: Order) -> Request:
         """The request that ``order`` describes; raises what is wrong with it."""
-        for name in ("max_rows", "max_batch_tokens", "cuda_graphs", "compile"):
+        for name in GenerationConfig.fields(SESSION):
             if name in order.arguments:
                 raise ConfigError(f"{name} belongs to the session, not to a request: pass it there")
         return self._how.request(order)

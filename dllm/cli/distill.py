@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import ConfigError, UnknownNameError
-from .dflash import DATA, OUTPUT, TRAINING, loaded, setting, written_answers
+from .dflash import DATA, OUTPUT, TRAINING, loaded, written_answers
 from .inputs import read_lines
-from .options import takes
+from .options import option, takes
 from .output import note
 
 if TYPE_CHECKING:
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from ..train.loop import Schedule
     from ..train.recipes.distill import ObjectiveSettings
     from ..train.trajectories import Question
+
+
+def setting(text: str, panel: str, *names: str, **more: Any) -> Any:
+    """An option with its default."""
+    return option(text, panel, *names, show_default=True, **more)
 
 
 @dataclass(frozen=True)
