@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self, TypedDict
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from .declared import ANSWER, HOLES, SESSION, VERIFIER, Declared, Numeric, Whole, about
+from .declared import ANSWER, HOLES, MACHINE, VERIFIER, Declared, Numeric, Whole, about
 from .errors import ConfigError, check_unicode, short
 
 MOST = 2**31 - 1  # of what is counted
@@ -120,7 +120,8 @@ def _spans(value: Any) -> tuple[tuple[int, int], ...]:
             if not isinstance(at, Integral) or isinstance(at, bool):
                 raise ConfigError(f"a position to remask must be a whole number, not {short(at)}")
             if not 0 <= at <= MOST:
-                raise ConfigError(f"a position to remask is from 0 to {MOST}, not {short(at)}")
+                bound = f"at most {MOST}" if at > 0 else "at least 0"
+                raise ConfigError(f"a position to remask must be {bound}, not {short(at)}")
         low, high = map(int, pair)
         if low >= high:
             raise ConfigError(f"{kinds}, the first before the last, not {short(item)}")
@@ -150,7 +151,25 @@ def _constraints(value: Any) -> dict[int, int | str]:
     return result
 
 
-class GenerationConfig(Declared):
+class Machine(Declared):
+    """How an engine works: what it holds at a time, what one forward takes.  No text depends on it."""
+
+    max_rows: Annotated[Count, about(
+        "Most texts decoded at a time.  Further ones join as others finish.", MACHINE, VERIFIER,
+        wire=None,
+    )] = 32  # fmt: skip
+    max_batch_tokens: Annotated[Count | None, about(
+        "Most positions fed at once.  Default: 512 on a CPU, else without bound.", MACHINE,
+        wire=None,
+    )] = None  # fmt: skip
+    cuda_graphs: Annotated[bool, about(
+        "Replay cached steps as CUDA graphs.  They are padded to a few sizes.", MACHINE, wire=None,
+    )] = False  # fmt: skip
+    compile: Annotated[bool, about(
+        "Pass cached steps through torch.compile.", MACHINE, wire=None)] = False
+
+
+class GenerationConfig(Machine):
     """How to decode.  Names follow transformers where it has one.  None leaves what the checkpoint
     recommends, or the part's own default.  ``model_fields_set``: what the caller named."""
 
@@ -193,21 +212,8 @@ class GenerationConfig(Declared):
         "Of all noise.  Random choices are a function of it, the prompt's repetition count, position "
         "and step.", *EVERY,
     )] = 0  # fmt: skip
-    max_rows: Annotated[Count, about(
-        "Most texts decoded at a time.  Further ones join as others finish.", SESSION, VERIFIER,
-        wire=None,
-    )] = 32  # fmt: skip
-    max_batch_tokens: Annotated[Count | None, about(
-        "Most positions fed at once.  Default: 512 on a CPU, else without bound.", SESSION,
-        wire=None,
-    )] = None  # fmt: skip
     top_candidates: Annotated[Number, about(
         "Candidates per position in the trace.", wire=None)] = 0
-    cuda_graphs: Annotated[bool, about(
-        "Replay cached steps as CUDA graphs.  They are padded to a few sizes.", SESSION, wire=None,
-    )] = False  # fmt: skip
-    compile: Annotated[bool, about(
-        "Pass cached steps through torch.compile.", SESSION, wire=None)] = False
     suppress_mask: Annotated[bool, about(
         "False lets the model propose [MASK].  Most official code does: only for exact reproduction "
         "of its probabilities.", wire=None, flag="",
@@ -324,6 +330,10 @@ DEFAULTS = {n: f.get_default(call_default_factory=True) for n, f in GenerationCo
 class GenerationArguments(TypedDict, total=False):
     """The keyword arguments that end up in a `GenerationConfig`, for type checkers and editors."""
 
+    max_rows: int
+    max_batch_tokens: int | None
+    cuda_graphs: bool
+    compile: bool
     max_new_tokens: int | None
     min_new_tokens: int
     steps: int | None
@@ -337,11 +347,7 @@ class GenerationArguments(TypedDict, total=False):
     eos_policy: str | None
     stop_strings: str | Iterable[str]
     seed: int
-    max_rows: int
-    max_batch_tokens: int | None
     top_candidates: int
-    cuda_graphs: bool
-    compile: bool
     suppress_mask: bool
     constraints: Mapping[int, int | str]
     seed_text: Any
@@ -352,3 +358,63 @@ class GenerationArguments(TypedDict, total=False):
     json_schema: Any
     confidence: str | None
     literals: bool
+
+
+class Serving(Machine):
+    """What a session and a server are told alike."""
+
+    KIND = "argument of a session"
+
+    sampler: Annotated[Any, about("Of requests that name none, default threshold.")] = None
+    length: Annotated[str | None, about(
+        "How answers find their length, of requests that do not say.  ``max_new_tokens`` is then the "
+        "most; default fixed.")] = None  # fmt: skip
+    under_load: Annotated[Any, about(
+        "Sampler of steps before which requests wait, such as 'threshold(tau=0.7)'.  It is for "
+        "requests that name none, and those submitted with ``under_load=True``; `Result.loosened` "
+        "says in how many forwards it was used.")] = None  # fmt: skip
+    under_load_waiting: Annotated[Number, about("As soon as more than these wait.")] = 0
+    max_rows: Annotated[Count, about("Requests written at a time.")] = 16
+    max_waiting: Annotated[Number | None, about("Requests in the queue; more are refused.")] = None
+    max_positions: Annotated[Count | None, about(
+        "Room for keys and values, of all rows.  Default: ``max_rows`` times the context; memory is "
+        "taken as it is needed.")] = None  # fmt: skip
+    full_step_tokens: Annotated[Count | None, about(
+        "Most positions of whole canvases in a step.  So these do not hold up the others.")] = None
+    keep_prefixes: Annotated[Number | None, about(
+        "Of a verifier, or with the cache block or wedlm: tokens of complete texts kept for those "
+        "that begin like them, default 16384; 0: none.")] = None  # fmt: skip
+
+
+class SessionConfig(Serving):
+    """How a `Session` works."""
+
+    cache: Annotated[Any, about("Of a diffusion model.")] = None
+    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`; None decodes plainly.")] = None
+    rule: Annotated[Any, about("Of a verifier: how drafts are accepted.")] = None
+    controller: Annotated[Any, about("Of a verifier: length of drafts.")] = None
+    vocabulary: Annotated[str, about("Of a verifier.")] = "auto"
+    exact: Annotated[bool, about("Of a verifier.")] = True
+
+
+class SessionArguments(TypedDict, total=False):
+    """The keyword arguments of a `Session`, for type checkers and editors."""
+
+    max_rows: int
+    max_batch_tokens: int | None
+    cuda_graphs: bool
+    compile: bool
+    sampler: Any
+    length: str | None
+    under_load: Any
+    under_load_waiting: int
+    max_waiting: int | None
+    max_positions: int | None
+    full_step_tokens: int | None
+    keep_prefixes: int | None
+    cache: Any
+    drafter: Any
+    rule: Any
+    controller: Any
+    vocabulary: str
+    exact: bool

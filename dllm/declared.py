@@ -15,14 +15,14 @@ from pydantic.fields import FieldInfo
 
 from .errors import ConfigError, DllmError, UnknownNameError, short
 
-ANSWER, HOLES, VERIFIER, SESSION = "answer", "holes", "verifier", "session"
+ANSWER, HOLES, VERIFIER, MACHINE = "answer", "holes", "verifier", "machine"
 
 
 @dataclass(frozen=True)
 class About:
     """What is said of a field beside its type.  ``says``: what it does; the first sentence alone is
     the help of the command line.  ``of``: who takes it: an answer, a text with holes, a verifier; or
-    the session, to which it belongs then.  ``kind``: what a value is, where its type does not say it
+    the machine, and no text.  ``kind``: what a value is, where its type does not say it
     in words.  ``wire``: its name in a body, None for a field of none.  ``flag``: its option."""
 
     says: str
@@ -115,6 +115,7 @@ def _sentence(
         "less_than_equal": lambda: f"must be at most {limits['le']:g}, not {short(value)}",
         "int_type": lambda: f"must be a whole number, not {short(value)}",
         "float_type": lambda: f"must be a number, not {short(value)}",
+        "literal_error": lambda: f"is {limits['expected']}, not {short(value)}",
         "bool_type": lambda: f"is True or False, not {short(value)}",
     }
     say = words.get(kind, lambda: f"cannot be {short(value)}: {message}")

@@ -17,7 +17,7 @@ from .canvas import BoolArray, Canvas, IntArray
 from .canvases import canvas_facts
 from .capabilities import FIXED_WINDOW
 from .config import FORMATS, GenerationConfig
-from .declared import HOLES, SESSION
+from .declared import HOLES, MACHINE
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError
 from .formats import (
@@ -94,7 +94,7 @@ class Preparation(RequestMaker):
         given = given_of(config, arguments)
         defaults = dict(model.generation_defaults) if config is None else {}
         if holes:
-            theirs = GenerationConfig.fields(HOLES, SESSION)
+            theirs = GenerationConfig.fields(HOLES, MACHINE)
             fixed = [name for name in GenerationConfig.fields() if name in given.keys() - theirs]
             if fixed:
                 raise ConfigError(f"infill writes what the holes ask for: drop {fixed[0]}")

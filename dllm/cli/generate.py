@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..config import GenerationConfig
-from ..declared import SESSION
+from ..declared import MACHINE
 from ..errors import ConfigError
 from . import remote
 from .bundled import warn_of_unknown_words
@@ -129,7 +129,7 @@ def settled(options: Answers) -> dict[str, Any]:
     """What was given of the arguments that change an answer, as JSON has it."""
     given = dict(options.arguments())
     given |= {name: True for name in ("raw", "ids") if getattr(options, name)}
-    engine = (*GenerationConfig.fields(SESSION), "seed", "top_candidates")
+    engine = (*GenerationConfig.fields(MACHINE), "seed", "top_candidates")
     result: dict[str, Any] = json.loads(
         json.dumps({k: v for k, v in given.items() if k not in engine}, default=str)
     )

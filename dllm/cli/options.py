@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 import typer
 
 from ..config import GenerationConfig
-from ..declared import HOLES, SESSION, about_of
+from ..declared import HOLES, MACHINE, Declared, about_of
 from ..errors import ConfigError
 from . import completion
 from .inputs import read_ids
@@ -26,6 +26,8 @@ from .output import waiting
 from .preset import read_preset
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from ..models import DiffusionModel
 
 DEBUG = "dllm.debug"  # key in the context's meta, which nested contexts share
@@ -228,7 +230,7 @@ class Measured(Ways):
 
 
 EVERY = GenerationConfig.fields().keys() - {"suppress_mask", "top_candidates"}
-ANSWERS = GenerationConfig.fields().keys() - GenerationConfig.fields(HOLES, SESSION) | {
+ANSWERS = GenerationConfig.fields().keys() - GenerationConfig.fields(HOLES, MACHINE) | {
     "stop_strings", "logit_bias", "length"
 }  # fmt: skip
 # Written as text: how often the option may stand there, and how it is read.
@@ -240,22 +242,34 @@ TEXTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "remask": (str, lambda text: tuple(map(_span, text.split(",")))),
     "seed_text": (str, str),
     "json_schema": (str, str),
+    "caches": (list[str], tuple),
+    "drafters": (list[str], tuple),
+    **dict.fromkeys(("sampler", "under_load", "metrics_names"), (str, str)),
+}
+LETTERS = {"sampler": ("-s",), "caches": ("-c",)}
+PANELS = {
+    "top_candidates": OUTPUT,
+    **dict.fromkeys(("name", "page", "tool_parser", "metrics_names"), "Network"),
+    **dict.fromkeys(("max_waiting", "deadline", "drain", "max_body", "max_prompt_tokens"), "Limits"),
 }
 
 
-def parameter(name: str) -> tuple[str, Any]:
-    """What the option of a parameter of `GenerationConfig` is called, and its type for typer."""
-    declared = GenerationConfig.fields()[name]
+def parameter(name: str, declared: FieldInfo) -> tuple[str, Any]:
+    """What the option of a declared field is called, and its type for typer."""
     told = about_of(declared)
     kind = TEXTS[name][0] if name in TEXTS else _plain(declared.annotation)
+    letter = LETTERS.get(name, ())
     default = declared.get_default(call_default_factory=True)
     help = told.says.partition(".  ")[0].rstrip(".")
     help += "; repeatable" * (get_origin(kind) is list)
     if isinstance(default, int | float) and not isinstance(default, bool):
-        help += f", default {default:g}"
+        help += f", default {default:,g}" if default < 1e6 else ""
     flag = told.flag or name
     long = f"--{flag.replace('_', '-')}"
-    return flag, Annotated[kind | None, option(help + ".", DECODING, long).typer(flag)]
+    if default is True:
+        long += f"/--no-{long[2:]}"
+    told = option(help + ".", PANELS.get(name, DECODING), long, *letter)
+    return flag, Annotated[kind | None, told.typer(flag)]
 
 
 def _plain(kind: Any) -> Any:
@@ -367,9 +381,11 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
                    MISSING else one.default)
         for one in own
     }  # fmt: skip
-    taken = [name for name in GenerationConfig.fields()
-             if name in getattr(group, "PARAMETERS", ()) and name not in shared]  # fmt: skip
-    flags = {name: parameter(name) for name in taken}
+    declared: type[Declared] = getattr(group, "DECLARED", GenerationConfig)
+    flags = {
+        name: parameter(name, one) for name, one in declared.fields().items()
+        if name in getattr(group, "PARAMETERS", ()) and name not in shared
+    }  # fmt: skip
     shared |= {flag: (kind, None) for flag, kind in flags.values()}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import GenerationConfig
-from ..declared import SESSION, about_of
+from ..declared import MACHINE, about_of
 from .frames import BLOCK, COMMITTED, DRAFT, FRESH, MASK, Frame, Span
 from .options import CACHE, SAMPLER, Generation, the_servers
 from .output import note
@@ -28,7 +28,7 @@ def connect(options: Generation, url: str) -> Client:
     from ..serve.client import Client
 
     given = {name: getattr(options, name) for name in LOADED} | dict(options.how)
-    for name in (*LOADED, *GenerationConfig.fields(SESSION)):
+    for name in (*LOADED, *GenerationConfig.fields(MACHINE)):
         if given.get(name, "auto") != "auto":
             raise the_servers("--" + name.replace("_", "-"))
     return Client(url)
@@ -39,7 +39,7 @@ def fields(options: Generation) -> dict[str, Any]:
     declared = GenerationConfig.fields()
     given = {
         about_of(declared[k]).wire or k: v for k, v in options.arguments().items()
-        if k not in GenerationConfig.fields(SESSION)
+        if k not in GenerationConfig.fields(MACHINE)
     }  # fmt: skip
     if "stop" in given:
         given["stop"] = list(given["stop"])
