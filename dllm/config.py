@@ -47,11 +47,11 @@ ELSEWHERE = {
     "use_cache": "cache='dual' or another name of 'dllm caches'",
 }  # fmt: skip
 
-Number = Annotated[int, Whole, Field(ge=0, le=MOST)]
-Count = Annotated[int, Whole, Field(ge=1, le=MOST)]
-Share = Annotated[float, Numeric, Field(ge=0, le=1)]
-Scale = Annotated[float, Numeric, Field(ge=0, le=MAX_TEMPERATURE)]
-Bias = Annotated[float, Numeric, Field(ge=-MAX_TEMPERATURE, le=MAX_TEMPERATURE)]
+Number = Annotated[int, Field(ge=0, le=MOST), Whole]
+Count = Annotated[int, Field(ge=1, le=MOST), Whole]
+Share = Annotated[float, Field(ge=0, le=1), Numeric]
+Scale = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE), Numeric]
+Bias = Annotated[float, Field(ge=-MAX_TEMPERATURE, le=MAX_TEMPERATURE), Numeric]
 EVERY = ANSWER, HOLES, VERIFIER
 
 
@@ -190,7 +190,7 @@ class GenerationConfig(Machine):
     steps: Annotated[Count | None, about("Steps, where the sampler has a quota.")] = None
     block_length: Annotated[Count | None, about("Positions of a block.")] = None
     temperature: Annotated[Scale, about("0 is greedy, and anything below 1e-6.", *EVERY)] = 0.0
-    top_p: Annotated[float, Numeric, Field(gt=0, le=1), about("Nucleus of the proposals.", *EVERY)] = (
+    top_p: Annotated[float, Field(gt=0, le=1), Numeric, about("Nucleus of the proposals.", *EVERY)] = (
         1.0
     )
     top_k: Annotated[Number, about("Propose among the best; 0: all.", *EVERY)] = 0
@@ -208,7 +208,7 @@ class GenerationConfig(Machine):
         "Texts that end the answer where they first appear.", *EVERY, wire="stop",
         flag="stop",
     )] = ()  # fmt: skip
-    seed: Annotated[int, Whole, Field(ge=0, le=2**63 - 1), about(
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1), Whole, about(
         "Of all noise.  Random choices are a function of it, the prompt's repetition count, position "
         "and step.", *EVERY,
     )] = 0  # fmt: skip

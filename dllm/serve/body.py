@@ -92,6 +92,7 @@ class Body(BaseModel):
         return body
 
     @classmethod
+    @cache
     def taken(cls) -> dict[str, str]:
         """Name in the body -> parameter, of those that are no fields."""
         own = {field.alias or name for name, field in cls.model_fields.items()}

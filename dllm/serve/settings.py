@@ -12,7 +12,7 @@ from ..errors import ConfigError
 
 SAMPLER = "threshold"
 WRITE_PATIENCE = 30.0  # seconds that a reader may keep a full connection waiting
-Seconds = Annotated[float, Numeric, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0), Numeric]
 
 
 class Settings(Serving):
