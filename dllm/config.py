@@ -1,52 +1,25 @@
-"""Arguments of a generation: one frozen dataclass, validated, keyword-only."""
+"""The parameters of decoding, each declared once: `GenerationConfig`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from numbers import Integral
 from os import PathLike
-from typing import Any, NamedTuple, TypedDict
+from typing import Annotated, Any, ClassVar, Self, TypedDict
 
-from .errors import ConfigError, UnknownNameError, check_switch, check_unicode, short
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+
+from .declared import ANSWER, HOLES, MACHINE, VERIFIER, Declared, Numeric, Whole, about
+from .errors import ConfigError, check_unicode, short
 
 MOST = 2**31 - 1  # of what is counted
 MAX_TEMPERATURE = 1e6  # temperature and guidance in float32; all tokens are alike long before
-SEEDS = 2**63
-
-
-class Range(NamedTuple):
-    """The numbers that a field takes, ends included."""
-
-    low: float
-    high: float
-    whole: bool = True
-    optional: bool = False
-
-
-NUMBERS = {
-    "max_new_tokens": Range(1, MOST, optional=True),
-    "min_new_tokens": Range(0, MOST),
-    "steps": Range(1, MOST, optional=True),
-    "block_length": Range(1, MOST, optional=True),
-    "temperature": Range(0, MAX_TEMPERATURE, whole=False),
-    "top_p": Range(0, 1, whole=False),
-    "top_k": Range(0, MOST),
-    "min_p": Range(0, 1, whole=False),
-    "cfg_scale": Range(0, MAX_TEMPERATURE, whole=False),
-    "seed": Range(0, SEEDS - 1),
-    "max_rows": Range(1, MOST),
-    "max_batch_tokens": Range(1, MOST, optional=True),
-    "top_candidates": Range(0, MOST),
-}
 FORMATS = ("regex", "choice", "json_schema")
 NOT_WITH_FORMATS = {
     **dict.fromkeys(("top_p", "top_k", "min_p"), "what it leaves may hold no text of the form"),
     "min_new_tokens": "the form says how long the answer is",
     "stop_strings": "they may cut it before its end",
 }
-SWITCHES = ("cuda_graphs", "compile", "suppress_mask", "literals")
 
 # What other libraries call it, and what to write here.
 ELSEWHERE = {
@@ -74,251 +47,52 @@ ELSEWHERE = {
     "use_cache": "cache='dual' or another name of 'dllm caches'",
 }  # fmt: skip
 
-
-class GenerationArguments(TypedDict, total=False):
-    """The keyword arguments that end up in a `GenerationConfig`, for type checkers and editors."""
-
-    max_new_tokens: int | None
-    min_new_tokens: int
-    steps: int | None
-    block_length: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    logit_bias: Mapping[int, float]
-    cfg_scale: float
-    eos_policy: str | None
-    stop_strings: str | Iterable[str]
-    seed: int
-    max_rows: int
-    max_batch_tokens: int | None
-    top_candidates: int
-    cuda_graphs: bool
-    compile: bool
-    suppress_mask: bool
-    constraints: Mapping[int, int | str]
-    seed_text: Any
-    remask: Iterable[int | tuple[int, int]]
-    length: str | None
-    regex: str | None
-    choice: Iterable[str] | None
-    json_schema: Any
-    confidence: str | None
-    literals: bool
+Number = Annotated[int, Field(ge=0, le=MOST), Whole]
+Count = Annotated[int, Field(ge=1, le=MOST), Whole]
+Share = Annotated[float, Field(ge=0, le=1), Numeric]
+Scale = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE), Numeric]
+Bias = Annotated[float, Field(ge=-MAX_TEMPERATURE, le=MAX_TEMPERATURE), Numeric]
+EVERY = ANSWER, HOLES, VERIFIER
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
-    """How to decode.  Names follow transformers where it has one.
-
-    ``max_new_tokens``: positions of the canvas after the prompt; None (default) takes what the
-    checkpoint recommends, else 128 or what is left of the context.  On models whose attention is
-    causal between blocks, decoded in these, None lets the answer get block after block until it
-    ends, which gives the same text.  ``length``: how many of them
-    the answer gets is found while it is written, by a rule such as "append" or "daedal" (see
-    `dllm.samplers.base.Length`); ``max_new_tokens`` is then the most it may get, None what is left
-    of the context.  ``min_new_tokens``: stop ids
-    are not proposed among the first that many positions, and no stop string that is complete within
-    them ends the text.  ``steps`` and ``block_length`` go to the
-    parts of the sampler that have such a field; None leaves their default.  ``temperature`` 0 is
-    greedy, and so is anything below 1e-6; ``top_p``, ``top_k`` (0 = off) and ``min_p`` (of the
-    largest probability, 0 = off) filter proposals.  ``logit_bias``: token id -> what is added to
-    its logit, wherever the answer might have it.
-    ``cfg_scale`` > 0: classifier-free guidance, two lanes per row.  ``eos_policy``: what a stop id
-    does (see `dllm.samplers.eos`).  ``stop_strings`` end the text where they first appear.
-    ``seed``: all random choices are a function of it, the prompt's repetition count, position and
-    step.  ``max_rows``: most texts that are decoded at a time (default 32); further ones join as
-    others finish.  ``max_batch_tokens``: most token positions fed to the model at once
-    (default: 512 on a CPU, where more at once are no faster; else without bound).
-    ``top_candidates``: record that many candidates per prediction.  ``cuda_graphs``: pad cached
-    steps to a few sizes and replay each as one CUDA graph (on a GPU only).  ``compile``: pass the
-    network of such steps through `torch.compile`.  ``suppress_mask=False`` lets the model propose
-    [MASK], as most official code does: only for exact reproduction of its probabilities.
-    ``constraints`` fixes parts of the answer: offset from its start -> token id, or text whose
-    tokens stand from there on; the answer does not end before the last of them.  ``seed_text``: a
-    draft that the answer begins as, in place of masks: a text, in which ``[[8]]`` stands for 8 open
-    positions, or token ids with -1 for one; of several prompts a list with one each.  ``remask``:
-    which tokens of it are open too, as positions from its start or (first, past the last) pairs.
-    What is left of the draft is decided, and may be changed by samplers that revise; without
-    ``max_new_tokens`` an answer with open positions in its draft is as long as that.  At most one
-    of these says which form the answer has: ``regex``, an expression that the whole of it matches;
-    ``choice``, the texts it is one of; ``json_schema``, a pydantic class, a schema as a dictionary,
-    or a file with one.  How sure the model then is of a token is measured among the answers of this
-    form, with ``confidence="model"`` as without it.  ``literals``: text that the form leaves no
-    choice about, such as the names of a JSON object, is written without asking the model.
-    """
-
-    max_new_tokens: int | None = None
-    min_new_tokens: int = 0
-    steps: int | None = None
-    block_length: int | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    cfg_scale: float = 0.0
-    eos_policy: str | None = None
-    stop_strings: tuple[str, ...] = ()
-    seed: int = 0
-    max_rows: int = 32
-    max_batch_tokens: int | None = None
-    top_candidates: int = 0
-    cuda_graphs: bool = False
-    compile: bool = False
-    suppress_mask: bool = True
-    constraints: Mapping[int, int | str] = field(default_factory=dict)
-    seed_text: Any = None
-    remask: tuple[tuple[int, int], ...] = ()
-    length: str | None = None
-    regex: str | None = None
-    choice: tuple[str, ...] | None = None
-    json_schema: Any = None
-    confidence: str | None = None
-    literals: bool = False
-
-    def __new__(cls, **given: Any) -> GenerationConfig:
-        """Raises `UnknownNameError` for names that are no field."""
-        known = {f.name for f in fields(cls)}
-        for name in given:
-            if name not in known:
-                raise UnknownNameError(
-                    "generation argument", name, known, ELSEWHERE.get(name.lower())
-                )
-        return super().__new__(cls)
-
-    def __post_init__(self) -> None:
-        for name, allowed in NUMBERS.items():
-            object.__setattr__(self, name, _number(name, getattr(self, name), allowed))
-        for name in SWITCHES:
-            check_switch(name, getattr(self, name))
-        if not self.top_p:
-            raise ConfigError("top_p must be above 0: there nothing is left to propose")
-        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(
-                f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}"
-            )
-        if not isinstance(self.eos_policy, str | None):
-            raise ConfigError(f"eos_policy is a name such as 'none', not {short(self.eos_policy)}")
-        if not isinstance(self.length, str | None):
-            raise ConfigError(
-                f"length is a rule such as 'append', or 'fixed', not {short(self.length)}: "
-                "how many tokens there may be is max_new_tokens"
-            )
-        if self.length == "fixed":
-            object.__setattr__(self, "length", None)
-        object.__setattr__(self, "stop_strings", _texts("stop_strings", self.stop_strings))
-        object.__setattr__(self, "constraints", _constraints(self.constraints))
-        object.__setattr__(self, "seed_text", _draft(self.seed_text))
-        object.__setattr__(self, "remask", _spans(self.remask))
-        if self.remask and self.seed_text is None:
-            raise ConfigError("remask opens tokens of a draft: pass seed_text, or drop it")
-        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
-        self._check_format()
-
-    @property
-    def formatted(self) -> str | None:
-        """Which argument gives the answer a form, if one does."""
-        return next((name for name in FORMATS if getattr(self, name) is not None), None)
-
-    def _check_format(self) -> None:
-        """Refuse formats that are none, and what does not go with one."""
-        given = [name for name in FORMATS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ConfigError(f"an answer has one form: keep {given[0]} or {given[1]}")
-        if not isinstance(self.regex, str | None):
-            raise ConfigError(f"regex is an expression as a text, not {short(self.regex)}")
-        check_unicode(self.regex or "", "regex")
-        if not (self.json_schema is None or _is_schema(self.json_schema)):
-            raise ConfigError(
-                "json_schema is a pydantic class, a dictionary, or a file, not "
-                + short(self.json_schema)
-            )
-        if self.choice is not None:
-            choice = () if isinstance(self.choice, str) else _texts("choice", self.choice)
-            if not choice:
-                raise ConfigError(f"choice is a list of texts, not {short(self.choice)}")
-            object.__setattr__(self, "choice", choice)
-        if self.confidence not in (None, "model"):
-            raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
-        name = self.formatted
-        if name is None:
-            for other in ("confidence", "literals"):
-                if getattr(self, other):
-                    raise ConfigError(f"{other} is about answers with a form: pass one, or drop it")
-            return
-        for other, why in NOT_WITH_FORMATS.items():
-            if getattr(self, other) != getattr(type(self), other):
-                raise ConfigError(f"{other} does not go with {name}: {why}; drop one of them")
-        if self.eos_policy == "suppress":
-            raise ConfigError(f"eos_policy='suppress' does not go with {name}, whose texts end")
-
-    @classmethod
-    def build(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> GenerationConfig:
-        """``given`` over ``defaults`` (a checkpoint's own), with unknown names refused."""
-        known = {f.name for f in fields(cls)}
-        merged = {key: value for key, value in defaults.items() if key in known}
-        return cls(**{**merged, **given})
-
-    def check_used(
-        self, given: Collection[str], *, canvas: int, tempered: bool, traced: bool
-    ) -> None:
-        """Raise `ConfigError` where something ``given`` would change nothing.
-
-        ``canvas``: positions of the longest answer; ``tempered``: whether samplers see the
-        probabilities after temperature and filters; ``traced``: whether there is a trace.
-        """
-        for name in ("top_p", "top_k", "min_p"):
-            plain = getattr(self, name) == getattr(type(self), name) or name not in given
-            if not (plain or self.temperature or tempered):
-                raise ConfigError(
-                    f"{name} has no effect at temperature 0, where the likeliest token is taken: "
-                    f"raise temperature or drop {name}"
-                )
-        if "block_length" in given and self.block_length and self.block_length > canvas:
-            raise ConfigError(
-                f"block_length={self.block_length} exceeds the canvas of {canvas}: blocks have at "
-                f"most {canvas} positions, or raise max_new_tokens"
-            )
-        if "top_candidates" in given and self.top_candidates and not traced:
-            raise ConfigError(
-                "top_candidates are written to the trace: ask for a trace, or drop them"
-            )
-
-    @property
-    def sampler_options(self) -> dict[str, Any]:
-        """What goes to the parts of the sampler."""
-        names = ("steps", "block_length", "eos_policy")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+def _texts(value: Any, info: ValidationInfo) -> tuple[str, ...]:
+    """One text or several, as a tuple."""
+    name, texts = info.field_name or "", (value,) if isinstance(value, str) else value
+    if isinstance(texts, Mapping | bytes) or not isinstance(texts, Iterable):
+        raise ConfigError(f"{name} is a text or a list of texts, not {short(value)}")
+    texts = tuple(texts)
+    for text in texts:
+        if not isinstance(text, str):
+            raise ConfigError(f"{name} is a text or a list of texts, not one with {short(text)}")
+        if not text:
+            raise ConfigError(f"{name} must not be empty strings")
+        check_unicode(text, name)
+    return texts
 
 
-def _is_schema(value: Any) -> bool:
-    """Whether it may say what a JSON text looks like."""
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) for key in value)
+def _choice(value: Any, info: ValidationInfo) -> tuple[str, ...] | None:
+    choice = () if isinstance(value, str) else value if value is None else _texts(value, info)
+    if choice == ():
+        raise ConfigError(f"choice is a list of texts, not {short(value)}")
+    return choice
+
+
+def _unicode(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, str):
-        check_unicode(value, "json_schema")
-    return isinstance(value, str | PathLike) or (
-        isinstance(value, type) and hasattr(value, "model_json_schema")
-    )
+        check_unicode(value, info.field_name or "")
+    return value
 
 
-def _number(name: str, value: Any, allowed: Range) -> Any:
-    """``value`` as a Python number, or `ConfigError`."""
-    if value is None and allowed.optional:
-        return None
-    kind = "a whole number" if allowed.whole else "a number"
-    if isinstance(value, bool) or not isinstance(value, Integral if allowed.whole else Real):
-        raise ConfigError(f"{name} must be {kind}, not {short(value)}")
-    number: Any = value
-    if not isinstance(value, Integral) and not math.isfinite(number):
-        raise ConfigError(f"{name} must be finite, not {value}")
-    if number < allowed.low:
-        raise ConfigError(f"{name} must be at least {allowed.low}, not {short(value)}")
-    if number > allowed.high:
-        raise ConfigError(f"{name} must be at most {allowed.high:g}, not {short(value)}")
-    return int(number) if allowed.whole else float(number)
+def _schema(value: Any, info: ValidationInfo) -> Any:
+    """What may say what a JSON text looks like."""
+    _unicode(value, info)
+    if isinstance(value, str | PathLike | None) or hasattr(value, "model_json_schema"):
+        return value
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(
+            f"json_schema is a pydantic class, a dictionary, or a file, not {short(value)}"
+        )
+    return value
 
 
 def _draft(value: Any) -> Any:
@@ -342,37 +116,17 @@ def _spans(value: Any) -> tuple[tuple[int, int], ...]:
         pair = (item, item + 1) if isinstance(item, Integral) else item
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise ConfigError(f"{kinds}, not a list with {short(item)}")
-        low, high = (_number("a position to remask", at, Range(0, MOST)) for at in pair)
+        for at in pair:
+            if not isinstance(at, Integral) or isinstance(at, bool):
+                raise ConfigError(f"a position to remask must be a whole number, not {short(at)}")
+            if not 0 <= at <= MOST:
+                bound = f"at most {MOST}" if at > 0 else "at least 0"
+                raise ConfigError(f"a position to remask must be {bound}, not {short(at)}")
+        low, high = map(int, pair)
         if low >= high:
             raise ConfigError(f"{kinds}, the first before the last, not {short(item)}")
         spans.append((low, high))
     return tuple(spans)
-
-
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    """One text or several, as a tuple."""
-    texts = (value,) if isinstance(value, str) else value
-    if isinstance(texts, Mapping | bytes) or not isinstance(texts, Iterable):
-        raise ConfigError(f"{name} is a text or a list of texts, not {short(value)}")
-    texts = tuple(texts)
-    for text in texts:
-        if not isinstance(text, str):
-            raise ConfigError(f"{name} is a text or a list of texts, not one with {short(text)}")
-        if not text:
-            raise ConfigError(f"{name} must not be empty strings")
-        check_unicode(text, name)
-    return texts
-
-
-def _bias(value: Any) -> dict[int, float]:
-    """Ids of tokens and what is added to their logits."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"logit_bias maps token ids to numbers, not {short(value)}")
-    whole, number = Range(0, MOST), Range(-MAX_TEMPERATURE, MAX_TEMPERATURE, whole=False)
-    return {
-        _number("an id of logit_bias", token, whole): _number(f"logit_bias[{token}]", bias, number)
-        for token, bias in value.items()
-    }
 
 
 def _constraints(value: Any) -> dict[int, int | str]:
@@ -395,3 +149,262 @@ def _constraints(value: Any) -> dict[int, int | str]:
             check_unicode(wanted, f"constraints[{offset}]")
         result[int(offset)] = wanted if isinstance(wanted, str) else int(wanted)
     return result
+
+
+class Machine(Declared):
+    """How an engine works: what it holds at a time, what one forward takes.  No text depends on it."""
+
+    max_rows: Annotated[Count, about(
+        "Most texts decoded at a time.  Further ones join as others finish.", MACHINE, VERIFIER,
+        wire=None,
+    )] = 32  # fmt: skip
+    max_batch_tokens: Annotated[Count | None, about(
+        "Most positions fed at once.  Default: 512 on a CPU, else without bound.", MACHINE,
+        wire=None,
+    )] = None  # fmt: skip
+    cuda_graphs: Annotated[bool, about(
+        "Replay cached steps as CUDA graphs.  They are padded to a few sizes.", MACHINE, wire=None,
+    )] = False  # fmt: skip
+    compile: Annotated[bool, about(
+        "Pass cached steps through torch.compile.", MACHINE, wire=None)] = False
+
+
+class GenerationConfig(Machine):
+    """How to decode.  Names follow transformers where it has one.  None leaves what the checkpoint
+    recommends, or the part's own default.  ``model_fields_set``: what the caller named."""
+
+    KIND = "generation argument"
+    ELSEWHERE = ELSEWHERE
+
+    max_new_tokens: Annotated[Count | None, about(
+        "Positions of the canvas.  Default: what the checkpoint recommends, else 128 or what is left "
+        "of the context; blocks until it ends on models whose attention is causal between blocks.  "
+        "With ``length`` the most that an answer may get.",
+        ANSWER, VERIFIER, wire="max_tokens",
+    )] = None  # fmt: skip
+    min_new_tokens: Annotated[Number, about(
+        "No end before.  Stop ids are not proposed among the first that many positions, and no stop "
+        "string that is complete within them ends the text.",
+        ANSWER, VERIFIER, wire="min_tokens",
+    )] = 0  # fmt: skip
+    steps: Annotated[Count | None, about("Steps, where the sampler has a quota.")] = None
+    block_length: Annotated[Count | None, about("Positions of a block.")] = None
+    temperature: Annotated[Scale, about("0 is greedy, and anything below 1e-6.", *EVERY)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1), Numeric, about("Nucleus of the proposals.", *EVERY)] = (
+        1.0
+    )
+    top_k: Annotated[Number, about("Propose among the best; 0: all.", *EVERY)] = 0
+    min_p: Annotated[Share, about("Propose what has this share of the best; 0: all.", *EVERY)] = 0.0
+    logit_bias: Annotated[Mapping[Number, Bias], about(
+        "Token id and what is added to its logit, wherever the answer might have it.", *EVERY,
+        kind="a mapping of token ids to numbers",
+    )] = Field(default_factory=dict)  # fmt: skip
+    cfg_scale: Annotated[Scale, about(
+        "Classifier-free guidance; 0: off.  Two lanes per row.")] = 0.0
+    eos_policy: Annotated[str | None, about(
+        "What an end token does.  See `dllm.samplers.eos`.", ANSWER, kind="a name such as 'none'",
+    )] = None  # fmt: skip
+    stop_strings: Annotated[tuple[str, ...], BeforeValidator(_texts), about(
+        "Texts that end the answer where they first appear.", *EVERY, wire="stop",
+        flag="stop",
+    )] = ()  # fmt: skip
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1), Whole, about(
+        "Of all noise.  Random choices are a function of it, the prompt's repetition count, position "
+        "and step.", *EVERY,
+    )] = 0  # fmt: skip
+    top_candidates: Annotated[Number, about(
+        "Candidates per position in the trace.", wire=None)] = 0
+    suppress_mask: Annotated[bool, about(
+        "False lets the model propose [MASK].  Most official code does: only for exact reproduction "
+        "of its probabilities.", wire=None, flag="",
+    )] = True  # fmt: skip
+    constraints: Annotated[Mapping[int, int | str], BeforeValidator(_constraints), about(
+        "Parts that are fixed: offset in the answer to a token id or a text.  The answer does not end "
+        "before the last of them.", ANSWER, flag="constraint",
+    )] = Field(default_factory=dict)  # fmt: skip
+    seed_text: Annotated[Any, BeforeValidator(_draft), about(
+        "Draft that the answer begins as; [[8]] in it: 8 open tokens.  A text, or ids with -1; of "
+        "several prompts a list with one each.", ANSWER,
+    )] = None  # fmt: skip
+    remask: Annotated[tuple[tuple[int, int], ...], BeforeValidator(_spans), about(
+        "Tokens of the draft to write anew.  Positions and (first, past the last) pairs.", ANSWER,
+    )] = ()  # fmt: skip
+    length: Annotated[str | None, BeforeValidator(lambda v: None if v == "fixed" else v), about(
+        "How the length is found: append, crop, rho, daedal; default fixed.  See "
+        "`dllm.samplers.base.Length`; of [[*]] holes sure, lr or cal.",
+        kind="a rule such as 'append', or 'fixed'",
+    )] = None  # fmt: skip
+    regex: Annotated[str | None, BeforeValidator(_unicode), about(
+        "Expression that the whole answer matches.", *EVERY, kind="an expression as a text",
+        wire=None,
+    )] = None  # fmt: skip
+    choice: Annotated[tuple[str, ...] | None, BeforeValidator(_choice), about(
+        "Text that the answer may be.", *EVERY, wire=None)] = None
+    json_schema: Annotated[Any, BeforeValidator(_schema), about(
+        "JSON schema of the answer.  A pydantic class, a dictionary, or a file.", *EVERY, wire=None,
+    )] = None  # fmt: skip
+    confidence: Annotated[str | None, about(
+        "'model': how sure a token of a form is without the form.", kind="'model' or left out",
+        wire=None,
+    )] = None  # fmt: skip
+    literals: Annotated[bool, about(
+        "Write what a form leaves no choice about without asking the model.", wire=None)] = False
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        """What does not go together."""
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}"
+            )
+        if self.remask and self.seed_text is None:
+            raise ConfigError("remask opens tokens of a draft: pass seed_text, or drop it")
+        if self.confidence not in (None, "model"):
+            raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
+        given = [name for name in FORMATS if getattr(self, name) is not None]
+        if not given:
+            for other in ("confidence", "literals"):
+                if getattr(self, other):
+                    raise ConfigError(f"{other} is about answers with a form: pass one, or drop it")
+            return self
+        if len(given) > 1:
+            raise ConfigError(f"an answer has one form: keep {given[0]} or {given[1]}")
+        for other, why in NOT_WITH_FORMATS.items():
+            if getattr(self, other) != DEFAULTS[other]:
+                raise ConfigError(f"{other} does not go with {given[0]}: {why}; drop one of them")
+        if self.eos_policy == "suppress":
+            raise ConfigError(
+                f"eos_policy='suppress' does not go with {given[0]}, whose texts end"
+            )
+        return self
+
+    @property
+    def formatted(self) -> str | None:
+        """Which argument gives the answer a form, if one does."""
+        return next((name for name in FORMATS if getattr(self, name) is not None), None)
+
+    @classmethod
+    def build(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> GenerationConfig:
+        """``given`` over ``defaults`` (a checkpoint's own), with unknown names refused."""
+        known = {key: value for key, value in defaults.items() if key in cls.model_fields}
+        made = cls(**{**known, **given})
+        made.model_fields_set.clear()  # of the caller alone
+        made.model_fields_set.update(given)
+        return made
+
+    def check_used(
+        self, given: Collection[str], *, canvas: int, tempered: bool, traced: bool
+    ) -> None:
+        """Raise `ConfigError` where something ``given`` would change nothing.
+
+        ``canvas``: positions of the longest answer; ``tempered``: whether samplers see the
+        probabilities after temperature and filters; ``traced``: whether there is a trace.
+        """
+        for name in ("top_p", "top_k", "min_p"):
+            plain = getattr(self, name) == DEFAULTS[name] or name not in given
+            if not (plain or self.temperature or tempered):
+                raise ConfigError(
+                    f"{name} has no effect at temperature 0, where the likeliest token is taken: "
+                    f"raise temperature or drop {name}"
+                )
+        if "block_length" in given and self.block_length and self.block_length > canvas:
+            raise ConfigError(
+                f"block_length={self.block_length} exceeds the canvas of {canvas}: blocks have at "
+                f"most {canvas} positions, or raise max_new_tokens"
+            )
+        if "top_candidates" in given and self.top_candidates and not traced:
+            raise ConfigError(
+                "top_candidates are written to the trace: ask for a trace, or drop them"
+            )
+
+    @property
+    def sampler_options(self) -> dict[str, Any]:
+        """What goes to the parts of the sampler."""
+        names = ("steps", "block_length", "eos_policy")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+DEFAULTS = {n: f.get_default(call_default_factory=True) for n, f in GenerationConfig.fields().items()}
+
+
+class GenerationArguments(TypedDict, total=False):
+    """The keyword arguments that end up in a `GenerationConfig`, for type checkers and editors."""
+
+    max_rows: int
+    max_batch_tokens: int | None
+    cuda_graphs: bool
+    compile: bool
+    max_new_tokens: int | None
+    min_new_tokens: int
+    steps: int | None
+    block_length: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    logit_bias: Mapping[int, float]
+    cfg_scale: float
+    eos_policy: str | None
+    stop_strings: str | Iterable[str]
+    seed: int
+    top_candidates: int
+    suppress_mask: bool
+    constraints: Mapping[int, int | str]
+    seed_text: Any
+    remask: Iterable[int | tuple[int, int]]
+    length: str | None
+    regex: str | None
+    choice: Iterable[str] | None
+    json_schema: Any
+    confidence: str | None
+    literals: bool
+
+
+class Serving(Machine):
+    """What a session and a server are told alike."""
+
+    KIND = "argument of a session"
+
+    sampler: Annotated[Any, about("Of requests that name none, default threshold.")] = None
+    length: Annotated[str | None, about(
+        "How answers find their length, of requests that do not say.  ``max_new_tokens`` is then the "
+        "most; default fixed.")] = None  # fmt: skip
+    max_rows: Annotated[Count, about("Requests written at a time.")] = 16
+    max_waiting: Annotated[Number | None, about("Requests in the queue; more are refused.")] = None
+    max_positions: Annotated[Count | None, about(
+        "Room for keys and values, of all rows.  Default: ``max_rows`` times the context; memory is "
+        "taken as it is needed.")] = None  # fmt: skip
+    keep_prefixes: Annotated[Number | None, about(
+        "Of a verifier, or with the cache block or wedlm: tokens of complete texts kept for those "
+        "that begin like them, default 16384; 0: none.")] = None  # fmt: skip
+
+
+class SessionConfig(Serving):
+    """How a `Session` works."""
+
+    cache: Annotated[Any, about("Of a diffusion model.")] = None
+    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`; None decodes plainly.")] = None
+    rule: Annotated[Any, about("Of a verifier: how drafts are accepted.")] = None
+    controller: Annotated[Any, about("Of a verifier: length of drafts.")] = None
+    vocabulary: Annotated[str, about("Of a verifier.")] = "auto"
+    exact: Annotated[bool, about("Of a verifier.")] = True
+
+
+class SessionArguments(TypedDict, total=False):
+    """The keyword arguments of a `Session`, for type checkers and editors."""
+
+    max_rows: int
+    max_batch_tokens: int | None
+    cuda_graphs: bool
+    compile: bool
+    sampler: Any
+    length: str | None
+    max_waiting: int | None
+    max_positions: int | None
+    keep_prefixes: int | None
+    cache: Any
+    drafter: Any
+    rule: Any
+    controller: Any
+    vocabulary: str
+    exact: bool

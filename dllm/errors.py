@@ -11,7 +11,10 @@ LONGEST_NAME = 100  # characters of an unknown name that are quoted
 
 
 class DllmError(Exception):
-    """Base of everything this library raises on purpose."""
+    """Base of everything this library raises on purpose.  ``field``: the argument to blame, where
+    it is one."""
+
+    field: str | None = None
 
 
 class UnknownNameError(DllmError, ValueError):

@@ -17,6 +17,7 @@ from .canvas import BoolArray, Canvas, IntArray
 from .canvases import canvas_facts
 from .capabilities import FIXED_WINDOW
 from .config import FORMATS, GenerationConfig
+from .declared import HOLES, MACHINE
 from .engine import Engine, Recipe
 from .errors import ConfigError, PromptError
 from .formats import (
@@ -77,10 +78,10 @@ class Preparation(RequestMaker):
         given = given_of(config, arguments)
         defaults = dict(model.generation_defaults) if config is None else {}
         if holes:
-            fixed = set(given) & {"max_new_tokens", "min_new_tokens", "eos_policy", "constraints",
-                                  "seed_text", "remask"}  # fmt: skip
+            theirs = GenerationConfig.fields(HOLES, MACHINE)
+            fixed = [name for name in GenerationConfig.fields() if name in given.keys() - theirs]
             if fixed:
-                raise ConfigError(f"infill writes what the holes ask for: drop {sorted(fixed)[0]}")
+                raise ConfigError(f"infill writes what the holes ask for: drop {fixed[0]}")
             defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
         rule = given.get("length") or "sure"
         if holes and name_of(rule) not in length_rules(fills=True):
@@ -89,7 +90,7 @@ class Preparation(RequestMaker):
         composed = _compose(model, sampler, built, given)
         if not holes and _unbounded(model, built, given, composed):
             with suppress(ConfigError):  # what plans for a canvas of one length has one
-                composed = _compose(model, sampler, replace(built, length="append"), given)
+                composed = _compose(model, sampler, built.but(length="append"), given)
         watch = stop_strings(model, built) if built.stop_strings else None
         form = format_for(model, built, holes)
         part = composed.length

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -133,7 +133,7 @@ class RequestMaker:
         given = "max_new_tokens" in self.given
         if (draft < 0).any() and not given:
             return canvas_length(
-                self.model, prompt, replace(self.config, max_new_tokens=len(draft))
+                self.model, prompt, self.config.but(max_new_tokens=len(draft))
             )
         cap = canvas_length(self.model, prompt, self.config, given)
         if len(draft) > cap:
@@ -234,9 +234,7 @@ def given_of(config: GenerationConfig | None, arguments: Mapping[str, Any]) -> d
         raise ConfigError(f"config is a dllm.GenerationConfig, not {short(config)}")
     if config is None:
         return dict(arguments)
-    plain = GenerationConfig()
-    own = {k: v for k, v in vars(config).items() if v != getattr(plain, k)}
-    return {**own, **arguments}
+    return {**{name: getattr(config, name) for name in config.model_fields_set}, **arguments}
 
 
 def occurrences(items: Sequence[Hashable]) -> list[int]:

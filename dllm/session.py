@@ -13,20 +13,22 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Unpack
 
-from .cache.base import CacheLike
+from .config import GenerationConfig, SessionArguments, SessionConfig
+from .declared import MACHINE
 from .errors import CancelledError, ConfigError, QueueFullError, short
 from .events import events
 from .handle import Handle
 from .models import DiffusionModel, load
 from .preparation import Preparation
 from .request_maker import Order, RequestMaker
-from .samplers.compose import SamplerLike
 from .scheduler import Progress, Request, Scheduler
 
 DEFAULTS = {"cache": "none", "cuda_graphs": False, "compile": False, "vocabulary": "auto",
             "exact": True}  # fmt: skip
+PREPARED = ("cache", "sampler", "length", "cuda_graphs", "compile", "drafter", "rule", "controller",
+            "vocabulary", "exact")  # fmt: skip
 IDLE_SECONDS = 0.2  # between two looks at deadlines while nothing runs
 
 
@@ -53,19 +55,8 @@ class Session:
     ...     handles = [session.submit(f"What is {n} + 5?") for n in range(10, 40)]
     ...     texts = [handle.result().text for handle in handles]
 
-    ``model``: as for `dllm.generate`, or as the verifier of `dllm.speculate`.  ``cache``,
-    ``sampler``, ``length``: of a diffusion model; ``sampler`` (default "threshold") and ``length``
-    (default "fixed") are the defaults of `submit`.
-    ``drafter``, ``rule``, ``controller``, ``vocabulary``, ``exact``: of a verifier, see
-    `dllm.speculate`; without a drafter it decodes plainly.  ``max_rows``: most requests that are
-    decoded at a time.  ``max_waiting``: most that wait beside them (None: any number); one more
-    raises `QueueFullError`.  ``max_positions``: most positions whose keys and values are held
-    (default: ``max_rows`` times the context of the model); memory is taken as it is needed.
-    ``max_batch_tokens``: most token positions of one forward.  ``keep_prefixes``: most tokens of
-    complete texts whose keys and values are kept for texts that begin like them (0: none; default:
-    16,384 for verifiers and with ``cache="block"`` or ``"wedlm"``); the one whose last use is
-    longest ago goes first.
-    ``cuda_graphs``, ``compile``: see `dllm.GenerationConfig`.
+    ``model``: as for `dllm.generate`, or as the verifier of `dllm.speculate`; ``how``: see
+    `dllm.config.SessionConfig`.
     ``observe`` is called with a `StepReport` after every step, in the engine's thread.
     """
 
@@ -73,40 +64,16 @@ class Session:
         self,
         model: Any,
         *,
-        cache: CacheLike | None = None,
-        sampler: SamplerLike | None = None,
-        length: str | None = None,
-        cuda_graphs: bool = False,
-        compile: bool = False,
-        drafter: Any = None,
-        rule: Any = None,
-        controller: Any = None,
-        vocabulary: str = "auto",
-        exact: bool = True,
-        max_rows: int = 16,
-        max_waiting: int | None = None,
-        max_positions: int | None = None,
-        max_batch_tokens: int | None = None,
-        keep_prefixes: int | None = None,
         observe: Callable[[StepReport], None] | None = None,
+        **how: Unpack[SessionArguments],
     ) -> None:
-        self.model = load(model)
-        self.max_waiting, self.observe = max_waiting, observe
-        for name in ("max_rows", "max_waiting", "max_positions", "max_batch_tokens",
-                     "keep_prefixes"):  # fmt: skip
-            least = int(name not in ("max_waiting", "keep_prefixes"))
-            value = locals()[name]
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)
-                                      or value < least):  # fmt: skip
-                raise ConfigError(f"{name} must be a whole number of at least {least}, not {value}")
-        self._how = _prepared(
-            self.model, cache=cache or "none", sampler=sampler, length=length,
-            cuda_graphs=cuda_graphs, compile=compile, drafter=drafter, rule=rule,
-            controller=controller, vocabulary=vocabulary, exact=exact,
-        )  # fmt: skip
-        most = max_positions or max_rows * self.model.facts.context_length
-        engine = self._how.engine(most, max_rows, max_batch_tokens)
-        engine.keep_prefixes(keep_prefixes)
+        self.model, config = load(model), SessionConfig(**how)
+        self.max_waiting, self.observe = config.max_waiting, observe
+        given = {name: getattr(config, name) for name in PREPARED}
+        self._how = _prepared(self.model, **given | {"cache": config.cache or "none"})
+        most = config.max_positions or config.max_rows * self.model.facts.context_length
+        engine = self._how.engine(most, config.max_rows, config.max_batch_tokens)
+        engine.keep_prefixes(config.keep_prefixes)
         self._scheduler = Scheduler(self.model, engine)
         self._handles: dict[Request, Handle] = {}
         self._inbox: deque[tuple[str, Handle]] = deque()  # what other threads want of the engine's
@@ -144,7 +111,7 @@ class Session:
 
     def _request(self, order: Order) -> Request:
         """The request that ``order`` describes; raises what is wrong with it."""
-        for name in ("max_rows", "max_batch_tokens", "cuda_graphs", "compile"):
+        for name in GenerationConfig.fields(MACHINE):
             if name in order.arguments:
                 raise ConfigError(f"{name} belongs to the session, not to a request: pass it there")
         return self._how.request(order)

@@ -15,7 +15,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
@@ -73,7 +72,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
         **arguments: Any,
     ) -> None:
         super().__init__()
-        known = [field.name for field in fields(GenerationConfig)]
+        known = [*GenerationConfig.fields()]
         for name in arguments:
             if name not in known:
                 own = list(inspect.signature(DLLM).parameters)[:-1]

@@ -38,7 +38,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"}
         | {"einops", "psutil", "peft", "gguf"},  # the last two where such a file is met
     ),
-    "config": ({"errors"}, set()),
+    "declared": ({"errors"}, {"pydantic"}),
+    "config": ({"errors", "declared"}, {"pydantic"}),
     "memory": (set(), {"torch", "psutil"}),
     "work": ({"errors", "canvas", "memory"}, {"torch"}),
     "prefixes": ({"canvas", "memory"}, {"numpy"}),
@@ -52,6 +53,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "kernels",
             "models",
             "config",
+            "declared",
             "work",
             "formats",
             "memory",

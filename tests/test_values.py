@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dllm
-from dllm.config import ELSEWHERE, NUMBERS, GenerationArguments, GenerationConfig
+from dllm.config import ELSEWHERE, GenerationArguments, GenerationConfig
 from dllm.errors import ConfigError, DllmError, PromptError, UnknownNameError
 from dllm.prompts import encode, encode_holes, is_batch
 
@@ -108,7 +107,7 @@ ANYTHING = st.one_of(
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.sampled_from([field.name for field in fields(GenerationConfig)]), ANYTHING)
+@given(st.sampled_from([*GenerationConfig.fields()]), ANYTHING)
 def test_any_value_is_taken_or_refused_in_one_sentence(name: str, value: Any) -> None:
     try:
         config = GenerationConfig(**{name: value})
@@ -130,19 +129,30 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert all(type(key) is int for key in config.constraints)
 
 
+def flat(field: Any) -> list[Any]:
+    """All metadata of a field, also inside of ``| None``."""
+    inner = [m for part in getattr(field.annotation, "__args__", ())
+             for m in getattr(part, "__metadata__", ())]
+    return [*field.metadata, *inner, *(n for m in inner for n in getattr(m, "metadata", ()))]
+
+
 def test_every_number_of_a_config_has_its_range() -> None:
-    plain = {field.name for field in fields(GenerationConfig)} - set(NUMBERS)
-    assert plain == {
+    numbers = {
+        name for name, field in GenerationConfig.fields().items()
+        if {"g", "l"} == {n[0] for m in flat(field) for n in ("ge", "gt", "le") if hasattr(m, n)}
+    }
+    assert {*GenerationConfig.fields()} - numbers == {
         "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
         "seed_text", "remask", "length",
-        "regex", "choice", "json_schema", "confidence", "literals", "logit_bias",
+        "regex", "choice", "json_schema", "confidence", "literals",
     }  # fmt: skip
 
 
 def test_editors_know_the_arguments() -> None:
     """`GenerationArguments` has the fields of a config; types may be wider, for what is joined."""
-    config, arguments = get_type_hints(GenerationConfig), get_type_hints(GenerationArguments)
-    assert list(arguments) == list(config) == [field.name for field in fields(GenerationConfig)]
+    every, arguments = get_type_hints(GenerationConfig), get_type_hints(GenerationArguments)
+    config = {name: every[name] for name in GenerationConfig.fields()}
+    assert list(arguments) == list(config)
     assert GenerationArguments.__total__ is False
     wider = {"stop_strings", "choice", "remask"}
     assert {n for n in config if config[n] != arguments[n]} == wider
@@ -167,7 +177,7 @@ def test_names_of_other_libraries_point_to_ours(name: str, here: str) -> None:
 
 
 def test_no_name_of_ours_is_said_to_be_foreign() -> None:
-    assert not {field.name for field in fields(GenerationConfig)} & set(ELSEWHERE)
+    assert not {*GenerationConfig.fields()} & set(ELSEWHERE)
 
 
 @pytest.mark.parametrize(

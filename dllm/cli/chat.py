@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ..config import GenerationConfig
+from ..declared import MACHINE
 from ..errors import ConfigError, DllmError, PromptError
 from . import remote
 from .bundled import ABILITIES, is_bundled, warn_of_unknown_words
@@ -60,7 +62,7 @@ def chat(*, options: Talking) -> None:
     if model.facts.mask_token_id is not None:
         if options.drafter:
             raise ConfigError(f"{model.name} is a diffusion model: it takes no --drafter")
-        engine = {"max_rows", "max_batch_tokens", "cuda_graphs", "compile"} & {*options.arguments()}
+        engine = GenerationConfig.fields(MACHINE).keys() & options.how
         if compose(str(options.cache)).exact and not options.watch and not engine:
             with Session(model, cache=options.cache, max_rows=1) as session:
                 Conversation(model, options, single=single, session=session).run()

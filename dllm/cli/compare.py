@@ -14,7 +14,7 @@ from rich.text import Text
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import Json, Prompted, Raw, Seed, Temperature, Ways, takes
+from .options import Json, Prompted, Raw, Ways, takes
 from .output import as_json, text_of, waiting
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ NARROWEST = 24  # columns in which a text can still be read beside the figures
 class Comparison(Ways, Prompted):
     """Options of ``dllm compare``."""
 
-    temperature: Temperature = None
-    seed: Seed = None
+    PARAMETERS = (*Ways.PARAMETERS, "temperature", "seed")
     raw: Raw = False
     json: Json = False
 

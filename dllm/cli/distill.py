@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import ConfigError, UnknownNameError
-from .dflash import DATA, OUTPUT, TRAINING, setting
+from .dflash import DATA, OUTPUT, TRAINING
 from .inputs import read_lines
-from .options import takes
+from .options import option, takes
 from .output import note
 
 if TYPE_CHECKING:
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from ..train.loop import Schedule
     from ..train.recipes.distill import ObjectiveSettings
     from ..train.trajectories import Question
+
+
+def setting(text: str, panel: str, *names: str, **more: Any) -> Any:
+    """An option with its default."""
+    return option(text, panel, *names, show_default=True, **more)
 
 
 @dataclass(frozen=True)

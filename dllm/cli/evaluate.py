@@ -77,7 +77,7 @@ def evaluate(
         result = lm_eval.simple_evaluate(
             lm, tasks=names, task_manager=manager, num_fewshot=options.num_fewshot,
             limit=options.limit, apply_chat_template=options.chat, log_samples=options.log_samples,
-            system_instruction=options.system, random_seed=options.seed or 0,
+            system_instruction=options.system, random_seed=options.how.get("seed", 0),
             confirm_run_unsafe_code=options.confirm_run_unsafe_code,
         )  # fmt: skip
     except DllmError:

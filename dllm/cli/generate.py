@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..config import GenerationConfig
+from ..declared import MACHINE
 from ..errors import ConfigError
 from . import remote
 from .bundled import warn_of_unknown_words
@@ -95,7 +97,7 @@ def answer(
         about = {
             "model": model.name,
             **options.parts(),
-            "seed": options.seed or 0,
+            "seed": options.how.get("seed", 0),
             "dtype": str(model.dtype).removeprefix("torch."),
             "arguments": settled(options),
         }
@@ -127,7 +129,7 @@ def settled(options: Answers) -> dict[str, Any]:
     """What was given of the arguments that change an answer, as JSON has it."""
     given = dict(options.arguments())
     given |= {name: True for name in ("raw", "ids") if getattr(options, name)}
-    engine = ("max_rows", "max_batch_tokens", "cuda_graphs", "compile", "seed", "top_candidates")
+    engine = (*GenerationConfig.fields(MACHINE), "seed", "top_candidates")
     result: dict[str, Any] = json.loads(
         json.dumps({k: v for k, v in given.items() if k not in engine}, default=str)
     )

@@ -14,7 +14,6 @@ from .options import (
     Json,
     Prompted,
     Raw,
-    TopCandidates,
     TraceFile,
     option,
 )
@@ -24,7 +23,7 @@ from .options import (
 class Answers(Generation, Prompted):
     """Options of ``dllm generate``."""
 
-    top_candidates: TopCandidates = None
+    PARAMETERS = Generation.PARAMETERS | {"top_candidates"}
     verifier: Annotated[
         str | None, option("Autoregressive model whose text it will be.", DRAFTING)
     ] = None

@@ -10,7 +10,7 @@ import typer
 
 from .bundled import warn_of_unknown_words
 from .inputs import read_text
-from .options import Decoding, Json, Prompted, TopCandidates, TraceFile, takes
+from .options import Decoding, Json, Prompted, TraceFile, takes
 from .output import as_json, note, save_traces, text_of, trace_files, waiting
 
 
@@ -20,7 +20,7 @@ class Filling(Decoding, Prompted):
 
     json: Json = False
     trace: TraceFile = None
-    top_candidates: TopCandidates = None
+    PARAMETERS = Decoding.PARAMETERS | {"top_candidates"}
 
 
 @takes(Filling)

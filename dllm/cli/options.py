@@ -1,21 +1,24 @@
 """Options that commands share, each declared once.
 
-A group of options is a frozen dataclass whose fields carry their typer declaration.  `takes` gives
-a command the fields as options and the command a filled instance as ``options``.
+A group of options is a frozen dataclass whose fields say what their option is.  Parameters of
+decoding are not listed here: a group names which it `PARAMETERS` has, and they are as
+`dllm.GenerationConfig` declares them.  `takes` gives a command all of these as options and the
+command a filled instance as ``options``.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from ..config import GenerationConfig
+from ..declared import HOLES, MACHINE, Declared, about_of
 from ..errors import ConfigError
 from . import completion
 from .inputs import read_ids
@@ -23,19 +26,36 @@ from .output import waiting
 from .preset import read_preset
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from ..models import DiffusionModel
 
 DEBUG = "dllm.debug"  # key in the context's meta, which nested contexts share
 MODEL, DECODING, DRAFTING, OUTPUT = "Model", "Decoding", "Drafting", "Output"
 MEASURING = "Measuring"
 SAMPLER, CACHE = "threshold", "none"
-RENAMED = {"stop": "stop_strings", "constraint": "constraints"}
 
 
-def option(text: str, panel: str, *names: str, **settings: Any) -> Any:
-    """A typer option under a heading of the help page.  It is called as its field, and by a letter
-    that is named; any other name is instead of the field's."""
-    return typer.Option(*names, rich_help_panel=panel, help=text, show_default=False, **settings)
+@dataclass(frozen=True)
+class Opt:
+    """An option under a heading of the help page.  It is called as its field, and by a letter that
+    is named; any other name is instead of the field's."""
+
+    text: str
+    panel: str
+    names: tuple[str, ...]
+    more: Mapping[str, Any]
+
+    def typer(self, field: str) -> Any:
+        """The option of ``field``, as typer wants it."""
+        long = any(name.startswith("--") for name in self.names)
+        own = () if long or len(field) == 1 else (f"--{field.replace('_', '-')}",)
+        return typer.Option(*own, *self.names, rich_help_panel=self.panel, help=self.text,
+                            **{"show_default": False, **self.more})  # fmt: skip
+
+
+def option(text: str, panel: str, *names: str, **more: Any) -> Any:
+    return Opt(text, panel, names, more)
 
 
 def remember_debug(ctx: typer.Context, value: bool) -> bool:
@@ -50,25 +70,17 @@ def the_servers(flag: str) -> ConfigError:
     return ConfigError(f"{flag} is the server's: drop it, or set it where the server starts")
 
 
+THREADS = option("Of the processor; default: timed once, see docs.", MODEL, min=1)
+TRACEBACKS = option("Show tracebacks.", OUTPUT, callback=remember_debug)
 EVERYWHERE = {
-    "threads": Annotated[
-        int | None,
-        option("Of the processor; default: timed once, see docs.", MODEL, "--threads", min=1),
-    ],
-    "debug": Annotated[
-        bool, option("Show tracebacks.", OUTPUT, "--debug", callback=remember_debug)
-    ],
-}  # fmt: skip
+    "threads": Annotated[int | None, THREADS.typer("threads")],
+    "debug": Annotated[bool, TRACEBACKS.typer("debug")],
+}
 Raw = Annotated[bool, option("Take the prompt as it is: no chat template.", DECODING)]
-Temperature = Annotated[float | None, option("Default 0: greedy.", DECODING)]
-Seed = Annotated[int | None, option("Of all noise, default 0.", DECODING)]
-BlockLength = Annotated[int | None, option("Positions of a block.", DECODING, min=1)]
-MaxNewTokens = Annotated[int | None, option("Positions of the canvas.", DECODING, min=1)]
 Json = Annotated[bool, option("Print a JSON object per answer.", OUTPUT)]
 TraceFile = Annotated[
     Path | None, option("Write every step to this file: .json, or .html to look at.", OUTPUT)
 ]
-TopCandidates = Annotated[int | None, option("Candidates per position in the trace.", OUTPUT)]
 RunCode = Annotated[bool, option("Let tasks run code of the model.", MEASURING)]
 
 
@@ -123,7 +135,7 @@ class Loading:
     @property
     def loading(self) -> dict[str, Any]:
         """Arguments of `dllm.load`; weights of few bits are for a CPU."""
-        given = {field.name: getattr(self, field.name) for field in fields(Loading)}
+        given = {one.name: getattr(self, one.name) for one in fields(Loading)}
         if self.quantization and self.device == "auto":
             given["device"] = "cpu"
         return {name: value for name, value in given.items() if value is not None}
@@ -183,12 +195,12 @@ class Ways(Loaded):
         list[str] | None,
         option("Default none; repeatable.", DECODING, "-c", autocompletion=completion.caches),
     ] = None
-    max_new_tokens: MaxNewTokens = None
-    block_length: BlockLength = None
+    PARAMETERS: ClassVar = ("max_new_tokens", "block_length")
+    how: Mapping[str, Any] = field(default_factory=dict)
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Those of the fields that were given."""
-        values = {name: getattr(self, name) for name in names}
+        """Those of the fields and parameters that were given."""
+        values = {name: self.how.get(name, getattr(self, name, None)) for name in names}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -218,6 +230,57 @@ class Measured(Ways):
         return samplers_with_curves() if "all" in (self.curve or ()) else self.curve or []
 
 
+EVERY = GenerationConfig.fields().keys() - {"suppress_mask", "top_candidates"}
+ANSWERS = GenerationConfig.fields().keys() - GenerationConfig.fields(HOLES, MACHINE) | {
+    "stop_strings", "logit_bias", "length"
+}  # fmt: skip
+# Written as text: how often the option may stand there, and how it is read.
+TEXTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "stop_strings": (list[str], tuple),
+    "choice": (list[str], tuple),
+    "constraints": (list[str], lambda texts: dict(map(_constraint, texts))),
+    "logit_bias": (list[str], lambda texts: dict(map(_bias, texts))),
+    "remask": (str, lambda text: tuple(map(_span, text.split(",")))),
+    "seed_text": (str, str),
+    "json_schema": (str, str),
+    "caches": (list[str], tuple),
+    "drafters": (list[str], tuple),
+    **dict.fromkeys(("sampler", "metrics_names"), (str, str)),
+}
+LETTERS = {"sampler": ("-s",), "caches": ("-c",)}
+PANELS = {
+    "top_candidates": OUTPUT,
+    **dict.fromkeys(("name", "page", "tool_parser", "metrics_names"), "Network"),
+    **dict.fromkeys(("max_waiting", "deadline", "drain", "max_body", "max_prompt_tokens"), "Limits"),
+}
+
+
+def parameter(name: str, declared: FieldInfo) -> tuple[str, Any]:
+    """What the option of a declared field is called, and its type for typer."""
+    told = about_of(declared)
+    kind = TEXTS[name][0] if name in TEXTS else _plain(declared.annotation)
+    letter = LETTERS.get(name, ())
+    default = declared.get_default(call_default_factory=True)
+    help = told.says.partition(".  ")[0].rstrip(".")
+    help += "; repeatable" * (get_origin(kind) is list)
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        help += f", default {default:,g}" if default < 1e6 else ""
+    flag = told.flag or name
+    long = f"--{flag.replace('_', '-')}"
+    if default is True:
+        long += f"/--no-{long[2:]}"
+    told = option(help + ".", PANELS.get(name, DECODING), long, *letter)
+    return flag, Annotated[kind | None, told.typer(flag)]
+
+
+def _plain(kind: Any) -> Any:
+    """The type without its range and without None."""
+    if get_origin(kind) is Annotated:
+        return _plain(get_args(kind)[0])
+    inner = [one for one in get_args(kind) if one is not type(None)]
+    return _plain(inner[0]) if inner else kind
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decoding(Loaded):
     """One way of decoding.  None leaves the default of the checkpoint or the API; a sampler or a
@@ -239,44 +302,9 @@ class Decoding(Loaded):
         ),
     ] = None
     preset: Annotated[Path | None, option("A file that 'dllm tune' wrote.", DECODING)] = None
-    steps: Annotated[int | None, option("Steps, where the sampler has a quota.", DECODING)] = None
-    block_length: Annotated[int | None, option("Positions of a block.", DECODING)] = None
-    temperature: Temperature = None
-    top_p: Annotated[float | None, option("Nucleus of the proposals, default 1.", DECODING)] = None
-    top_k: Annotated[int | None, option("Propose among the best, default all.", DECODING)] = None
-    min_p: Annotated[
-        float | None, option("Propose what has this share of the best, default all.", DECODING)
-    ] = None
-    cfg_scale: Annotated[float | None, option("Classifier-free guidance, default 0.", DECODING)] = (
-        None
-    )
-    eos_policy: Annotated[str | None, option("What an end token does.", DECODING)] = None
-    seed: Seed = None
-    regex: Annotated[str | None, option("Expression that the whole answer matches.", DECODING)] = (
-        None
-    )
-    choice: Annotated[
-        list[str] | None, option("Text that the answer may be; repeatable.", DECODING)
-    ] = None
-    json_schema: Annotated[
-        str | None, option("File with the JSON schema of the answer.", DECODING)
-    ] = None
-    max_rows: Annotated[int | None, option("Most prompts decoded at a time.", DECODING)] = None
-    max_batch_tokens: Annotated[int | None, option("Most positions fed at once.", DECODING)] = None
-    cuda_graphs: Annotated[bool | None, option("Replay cached steps as CUDA graphs.", DECODING)] = (
-        None
-    )
-    compile: Annotated[
-        bool | None, option("Pass cached steps through torch.compile.", DECODING)
-    ] = None
+    how: Mapping[str, Any] = field(default_factory=dict)
 
-    confidence: Annotated[
-        str | None, option("'model': how sure a token of a form is without the form.", DECODING)
-    ] = None
-    literals: Annotated[
-        bool | None,
-        option("Write what a form leaves no choice about without asking the model.", DECODING),
-    ] = None
+    PARAMETERS: ClassVar = EVERY - ANSWERS
 
     def __post_init__(self) -> None:
         """A preset is the sampler, the cache, and whatever else was not given."""
@@ -285,9 +313,11 @@ class Decoding(Loaded):
         chosen: dict[str, Any] = {"sampler": SAMPLER, "cache": CACHE}
         if self.preset is not None:
             preset = read_preset(self.preset)
-            chosen = preset["arguments"] | {name: preset[name] for name in chosen}
+            chosen = {name: preset[name] for name in chosen}
+            here = {k: v for k, v in preset["arguments"].items() if k in self.PARAMETERS}
+            object.__setattr__(self, "how", here | dict(self.how))
         for name, value in chosen.items():
-            if hasattr(self, name) and getattr(self, name) is None:
+            if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
 
     def parts(self) -> dict[str, Any]:
@@ -296,10 +326,7 @@ class Decoding(Loaded):
 
     def arguments(self) -> dict[str, Any]:
         """What was given of the fields of `GenerationConfig`."""
-        known = {field.name for field in fields(GenerationConfig)}
-        given = {RENAMED.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
-        given["choice"] = self.choice or None  # no option given is an empty list
-        return {name: value for name, value in given.items() if name in known and value is not None}
+        return dict(self.how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,28 +337,7 @@ class Generation(Decoding):
         str | None, option("Ask 'dllm serve' at this URL instead of a model.", MODEL)
     ] = None
 
-    max_new_tokens: Annotated[int | None, option("Positions of the canvas.", DECODING)] = None
-    length: Annotated[
-        str | None,
-        option("How the length is found: append, crop, rho, daedal; --max-new-tokens is then the "
-               "most. Default fixed.", DECODING),
-    ] = None  # fmt: skip
-    min_new_tokens: Annotated[int | None, option("No end before, default 0.", DECODING)] = None
-    stop: Annotated[
-        list[str] | None, option("Text that ends the answer; repeatable.", DECODING)
-    ] = None
-    constraint: Annotated[
-        list[str] | None, option("OFFSET=TEXT fixed in the answer; repeatable.", DECODING)
-    ] = None
-    seed_text: Annotated[
-        str | None, option("Draft that the answer begins as; [[8]] in it: 8 open tokens.", DECODING)
-    ] = None
-    remask: Annotated[
-        str | None, option("Tokens of the draft to write anew: 0,4..9.", DECODING)
-    ] = None
-    logit_bias: Annotated[
-        list[str] | None, option("ID=BIAS of a token's logit; repeatable.", DECODING)
-    ] = None
+    PARAMETERS: ClassVar = EVERY
     watch: Annotated[bool, option("Show the canvas while it is written.", OUTPUT, "-w")] = False
     delay: Annotated[float, option("Seconds to pause per step watched.", OUTPUT, min=0)] = 0.0
 
@@ -339,19 +345,6 @@ class Generation(Decoding):
         super().__post_init__()
         if self.delay and not self.watch:
             raise ConfigError("--delay is a pause per watched step: add --watch, or drop it")
-
-    def arguments(self) -> dict[str, Any]:
-        given = super().arguments()
-        if self.stop:
-            given["stop_strings"] = tuple(self.stop)
-        if self.constraint:
-            given["constraints"] = dict(map(_constraint, self.constraint))
-        given.pop("logit_bias", None)
-        if self.logit_bias:
-            given["logit_bias"] = dict(map(_bias, self.logit_bias))
-        if self.remask:
-            given["remask"] = tuple(map(_span, self.remask.split(",")))
-        return given
 
 
 def _constraint(text: str) -> tuple[int, str]:
@@ -380,35 +373,51 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: the fields of ``group`` become options, its instance the argument ``options``."""
-    added = get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        info = get_args(added[field.name])[1]
-        first, long = info.default, f"--{field.name.replace('_', '-')}"  # typer's first name
-        if first is ... or (not first.startswith("--") and len(field.name) > 1):
-            info.param_decls = (() if first is ... else (first,)) + (info.param_decls or ())
-            info.default = long
+    """Decorator: the fields of ``group`` and its parameters become options, its instance the
+    argument ``options``."""
+    hints = get_type_hints(group, include_extras=True)
+    own = [one for one in fields(group) if one.name != "how"]
+    shared = {
+        one.name: (_typed(one.name, hints[one.name]), inspect.Parameter.empty if one.default is
+                   MISSING else one.default)
+        for one in own
+    }  # fmt: skip
+    declared: type[Declared] = getattr(group, "DECLARED", GenerationConfig)
+    flags = {
+        name: parameter(name, one) for name, one in declared.fields().items()
+        if name in getattr(group, "PARAMETERS", ()) and name not in shared
+    }  # fmt: skip
+    shared |= {flag: (kind, None) for flag, kind in flags.values()}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(command, include_extras=True)
-        own = [
-            parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        types = get_type_hints(command, include_extras=True)
+        first = [
+            parameter.replace(annotation=types[name], kind=inspect.Parameter.KEYWORD_ONLY)
             for name, parameter in inspect.signature(command).parameters.items()
             if name != "options"
         ]
-        shared = [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, annotation=added[field.name],
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            )
-            for field in fields(group)
-        ]  # fmt: skip
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+            for name, (kind, default) in shared.items()
+        ]
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            options = group(**{field.name: values.pop(field.name) for field in fields(group)})
-            command(options=options, **values)
+            given = {one.name: values.pop(one.name) for one in own}
+            if flags:
+                sent = {name: values.pop(flag) for name, (flag, _) in flags.items()}
+                given["how"] = {
+                    name: TEXTS[name][1](value) if name in TEXTS else value
+                    for name, value in sent.items() if value not in (None, [], ())
+                }  # fmt: skip
+            command(options=group(**given), **values)
 
-        return _shown(run, [*own, *shared])
+        return _shown(run, [*first, *added])
 
     return decorate
+
+
+def _typed(name: str, hint: Any) -> Any:
+    """The annotation with an option of typer in place of an `Opt`."""
+    kind, told = get_args(hint)[:2]
+    return Annotated[kind, told.typer(name)]

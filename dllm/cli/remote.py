@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..config import GenerationConfig
+from ..declared import MACHINE, about_of
 from .frames import BLOCK, COMMITTED, DRAFT, FRESH, MASK, Frame, Span
 from .options import CACHE, SAMPLER, Generation, the_servers
 from .output import note
@@ -17,25 +19,28 @@ if TYPE_CHECKING:
     from ..serve.client import Answer, Client
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-NAMES = {"max_new_tokens": "max_tokens", "stop_strings": "stop", "min_new_tokens": "min_tokens"}
 FORMS = {"regex": "regex", "choice": "choice", "json_schema": "json"}
 LOADED = ("dtype", "device")
-ENGINE = ("max_rows", "max_batch_tokens", "cuda_graphs", "compile")  # not of a request
 
 
 def connect(options: Generation, url: str) -> Client:
     """The server at ``url``; refuses options that only it can set."""
     from ..serve.client import Client
 
-    for name in (*LOADED, *ENGINE):
-        if getattr(options, name, None) not in (None, "auto"):
+    given = {name: getattr(options, name) for name in LOADED} | dict(options.how)
+    for name in (*LOADED, *GenerationConfig.fields(MACHINE)):
+        if given.get(name, "auto") != "auto":
             raise the_servers("--" + name.replace("_", "-"))
     return Client(url)
 
 
 def fields(options: Generation) -> dict[str, Any]:
     """What the options are called in a request."""
-    given = {NAMES.get(k, k): v for k, v in options.arguments().items() if k not in ENGINE}
+    declared = GenerationConfig.fields()
+    given = {
+        about_of(declared[k]).wire or k: v for k, v in options.arguments().items()
+        if k not in GenerationConfig.fields(MACHINE)
+    }  # fmt: skip
     if "stop" in given:
         given["stop"] = list(given["stop"])
     if "constraints" in given:

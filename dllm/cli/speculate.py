@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from ..config import GenerationConfig
+from ..declared import VERIFIER
 from ..errors import ConfigError
 from .output import MEASURED, note, versions, waiting
 
@@ -12,8 +14,6 @@ if TYPE_CHECKING:
     from ..drafting import SpeculativeResult
     from .generate_options import Answers
 
-UNUSED = ("steps", "block_length", "cfg_scale", "eos_policy",
-          "max_batch_tokens", "top_candidates")  # fmt: skip
 FIGURES = ("drafted", "accepted", "accepted_per_round", "acceptance_rate", "drafter", "rule",
            "lossy", "deviations")  # fmt: skip
 
@@ -21,8 +21,9 @@ FIGURES = ("drafted", "accepted", "accepted_per_round", "acceptance_rate", "draf
 def speculate(prompts: list[Any], options: Answers) -> None:
     """Answers of the verifier on stdout, figures on stderr."""
     given = options.arguments()
-    for name in UNUSED:
-        if name in given:
+    theirs = GenerationConfig.fields(VERIFIER)
+    for name in given:
+        if name not in theirs:
             raise ConfigError(
                 f"--{name.replace('_', '-')} is not an option of a verifier: leave it out"
             )

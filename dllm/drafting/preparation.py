@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import ELSEWHERE, GenerationConfig
+from ..declared import VERIFIER
 from ..errors import ConfigError, UnknownNameError, check_switch, short
 from ..models import DiffusionModel
 from ..preparation import format_for
@@ -22,9 +23,7 @@ from .naming import fit, load_verifier, make_drafter
 from .result import SpeculativeResult
 from .rows import SpeculativeRecipe
 
-ARGUMENTS = ("max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p",
-             "logit_bias", "stop_strings", "seed", "max_rows", "regex", "choice",
-             "json_schema")  # fmt: skip
+ARGUMENTS = GenerationConfig.fields(VERIFIER)
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
 DRAFTING = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds",
             "recent", "inside", "end_marker", "marker_position", "trim", "head", "nodes",
@@ -170,6 +169,3 @@ def _check_processors(penalty: Any, processors: Any) -> None:
             "logits_processor is a list of callables, as transformers has them, not "
             f"{short(processors)}"
         )
-
-
-assert set(ARGUMENTS) <= {field.name for field in fields(GenerationConfig)}

@@ -12,18 +12,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from ..config import Count, GenerationConfig, Number
+from ..declared import ANSWER, HOLES
 from .body import Body, Must, Only
 from .problems import Problem
+from .wire import LONGEST_STOP, MOST_HOLES, SPEC, is_spec
 
 LONGEST_FORM = 65_536  # characters of a schema or an expression
-LONGEST_SPEC = 400  # characters of a sampler's name
-LONGEST_STOP = 1000  # characters
-MOST = 2**31 - 1
 MOST_CHOICES = 8
 MOST_CHOICES_OF_TEXT = 1024
-MOST_CONSTRAINTS = 1024
-MOST_HOLES = 1024
-MOST_STOPS = 16
 MOST_TEXTS = 64
 SYSTEM = {"developer": "system"}  # what OpenAI calls it now -> what chat templates know
 MOST_TOOLS = 128
@@ -37,15 +34,6 @@ class Part(BaseModel):
 
     type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"]
     text: str
-
-
-def _is_sampler(value: Any) -> bool:
-    # Some parts read a file that they are told of; a client has none here.
-    return (
-        isinstance(value, str)
-        and 0 < len(value) <= LONGEST_SPEC
-        and not any(sign in value for sign in ("/", "\\", ".np"))
-    )
 
 
 def _is_schema(value: Any) -> bool:
@@ -68,12 +56,7 @@ def _is_tool_choice(value: Any) -> bool:
     return value in ("none", "auto", "required")
 
 
-Count = Annotated[int, Field(ge=1, le=MOST)]
-Number = Annotated[int, Field(ge=0, le=MOST)]
-Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Field(gt=0)]
-Scale = Annotated[float, Field(ge=0, le=100)]
-Share = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
 Ids = Annotated[list[int], Field(min_length=1)]
@@ -81,35 +64,7 @@ Text = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Digits = Annotated[str, Field(pattern="^[0-9]{1,7}$")]
 Sampler = Annotated[
     str,
-    Must(f"the name of a sampler such as 'threshold(tau=0.8)', of at most {LONGEST_SPEC} "
-         "characters and without files", _is_sampler, STRING),
-]  # fmt: skip
-Stop = Annotated[
-    Text | Annotated[list[Text], Field(max_length=MOST_STOPS)],
-    Field(description=f"a string or at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} "
-          "characters"),
-]  # fmt: skip
-Constraints = Annotated[
-    dict[Digits, str | int],
-    Field(max_length=MOST_CONSTRAINTS, description=f"an object of at most {MOST_CONSTRAINTS} "
-          'texts by their offset, {"0": "The answer"}'),
-]  # fmt: skip
-Bias = Annotated[
-    dict[Digits, Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=MOST_CONSTRAINTS, description=f"an object of at most {MOST_CONSTRAINTS} "
-          'numbers from -100 to 100 by token id, {"17": -2.5}'),
-]  # fmt: skip
-Draft = Annotated[
-    Any,
-    Must("a string, in which [[8]] stands for 8 open tokens, or token ids with -1",
-         lambda v: (isinstance(v, str) and v.count("[[") <= MOST_HOLES)
-         or (isinstance(v, list) and all(type(item) is int for item in v)),
-         {"anyOf": [STRING, {"type": "array", "items": {"type": "integer"}}]}),
-]  # fmt: skip
-Spans = Annotated[
-    list[Any],
-    Must(f"a list of at most {MOST_HOLES} positions and [first, past the last] pairs",
-         lambda v: isinstance(v, list) and len(v) <= MOST_HOLES, {"type": "array"}),
+    Must(SPEC.kind, is_spec, STRING),
 ]  # fmt: skip
 Prompt = Annotated[
     str | Ids | Annotated[list[str] | list[Ids], Field(min_length=1, max_length=MOST_TEXTS)],
@@ -259,20 +214,11 @@ class StreamOptions(Body):
 class Decoding(Body):
     """How an answer is written."""
 
+    TAKES = (*GenerationConfig.fields(HOLES), "eos_policy")  # which are refused with a reason
+
     model: str | None = None
     sampler: Sampler | None = None
     cache: str | None = None
-    steps: Count | None = None
-    block_length: Count | None = None
-    length: Sampler | None = None
-    cfg_scale: Scale | None = None
-    eos_policy: str | None = None
-    temperature: Scale | None = None
-    top_p: Share | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MOST)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    logit_bias: Bias | None = None
-    seed: Seed | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     deadline: Seconds | None = None
     stream: bool = False
@@ -301,13 +247,9 @@ class StructuredOutputs(Body):
 class Writing(Decoding):
     """Answers of a length that is asked for, and what OpenAI's and vLLM's clients send beside."""
 
-    max_tokens: Count | None = None
-    min_tokens: Number = 0
+    TAKES = GenerationConfig.fields(ANSWER)
+
     ignore_eos: bool = False
-    stop: Stop | None = None
-    constraints: Constraints | None = None
-    seed_text: Draft | None = None
-    remask: Spans | None = None
     diffusing: bool = False
 
     frequency_penalty: Penalty = 0.0
@@ -408,8 +350,8 @@ class ScoreBody(Body):
     samples: Annotated[int, Field(ge=1, le=4096)] | None = None
     greedy: bool | None = None
     early_stop: bool | None = None
-    cfg_scale: Scale | None = None
-    seed: Seed | None = None
+
+    TAKES = ("cfg_scale", "seed")
 
 
 class StepBody(Body):
@@ -421,7 +363,8 @@ class StepBody(Body):
     prompt: str | None = None
     messages: Messages | None = None
     top: Annotated[int, Field(ge=1, le=100)] = 5
-    cfg_scale: Scale = 0.0
+
+    TAKES = ("cfg_scale",)
 
 
 class TokenizeBody(Body):
@@ -446,9 +389,7 @@ class DetokenizeBody(Body):
 class DeviceBody(Body):
     """``POST /v1/verify/open``, without the prompt and the vocabulary."""
 
-    seed: Seed | None = None
     repetition: Number = 0
     max_new_tokens: Count | None = None
-    temperature: Scale | None = None
-    top_p: Share | None = None
-    top_k: Number | None = None
+
+    TAKES = ("seed", "temperature", "top_p", "top_k")

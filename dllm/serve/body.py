@@ -4,20 +4,19 @@ what it must be, and suggest the one that was meant."""
 from __future__ import annotations
 
 import json
-import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, reduce
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
 from ..errors import UnknownNameError
-from .problems import Problem
+from .problems import Problem, shortened
+from .wire import parameters, wire_names
 
-LONGEST_QUOTE = 200  # characters of a value in an error message
 LONGEST_PATH = 80  # characters of the name of a field
 UNFIT, UNSUPPORTED = "unfit", "unsupported_value"
 
@@ -61,6 +60,8 @@ class Body(BaseModel):
     other fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    TAKES: ClassVar[Collection[str]] = ()  # parameters of `GenerationConfig` beside the fields
+    _how: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -81,10 +82,32 @@ class Body(BaseModel):
                     400, f"{ascii(name)[:80]} is not valid Unicode: it has half a surrogate",
                     name.encode(errors="replace").decode()[:80], "invalid_value",
                 )  # fmt: skip
+        names = cls.taken()
         try:
-            return cls.model_validate(data)
+            body = cls.model_validate({k: v for k, v in data.items() if k not in names})
         except ValidationError as error:
             raise _problem(cls, error, data) from None
+        sent = {k: v for k, v in data.items() if k in names and v is not None}
+        body._how = parameters(sent, names)
+        return body
+
+    @classmethod
+    @cache
+    def taken(cls) -> dict[str, str]:
+        """Name in the body -> parameter, of those that are no fields."""
+        own = {field.alias or name for name, field in cls.model_fields.items()}
+        every = wire_names(tuple(cls.TAKES))
+        return {there: name for there, name in every.items() if there not in own}
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """Those of `GenerationConfig` that were sent, checked."""
+        return dict(self._how)
+
+    def value(self, name: str) -> Any:
+        """What was sent as ``name``, a field or a parameter."""
+        known = self.taken()
+        return self._how.get(known[name]) if name in known else getattr(self, name)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -101,12 +124,6 @@ def is_unicode(value: Any) -> bool:
     return True
 
 
-def shortened(value: Any) -> str:
-    """A value in an error message: nobody is sent back megabytes."""
-    text = reprlib.repr(value)
-    return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "..."
-
-
 def _problem(body: type[Body], error: ValidationError, data: Any) -> Problem:
     """The first thing that is wrong."""
     found = error.errors(include_url=False)
@@ -118,6 +135,7 @@ def _problem(body: type[Body], error: ValidationError, data: Any) -> Problem:
     if kind == "extra_forbidden":
         above = _where(path[:-1])
         known = [f"{above}.{k}" if above else k for k in _schema_at(body, path[:-1])["properties"]]
+        known += () if above else body.taken()
         return Problem(400, str(UnknownNameError("field", where, known)), where, "unknown_field")
     if kind == UNSUPPORTED:
         text = f"{where}={shortened(value)} is not supported: {first['ctx']['text']}"

@@ -9,6 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from .. import __version__
 from .http import OPEN, Path
+from .wire import listed
 
 REF = "#/components/schemas/"
 ERROR = {
@@ -32,6 +33,9 @@ def document(paths: Sequence[Path], title: str) -> dict[str, Any]:
         [(body, "validation") for body in sorted(bodies, key=lambda body: body.__name__)],
         ref_template=REF + "{model}",
     )
+    for body in bodies:
+        own = schemas["$defs"][body.__name__]["properties"]
+        own |= {k: v for k, v in listed(body.TAKES).items() if k not in own}
     operations: dict[str, dict[str, Any]] = {}
     for one in paths:
         place = one.path.replace("{name:path}", "{name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import reprlib
 from typing import Any
 
 from ..errors import (
@@ -15,6 +16,7 @@ from ..errors import (
 )
 
 LONGEST = 2000  # characters of a message, names that would have been right included
+LONGEST_QUOTE = 200  # characters of a value
 CLOSED = 499  # what nginx logs for a client that left; nobody receives it
 
 # The type of an error by its status; what is not here is the server's own fault.
@@ -31,6 +33,12 @@ TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+
+
+def shortened(value: Any) -> str:
+    """A value in an error message: nobody is sent back megabytes."""
+    text = reprlib.repr(value)
+    return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "..."
 
 
 def unsupported(field: str | None, message: str) -> Problem:

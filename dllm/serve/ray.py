@@ -13,7 +13,6 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -115,9 +114,7 @@ class Worker:
 
         given = settings if isinstance(settings, Settings) else Settings(**dict(settings or {}))
         # Nobody waits for a single answer of a batch.
-        patient = Settings(
-            **{**asdict(given), "deadline": 1e7, "max_waiting": 4 * given.max_rows, "page": False}
-        )
+        patient = given.but(deadline=1e7, max_waiting=4 * given.max_rows, page=False)
         self.service = Service(load(model, **dict(loading or {})), patient)
         self.defaults = dict(defaults or {})
 

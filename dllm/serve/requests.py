@@ -23,14 +23,12 @@ from .bodies import (
     TokenizeBody,
     Writing,
 )
-from .body import shortened
-from .problems import Problem, unsupported
+from .problems import Problem, shortened, unsupported
 
 MOST_CALLS = 16
 PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
-SAMPLED = ("top_p", "min_p")  # of proposals that are drawn
-SAME_NAME = ("temperature", *SAMPLED, "steps", "block_length", "length", "cfg_scale", "eos_policy",
-             "seed")  # fmt: skip
+SAMPLED = ("top_p", "top_k", "min_p")  # of proposals that are drawn
+NEUTRAL = ("logit_bias", "stop_strings", "constraints", "remask", "top_k", "min_new_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +99,14 @@ def read_chat(data: Any) -> GenerateRequest:
     """``POST /v1/chat/completions``."""
     body = ChatBody.read(data)
     length = body.max_completion_tokens
-    if length is not None and body.max_tokens not in (None, length):
+    if length is not None and body.value("max_tokens") not in (None, length):
         raise Problem(400, "max_tokens and max_completion_tokens differ: give one of them",
                       "max_completion_tokens", "invalid_value")  # fmt: skip
     if body.top_logprobs is not None and not body.logprobs:
         raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs", "invalid_value")
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
     return chat_request(
-        body, conversation(body.messages), length or body.max_tokens, tools,
+        body, conversation(body.messages), length or body.value("max_tokens"), tools,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )  # fmt: skip
 
@@ -145,14 +143,14 @@ def read_text(data: Any) -> GenerateRequest:
     body = TextBody.read(data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     for name in ("stop", "min_tokens", "ignore_eos", "constraints", "length", "seed_text"):
-        if body.suffix and getattr(body, name):
+        if body.suffix and body.value(name):
             raise unsupported(name, f"{name} does not go with suffix: the hole has max_tokens "
                               "positions and all of them are written")  # fmt: skip
     if body.echo and (body.logprobs is not None or body.suffix or body.diffusing):
         raise unsupported("echo", "echo repeats the prompt before the text: it does not go with "
                           "logprobs (/v1/score has likelihoods), suffix and diffusing")  # fmt: skip
     return _request(
-        "text", body, body.prompt if several else [body.prompt], body.max_tokens, chat=False,
+        "text", body, body.prompt if several else [body.prompt], body.value("max_tokens"), chat=False,
         suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo,
     )  # fmt: skip
 
@@ -168,6 +166,7 @@ def read_score(data: Any) -> tuple[Any, list[str], dict[str, Any]]:
     body = ScoreBody.read(data)
     texts, skipped = body.continuation, ("model", "prompt", "messages", "continuation")
     how = {name: value for name, value in body.given.items() if name not in skipped}
+    how |= body.how
     return question(body) or "", [texts] if isinstance(texts, str) else texts, how
 
 
@@ -197,7 +196,7 @@ def _request(
         usage_with_each=options.include_usage and options.continuous_usage_stats,
         drafts=options.include_drafts, diffusing=diffusing, token_ids=body.return_token_ids,
         trace=body.trace, deadline=body.deadline,
-        endless=isinstance(body, Writing) and body.ignore_eos and bool(body.stop), **more,
+        endless=isinstance(body, Writing) and body.ignore_eos and bool(body.value("stop")), **more,
     )  # fmt: skip
 
 
@@ -208,34 +207,20 @@ def _arguments(body: Decoding, length: int | None) -> dict[str, Any]:
     be repeated; a greedy one has the seed 0.  Greedy answers have nothing to filter: clients that
     send ``top_p``, ``top_k`` or ``min_p`` with every request get what they would get without.
     """
-    result = {k: v for k in SAME_NAME if (v := getattr(body, k)) is not None}
-    if body.logit_bias:
-        result["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
-    if not body.temperature:
+    result = {k: v for k, v in body.how.items() if v or k not in NEUTRAL}
+    if result.get("temperature"):
+        result.setdefault("seed", secrets.randbelow(2**31))
+    else:
         for name in SAMPLED:
             result.pop(name, None)
-    else:
-        result.setdefault("seed", secrets.randbelow(2**31))
-        if body.top_k is not None and body.top_k > 0:  # vLLM's clients say -1 for none
-            result["top_k"] = body.top_k
     if length is not None:
         result["max_new_tokens"] = length
     if isinstance(body, Writing):
         if body.ignore_eos and length is None:
             raise Problem(400, "ignore_eos needs max_tokens", "ignore_eos", "invalid_value")
-        least = length if body.ignore_eos and not body.stop else body.min_tokens
-        if least:
-            result["min_new_tokens"] = least
-        if body.stop:
-            stop = body.stop
-            result["stop_strings"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        if body.ignore_eos and "stop_strings" not in result:
+            result["min_new_tokens"] = length
         result |= _form(body)
-        if body.seed_text is not None:
-            result["seed_text"] = body.seed_text
-        if body.remask:
-            result["remask"] = tuple(body.remask)
-        if body.constraints:
-            result["constraints"] = {int(k): v for k, v in body.constraints.items()}
     return result
 
 

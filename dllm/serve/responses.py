@@ -177,7 +177,7 @@ def read_response(data: Any) -> GenerateRequest:
     if form.type == "json_schema" and form.schema_ is None:
         raise Problem(400, "text.format.schema is missing", "text.format.schema", "missing_field")
     ask = chat_request(body, before + said(body.input), body.max_output_tokens, tools)
-    shown = {name: getattr(body, name) for name in REPEATED}
+    shown = {name: body.value(name) for name in REPEATED}
     shown |= {"tools": flat, "tool_choice": body.tool_choice or "auto", "store": False,
               "text": {"format": form.model_dump(exclude_none=True, by_alias=True)}}  # fmt: skip
     return replace(ask, response=shown, include_usage=True)

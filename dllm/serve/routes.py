@@ -112,7 +112,7 @@ class TextRoutes:
         if (body.text is None) == (body.tokens is None):
             raise Problem(400, "give text or tokens, one of them", "text", "invalid_value")
         text = body.tokens if body.text is None else body.text
-        how = {"top": body.top, "cfg_scale": body.cfg_scale}
+        how = {"top": body.top, **body.how}
         asked = service.likelihoods.step(question(body), text, how)
         guesses = await unless_gone(request, asked)
         data = [

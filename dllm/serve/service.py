@@ -25,11 +25,10 @@ from ..preparation import Preparation
 from ..prompts import encode, encode_continuation, encode_markup, hole_forms, tokenizer_of
 from ..request_maker import occurrences
 from ..session import Session
-from .body import shortened
 from .encoding import Encoder
 from .likelihoods import Likelihoods
 from .metrics import Metrics
-from .problems import Problem, problem_of, unsupported
+from .problems import Problem, problem_of, shortened, unsupported
 from .replies import Choice, given_tokens, written_tokens
 from .requests import GenerateRequest
 from .settings import SAMPLER, Settings

@@ -106,7 +106,7 @@ class VerifyRoutes:
         body = DeviceBody.read(
             {k: v for k, v in message.items() if k not in ("vocabulary", "prompt")}
         )
-        given = body.given
+        given = body.given | body.how
         repetition = given.pop("repetition", 0)
         drafts, sid = Outside(), uuid.uuid4().hex
         handle = self.session.submit(

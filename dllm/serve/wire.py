@@ -1,0 +1,118 @@
+"""Parameters in bodies: their names there, and what JSON and a public server ask of them beyond what
+the library does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ..config import GenerationConfig
+from ..declared import about_of
+from ..errors import DllmError
+from .problems import Problem, shortened
+
+MOST_ITEMS, MOST_STOPS, MOST_HOLES = 1024, 16, 1024
+LONGEST_SPEC, LONGEST_STOP = 400, 1000  # characters
+
+
+def is_spec(value: Any) -> bool:
+    # Some parts read a file that they are told of; a client has none here.
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= LONGEST_SPEC
+        and not any(sign in value for sign in ("/", "\\", ".np"))
+    )
+
+
+def _is_stop(value: Any) -> bool:
+    texts = value if isinstance(value, list) else [value]
+    return len(texts) <= MOST_STOPS and all(
+        isinstance(text, str) and 0 < len(text) <= LONGEST_STOP for text in texts
+    )
+
+
+def _by_number(kinds: type | tuple[type, ...], most: float = 0) -> Callable[[Any], bool]:
+    def will_do(value: Any) -> bool:
+        return isinstance(value, dict) and len(value) <= MOST_ITEMS and all(
+            key.isascii() and key.isdigit() and len(key) <= 7 and isinstance(item, kinds)
+            and not isinstance(item, bool) and (not most or -most <= item <= most)
+            for key, item in value.items()
+        )  # fmt: skip
+
+    return will_do
+
+
+def _is_draft(value: Any) -> bool:
+    return (isinstance(value, str) and value.count("[[") <= MOST_HOLES) or (
+        isinstance(value, list) and all(type(item) is int for item in value)
+    )
+
+
+def _keys(value: dict[str, Any]) -> dict[int, Any]:
+    return {int(key): item for key, item in value.items()}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a value is in a body, whether one will do, and what the library gets of it."""
+
+    kind: str
+    will_do: Callable[[Any], bool]
+    read: Callable[[Any], Any] = lambda value: value
+
+
+SPEC = Sent(f"a name such as 'threshold(tau=0.8)', of at most {LONGEST_SPEC} characters and without "
+            "files", is_spec)  # fmt: skip
+SENT = {
+    "length": SPEC,
+    "top_k": Sent("a whole number from -1", lambda v: type(v) is int and v >= -1,
+                  lambda v: max(0, v)),  # vLLM's clients say -1 for none
+    "stop_strings": Sent(f"a string or at most {MOST_STOPS} strings of 1 to {LONGEST_STOP} "
+                         "characters", _is_stop),
+    "constraints": Sent(f"an object of at most {MOST_ITEMS} texts by their offset, "
+                        '{"0": "The answer"}', _by_number((str, int)), _keys),
+    "logit_bias": Sent(f"an object of at most {MOST_ITEMS} numbers from -100 to 100 by token id, "
+                       '{"17": -2.5}', _by_number((int, float), 100), _keys),
+    "seed_text": Sent("a string, in which [[8]] stands for 8 open tokens, or token ids with -1",
+                      _is_draft),
+    "remask": Sent(f"a list of at most {MOST_HOLES} positions and [first, past the last] pairs",
+                   lambda v: isinstance(v, list) and len(v) <= MOST_HOLES),
+}  # fmt: skip
+
+
+@cache
+def wire_names(names: tuple[str, ...]) -> dict[str, str]:
+    """Name in a body -> name here, of the parameters ``names`` that bodies may have."""
+    fields = GenerationConfig.fields()
+    told = {name: about_of(fields[name]).wire for name in names}
+    return {wire or name: name for name, wire in told.items() if wire is not None}
+
+
+def parameters(sent: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """What was ``sent``, by its ``names`` in the body, as arguments of the library; `Problem` for
+    what is wrong with it."""
+    given: dict[str, Any] = {}
+    for called, value in sent.items():
+        rule = SENT.get(names[called])
+        if rule is not None and not rule.will_do(value):
+            text = f"{called} must be {rule.kind}, not {shortened(value)}"
+            raise Problem(400, text, called, "invalid_value")
+        given[names[called]] = value if rule is None else rule.read(value)
+    try:
+        config = GenerationConfig(**given)
+    except DllmError as error:
+        called = next((there for there, name in names.items() if name == error.field), "")
+        text = called + str(error).removeprefix(error.field or "") if called else str(error)
+        raise Problem(400, text, called or None, "invalid_value") from None
+    return {name: getattr(config, name) for name in given}
+
+
+def listed(takes: Collection[str]) -> dict[str, Any]:
+    """Properties of a JSON schema, for the page of the API."""
+    fields = GenerationConfig.fields()
+    return {
+        called: {"description": SENT[name].kind if name in SENT else about_of(fields[name]).says}
+        for called, name in wire_names(tuple(takes)).items()
+    }
