@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral
 from os import PathLike
-from typing import Annotated, Any, ClassVar, Self, TypedDict
+from typing import Annotated, Any, Self, TypedDict
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 

@@ -17,8 +17,8 @@ from ..capabilities import Capability
 from ..spec import Info
 from .base import (
     NOTHING,
-    Decision,
     THE_ROW,
+    Decision,
     Explorer,
     Feed,
     Part,

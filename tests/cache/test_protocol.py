@@ -17,8 +17,8 @@ from dllm.capabilities import FORESIGHT, PROBABILITY, WINDOW_LOGITS
 from dllm.config import GenerationConfig
 from dllm.samplers import compose
 from dllm.samplers.base import Reviser, Selector, View, Window
-from dllm.samplers.turn import Turn
 from dllm.samplers.scorers import Random
+from dllm.samplers.turn import Turn
 from dllm.samplers.windows import StaticBlocks, WholeRegion
 
 from ..decoding import Decoding
@@ -65,8 +65,8 @@ class TakeBack(Reviser):
     seed: int = 0
 
     def decide(self, turn: Turn) -> None:
-        committed, view = turn.commit(), turn.view
-        canvas, rng = view.canvas, np.random.default_rng((self.seed, view.canvas.step, 1))
+        turn.commit()
+        canvas, rng = turn.canvas, np.random.default_rng((self.seed, turn.canvas.step, 1))
         low, high = canvas.window
         mine = np.flatnonzero(~canvas.masked[low:high] & ~canvas.given[low:high]) + low
         taken = canvas.state(Taken)

@@ -10,7 +10,7 @@ import pytest
 import dllm
 from dllm.canvas import Canvas
 from dllm.errors import ConfigError
-from dllm.samplers import Decision, Prediction, Sampler, compose
+from dllm.samplers import Decision, Prediction, Sampler, Seen, compose
 from dllm.samplers.anti_loop import AntiLoop
 from dllm.samplers.edit import Edits
 
@@ -40,7 +40,8 @@ def step(
     assert len(at) == len(tokens)
     asked = {} if own is None else {"edit": np.log(np.array(own, np.float32))[:, None]}
     logprob = np.log(np.array(probabilities, np.float32))
-    decision = sampler.decide(canvas, Prediction(at, np.array(tokens), logprob, asked=asked))
+    prediction = Prediction(at, np.array(tokens), logprob, asked=asked)
+    decision = sampler.decide(canvas, sampler.feeds(canvas), [Seen(canvas, prediction)])
     canvas.step += 1
     return decision
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dllm.canvas import Canvas
-from dllm.samplers import Prediction
-from dllm.samplers.lopa import BranchScores, LoPA
+from dllm.samplers import Feed, Prediction, Seen, compose
+from dllm.samplers.base import NO_SCORES, NOTHING, Trial
+from dllm.samplers.lopa import BranchScores
 
 from ..table import MASK, Table, hashed
 from .test_methods import run
@@ -128,10 +129,13 @@ def test_branches_are_judged_by_their_window_alone(spec: str, region: str) -> No
             assert result.nfe == plain.nfe
 
 
-def forked(canvas: Canvas, position: int, p: float) -> Canvas:
+def tried(position: int, p: float) -> Trial:
+    return Trial(np.array([position]), np.ones(1, np.int64), np.log(np.array([p], np.float32)))
+
+
+def forked(canvas: Canvas, trial: Trial) -> Canvas:
     branch = canvas.fork()
-    at = np.array([position])
-    branch.commit(at, np.ones(1, np.int64), np.log(np.array([p], np.float32)))
+    branch.commit(trial.positions, trial.tokens, trial.logprobs)
     return branch
 
 
@@ -145,26 +149,26 @@ def heard(entropies: list[float]) -> Prediction:
 @pytest.mark.parametrize(
     ("rule", "kept"),
     [
-        ({}, 2),  # the smallest mean entropy
-        ({"branch_topp": 0.5}, 1),  # ... of the half that is least sure
-        ({"alpha": 1.0}, 0),  # only the trial's own probability: the row that tries nothing wins
-        ({"alpha": 0.5}, 1),
+        ("", 2),  # the smallest mean entropy
+        (", branch_topp=0.5", 1),  # ... of the half that is least sure
+        (", alpha=1.0", 0),  # only the trial's own probability: the row that tries nothing wins
+        (", alpha=0.5", 1),
     ],
     ids=["future", "least sure half", "creation", "both"],
 )
-def test_lopa_keeps_the_most_confident_future(rule: dict[str, float], kept: int) -> None:
-    canvas = canvas_of(4)
-    canvas.state(BranchScores).scores = (1.0, 0.9, 0.5)
-    branches = [canvas, forked(canvas, 0, 0.9), forked(canvas, 1, 0.5)]
-    futures = [
+def test_lopa_keeps_the_most_confident_future(rule: str, kept: int) -> None:
+    trials = Trial(NOTHING, NOTHING, NO_SCORES), tried(0, 0.9), tried(1, 0.5)
+
+    def keeps(rule: str, futures: list[Prediction]) -> int | None:
+        canvas, sampler = canvas_of(4), compose(f"lopa(k=3{rule})+whole+eos(eos_policy=none)")
+        sampler.prepare(canvas)
+        canvas.state(BranchScores).scores = (1.0, 0.9, 0.5)
+        seen = [Seen(forked(canvas, t), p) for t, p in zip(trials, futures, strict=True)]
+        return sampler.decide(canvas, Feed(trials), seen).kept
+
+    assert kept == keeps(rule, [
         heard([1.0, 1.0, 1.0, 1.0]),
-        heard([0.6, 0.6, 0.6, 0.6]),
-        heard([0.1, 0.2, 0.8, 0.8]),
-    ]
-
-    def never(*_: object) -> None:
-        raise AssertionError("LoPA makes no inner steps")
-
-    assert LoPA(**rule).choose(never, branches, futures) == kept
-    same = [heard([0.5])] * 3
-    assert LoPA().choose(never, branches, same) == 1  # ties go to a trial
+        heard([9.9, 0.6, 0.6, 0.6]),  # what a branch has decided does not count
+        heard([0.1, 9.9, 0.8, 0.8]),
+    ])  # fmt: skip
+    assert keeps("", [heard([0.5] * 4)] * 3) == 1  # ties go to a trial

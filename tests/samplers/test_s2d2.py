@@ -13,7 +13,7 @@ import dllm
 from dllm.canvas import Canvas
 from dllm.engine import forward
 from dllm.kernels.divergence import residual
-from dllm.samplers import Prediction, Sampler, compose
+from dllm.samplers import Feed, Prediction, Sampler, Seen, compose
 from dllm.samplers.s2d2 import run
 from dllm.train.recipes.convert import in_blocks
 
@@ -24,8 +24,9 @@ Q = [0.9, 0.3, 0.2, 0.8, 0.8]  # of the drafts, where they are judged
 P = [0.6, 0.6, 0.8, 0.8, 0.9]  # where they were drafted
 
 
-def drafted(sampler: Sampler, coins: list[float]) -> tuple[Canvas, dllm.samplers.Decision]:
-    """Positions 0 to 2, and 4 to 5 of a row of six, drafted as 10, 11, ...; 3 is decided."""
+def drafted(sampler: Sampler, coins: list[float]) -> tuple[Canvas, Feed, dllm.samplers.Decision]:
+    """Positions 0 to 2, and 4 to 5 of a row of six, drafted as 10, 11, ...; 3 is decided.  With
+    what the next forward feeds."""
     canvas = canvas_of(6)
     canvas.noise = lambda stream, step, at: np.array(coins, np.float32)[: len(at)]
     canvas.commit(np.array([3]), np.array([9]), np.zeros(1, np.float32))
@@ -34,16 +35,20 @@ def drafted(sampler: Sampler, coins: list[float]) -> tuple[Canvas, dllm.samplers
     entropy = np.array([0.0, np.log(2) / 2, 0.0, 0.0, 0.0], np.float32)
     prediction = Prediction(at, 10 + np.arange(5), np.log(np.float32(P)), entropy=entropy,
                             margin=np.array([0.5, 0.5, 0.01, 0.5, 0.5], np.float32))  # fmt: skip
-    return canvas, sampler.decide(canvas, prediction)
+    decision = sampler.decide(canvas, sampler.feeds(canvas), [Seen(canvas, prediction)])
+    return canvas, sampler.feeds(canvas), decision
 
 
-def judged(sampler: Sampler, canvas: Canvas) -> dict[int, int]:
+def judged(sampler: Sampler, canvas: Canvas, feed: Feed) -> dict[int, int]:
     """What is committed after the forward that verifies, which offers 20, 21, ... in place."""
-    at = sampler.shadow(canvas, (object(),))  # type: ignore[arg-type]
+    at = feed.masks
     n, gain = len(at), np.log(np.float32(Q) / np.float32(P))
-    shadow = Prediction(at, 20 + np.arange(n), np.full(n, -1.0, np.float32),
-                        asked={"stands": gain[:n, None]})  # fmt: skip
-    decision = sampler.verify(canvas, shadow)
+    masks = Prediction(at, 20 + np.arange(n), np.full(n, -1.0, np.float32),
+                       asked={"stands": gain[:n, None]})  # fmt: skip
+    fed = canvas.fork()
+    (draft,) = feed.branches
+    fed.commit(draft.positions, draft.tokens, draft.logprobs)
+    decision = sampler.decide(canvas, feed, [Seen(fed, masks.take(np.zeros(0, np.int64)), masks)])
     return dict(zip(decision.committed.tolist(), decision.tokens.tolist(), strict=True))
 
 
@@ -66,11 +71,11 @@ def test_drafts_stand_up_to_the_first_that_does_not(
 ) -> None:
     tau = 0.75 if "sure" in options else 0.85
     sampler = compose(f"s2d2(policy=span{options})+threshold({tau}, n=2)")
-    canvas, decision = drafted(sampler, coins)
+    canvas, feed, decision = drafted(sampler, coins)
     assert not decision.committed.size
-    (trial,) = decision.trials
-    assert trial.positions.tolist() == [0, 1, 2, 4, 5]
-    assert judged(sampler, canvas) == expected
+    (draft,) = feed.branches
+    assert draft.positions.tolist() == [0, 1, 2, 4, 5]
+    assert judged(sampler, canvas, feed) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,8 +94,8 @@ def test_drafts_stand_up_to_the_first_that_does_not(
     ],
 )
 def test_when_it_verifies(options: str, verifies: bool) -> None:
-    _, decision = drafted(compose(f"s2d2({options})"), [0.5] * 5)
-    assert bool(decision.trials) is verifies
+    _, feed, decision = drafted(compose(f"s2d2({options})"), [0.5] * 5)
+    assert bool(feed.branches) is verifies
     assert bool(decision.committed.size) is not verifies
 
 
