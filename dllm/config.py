@@ -152,7 +152,7 @@ def _constraints(value: Any) -> dict[int, int | str]:
 
 
 class Machine(Declared):
-    """How an engine works: what it holds at a time, what one forward takes.  No text depends on it."""
+    """How an engine works: what it holds at once, what a forward takes.  No text depends on it."""
 
     max_rows: Annotated[Count, about(
         "Most texts decoded at a time.  Further ones join as others finish.", MACHINE, VERIFIER,
@@ -165,8 +165,9 @@ class Machine(Declared):
     cuda_graphs: Annotated[bool, about(
         "Replay cached steps as CUDA graphs.  They are padded to a few sizes.", MACHINE, wire=None,
     )] = False  # fmt: skip
-    compile: Annotated[bool, about(
-        "Pass cached steps through torch.compile.", MACHINE, wire=None)] = False
+    compile: Annotated[
+        bool, about("Pass cached steps through torch.compile.", MACHINE, wire=None)
+    ] = False
 
 
 class GenerationConfig(Machine):
@@ -177,30 +178,31 @@ class GenerationConfig(Machine):
     ELSEWHERE = ELSEWHERE
 
     max_new_tokens: Annotated[Count | None, about(
-        "Positions of the canvas.  Default: what the checkpoint recommends, else 128 or what is left "
-        "of the context; blocks until it ends on models whose attention is causal between blocks.  "
-        "With ``length`` the most that an answer may get.",
+        "Positions of the canvas.  Default: what the checkpoint recommends, else 128 or what is "
+        "left of the context; blocks until it ends on models whose attention is causal between "
+        "blocks.  With ``length`` the most that an answer may get.",
         ANSWER, VERIFIER, wire="max_tokens",
     )] = None  # fmt: skip
     min_new_tokens: Annotated[Number, about(
-        "No end before.  Stop ids are not proposed among the first that many positions, and no stop "
-        "string that is complete within them ends the text.",
+        "No end before.  Stop ids are not proposed among the first that many positions, and no "
+        "stop string that is complete within them ends the text.",
         ANSWER, VERIFIER, wire="min_tokens",
     )] = 0  # fmt: skip
     steps: Annotated[Count | None, about("Steps, where the sampler has a quota.")] = None
     block_length: Annotated[Count | None, about("Positions of a block.")] = None
     temperature: Annotated[Scale, about("0 is greedy, and anything below 1e-6.", *EVERY)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1), Numeric, about("Nucleus of the proposals.", *EVERY)] = (
-        1.0
-    )
+    top_p: Annotated[
+        float, Field(gt=0, le=1), Numeric, about("Nucleus of the proposals.", *EVERY)
+    ] = 1.0
     top_k: Annotated[Number, about("Propose among the best; 0: all.", *EVERY)] = 0
     min_p: Annotated[Share, about("Propose what has this share of the best; 0: all.", *EVERY)] = 0.0
     logit_bias: Annotated[Mapping[Number, Bias], about(
         "Token id and what is added to its logit, wherever the answer might have it.", *EVERY,
         kind="a mapping of token ids to numbers",
     )] = Field(default_factory=dict)  # fmt: skip
-    cfg_scale: Annotated[Scale, about(
-        "Classifier-free guidance; 0: off.  Two lanes per row.")] = 0.0
+    cfg_scale: Annotated[Scale, about("Classifier-free guidance; 0: off.  Two lanes per row.")] = (
+        0.0
+    )
     eos_policy: Annotated[str | None, about(
         "What an end token does.  See `dllm.samplers.eos`.", ANSWER, kind="a name such as 'none'",
     )] = None  # fmt: skip
@@ -209,18 +211,17 @@ class GenerationConfig(Machine):
         flag="stop",
     )] = ()  # fmt: skip
     seed: Annotated[int, Field(ge=0, le=2**63 - 1), Whole, about(
-        "Of all noise.  Random choices are a function of it, the prompt's repetition count, position "
-        "and step.", *EVERY,
+        "Of all noise.  Random choices are a function of it, the prompt's repetition count, "
+        "position and step.", *EVERY,
     )] = 0  # fmt: skip
-    top_candidates: Annotated[Number, about(
-        "Candidates per position in the trace.", wire=None)] = 0
+    top_candidates: Annotated[Number, about("Candidates per position in the trace.", wire=None)] = 0
     suppress_mask: Annotated[bool, about(
-        "False lets the model propose [MASK].  Most official code does: only for exact reproduction "
-        "of its probabilities.", wire=None, flag="",
+        "False lets the model propose [MASK].  Most official code does: only for exact "
+        "reproduction of its probabilities.", wire=None, flag="",
     )] = True  # fmt: skip
     constraints: Annotated[Mapping[int, int | str], BeforeValidator(_constraints), about(
-        "Parts that are fixed: offset in the answer to a token id or a text.  The answer does not end "
-        "before the last of them.", ANSWER, flag="constraint",
+        "Parts that are fixed: offset in the answer to a token id or a text.  The answer does not "
+        "end before the last of them.", ANSWER, flag="constraint",
     )] = Field(default_factory=dict)  # fmt: skip
     seed_text: Annotated[Any, BeforeValidator(_draft), about(
         "Draft that the answer begins as; [[8]] in it: 8 open tokens.  A text, or ids with -1; of "
@@ -238,8 +239,11 @@ class GenerationConfig(Machine):
         "Expression that the whole answer matches.", *EVERY, kind="an expression as a text",
         wire=None,
     )] = None  # fmt: skip
-    choice: Annotated[tuple[str, ...] | None, BeforeValidator(_choice), about(
-        "Text that the answer may be.", *EVERY, wire=None)] = None
+    choice: Annotated[
+        tuple[str, ...] | None,
+        BeforeValidator(_choice),
+        about("Text that the answer may be.", *EVERY, wire=None),
+    ] = None
     json_schema: Annotated[Any, BeforeValidator(_schema), about(
         "JSON schema of the answer.  A pydantic class, a dictionary, or a file.", *EVERY, wire=None,
     )] = None  # fmt: skip
@@ -247,8 +251,9 @@ class GenerationConfig(Machine):
         "'model': how sure a token of a form is without the form.", kind="'model' or left out",
         wire=None,
     )] = None  # fmt: skip
-    literals: Annotated[bool, about(
-        "Write what a form leaves no choice about without asking the model.", wire=None)] = False
+    literals: Annotated[
+        bool, about("Write what a form leaves no choice about without asking the model.", wire=None)
+    ] = False
 
     @model_validator(mode="after")
     def _together(self) -> Self:
@@ -273,9 +278,7 @@ class GenerationConfig(Machine):
             if getattr(self, other) != DEFAULTS[other]:
                 raise ConfigError(f"{other} does not go with {given[0]}: {why}; drop one of them")
         if self.eos_policy == "suppress":
-            raise ConfigError(
-                f"eos_policy='suppress' does not go with {given[0]}, whose texts end"
-            )
+            raise ConfigError(f"eos_policy='suppress' does not go with {given[0]}, whose texts end")
         return self
 
     @property
@@ -324,7 +327,10 @@ class GenerationConfig(Machine):
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-DEFAULTS = {n: f.get_default(call_default_factory=True) for n, f in GenerationConfig.fields().items()}
+DEFAULTS = {
+    name: field.get_default(call_default_factory=True)
+    for name, field in GenerationConfig.fields().items()
+}
 
 
 class GenerationArguments(TypedDict, total=False):
@@ -367,13 +373,13 @@ class Serving(Machine):
 
     sampler: Annotated[Any, about("Of requests that name none, default threshold.")] = None
     length: Annotated[str | None, about(
-        "How answers find their length, of requests that do not say.  ``max_new_tokens`` is then the "
-        "most; default fixed.")] = None  # fmt: skip
+        "How answers find their length, of requests that do not say.  ``max_new_tokens`` is then "
+        "the most; default fixed.")] = None  # fmt: skip
     max_rows: Annotated[Count, about("Requests written at a time.")] = 16
     max_waiting: Annotated[Number | None, about("Requests in the queue; more are refused.")] = None
     max_positions: Annotated[Count | None, about(
-        "Room for keys and values, of all rows.  Default: ``max_rows`` times the context; memory is "
-        "taken as it is needed.")] = None  # fmt: skip
+        "Room for keys and values, of all rows.  Default: ``max_rows`` times the context; memory "
+        "is taken as it is needed.")] = None  # fmt: skip
     keep_prefixes: Annotated[Number | None, about(
         "Of a verifier, or with the cache block or wedlm: tokens of complete texts kept for those "
         "that begin like them, default 16384; 0: none.")] = None  # fmt: skip
@@ -383,7 +389,7 @@ class SessionConfig(Serving):
     """How a `Session` works."""
 
     cache: Annotated[Any, about("Of a diffusion model.")] = None
-    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`; None decodes plainly.")] = None
+    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`; None: none.")] = None
     rule: Annotated[Any, about("Of a verifier: how drafts are accepted.")] = None
     controller: Annotated[Any, about("Of a verifier: length of drafts.")] = None
     vocabulary: Annotated[str, about("Of a verifier.")] = "auto"

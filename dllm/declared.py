@@ -1,6 +1,6 @@
-"""What is declared once: fields with a type, a range, a default and a sentence, and what is derived
-from them.  The library checks values by a declaration, the command line makes its options of it, the
-server takes its fields from bodies, and the tables of the docs are printed from it.
+"""What is declared once: fields with a type, a range, a default and a sentence, and what follows
+from them.  The library checks values by a declaration, the command line makes its options of it,
+the server takes its fields from bodies, and the tables of the docs are printed from it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ANSWER, HOLES, VERIFIER, MACHINE = "answer", "holes", "verifier", "machine"
 
 @dataclass(frozen=True)
 class About:
-    """What is said of a field beside its type.  ``says``: what it does; the first sentence alone is
-    the help of the command line.  ``of``: who takes it: an answer, a text with holes, a verifier; or
-    the machine, and no text.  ``kind``: what a value is, where its type does not say it
+    """What is said of a field beside its type.  ``says``: what it does; the first sentence is
+    the help of the command line.  ``of``: who takes it: an answer, a text with holes, a verifier;
+    or the machine, and no text.  ``kind``: what a value is, where its type does not say it
     in words.  ``wire``: its name in a body, None for a field of none.  ``flag``: its option."""
 
     says: str

@@ -132,9 +132,7 @@ class RequestMaker:
         """Most positions of the answer to a prompt of so many tokens, which begins as ``draft``."""
         given = "max_new_tokens" in self.given
         if (draft < 0).any() and not given:
-            return canvas_length(
-                self.model, prompt, self.config.but(max_new_tokens=len(draft))
-            )
+            return canvas_length(self.model, prompt, self.config.but(max_new_tokens=len(draft)))
         cap = canvas_length(self.model, prompt, self.config, given)
         if len(draft) > cap:
             raise ConfigError(

@@ -37,8 +37,8 @@ from .compose import SAMPLERS, available, compose, register
 from .sampler import Sampler
 
 __all__ = [
-    "NOTHING", "SAMPLERS", "Capability", "Decision", "Explorer", "Trial", "Info", "Part",
-    "Prediction", "Reviser", "Sampler", "Scorer", "Selector", "Stop", "Transform",
+    "NOTHING", "SAMPLERS", "THE_ROW", "Capability", "Decision", "Explorer", "Feed", "Info", "Part",
+    "Prediction", "Reviser", "Sampler", "Scorer", "Seen", "Selector", "Stop", "Transform", "Trial",
     "View", "Window", "available", "compose", "register",
 ]  # fmt: skip
 

@@ -97,7 +97,8 @@ class View:
     """What a part sees: the row, predictions for its undecided window positions, their scores.
 
     ``score`` (n,) float32: larger means commit earlier.  ``all_predictions`` are those of all
-    positions that some part `Part.wants`, the window's among them.  ``stop_ids`` are the ids that end a text, none where nothing does.
+    positions that some part `Part.wants`, the window's among them.  ``stop_ids`` are the ids that
+    end a text, none where nothing does.
     """
 
     canvas: Canvas

@@ -47,7 +47,8 @@ class Crop(Length):
         return np.arange(canvas.start, canvas.end) if not canvas.state(Probed).done else None
 
     def asks(self, canvas: Canvas, positions: IntArray) -> IntArray | None:
-        return np.full((len(positions), 1), self.eos_token_id) if not canvas.state(Probed).done else None
+        done = canvas.state(Probed).done
+        return None if done else np.full((len(positions), 1), self.eos_token_id)
 
     def decide(self, turn: Turn) -> None:
         if turn.canvas.state(Probed).done:

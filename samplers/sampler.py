@@ -259,7 +259,9 @@ class Sampler:
         self.eos.check(view.canvas, p.positions, self.stop_ids)
         return Decision(p.positions, NOTHING, tokens=p.token, logprobs=p.logprob)
 
-    def select(self, view: View, force: bool = True) -> tuple[BoolArray, IntArray, FloatArray, bool]:
+    def select(
+        self, view: View, force: bool = True
+    ) -> tuple[BoolArray, IntArray, FloatArray, bool]:
         """What is committed, (n,) bool, with which ids and log-probabilities, (n,), and whether
         it had to be forced."""
         p = view.prediction

@@ -131,14 +131,18 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 def flat(field: Any) -> list[Any]:
     """All metadata of a field, also inside of ``| None``."""
-    inner = [m for part in getattr(field.annotation, "__args__", ())
-             for m in getattr(part, "__metadata__", ())]
+    inner = [
+        m
+        for part in getattr(field.annotation, "__args__", ())
+        for m in getattr(part, "__metadata__", ())
+    ]
     return [*field.metadata, *inner, *(n for m in inner for n in getattr(m, "metadata", ()))]
 
 
 def test_every_number_of_a_config_has_its_range() -> None:
     numbers = {
-        name for name, field in GenerationConfig.fields().items()
+        name
+        for name, field in GenerationConfig.fields().items()
         if {"g", "l"} == {n[0] for m in flat(field) for n in ("ge", "gt", "le") if hasattr(m, n)}
     }
     assert {*GenerationConfig.fields()} - numbers == {

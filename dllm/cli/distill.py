@@ -47,9 +47,9 @@ class Run:
         int | None,
         setting("Of the adapter, 32 by default; 0 trains all weights.", TRAINING, min=0),
     ] = None  # fmt: skip
-    learning_rate: Annotated[
-        float | None, setting("Peak; default: 2e-5.", TRAINING, min=0.0)
-    ] = None
+    learning_rate: Annotated[float | None, setting("Peak; default: 2e-5.", TRAINING, min=0.0)] = (
+        None
+    )
     schedule: Annotated[str, setting("A name of transformers.", TRAINING)] = "cosine"
     warmup: Annotated[int, setting("Steps.", TRAINING, min=0)] = 20
     accumulate: Annotated[int, setting("Batches per step.", TRAINING, min=1)] = 1
@@ -75,6 +75,7 @@ class Run:
     def forecast(self, load: Load) -> None:
         """Say what a run would take."""
         from ..train.forecast import forecast
+
         for line in forecast(self.model, load, self.tflops * 1e12, self.memory * 1e9):
             note(line)
 

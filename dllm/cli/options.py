@@ -251,7 +251,9 @@ LETTERS = {"sampler": ("-s",), "caches": ("-c",)}
 PANELS = {
     "top_candidates": OUTPUT,
     **dict.fromkeys(("name", "page", "tool_parser", "metrics_names"), "Network"),
-    **dict.fromkeys(("max_waiting", "deadline", "drain", "max_body", "max_prompt_tokens"), "Limits"),
+    **dict.fromkeys(
+        ("max_waiting", "deadline", "drain", "max_body", "max_prompt_tokens"), "Limits"
+    ),
 }
 
 
@@ -397,7 +399,9 @@ def takes(group: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
             if name != "options"
         ]
         added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default
+            )
             for name, (kind, default) in shared.items()
         ]
 

@@ -153,7 +153,7 @@ class Forward:
     ) -> list[Predictions | NumericError]:
         """Statistics of every group of equal options, each job's part of them, on the host."""
         options = jobs[0].row.options
-        same = all([job.row.options is options for job in jobs])
+        same = all(job.row.options is options for job in jobs)
         if same and maps is None and _shared_alone(jobs, options):
             return self._alike(jobs, options, hidden)
         own: list[dict[str, torch.Tensor]] = [{} for _ in jobs]
@@ -341,7 +341,7 @@ def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:
     """Whether no job has numbers of its own."""
     if options.needs & {"kl", "residual"} or options.classes is not None:
         return False
-    return not any([job.shadow.size or job.ids or job.verifies for job in jobs])
+    return not any(job.shadow.size or job.ids or job.verifies for job in jobs)
 
 
 def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:

@@ -123,12 +123,15 @@ def pack(
         base = 0 if stored else at
         for first, count, keys, hidden in laid.pieces:
             if base:
-                keys = slice(keys.start + base, keys.stop + base) if isinstance(keys, slice) else keys + base
+                if isinstance(keys, slice):
+                    keys = slice(keys.start + base, keys.stop + base)
+                else:
+                    keys = keys + base
             pieces.append(Piece(at + first, count, keys, hidden))
         if lane:
             second.append(_indices(laid.positions, job.plan.rows(job.targets, shift)) + at)
             continue
-        if laid.first >= 0:  # a run of positions: where its rows stand is found for all jobs at once
+        if laid.first >= 0:  # a run of positions: its rows are found for all jobs at once
             scored.append(job.plan.rows(job.targets, shift))
             moved.append(at - laid.first)
             counts.append(len(job.targets))
@@ -156,7 +159,7 @@ def pack(
     packed = packing.packed(device)
     packed.lanes = order
     packed.guided = _guided(jobs, second, device) if second else None
-    if all([job.laid is not None and not job.shadow.size and job.lanes == 1 for job in jobs]):
+    if all(job.laid is not None and not job.shadow.size and job.lanes == 1 for job in jobs):
         packed.laid, packed.moved = [job.laid for job in jobs if job.laid is not None], moved
     return packed
 
@@ -181,8 +184,8 @@ def _same(last: Packed, jobs: Sequence[Job], shift: int, device: torch.device) -
 
 
 def _lay(job: Job, lane: int, stored: bool, visibility: Visibility) -> Laid:
-    """What a lane of a job feeds, its keys in slots where they are ``stored``, else counted from its
-    first query."""
+    """What a lane of a job feeds, its keys in slots where they are ``stored``, else counted from
+    its first query."""
     compute, canvas = job.plan.compute, job.canvas
     count, first = len(compute), int(compute[0])
     run = count == int(compute[-1]) - first + 1
@@ -296,7 +299,7 @@ def _count(piece: Piece) -> int:
 def _alone(pieces: Sequence[Piece]) -> list[Segment] | None:
     """A segment per piece, where none has anything hidden or could share a call with the one before
     it, as those of rows of different lengths."""
-    before = stride = None
+    before = None
     segments = []
     for piece in pieces:
         keys, count = piece.keys, piece.count

@@ -150,8 +150,8 @@ def read_text(data: Any) -> GenerateRequest:
         raise unsupported("echo", "echo repeats the prompt before the text: it does not go with "
                           "logprobs (/v1/score has likelihoods), suffix and diffusing")  # fmt: skip
     return _request(
-        "text", body, body.prompt if several else [body.prompt], body.value("max_tokens"), chat=False,
-        suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo,
+        "text", body, body.prompt if several else [body.prompt], body.value("max_tokens"),
+        chat=False, suffix=body.suffix or None, logprobs=body.logprobs, echo=body.echo,
     )  # fmt: skip
 
 

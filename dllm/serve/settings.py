@@ -24,8 +24,10 @@ class Settings(Serving):
     caches: Annotated[tuple[str, ...], about(
         "Requests choose, default the first.  Each has rows and a queue of its own, and all share "
         "the model.", flag="cache")] = ("none",)  # fmt: skip
-    drafters: Annotated[tuple[str, ...], about(
-        "Of an autoregressive model: what proposes its tokens.", flag="drafter")] = ()
+    drafters: Annotated[
+        tuple[str, ...],
+        about("Of an autoregressive model: what proposes its tokens.", flag="drafter"),
+    ] = ()
     max_waiting: Annotated[Number, about("Requests in the queue; more get 429.")] = 64
     deadline: Annotated[Seconds, about("Seconds for a request, also in the queue.")] = 600.0
     drain: Annotated[Seconds, about("Seconds for what runs at SIGTERM.")] = 30.0
@@ -37,9 +39,9 @@ class Settings(Serving):
     tool_parser: Annotated[str | None, about(
         "How the model writes calls of tools: hermes or llama, default as its chat template says.",
     )] = None  # fmt: skip
-    write_patience: Annotated[Seconds, about("Seconds that a reader may keep a full connection.")] = (
-        WRITE_PATIENCE
-    )
+    write_patience: Annotated[
+        Seconds, about("Seconds that a reader may keep a full connection.")
+    ] = WRITE_PATIENCE
 
     def session(self, cache: str) -> dict[str, Any]:
         """Arguments of the `dllm.Session` for ``cache``."""

@@ -1,5 +1,5 @@
-"""Parameters in bodies: their names there, and what JSON and a public server ask of them beyond what
-the library does."""
+"""Parameters in bodies: their names there, and what JSON and a public server ask of them beyond
+what the library does."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Sent:
     read: Callable[[Any], Any] = lambda value: value
 
 
-SPEC = Sent(f"a name such as 'threshold(tau=0.8)', of at most {LONGEST_SPEC} characters and without "
-            "files", is_spec)  # fmt: skip
+SPEC = Sent(f"a name such as 'threshold(tau=0.8)', of at most {LONGEST_SPEC} characters and "
+            "without files", is_spec)  # fmt: skip
 SENT = {
     "length": SPEC,
     "top_k": Sent("a whole number from -1", lambda v: type(v) is int and v >= -1,

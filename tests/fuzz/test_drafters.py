@@ -99,8 +99,10 @@ def drafters(verifier: dllm.DiffusionModel, tmp_path_factory: pytest.TempPathFac
     selector = {"predecessor_codebook": torch.randn(len(head), rank),
                 "successor_codebook": torch.randn(len(head), rank),
                 "hidden_projection.weight": torch.randn(rank, width)}  # fmt: skip
-    markov = {"markov_w1.weight": torch.randn(len(head), rank),
-              "markov_w2.weight": torch.randn(len(ids), rank)}
+    markov = {
+        "markov_w1.weight": torch.randn(len(head), rank),
+        "markov_w2.weight": torch.randn(len(ids), rank),
+    }
     second = Variant(conv_kernel_size=2, conv_group_size=8)
     made = []
     for name, kind, variant, more in (

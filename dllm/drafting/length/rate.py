@@ -58,7 +58,8 @@ class Rate(Calibrated):
     so that lengths which were never tried are; seconds from measured rounds.  In a batch both are
     those of the forward that all its texts share.  A text may lose by drafts what they have saved
     it and ``loan`` failed ones more, none where drafts did not pay before; then it writes plainly
-    and tries again as often as a share ``explore`` of its tokens pays for.  A design of this library: no paper's.
+    and tries again as often as a share ``explore`` of its tokens pays for.  A design of this
+    library: no paper's.
     """
 
     optimism: float = 0.2
