@@ -221,13 +221,10 @@ DRAFTING: dict[str, str] = {
     "dflash": "Texts and forwards equal those of transformers' own loop (tested); the formats of "
     "z-lab and of speculators are read, too.",
     "prompt_lookup": "The published rule; its confidence is this library's.",
-    "remote": "The protocol is this library's; the paper's is not published.",
     "suffix": "One history of the present text and one of the last outputs; which continuations "
     "are drafted follows the paper.",
     "token_recycling": "The shape of the static tree is this library's, after the paper's.",
     "best_first_tree": "DDTree's rule.",
-    "best_of_k": "SpecDiff-2's choice among sampled chains, with its score; its training is not "
-    "built.",
     "coupled": "Shares the keyed noise of this library in place of the paper's sequence of draws.",
     "cps": "Which ends of chains win is reconstructed, as is the cut at end tokens.",
     "delayed_tree": "Trunk, branches and their length are fixed; the paper learns to choose them.",

@@ -1,4 +1,4 @@
-"""Draw docs/trace.png: two traces of one prompt, as a browser shows the page of ``dllm trace``.
+"""Draw docs/trace.png: two traces of one prompt, as a browser shows their page.
 
     python benchmarks/trace_picture.py
 

@@ -119,8 +119,8 @@ def _spans(value: Any) -> tuple[tuple[int, int], ...]:
         for at in pair:
             if not isinstance(at, Integral) or isinstance(at, bool):
                 raise ConfigError(f"a position to remask must be a whole number, not {short(at)}")
-            if not 0 <= at <= MOST:
-                bound = f"at most {MOST}" if at > 0 else "at least 0"
+            if not 0 <= int(at) <= MOST:
+                bound = f"at most {MOST}" if int(at) > 0 else "at least 0"
                 raise ConfigError(f"a position to remask must be {bound}, not {short(at)}")
         low, high = map(int, pair)
         if low >= high:

@@ -5,7 +5,7 @@ the server takes its fields from bodies, and the tables of the docs are printed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -46,7 +46,8 @@ def _real(value: Any) -> Any:
     try:
         return float(value)
     except OverflowError:
-        return 1.7e308 if value > 0 else -1.7e308  # out of every range
+        large: Any = value
+        return 1.7e308 if large > 0 else -1.7e308  # out of every range
 
 
 Whole, Numeric = BeforeValidator(_whole), BeforeValidator(_real)  # numpy's numbers are numbers
@@ -108,7 +109,7 @@ def _sentence(
     value, where = _at(given, path, name)
     if len(path) == 1 and (told := about_of(cls.model_fields[name]).kind):
         return f"{name} is {told}, not {short(value)}"
-    words = {
+    words: dict[str, Callable[[], str]] = {
         "finite_number": lambda: f"must be finite, not {value}",
         "greater_than_equal": lambda: f"must be at least {limits['ge']:g}, not {short(value)}",
         "greater_than": lambda: f"must be above {limits['gt']:g}, not {short(value)}",

@@ -8,7 +8,8 @@ refused as well: nothing is ignored silently.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -214,7 +215,8 @@ class StreamOptions(Body):
 class Decoding(Body):
     """How an answer is written."""
 
-    TAKES = (*GenerationConfig.fields(HOLES), "eos_policy")  # which are refused with a reason
+    # The last is refused with a reason.
+    TAKES: ClassVar[Collection[str]] = (*GenerationConfig.fields(HOLES), "eos_policy")
 
     model: str | None = None
     sampler: Sampler | None = None

@@ -33,11 +33,15 @@ def _is_stop(value: Any) -> bool:
     )
 
 
+def _within(number: Any, most: float) -> bool:
+    return bool(-most <= number <= most)
+
+
 def _by_number(kinds: type | tuple[type, ...], most: float = 0) -> Callable[[Any], bool]:
     def will_do(value: Any) -> bool:
         return isinstance(value, dict) and len(value) <= MOST_ITEMS and all(
             key.isascii() and key.isdigit() and len(key) <= 7 and isinstance(item, kinds)
-            and not isinstance(item, bool) and (not most or -most <= item <= most)
+            and not isinstance(item, bool) and (not most or _within(item, most))
             for key, item in value.items()
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""``dllm doctor --serve --on CARD``: arithmetic on data sheets."""
+"""Speed that `dllm doctor` predicts: arithmetic on shapes."""
 
 from __future__ import annotations
 

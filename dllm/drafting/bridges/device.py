@@ -1,7 +1,7 @@
 """A device that drafts for a verifier behind HTTP (after SLED, arXiv 2506.09397).
 
-The other way round than `remote`, which asks a service for drafts: here the drafter is at hand,
-and ``dllm serve VERIFIER`` scores what it proposes, together with the drafts of other devices.
+The drafter is at hand, and ``dllm serve VERIFIER`` scores what it proposes, together with the
+drafts of other devices.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Rate(Calibrated):
     def _worth_it(self, alive: Array) -> int:
         """How many tokens to send that are accepted with chances ``alive`` (n,)."""
         emitted = self._beside_emitted + 1 + np.concatenate([[0.0], alive.cumsum()])
-        fed = self._beside + 1 + np.arange(len(alive) + 1)
+        fed = self._beside + 1.0 + np.arange(len(alive) + 1, dtype=np.float64)
         seconds = self.learned.of(self._context)(fed) + self.learned.drafting
         return int(np.argmax(emitted / seconds))
 

@@ -17,7 +17,7 @@ class Node(NamedTuple):
     what its drafter wants to know of it."""
 
     token: int
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple has a method of this name
     parent: int
     depth: int
     chance: float

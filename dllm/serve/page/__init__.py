@@ -1,4 +1,4 @@
-"""The page at ``/``: the renderer of `dllm trace`, fed by a running server."""
+"""The page at ``/``: the renderer of traces, fed by a running server."""
 
 from __future__ import annotations
 
