@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from ..capabilities import Capability
 from ..limits import Limits, check_limits
 from ..spec import FamilyDefaults
-
-if TYPE_CHECKING:
-    from .turn import Turn
 
 NOTHING: IntArray = np.zeros(0, np.int64)
 NO_SCORES: FloatArray = np.zeros(0, np.float32)
@@ -363,7 +360,7 @@ class Course(Part):
     """How a step goes, where it is not: choose, commit, look for an end.
 
     Two questions: what the next forward `feeds` beyond the row as it stands, and how to `decide`
-    once that has been seen.  The second is ordinary code over a `Turn`, which has the row, what was
+    once that has been seen.  The second is ordinary code over a `turn.Turn`, which has the row, what was
     seen, and a method for each thing that a step may do.  Courses stand inside one another: an
     explorer around a reviser around the selectors.
     """
@@ -377,7 +374,7 @@ class Course(Part):
         """What the next forward feeds; it only reads."""
         return THE_ROW
 
-    def decide(self, turn: Turn) -> None:
+    def decide(self, turn: Any) -> None:
         """Make the step; ``turn.go_on()`` does what it is without this course."""
         raise NotImplementedError
 
@@ -429,7 +426,7 @@ class Length(Course):
         initial: int | None = getattr(self, "initial", None)
         return initial or min(cap, self.first)
 
-    def decide(self, turn: Turn) -> None:
+    def decide(self, turn: Any) -> None:
         turn.go_on()
         if turn.goes_on:
             turn.edits = self.resize(turn.view, turn.committed)

@@ -244,12 +244,13 @@ class Sampler:
             prediction = transform.apply(canvas, prediction)
         here = prediction.of_window(canvas) if self.reads_more else prediction
         score = self.scorer.score(canvas, here)
-        view = View(canvas, here, score, prediction, self._ends)
+        view = View(canvas, here, score, prediction, self.ends)
         rescored = self.eos.rescore(view)
         return view if rescored is score else replace(view, score=rescored)
 
     @cached_property
-    def _ends(self) -> tuple[int, ...]:
+    def ends(self) -> tuple[int, ...]:
+        """The ids that end a text, none where nothing does."""
         return self.stop_ids if self.eos.ends else ()
 
     def _fill(self, view: View) -> Decision:

@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
-from .base import NO_SCORES, NOTHING, THE_ROW, Decision, Feed, Prediction, Seen, Trial, Tried, View
+from .base import (
+    NO_SCORES,
+    NOTHING,
+    THE_ROW,
+    Course,
+    Decision,
+    EosRule,
+    Feed,
+    Prediction,
+    Reviser,
+    Seen,
+    Stop,
+    Trial,
+    Tried,
+    View,
+)
 
-if TYPE_CHECKING:
-    from .sampler import Sampler
+
+class Composed(Protocol):
+    """What a turn asks of its `Sampler`, which makes the turns and so cannot be imported here."""
+
+    @property
+    def eos(self) -> EosRule: ...
+    @property
+    def stops(self) -> tuple[Stop, ...]: ...
+    @property
+    def stop_ids(self) -> tuple[int, ...]: ...
+    @property
+    def ends(self) -> tuple[int, ...]: ...
+    @property
+    def reviser(self) -> Reviser | None: ...
+    @property
+    def courses(self) -> tuple[Course, ...]: ...
+    @property
+    def inner(self) -> Composed: ...
+    def view(self, canvas: Canvas, prediction: Prediction) -> View: ...
+    def select(
+        self, view: View, force: bool = True
+    ) -> tuple[BoolArray, IntArray, FloatArray, bool]: ...
+    def decide(self, canvas: Canvas, feed: Feed, seen: list[Seen]) -> Decision: ...
 
 
 class Turn:
@@ -23,7 +59,7 @@ class Turn:
     committed, with ``tokens`` and ``logprobs``; ``committed`` those that are.
     """
 
-    def __init__(self, sampler: Sampler, canvas: Canvas, feed: Feed, seen: list[Seen]) -> None:
+    def __init__(self, sampler: Composed, canvas: Canvas, feed: Feed, seen: list[Seen]) -> None:
         self.sampler, self.canvas, self.feed, self.seen = sampler, canvas, feed, seen
         self.edits: tuple[Edit, ...] = ()
         self.probe = False
@@ -79,7 +115,7 @@ class Turn:
 
     def look_at(self, prediction: Prediction, score: FloatArray) -> View:
         """Decide on what another step has seen."""
-        canvas, ends = self.canvas, self.sampler._ends
+        canvas, ends = self.canvas, self.sampler.ends
         self._view = View(canvas, prediction.of_window(canvas), score, prediction, ends)
         self._stopped = False
         return self._view

@@ -29,7 +29,7 @@ NARROWEST = 24  # columns in which a text can still be read beside the figures
 class Comparison(Ways, Prompted):
     """Options of ``dllm compare``."""
 
-    PARAMETERS = (*Ways.PARAMETERS, "temperature", "seed")
+    PARAMETERS: ClassVar[tuple[str, ...]] = (*Ways.PARAMETERS, "temperature", "seed")
     raw: Raw = False
     json: Json = False
 

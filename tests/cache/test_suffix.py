@@ -12,7 +12,7 @@ from dllm.cache import Plan, Slots, compose
 from dllm.canvas import Canvas, IntArray, Suffix
 from dllm.samplers import compose as compose_sampler
 
-from ..samplers.test_vectors import canvas_of, predict
+from ..samplers.test_vectors import canvas_of, decide, predict
 from ..table import hashed, table_model
 
 PROMPT, MASKS, BLOCK = 3, 17, 4
@@ -105,9 +105,9 @@ def test_the_threshold_falls_with_the_masks() -> None:
     canvas.state(Suffix).positions = np.array([6, 11])
     assert sampler.prepare(canvas)
     row = [0.79, 0.81, 0.82, 0.1, 0.2, 0.3]
-    assert sampler.decide(canvas, predict(canvas, row)).committed.tolist() == [1, 2]
+    assert decide(sampler, canvas, predict(canvas, row)).committed.tolist() == [1, 2]
     canvas.step, canvas.block_step = 1, 1
     assert sampler.prepare(canvas)
     # 0.8 * (1 - 0.4 * (1 - 6 / 8)) = 0.72
     row = [0.71, 0.725, 0.1, 0.2]
-    assert sampler.decide(canvas, predict(canvas, row)).committed.tolist() == [3]
+    assert decide(sampler, canvas, predict(canvas, row)).committed.tolist() == [3]

@@ -32,7 +32,7 @@ def test_shadow_tokens_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -
     sampler = compose("wino")
     sampler.prepare(canvas)
     canvas.commit(np.array([7, 9]), np.array([20, 21]), np.zeros(2, np.float32))
-    targets, shadow = sampler.targets(canvas), sampler.shadow(canvas)
+    targets, shadow = sampler.targets(canvas), sampler.feeds(canvas).masks
     plan = Plan(np.arange(canvas.length), refresh=True)
     recipe = Recipe(sampler, GenerationConfig(suppress_mask=False))
     options = RowOptions.of(recipe, tiny)

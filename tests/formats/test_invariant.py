@@ -33,7 +33,7 @@ def steps(model: dllm.DiffusionModel, regex: str, **how: Any) -> tuple[list[str]
             assert form.fits(step.canvas), step.decision
             seen["steps"] += 1
             seen["taken back"] += len(step.decision.remasked)
-            for trial in step.decision.trials:
+            for trial in prepared.recipe.sampler.feeds(step.canvas).branches:
                 fork = step.canvas.fork()
                 fork.commit(trial.positions, trial.tokens, trial.logprobs)
                 assert form.fits(fork), trial

@@ -16,7 +16,7 @@ from dllm.samplers.scorers import Margin, NegEntropy
 from dllm.samplers.threshold import Threshold
 from dllm.samplers.windows import StaticBlocks, WholeRegion
 
-from .test_vectors import canvas_of, predict
+from .test_vectors import canvas_of, decide, predict
 
 
 def test_a_bare_name_is_the_complete_method() -> None:
@@ -245,6 +245,6 @@ def test_what_a_selector_must_return(value: object, got: str, chained: bool) -> 
     sampler = compose((Threshold(math.inf), Odd(value)) if chained else Odd(value))
     sampler.prepare(canvas)
     with pytest.raises(ConfigError) as result:
-        sampler.decide(canvas, predict(canvas, [0.9, 0.8, 0.7]))
+        decide(sampler, canvas, predict(canvas, [0.9, 0.8, 0.7]))
     assert f"odd.select returned {got}, not one bool per position" in str(result.value)
     assert "shape (3,)" in str(result.value) and "\n" not in str(result.value)

@@ -19,7 +19,7 @@ from dllm.samplers.wino import LastAccepts
 
 from ..decoding import Decoding
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
-from .test_vectors import canvas_of, committed, predict
+from .test_vectors import canvas_of, committed, decide, predict
 
 FAMILIES = ("llada", "dream")
 ROW = [0.95, 0.80, 0.70, 0.76, 0.74, 0.75, 0.60, 0.80, 0.10, 0.78, 0.91, 0.50]
@@ -49,7 +49,7 @@ def test_decided_positions_are_no_anchors() -> None:
     canvas, sampler = canvas_of(12), compose("localleap(w=2)")
     canvas.commit(np.array([0]), np.array([1]), np.zeros(1, np.float32))
     sampler.prepare(canvas)
-    assert set(sampler.decide(canvas, predict(canvas, ROW[1:])).committed) == {9, 10}
+    assert set(decide(sampler, canvas, predict(canvas, ROW[1:])).committed) == {9, 10}
 
 
 def test_every_gap_gets_one_commit() -> None:
@@ -57,7 +57,7 @@ def test_every_gap_gets_one_commit() -> None:
     canvas, sampler = canvas_of(5), compose("hierarchical(0.9, 0.4)")
     canvas.commit(np.array([2]), np.array([1]), np.zeros(1, np.float32))
     sampler.prepare(canvas)
-    decision = sampler.decide(canvas, predict(canvas, [0.5, 0.95, 0.45, 0.3]))
+    decision = decide(sampler, canvas, predict(canvas, [0.5, 0.95, 0.45, 0.3]))
     assert set(decision.committed) == {1, 3}
 
 
@@ -119,7 +119,7 @@ def test_prophet_commits_everything_at_once(gap: float, fills: bool) -> None:
     assert at.tolist() == list(range(40))  # the window is 32 long, the region 40
     gaps = np.where((at >= 2) & (at < 5), gap, 0.0).astype(np.float32)
     prediction = Prediction(at, np.ones(40, np.int64), np.full(40, -1.0, np.float32), gap=gaps)
-    assert (len(sampler.decide(canvas, prediction).committed) == 40) is fills
+    assert (len(decide(sampler, canvas, prediction).committed) == 40) is fills
 
 
 def test_prophet_finds_the_answer_behind_given_text() -> None:
@@ -186,7 +186,7 @@ def test_adablock_ends_where_the_text_does(
     n = len(canvas.masks())
     row = [*probabilities, *[0.1] * (n - len(probabilities))]
     ids = [*tokens, *[5] * (n - len(tokens))]
-    sampler.decide(canvas, predict(canvas, row, tokens=ids))
+    decide(sampler, canvas, predict(canvas, row, tokens=ids))
     assert canvas.window == (start, start + size)
 
 
@@ -202,7 +202,7 @@ def test_adablock_looks_at_what_was_drawn_or_at_the_likeliest(family: str, size:
     prediction = Prediction(
         np.arange(16), drawn, chances, max_logprob=chances, top_token=likeliest[:, None]
     )
-    sampler.decide(canvas, prediction)
+    decide(sampler, canvas, prediction)
     assert canvas.window == (0, size)
 
 
@@ -219,10 +219,10 @@ def test_defaults_that_depend_on_the_family() -> None:
 
 def shadowed(sampler: Sampler, canvas: Canvas, row: list[float], verdict: list[float]) -> Any:
     prediction = predict(canvas, row)
-    at = sampler.shadow(canvas)
+    at = sampler.feeds(canvas).masks
     stands = np.log(np.array(verdict, np.float32))[:, None]
-    shadow = Prediction(at, np.ones(len(at), np.int64), stands[:, 0], asked={"stands": stands})
-    return sampler.decide(canvas, prediction, shadow)
+    masks = Prediction(at, np.ones(len(at), np.int64), stands[:, 0], asked={"stands": stands})
+    return decide(sampler, canvas, prediction, masks)
 
 
 def test_wino_takes_back_fewer_than_it_committed_before() -> None:
@@ -251,7 +251,7 @@ def test_saber_commits_above_the_mean_and_takes_one_back() -> None:
     p = np.array([0.8, 0.8, 0.85, 0.82, 0.5], np.float32)
     asked = {"saber": np.log(p)[:, None]}
     prediction = Prediction(np.arange(5), np.ones(5, np.int64), np.log(p), asked=asked)
-    decision = sampler.decide(canvas, prediction)
+    decision = decide(sampler, canvas, prediction)
     assert set(decision.committed) == {2, 3}
     assert decision.remasked.tolist() == [1]  # the only one whose probability has fallen
 
@@ -289,7 +289,7 @@ def test_klass_waits_until_distributions_rest() -> None:
         p = np.array([0.7, 0.8, 0.5], np.float32)[at]
         row = np.array(kl, np.float32)[at]
         prediction = Prediction(at, np.ones(len(at), np.int64), np.log(p), kl=row)
-        commits.append(set(sampler.decide(canvas, prediction).committed))
+        commits.append(set(decide(sampler, canvas, prediction).committed))
         canvas.step += 1
     # Nothing is ready at first: the surest is forced.  Then position 0 has two quiet steps.
     assert commits == [{1}, {0}, {2}]
@@ -320,7 +320,7 @@ def test_eb_follows_the_score() -> None:
     )
     sampler.prepare(canvas)
     prediction = predict(canvas, row, tokens=[EOS, 1, 1], **statistics)
-    assert set(sampler.decide(canvas, prediction).committed) == {1}
+    assert set(decide(sampler, canvas, prediction).committed) == {1}
 
 
 def agreeing(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 from dllm.samplers import Prediction, compose
 
 from ..table import MASK
-from .test_vectors import canvas_of, predict
+from .test_vectors import canvas_of, decide, predict
 
 LOW, HIGH = [0.05, 0.06, 0.07], [0.75, 0.9, 0.85]  # probabilities of what was drawn
 
@@ -21,7 +21,7 @@ def r2(tokens: list[int], probabilities: list[float], **rules: Any) -> set[int]:
     sampler = compose(f"threshold(0.99)+r2({', '.join(f'{k}={v!r}' for k, v in given.items())})")
     canvas = canvas_of(len(tokens))
     sampler.prepare(canvas)
-    view = sampler._view(canvas, predict(canvas, probabilities, tokens=tokens), None)
+    view = sampler.view(canvas, predict(canvas, probabilities, tokens=tokens))
     return set(np.flatnonzero(sampler.selectors[1].select(view)).tolist())
 
 
@@ -57,8 +57,7 @@ def test_r2_knows_the_probability_of_what_it_commits(
     canvas, sampler = canvas_of(3), compose(f"threshold(0.99)+r2({', '.join(rules)})")
     sampler.prepare(canvas)
     log = lambda x: np.log(np.array(x, np.float32))  # noqa: E731
-    decision = sampler.decide(
-        canvas,
+    decision = decide(sampler, canvas,
         Prediction(
             np.arange(3), np.array([7, 8, 9]), log(drawn),
             max_logprob=log([0.8, 0.9, 0.85]), top_token=np.array(likeliest)[:, None],
@@ -77,7 +76,7 @@ def test_r2_commits_what_stays_the_same() -> None:
     for probabilities, expected in ([0.5, 0.85, 0.3, 0.6], {1}), ([0.5, 0.9, 0.7], {2, 3}):
         sampler.prepare(canvas)
         tokens = [7, 8, 9, 7][: len(probabilities)] if canvas.step == 0 else [7, 6, 7]
-        result = sampler.decide(canvas, predict(canvas, probabilities, tokens=tokens))
+        result = decide(sampler, canvas, predict(canvas, probabilities, tokens=tokens))
         canvas.step += 1
         if canvas.step == 2:  # position 2's token has changed, position 3's probability is low
             assert set(result.committed) == {2}

@@ -10,7 +10,7 @@ from dllm.errors import ConfigError
 from dllm.samplers import Prediction, compose
 
 from ..table import hashed, table_model
-from .test_vectors import canvas_of, predict
+from .test_vectors import canvas_of, decide, predict
 
 
 def test_the_loop_takes_twice_the_steps_and_writes_n_at_a_time() -> None:
@@ -30,7 +30,7 @@ def test_the_least_sure_when_committed_are_taken_back() -> None:
     canvas, sampler = canvas_of(4), compose("remdm(n=1, start=0.75)")
     for p in ([0.2, 0.3, 0.9, 0.1], [0.8, 0.7, 0.1], [0.5, 0.6]):
         assert sampler.prepare(canvas)
-        decision = sampler.decide(canvas, predict(canvas, p))
+        decision = decide(sampler, canvas, predict(canvas, p))
         canvas.step, canvas.block_step = canvas.step + 1, canvas.block_step + 1
     # committed: 2 with 0.9, 0 with 0.8, 3 with 0.6
     assert decision.committed.tolist() == [3]

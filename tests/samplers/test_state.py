@@ -47,7 +47,7 @@ def test_questions_change_nothing(spec: str, monkeypatch: pytest.MonkeyPatch) ->
 
         return ask
 
-    for name in ("targets", "shadow", "asks", "foreseen"):
+    for name in ("targets", "feeds", "asks", "foreseen"):
         monkeypatch.setattr(Sampler, name, watched(name, getattr(Sampler, name)))
     cache = "dkv_greedy" if "random" in spec else "none"
     canvas = run(spec, hashed(3, 2.0), cache=cache)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dllm.canvas import Canvas
-from dllm.samplers import Prediction, Sampler, compose
+from dllm.samplers import Decision, Prediction, Sampler, Seen, compose
 from dllm.samplers.base import even_quota
 from dllm.samplers.dream import transfer_rates
 from dllm.samplers.eos import CHECKS
@@ -22,6 +22,13 @@ def canvas_of(masks: int, prompt: int = 0, **facts: object) -> Canvas:
     for name, value in facts.items():
         setattr(canvas, name, value)
     return canvas
+
+
+def decide(
+    sampler: Sampler, canvas: Canvas, prediction: Prediction, masks: Prediction | None = None
+) -> Decision:
+    """A step of the row as it is fed; ``masks``: what is said of positions fed once more."""
+    return sampler.decide(canvas, sampler.feeds(canvas), [Seen(canvas, prediction, masks)])
 
 
 def predict(
@@ -44,7 +51,7 @@ def committed(spec: str, probabilities: list[float], **statistics: list[float]) 
     sampler = compose(spec)
     canvas = canvas_of(len(probabilities))
     assert sampler.prepare(canvas)
-    return set(sampler.decide(canvas, predict(canvas, probabilities, **statistics)).committed)
+    return set(decide(sampler, canvas, predict(canvas, probabilities, **statistics)).committed)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +71,7 @@ def schedule(sampler: Sampler, masks: int) -> list[int]:
     while canvas.masked.any():
         before = int(canvas.masked.sum())
         if sampler.prepare(canvas):
-            sampler.decide(canvas, predict(canvas, [0.5] * before, entropy=[1.0] * before))
+            decide(sampler, canvas, predict(canvas, [0.5] * before, entropy=[1.0] * before))
         counts.append(before - int(canvas.masked.sum()))
         canvas.step += 1
         canvas.block_step += 1
@@ -107,7 +114,7 @@ def commits(sampler: Sampler, canvas: Canvas) -> list[list[int]]:
     while canvas.masked.any():
         if sampler.prepare(canvas):
             row = [0.5] * len(canvas.masks())
-            decision = sampler.decide(canvas, predict(canvas, row, entropy=row))
+            decision = decide(sampler, canvas, predict(canvas, row, entropy=row))
             counts += [[]] * (canvas.block + 1 - len(counts))
             counts[canvas.block] = [*counts[canvas.block], len(decision.committed)]
         canvas.step += 1
@@ -202,13 +209,13 @@ def test_comparators_are_those_of_the_family() -> None:
     for family, expected in ("llada", {0, 1}), ("dream", {1}):
         sampler, canvas = compose("dparallel(0.5)", family=family), canvas_of(3)
         sampler.prepare(canvas)
-        result = sampler.decide(canvas, predict(canvas, [0.1] * 3, **entropy))
+        result = decide(sampler, canvas, predict(canvas, [0.1] * 3, **entropy))
         assert set(result.committed) == expected
         sampler, canvas = compose("klass(0.5, 0.1, history=1)", family=family), canvas_of(3)
         sampler.prepare(canvas)
         quiet = replace(predict(canvas, [0.5, 0.25, 0.75]), kl=np.zeros(3, np.float32))
         ready = {2} if family == "llada" else {0, 2}
-        assert set(sampler.decide(canvas, quiet).committed) == ready
+        assert set(decide(sampler, canvas, quiet).committed) == ready
 
 
 def test_deferred_positions_are_carried_over() -> None:
@@ -217,7 +224,7 @@ def test_deferred_positions_are_carried_over() -> None:
     counts = []
     for probabilities in ([0.95, 0.8, 0.7, 0.6], [0.95, 0.92, 0.91]):
         assert sampler.prepare(canvas)
-        counts.append(len(sampler.decide(canvas, predict(canvas, probabilities)).committed))
+        counts.append(len(decide(sampler, canvas, predict(canvas, probabilities)).committed))
         canvas.block_step += 1
     assert counts == [1, 3]
 
@@ -286,8 +293,8 @@ def test_rank_last_orders_stops_behind_everything_and_still_selects_them() -> No
     for tokens in ([STOP, 1, STOP], [STOP, STOP], [STOP]):
         probabilities = [0.9, 0.1, 0.8][: len(tokens)]
         sampler.prepare(canvas)
-        order += sampler.decide(
-            canvas, predict(canvas, probabilities, tokens=tokens)
+        order += decide(
+            sampler, canvas, predict(canvas, probabilities, tokens=tokens)
         ).committed.tolist()
         canvas.block_step += 1
         if canvas.finished:

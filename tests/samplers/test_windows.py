@@ -9,7 +9,7 @@ from dllm.canvas import Canvas
 from dllm.engine.turn import complete
 from dllm.samplers import Prediction, Sampler, compose
 
-from .test_vectors import STOP, canvas_of
+from .test_vectors import STOP, canvas_of, decide
 
 
 def step(sampler: Sampler, canvas: Canvas, p: np.ndarray, tokens: np.ndarray | None = None) -> set:
@@ -18,8 +18,10 @@ def step(sampler: Sampler, canvas: Canvas, p: np.ndarray, tokens: np.ndarray | N
     at = sampler.targets(canvas)
     ids = np.ones(len(canvas.tokens), np.int64) if tokens is None else tokens
     logprob = np.log(p.astype(np.float32))
-    result = sampler.decide(
-        canvas, Prediction(at, ids[at], logprob[at], max_logprob=logprob[at], entropy=-logprob[at])
+    result = decide(
+        sampler,
+        canvas,
+        Prediction(at, ids[at], logprob[at], max_logprob=logprob[at], entropy=-logprob[at]),
     )
     canvas.step += 1
     canvas.block_step += 1

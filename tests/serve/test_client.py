@@ -56,7 +56,7 @@ def test_errors_are_one_line(cli: Run, served: Served, start: Start,
         (("--server", served.url, "-s", "thresold"), "unknown sampler"),
         (("--server", served.url, "--dtype", "float32"), "--dtype is the server's"),
         (("--server", served.url, "--threads", "1"), "--threads is the server's"),
-        (("--server", served.url, "--cfg-scale", "300"), "cfg_scale must be"),
+        (("--server", served.url, "--cfg-scale", "-1"), "cfg_scale must be"),
         (("--server", served.url, "-m", "other"), "does not exist"),
         (("--server", served.url, "--rule", "keyed"), "--rule goes with --verifier"),
     ):
