@@ -360,9 +360,9 @@ class Course(Part):
     """How a step goes, where it is not: choose, commit, look for an end.
 
     Two questions: what the next forward `feeds` beyond the row as it stands, and how to `decide`
-    once that has been seen.  The second is ordinary code over a `turn.Turn`, which has the row, what was
-    seen, and a method for each thing that a step may do.  Courses stand inside one another: an
-    explorer around a reviser around the selectors.
+    once that has been seen.  The second is ordinary code over a `turn.Turn`, which has the row,
+    what was seen, and a method for each thing that a step may do.  Courses stand inside one
+    another: an explorer around a reviser around the selectors.
     """
 
     @property

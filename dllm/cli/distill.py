@@ -147,7 +147,7 @@ def parallel(
             raise ValueError
     except ValueError:
         raise ConfigError(f"--ratio is a share or two, e.g. 0.0,0.8, not {ratio!r}") from None
-    given = {
+    given: dict[str, Any] = {
         "delta": delta, "reference": reference, "kl": kl, "entropy": entropy, "state": state,
         "ratio": shares and (shares[0], shares[-1]),
     }  # fmt: skip

@@ -195,7 +195,7 @@ class Ways(Loaded):
         list[str] | None,
         option("Default none; repeatable.", DECODING, "-c", autocompletion=completion.caches),
     ] = None
-    PARAMETERS: ClassVar = ("max_new_tokens", "block_length")
+    PARAMETERS: ClassVar[tuple[str, ...]] = ("max_new_tokens", "block_length")
     how: Mapping[str, Any] = field(default_factory=dict)
 
     def given(self, *names: str) -> dict[str, Any]:

@@ -162,11 +162,9 @@ def settle(
     slots.pending[fed] = bool(row.feed.branches) and kept is None  # what was fed was given up
     if row.recipe.format is not None:
         decision = literals_after(row.recipe, canvas, decision)
-    slots.pending[decision.committed] = True
-    if decision.remasked.size:
-        slots.pending[decision.remasked] = True
-    if decision.padded.size:
-        slots.pending[decision.padded] = True
+    for positions in (decision.committed, decision.remasked, decision.padded):
+        if positions.size:
+            slots.changed(positions)
     row.feed, row.jobs = THE_ROW, []
     cost = job.cost if len(jobs) == 1 else sum([job.cost for job in jobs])
     if gained is not None or len(jobs) > 1:
@@ -197,8 +195,8 @@ def settle(
 
 def literals_after(recipe: Recipe, canvas: Canvas, decision: Decision) -> Decision:
     """The decision, and what the format leaves no choice about in the window after it."""
-    busy = canvas.finished or canvas.revising or decision.edits or decision.probe
-    busy = busy or recipe.sampler.feeds(canvas).branches
+    busy = bool(canvas.finished or canvas.revising or decision.edits or decision.probe)
+    busy = busy or bool(recipe.sampler.feeds(canvas).branches)
     if recipe.format is None or recipe.format.literals is None or busy:
         return decision
     positions, tokens = recipe.format.settled(canvas, canvas.window[1])

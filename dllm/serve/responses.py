@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from ..config import Count
 from .bodies import (
     MOST_TOOLS,
     Content,
-    Count,
     Function,
     FunctionOnly,
     Message,

@@ -18,11 +18,8 @@ def step(sampler: Sampler, canvas: Canvas, p: np.ndarray, tokens: np.ndarray | N
     at = sampler.targets(canvas)
     ids = np.ones(len(canvas.tokens), np.int64) if tokens is None else tokens
     logprob = np.log(p.astype(np.float32))
-    result = decide(
-        sampler,
-        canvas,
-        Prediction(at, ids[at], logprob[at], max_logprob=logprob[at], entropy=-logprob[at]),
-    )
+    prediction = Prediction(at, ids[at], logprob[at], max_logprob=logprob[at], entropy=-logprob[at])
+    result = decide(sampler, canvas, prediction)
     canvas.step += 1
     canvas.block_step += 1
     return set(result.committed)

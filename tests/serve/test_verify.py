@@ -151,7 +151,7 @@ def test_streams_and_refusals(verifying: Served, verifier: dllm.DiffusionModel) 
     for more, word in (
         ({"cfg_scale": 0.5}, "cfg_scale is for diffusion"),
         ({"sampler": "llada"}, "sampler"), ({"suffix": "x"}, "holes"),
-        ({"steps": 3}, "steps is for diffusion"), ({"remask": [1]}, "remask opens tokens of a draft"),
+        ({"steps": 3}, "steps is for diffusion"), ({"remask": [1]}, "remask opens tokens"),
         ({"stream_options": {"include_drafts": True}}, "autoregressive"),
     ):  # fmt: skip
         refused = verifying.post("/v1/completions", {**body, **more})

@@ -42,17 +42,10 @@ class WalkProjection(nn.Module):
 
 
 class MarkovProjection(WalkProjection):
-    """DSpark's head, h + W2 (sigmoid(G [h; a]) * a) for the token before a."""
-
-    def __init__(self, width: int, rank: int) -> None:
-        super().__init__(width, rank)
-        self.gate_proj = nn.Linear(width + rank, rank)
-        nn.init.zeros_(self.gate_proj.weight)
+    """DSpark's head without a gate, h + W2 a for the token before a."""
 
     def forward(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        embedded = self.before(hidden, previous)
-        gate = torch.sigmoid(self.gate_proj(torch.cat([hidden, embedded], -1)))
-        out: torch.Tensor = self.project_out(gate * embedded)
+        out: torch.Tensor = self.project_out(self.before(hidden, previous))
         return hidden + out
 
 
