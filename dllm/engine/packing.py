@@ -117,7 +117,7 @@ def pack(
         tokens = job.canvas.tokens if not lane else job.lane_tokens(lane)
         ids.append(tokens[laid.where])
         positions.append(laid.positions)
-        if stored:
+        if stored and laid.slots is not None:
             slots.append(laid.slots)
         packing.size += laid.count
         base = 0 if stored else at

@@ -258,7 +258,7 @@ def test_a_head_is_trained_beside_and_drafts_as_it_was_measured(
         known = hf.get_input_embeddings().weight[17]
         expected = weight @ trainee.walk(hidden, known)
         values, at = candidates((weight @ hidden)[None])
-        got = (values[0] + torch.from_numpy(head.over(hidden[None], at)(None, 17, 0)[0]))[:16]
+        got = (values[0] + torch.from_numpy(head.over(hidden[None], at)(17, 0)))[:16]
     # it was saved in bfloat16
     torch.testing.assert_close(got, expected[at[0, :16]], atol=0.05, rtol=0.02)
     result = dllm.speculate(verifier, part, "3+4=", controller="whole")
