@@ -29,12 +29,12 @@ import numpy as np
 import torch
 
 import dllm
-from dllm.formats import regex_pattern, schema_pattern
-from dllm.formats.automaton import Automaton
-from dllm.formats.joint import Chain, Lattice
-from dllm.formats.vocabulary import Vocabulary, vocabulary_of
-from dllm.formats.worker import Worker
 from dllm.kernels.statistics import TokenClasses, token_statistics
+from dllm.structured import regex_pattern, schema_pattern
+from dllm.structured.automaton import Automaton
+from dllm.structured.joint import Chain, Lattice
+from dllm.structured.vocabulary import Vocabulary, vocabulary_of
+from dllm.structured.worker import Worker
 
 WINDOW, STEP_8B = 32, 15.0  # positions, milliseconds
 PERSON = {

@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MuseGlimmerAssista
 import dllm
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.length.rate import Rate
-from dllm.prompts import encode
+from dllm.request.prompts import encode
 from dllm.train.dflash.data import read_answers
 
 from real import smollm2, untouched  # isort: skip
@@ -101,7 +101,7 @@ class Bench:
         dtype = torch.float32 if method.endswith("float32") else torch.bfloat16
         results: list[Any] = dllm.speculate(
             self.model(dtype), self.drafter_of(method), prompts, max_new_tokens=self.tokens,
-            controller=controller, max_rows=rows,
+            controller=controller, max_batch_size=rows,
         )  # fmt: skip
         return results
 

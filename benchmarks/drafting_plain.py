@@ -43,7 +43,9 @@ def ways(model: Any, tokens: int) -> dict[str, Callable[[list[list[int]]], Any]]
     def ours(exact: bool) -> Callable[[list[list[int]]], Any]:
         def run(prompts: list[list[int]]) -> Any:
             given = [np.asarray(ids, np.int64) for ids in prompts]
-            return dllm.speculate(model, None, given, exact=exact, max_rows=len(given), **never)
+            return dllm.speculate(
+                model, None, given, exact=exact, max_batch_size=len(given), **never
+            )
 
         return run
 

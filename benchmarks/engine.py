@@ -28,10 +28,11 @@ import torch
 
 import dllm
 from dllm import cache as caches
-from dllm.canvas import Canvas
-from dllm.config import GenerationConfig
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, Recipe
-from dllm.preparation import Preparation
+from dllm.request.preparation import Preparation
+from dllm.runtime.scheduler import Scheduler
 from dllm.samplers import compose
 
 from report import RESULTS, write  # isort: skip
@@ -66,10 +67,10 @@ def answered(
     """Answer prompts with at most ``rows`` at a time; what it took."""
     how = Preparation.of(
         model, "threshold(tau=0.9)", cache, None,
-        {"max_rows": rows, "max_new_tokens": 64, "block_length": 16},
+        {"max_batch_size": rows, "max_new_tokens": 64, "block_length": 16},
     )  # fmt: skip
     began = time.process_time()
-    scheduler = how.scheduler(how.prompts(prompts))
+    scheduler = Scheduler.of(how, how.prompts(prompts))
     requests = list(scheduler.waiting)
     while scheduler.busy:
         scheduler.advance()

@@ -41,9 +41,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import dllm
+from dllm.core.errors import OutOfMemoryError
 from dllm.engine.forward import Forward
 from dllm.engine.graphs import uncaptured
-from dllm.errors import OutOfMemoryError
 from dllm.kernels.noise import pack_keys
 from dllm.kernels.rotation import rotate_scatter
 from dllm.kernels.statistics import token_statistics

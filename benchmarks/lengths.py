@@ -24,8 +24,8 @@ from typing import Any
 import dllm
 from dllm.eval.metrics import paired
 from dllm.eval.tasks import TASKS
-from dllm.holes import measured
-from dllm.prompts import encode, encode_continuation, encode_text
+from dllm.request.holes import measured
+from dllm.request.prompts import encode, encode_continuation, encode_text
 
 from report import RESULTS, write  # isort: skip
 
@@ -44,7 +44,7 @@ HOLES = ("sum", "story2", "reverse", "copy", "sort")  # tasks
 def answers(examples: list[Any], **how: Any) -> list[dict[str, Any]]:
     """What a way of decoding makes of every example."""
     block = min(16, how["max_new_tokens"])
-    results = dllm.generate("nano", [example.prompt for example in examples], max_rows=32,
+    results = dllm.generate("nano", [example.prompt for example in examples], max_batch_size=32,
                             sampler="threshold", block_length=block, **how)  # fmt: skip
     return [
         {
@@ -70,7 +70,7 @@ def pool(length: str | None, prompts: list[str]) -> dict[str, Any]:
     rows: list[int] = []
     began = time.process_time()
     with dllm.Session(
-        "nano", cache="dual", length=length, max_rows=256, max_positions=POOL,
+        "nano", cache="dual", length=length, max_batch_size=256, max_positions=POOL,
         observe=lambda report: rows.append(report.rows),
     ) as session:  # fmt: skip
         handles = [session.submit(p, max_new_tokens=CAP, block_length=16) for p in prompts]

@@ -60,7 +60,7 @@ def measured(
     )  # fmt: skip
     results = dllm.speculate(
         verifier, None if rule == "plain" else drafter, [e.prompt for _, e in cases],
-        max_new_tokens=NEW, temperature=temperature, max_rows=16, controller=LENGTH, **how,
+        max_new_tokens=NEW, temperature=temperature, max_batch_size=16, controller=LENGTH, **how,
     )  # fmt: skip
     return [
         {"task": task, "tokens": list(map(int, r.tokens)), "forwards": r.nfe,

@@ -43,7 +43,11 @@ def main() -> None:
         right, nfe = [], []
         for spec in specs:
             outs = dllm.generate(
-                model, [e.prompt for _, e in cases], sampler=spec, max_new_tokens=NEW, max_rows=32
+                model,
+                [e.prompt for _, e in cases],
+                sampler=spec,
+                max_new_tokens=NEW,
+                max_batch_size=32,
             )
             right.append([task.check(e, o.text) for (task, e), o in zip(cases, outs, strict=True)])
             nfe.append(float(np.mean([o.nfe for o in outs])))

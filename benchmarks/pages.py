@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import dllm
-from dllm.capabilities import LEFT_TO_RIGHT
+from dllm.core.capabilities import LEFT_TO_RIGHT
 from dllm.samplers import SAMPLERS
 
 from report import RESULTS  # isort: skip

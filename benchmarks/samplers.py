@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 import dllm
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.eval.tasks import TASKS
 from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, compose

@@ -45,7 +45,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from dllm.errors import DllmError
+from dllm.core.errors import DllmError
 
 from report import RESULTS, write  # isort: skip
 
@@ -77,7 +77,7 @@ def serve(mode: str, name: str) -> None:
 
     torch.set_num_threads(1)
     rows = 1 if mode == "serial" else ROWS
-    settings = Settings(caches=(CACHE,), max_rows=rows, max_waiting=100_000, page=False)
+    settings = Settings(caches=(CACHE,), max_batch_size=rows, max_waiting=100_000, page=False)
     service = Service(load(name), settings)
     if mode in ("static", "equal"):
         scheduler = service.sessions[CACHE]._scheduler
@@ -259,13 +259,13 @@ def drive(
     draft, the first final text and the end.  ``steps`` gets the seconds of steps by their rows."""
     from dllm.cache import compose
     from dllm.engine import Engine
-    from dllm.events import final_end
-    from dllm.preparation import Preparation
-    from dllm.scheduler import Scheduler
+    from dllm.request.preparation import Preparation
+    from dllm.runtime.events import final_end
+    from dllm.runtime.scheduler import Scheduler
 
     cache = compose(CACHE, model.family.name)
     rows = 1 if mode == "serial" else ROWS
-    engine = Engine(model, cache, most=rows * model.facts.context_length, max_rows=rows)
+    engine = Engine(model, cache, most=rows * model.facts.context_length, max_batch_size=rows)
     scheduler = Scheduler(model, engine)
     if mode in ("static", "equal"):
         scheduler._admit = partial(batch, scheduler, scheduler._admit, mode == "equal")

@@ -185,7 +185,7 @@ def complaints(seen: dict[str, Any]) -> list[str]:
 def server() -> Iterator[tuple[str, int]]:
     """The address and the process of ``dllm serve nano`` with two caches."""
     command = [sys.executable, "-m", "dllm", "serve", "nano", "--port", "0", "-c", "none", "-c",
-               "dual", "--max-rows", "8", "--max-waiting", "64"]  # fmt: skip
+               "dual", "--max-batch-size", "8", "--max-waiting", "64"]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None

@@ -23,7 +23,7 @@ import torch
 
 import dllm
 from dllm.eval.speculation import read_questions
-from dllm.prompts import encode
+from dllm.request.prompts import encode
 
 from real import load_verifier  # isort: skip
 from report import RESULTS, kernels, write  # isort: skip
@@ -81,7 +81,7 @@ def run(model: Any, name: str, prompts: list[Any], new: int, batch: int) -> tupl
         return tokens, tokens
     drafter = None if name == "none" else name
     results = dllm.speculate(
-        model, drafter, [p.tolist() for p in prompts], max_new_tokens=new, max_rows=batch
+        model, drafter, [p.tolist() for p in prompts], max_new_tokens=new, max_batch_size=batch
     )
     return sum(len(r.tokens) for r in results), sum(r.nfe for r in results)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ..spec import Info
+from ..core.spec import Info
 from .base import CACHES, Cache, Plan, Slots, available, compose, register
 
 __all__ = ["CACHES", "Cache", "Info", "Plan", "Slots", "available", "compose", "register"]

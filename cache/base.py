@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import (
+from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..core.capabilities import (
     BRANCHES,
     FRESH_LOGITS,
     REGION_LOGITS,
@@ -25,10 +25,10 @@ from ..capabilities import (
     WINDOW_LOGITS,
     Capability,
 )
-from ..errors import ConfigError
-from ..limits import Limits, check_limits
-from ..registry import Registry, frozen
-from ..spec import FamilyDefaults, Info, fill_open, info, parse
+from ..core.errors import ConfigError
+from ..core.limits import Limits, check_limits
+from ..core.registry import Registry, frozen
+from ..core.spec import FamilyDefaults, Info, fill_open, info, parse
 
 # What caches offer: PARTIAL those that answer part of what is asked.  The others serve all of
 # it, by computing more where they must: BLOCK those that plan for the window, REGION those that

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
-from ..capabilities import BLOCK_CAUSAL, JUDGED, SHADOW
+from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import BLOCK_CAUSAL, JUDGED, SHADOW
 from .base import OPEN_BLOCK, REGION, STEP, Cache, Plan, Slots, register
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..canvas import Canvas, FloatArray, IntArray, certainty_density
-from ..capabilities import WHOLE_REGION
-from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, bounds
+from ..core.canvas import Canvas, FloatArray, IntArray, certainty_density
+from ..core.capabilities import WHOLE_REGION
+from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, bounds
 from .base import PARTIAL, Layer, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 

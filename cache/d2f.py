@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..canvas import Canvas, Fed, IntArray
+from ..core.canvas import Canvas, Fed, IntArray
 from .base import BLOCK, Cache, Plan, Slots, register
 from .delayed import KeptBlocks, borders, decided
 

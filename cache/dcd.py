@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..canvas import Canvas, IntArray
-from ..capabilities import Capability
-from ..limits import NOT_NEGATIVE, bounds, one_of
+from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import Capability
+from ..core.limits import NOT_NEGATIVE, bounds, one_of
 from .base import BLOCK, REGION, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import Edge, span

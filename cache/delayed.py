@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import Blocks, Canvas, IntArray
-from ..limits import COUNT, NOT_NEGATIVE, bounds
-from ..spec import FamilyDefaults
+from ..core.canvas import Blocks, Canvas, IntArray
+from ..core.limits import COUNT, NOT_NEGATIVE, bounds
+from ..core.spec import FamilyDefaults
 from .base import REGION, Cache, Plan, Slots, full_plan, register
 
 

@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import FORESIGHT
-from ..limits import NOT_NEGATIVE, bounds, one_of
-from ..spec import FamilyDefaults
+from ..core.canvas import BoolArray, Canvas, IntArray
+from ..core.capabilities import FORESIGHT
+from ..core.limits import NOT_NEGATIVE, bounds, one_of
+from ..core.spec import FamilyDefaults
 from .base import REGION, Plan, Slots, full_plan, register
 from .refresh import Clock, Refreshing
 

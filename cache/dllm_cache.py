@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
-from ..capabilities import BRANCHES, COMMITTED_LOGITS, FRESH_LOGITS
-from ..limits import COUNT, SHARE, bounds
-from ..spec import FamilyDefaults
+from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import BRANCHES, COMMITTED_LOGITS, FRESH_LOGITS
+from ..core.limits import COUNT, SHARE, bounds
+from ..core.spec import FamilyDefaults
 from .base import REGION, Cache, Layer, LayerPlan, Plan, Slots, register
 
 

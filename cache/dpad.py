@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import SELECTION, Canvas, IntArray
-from ..limits import COUNT, NOT_NEGATIVE, bounds, one_of
+from ..core.canvas import SELECTION, Canvas, IntArray
+from ..core.limits import COUNT, NOT_NEGATIVE, bounds, one_of
 from .base import register
 from .suffix import SuffixCache
 

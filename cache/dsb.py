@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import Canvas, Fed, IntArray
-from ..capabilities import DSB_CACHE, Capability
-from ..limits import NOT_NEGATIVE, bounds
+from ..core.canvas import Canvas, Fed, IntArray
+from ..core.capabilities import DSB_CACHE, Capability
+from ..core.limits import NOT_NEGATIVE, bounds
 from .base import BLOCK, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import Edge, span

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
+from ..core.canvas import Canvas, IntArray
 from .base import BLOCK, Plan, Slots, register
 from .prefix import FAST_DLLM
 from .refresh import Refreshing

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
-from ..capabilities import WHOLE_REGION
-from ..limits import COUNT, bounds
+from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import WHOLE_REGION
+from ..core.limits import COUNT, bounds
 from .base import PARTIAL, Layer, LayerPlan, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
-from ..capabilities import COMMITTED_LOGITS, JUDGED, REORDERING, SHADOW, WHOLE_TEXT
+from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import COMMITTED_LOGITS, JUDGED, REORDERING, SHADOW, WHOLE_TEXT
 from .base import REGION, SAME_LENGTH, Cache, Plan, Slots, full_plan, register
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
-from ..capabilities import COMMITTED_LOGITS
+from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import COMMITTED_LOGITS
 from .base import REGION, Plan, Slots, register
 from .refresh import Refreshing
 

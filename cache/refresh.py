@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..canvas import Canvas, IntArray
-from ..limits import COUNT, bounds
+from ..core.canvas import Canvas, IntArray
+from ..core.limits import COUNT, bounds
 from .base import OPEN_BLOCK, STEP, Cache, Plan, Slots, full_plan
 
 

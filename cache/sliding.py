@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
+from ..core.canvas import Canvas, IntArray
 
 
 def span(canvas: Canvas, low: int, high: int) -> IntArray:

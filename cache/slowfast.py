@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import Canvas, Cycle, IntArray
+from ..core.canvas import Canvas, Cycle, IntArray
 from .base import PARTIAL, Cache, Plan, Slots, full_plan, register
 
 

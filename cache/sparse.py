@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import Canvas, FloatArray, IntArray
-from ..capabilities import BRANCHES, WHOLE_REGION
-from ..limits import SHARE, bounds, limit
+from ..core.canvas import Canvas, FloatArray, IntArray
+from ..core.capabilities import BRANCHES, WHOLE_REGION
+from ..core.limits import SHARE, bounds, limit
 from .base import BLOCK, Layer, LayerPlan, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
-from ..limits import NOT_NEGATIVE, bounds
+from ..core.canvas import Canvas, IntArray
+from ..core.limits import NOT_NEGATIVE, bounds
 from .base import register
 from .suffix import SuffixCache
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray, Suffix
-from ..limits import bounds, one_of
+from ..core.canvas import Canvas, IntArray, Suffix
+from ..core.limits import bounds, one_of
 from .base import BLOCK, Plan, Slots
 from .refresh import Refreshing
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import OWN_PREDICTIONS
-from ..limits import NOT_NEGATIVE, bounds
+from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..core.capabilities import OWN_PREDICTIONS
+from ..core.limits import NOT_NEGATIVE, bounds
 from .base import REGION, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 

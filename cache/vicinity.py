@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..canvas import Canvas, IntArray
-from ..limits import NOT_NEGATIVE, bounds
+from ..core.canvas import Canvas, IntArray
+from ..core.limits import NOT_NEGATIVE, bounds
 from .base import BLOCK, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 from .sliding import span

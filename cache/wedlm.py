@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
-from ..capabilities import DECIDED_FIRST, REORDERING
+from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import DECIDED_FIRST, REORDERING
 from .base import REGION, Cache, Plan, Slots, register
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, IntArray
-from ..errors import ConfigError
-from ..limits import COUNT, bounds, one_of
-from ..spec import FamilyDefaults
+from ..core.canvas import BoolArray, Canvas, IntArray
+from ..core.errors import ConfigError
+from ..core.limits import COUNT, bounds, one_of
+from ..core.spec import FamilyDefaults
 from .base import Plan, Slots, full_plan, register
 from .refresh import Refreshing
 

@@ -20,9 +20,8 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "samplers" / "base.
 if TYPE_CHECKING:
     from . import cache, samplers
     from .api import as_completed, generate, infill, stream
-    from .config import GenerationConfig
-    from .drafting import DiffusionDrafter, SpeculativeResult, speculate, stream_speculate
-    from .errors import (
+    from .core.config import GenerationConfig
+    from .core.errors import (
         CancelledError,
         CheckpointError,
         ConfigError,
@@ -34,31 +33,36 @@ if TYPE_CHECKING:
         QueueFullError,
         UnknownNameError,
     )
-    from .events import Event
-    from .handle import Handle
+    from .drafting import DiffusionDrafter, SpeculativeResult, speculate, stream_speculate
     from .likelihood.api import score
     from .likelihood.scoring import Score
     from .likelihood.step import Guesses, step
     from .models import DiffusionModel, load
-    from .result import Result
+    from .runtime.events import Event
+    from .runtime.handle import Handle
+    from .runtime.result import Result
+    from .runtime.trace import Trace
     from .session import Session, StepReport
-    from .trace import Trace
 
 __version__ = "0.1.0"
 
 # Imported on first use: `import dllm` stays cheap and `dllm --help` needs no torch.
-_WHERE = {
-    "Event": "events", "generate": "api", "as_completed": "api", "infill": "api", "stream": "api",
-    "GenerationConfig": "config", "DiffusionModel": "models", "load": "models",
-    "Result": "result", "Trace": "trace", "CheckpointError": "errors", "ConfigError": "errors",
-    "DllmError": "errors", "OutOfMemoryError": "errors", "PromptError": "errors",
-    "UnknownNameError": "errors", "CancelledError": "errors", "DeadlineError": "errors",
-    "NumericError": "errors", "QueueFullError": "errors", "Score": "likelihood",
-    "score": "likelihood", "step": "likelihood.step", "Guesses": "likelihood.step",
-    "Handle": "handle", "Session": "session", "StepReport": "session",
-    "speculate": "drafting", "stream_speculate": "drafting", "SpeculativeResult": "drafting",
-    "DiffusionDrafter": "drafting",
-}  # fmt: skip
+_ROOMS = {
+    "api": "as_completed generate infill stream",
+    "core.config": "GenerationConfig",
+    "core.errors": "CancelledError CheckpointError ConfigError DeadlineError DllmError "
+    "NumericError OutOfMemoryError PromptError QueueFullError UnknownNameError",
+    "drafting": "DiffusionDrafter SpeculativeResult speculate stream_speculate",
+    "likelihood": "Score score",
+    "likelihood.step": "Guesses step",
+    "models": "DiffusionModel load",
+    "runtime.events": "Event",
+    "runtime.handle": "Handle",
+    "runtime.result": "Result",
+    "runtime.trace": "Trace",
+    "session": "Session StepReport",
+}
+_WHERE = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = [
     "CancelledError", "CheckpointError", "ConfigError", "DeadlineError", "DiffusionDrafter",

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 from .cache.base import CacheLike
-from .config import GenerationArguments, GenerationConfig
-from .drive import completed, each, events
-from .errors import ConfigError, check_switch
-from .events import Event
+from .core.config import GenerationArguments, GenerationConfig
+from .core.errors import ConfigError, check_switch
 from .models import load
-from .preparation import Preparation
-from .prompts import ManyPrompts, OnePrompt, is_batch
-from .result import Result
+from .request.preparation import Preparation
+from .request.prompts import ManyPrompts, OnePrompt, is_batch
+from .runtime.drive import completed, each, events
+from .runtime.events import Event
+from .runtime.result import Result
+from .runtime.scheduler import Scheduler
+from .runtime.streamers import Streamer, feeding
 from .samplers.compose import SamplerLike
-from .streamers import Streamer, feeding
 
 ModelLike = Any  # DiffusionModel, PreTrainedModel, hub id, folder or bundled name
 
@@ -78,9 +79,9 @@ def generate(
 
     ``model``: what `dllm.load` returns, or anything it takes.  ``prompt``: a string, chat messages
     (``[{"role": "user", "content": ...}]``) or token ids; a list of these is a batch, whose rows
-    may differ in length and come out as if each had run alone.  At most ``max_rows`` of them are
-    decoded at a time; when one is finished, the next joins.  ``sampler``, ``cache``: names such as
-    ``"threshold(tau=0.8)"`` and ``"dual"``, or objects; see `dllm.samplers.available` and
+    may differ in length and come out as if each had run alone.  At most ``max_batch_size`` of them
+    are decoded at a time; when one is finished, the next joins.  ``sampler``, ``cache``: names
+    such as ``"threshold(tau=0.8)"`` and ``"dual"``, or objects; see `dllm.samplers.available` and
     `dllm.cache.available`.  ``chat``: whether a string goes through the chat template (default:
     when there is one).  ``n``: answers per prompt, each with noise of its own; at temperature 0
     they differ only where the sampler draws, as ``"llada(remasking=random)"`` does.  ``trace``
@@ -101,7 +102,9 @@ def generate(
         requests = how.prompts(prompts, chat, repetitions, n, trace)
         if feed is not None and len(requests) > 1:
             raise ConfigError("a streamer follows one answer: pass prompts one by one")
-        results = completed(how.scheduler(requests), how.sampler.spec if progress else None, feed)
+        results = completed(
+            Scheduler.of(how, requests), how.sampler.spec if progress else None, feed
+        )
     grouped = [results[i : i + n] for i in range(0, len(results), n)] if n > 1 else results
     return grouped if is_batch(prompt) else grouped[0]
 
@@ -115,7 +118,7 @@ def as_completed(
     The iterator may be closed early: what still ran is dropped.
     """
     how, chat, trace = _prepared(model, options)
-    return each(how.scheduler(how.prompts(list(prompts), chat, repetitions, 1, trace)))
+    return each(Scheduler.of(how, how.prompts(list(prompts), chat, repetitions, 1, trace)))
 
 
 def stream(model: ModelLike, prompt: Any, **options: Unpack[CallOptions]) -> Iterator[Event]:
@@ -123,7 +126,7 @@ def stream(model: ModelLike, prompt: Any, **options: Unpack[CallOptions]) -> Ite
     carries its result."""
     how, chat, trace = _prepared(model, options)
     prompts = list(prompt) if is_batch(prompt) else [prompt]
-    return events(how.scheduler(how.prompts(prompts, chat, None, 1, trace)))
+    return events(Scheduler.of(how, how.prompts(prompts, chat, None, 1, trace)))
 
 
 def infill(
@@ -134,7 +137,7 @@ def infill(
 
     ``text``: a string with ``[[n]]`` holes, or token ids in which -1 marks a position to fill.  A
     hole ``[[4..32]]`` has some length between, ``[[*]]`` one up to 64; which, is measured first, by
-    a rule that ``length`` names: "sure" (default), "lr" or "cal", see `dllm.holes`.
+    a rule that ``length`` names: "sure" (default), "lr" or "cal", see `dllm.request.holes`.
     ``[[8:[a-z]+]]`` is a hole with a form: its 8 tokens spell a text that matches ``[a-z]+``.
     With a ``prompt`` (as for `generate`) it is the form of the answer: ``"The answer is [[2]]."``.
     Stop ids are never proposed, so that a sampler's end-of-text rule has nothing to do; the text
@@ -143,7 +146,7 @@ def infill(
     """
     how, _, trace = _prepared(model, options, holes=True)
     request = how.text(text, prompt, trace)
-    return completed(how.scheduler([request]))[0]
+    return completed(Scheduler.of(how, [request]))[0]
 
 
 def _prepared(

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Unpack
 
-from .config import GenerationConfig, SessionArguments, SessionConfig
-from .declared import MACHINE
-from .errors import CancelledError, ConfigError, QueueFullError, short
-from .events import events
-from .handle import Handle
+from .core.config import GenerationConfig, SessionArguments, SessionConfig
+from .core.declared import MACHINE
+from .core.errors import CancelledError, ConfigError, QueueFullError, short
 from .models import DiffusionModel, load
-from .preparation import Preparation
-from .request_maker import Order, RequestMaker
-from .scheduler import Progress, Request, Scheduler
+from .request.preparation import Preparation
+from .request.request import Request
+from .request.request_maker import Order, RequestMaker
+from .runtime.events import events
+from .runtime.handle import Handle
+from .runtime.scheduler import Progress, Scheduler
 
 DEFAULTS = {"cache": "none", "cuda_graphs": False, "compile": False, "vocabulary": "auto",
             "exact": True}  # fmt: skip
@@ -56,7 +57,7 @@ class Session:
     ...     texts = [handle.result().text for handle in handles]
 
     ``model``: as for `dllm.generate`, or as the verifier of `dllm.speculate`; ``how``: see
-    `dllm.config.SessionConfig`.
+    `dllm.core.config.SessionConfig`.
     ``observe`` is called with a `StepReport` after every step, in the engine's thread.
     """
 
@@ -71,9 +72,9 @@ class Session:
         self.max_waiting, self.observe = config.max_waiting, observe
         given = {name: getattr(config, name) for name in PREPARED}
         self._how = _prepared(self.model, **given | {"cache": config.cache or "none"})
-        most = config.max_positions or config.max_rows * self.model.facts.context_length
-        engine = self._how.engine(most, config.max_rows, config.max_batch_tokens)
-        engine.keep_prefixes(config.keep_prefixes)
+        most = config.max_positions or config.max_batch_size * self.model.facts.context_length
+        engine = self._how.engine(most, config.max_batch_size, config.max_batch_tokens)
+        engine.prefix_cache_tokens(config.prefix_cache_tokens)
         self._scheduler = Scheduler(self.model, engine)
         self._handles: dict[Request, Handle] = {}
         self._inbox: deque[tuple[str, Handle]] = deque()  # what other threads want of the engine's

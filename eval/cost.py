@@ -21,7 +21,7 @@ import torch
 
 from ..kernels.linear import Packed, linear
 from ..kernels.quantised import QuantisedLinear
-from ..result import Result
+from ..runtime.result import Result
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

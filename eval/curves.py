@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
+from ..core.spec import info
 from ..samplers import SAMPLERS, Info, available, compose
-from ..spec import info
 from .measure import Setting
 
 SHARES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)  # of one step per position

@@ -26,12 +26,12 @@ from tqdm import tqdm
 
 from ..api import as_completed
 from ..cache import compose as compose_cache
-from ..config import FORMATS, GenerationConfig
-from ..errors import ConfigError, UnknownNameError
+from ..core.config import FORMATS, GenerationConfig
+from ..core.errors import ConfigError, UnknownNameError
 from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
 from ..models import load
-from ..prompts import chat_openings, encode_chat, encode_text
-from ..request_maker import occurrences
+from ..request.prompts import chat_openings, encode_chat, encode_text
+from ..request.request_maker import occurrences
 from ..samplers import compose as compose_sampler
 from .ranks import Ranks
 from .usage import Scored, Usage, whole
@@ -280,7 +280,7 @@ class DLLM(Ranks, TemplateLM):  # type: ignore[misc]
                 indices.sort(key=lambda i: -len(prompts[i]))
                 began = time.perf_counter()
                 finished = as_completed(
-                    self.model, [prompts[i] for i in indices], max_rows=self.batch_size,
+                    self.model, [prompts[i] for i in indices], max_batch_size=self.batch_size,
                     repetitions=[repetitions[i] for i in indices],
                     **(self.how | settings[indices[0]]),
                 )  # fmt: skip

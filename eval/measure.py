@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..api import as_completed, generate
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from ..models import DiffusionModel
 from .metrics import Outcome, Point, wilson
 from .problems import Problems, check_fits, draw, prompt_of, stamp
@@ -141,7 +141,7 @@ def measure(
         raise RefusedError(str(error)) from error
     began = time.perf_counter()
     results: dict[int, Any] = {}
-    for index, out in as_completed(model, prompts, max_rows=cell.rows, **how):
+    for index, out in as_completed(model, prompts, max_batch_size=cell.rows, **how):
         results[index] = out
         answered(len(results))
     outs = [results[index] for index in range(len(prompts))]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, stats
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 
 LEVEL = 0.95
 Z95 = float(stats.norm.ppf((1 + LEVEL) / 2))

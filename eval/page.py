@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 
 MOST = 2  # traces that fit side by side
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, missing
+from ..core.errors import ConfigError, missing
 from .measure import Record
 from .metrics import wilson
 from .report import BASE, COMMON, REFERENCE, Pooled, areas, by_task, curves, pooled

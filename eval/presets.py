@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..cache import available as caches
-from ..errors import UnknownNameError
+from ..core.errors import UnknownNameError
 from .curves import samplers_with_curves
 from .sweep import Sweep
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import ConfigError, PromptError, UnknownNameError
-from ..json_lines import read_json_lines
+from ..core.errors import ConfigError, PromptError, UnknownNameError
+from ..core.json_lines import read_json_lines
 from ..models import DiffusionModel
-from ..prompts import checked, encode
+from ..request.prompts import checked, encode
 from .tasks import TASKS, Example, Task
 from .tasks.parallel import PARALLEL
 

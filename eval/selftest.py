@@ -18,8 +18,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..api import generate
+from ..core.errors import DllmError, one_line
 from ..engine.graphs import uncaptured
-from ..errors import DllmError, one_line
 from ..kernels import linear, noise
 from ..kernels.rotation import rotate_scatter
 from ..kernels.statistics import token_statistics
@@ -206,7 +206,7 @@ def batches(device: str) -> Iterator[Check]:
             differing = sum(a != b for a, b in zip(together, alone, strict=True))
             yield Check(
                 f"batch = alone, {dtype}, cache {cache}", differing == 0,
-                f"{differing} of {len(alone)} texts differ", "max_rows=1",
+                f"{differing} of {len(alone)} texts differ", "max_batch_size=1",
             )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
-from ..json_lines import read_json_lines
+from ..core.errors import ConfigError
+from ..core.json_lines import read_json_lines
 from .metrics import Acceptance, acceptance
 
 PLACEHOLDER = "SPECDEC_BENCH"  # in the published files, where a licence forbids to ship the prompt

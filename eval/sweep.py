@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import compose as compose_cache
+from ..core.errors import ConfigError
+from ..core.json_lines import whole_lines
 from ..engine import check_pair
-from ..errors import ConfigError
-from ..json_lines import whole_lines
 from ..models import DiffusionModel
 from ..samplers import compose as compose_sampler
 from .curves import settings

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from ..errors import ConfigError, UnknownNameError
+from ..core.errors import ConfigError, UnknownNameError
 from ..models import DiffusionModel
 from .machine import machine
 from .measure import Cell, Record, RefusedError, Setting, fingerprint, measure

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ..likelihood.scoring import Score
-from ..result import Result
+from ..runtime.result import Result
 
 
 @dataclass

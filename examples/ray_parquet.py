@@ -25,7 +25,7 @@ def main(source: Path, target: Path) -> None:
     answers = prompts.map_batches(
         Worker,
         fn_constructor_kwargs={
-            "model": "nano", "settings": {"max_rows": 16}, "defaults": {"max_tokens": 64},
+            "model": "nano", "settings": {"max_batch_size": 16}, "defaults": {"max_tokens": 64},
         },
         batch_size=256, compute=ray.data.ActorPoolStrategy(size=ENGINES),
     )  # fmt: skip

@@ -13,8 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ..capabilities import Capability
-from ..spec import Info
+from ..core.capabilities import Capability
+from ..core.spec import Info
 from .base import (
     NOTHING,
     THE_ROW,

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas
-from ..limits import SOME_SHARE, THRESHOLD, bounds
-from ..spec import FamilyDefaults
+from ..core.canvas import BoolArray, Canvas
+from ..core.limits import SOME_SHARE, THRESHOLD, bounds
+from ..core.spec import FamilyDefaults
 from .base import Prediction
 from .compose import register
 from .windows import StaticBlocks

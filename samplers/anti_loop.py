@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
-from ..capabilities import GREEDY
-from ..limits import NOT_NEGATIVE, bounds
+from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import GREEDY
+from ..core.limits import NOT_NEGATIVE, bounds
 from .base import Prediction, Transform
 from .compose import register
 

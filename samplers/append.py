@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..canvas import Canvas, Edit, IntArray
-from ..capabilities import CONSTRAINED
-from ..limits import COUNT, NOT_NEGATIVE, bounds
+from ..core.canvas import Canvas, Edit, IntArray
+from ..core.capabilities import CONSTRAINED
+from ..core.limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Length, View
 from .compose import register
 from .eos import stops

@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
-from ..capabilities import Capability
-from ..limits import Limits, check_limits
-from ..spec import FamilyDefaults
+from ..core.canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
+from ..core.capabilities import Capability
+from ..core.limits import Limits, check_limits
+from ..core.spec import FamilyDefaults
 
 NOTHING: IntArray = np.zeros(0, np.int64)
 NO_SCORES: FloatArray = np.zeros(0, np.float32)

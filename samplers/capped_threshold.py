@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..canvas import BoolArray, Canvas
-from ..capabilities import FIXED_LENGTH, FIXED_WINDOW, PROBABILITY
-from ..limits import COUNT, THRESHOLD, bounds
+from ..core.canvas import BoolArray, Canvas
+from ..core.capabilities import FIXED_LENGTH, FIXED_WINDOW, PROBABILITY
+from ..core.limits import COUNT, THRESHOLD, bounds
 from .base import Part, Selector, View, top
 from .compose import register
 from .llada import Quota, schedule

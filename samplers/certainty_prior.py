@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import Canvas, FloatArray, certainty_density
-from ..capabilities import PROBABILITY, REPEATABLE, Capability
-from ..limits import POSITIVE, bounds
+from ..core.canvas import Canvas, FloatArray, certainty_density
+from ..core.capabilities import PROBABILITY, REPEATABLE, Capability
+from ..core.limits import POSITIVE, bounds
 from .base import Part, Prediction, Scorer
 from .compose import register
 from .fixed import Fixed

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
-from ..capabilities import FIXED_WINDOW, Capability
-from ..errors import ConfigError, UnknownNameError
-from ..registry import Registry, frozen
-from ..spec import Info, arguments, fill_open, info, parse
+from ..core.capabilities import FIXED_WINDOW, Capability
+from ..core.errors import ConfigError, UnknownNameError
+from ..core.registry import Registry, frozen
+from ..core.spec import Info, arguments, fill_open, info, parse
 from .base import Length, Part, Scorer, Selector
 from .sampler import Sampler
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..canvas import Canvas, Edit, FloatArray, IntArray
-from ..capabilities import FRESH_LOGITS, GREEDY
-from ..limits import NOT_NEGATIVE, SHARE, bounds
+from ..core.canvas import Canvas, Edit, FloatArray, IntArray
+from ..core.capabilities import FRESH_LOGITS, GREEDY
+from ..core.limits import NOT_NEGATIVE, SHARE, bounds
 from .base import NO_SCORES, NOTHING, Prediction, Transform
 from .compose import register
 

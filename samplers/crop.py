@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import Canvas, Edit, IntArray
-from ..limits import COUNT, SHARE, bounds
+from ..core.canvas import Canvas, Edit, IntArray
+from ..core.limits import COUNT, SHARE, bounds
 from .append import after_a_miss
 from .base import Length, Prediction, View
 from .compose import register

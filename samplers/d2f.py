@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import BoolArray
-from ..limits import THRESHOLD, bounds
+from ..core.canvas import BoolArray
+from ..core.limits import THRESHOLD, bounds
 from .base import Part, Selector, View
 from .compose import register
 from .d3llm import decide_something

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, IntArray
-from ..capabilities import ENTROPY
-from ..limits import NATS, bounds
-from ..spec import FamilyDefaults
+from ..core.canvas import BoolArray, IntArray
+from ..core.capabilities import ENTROPY
+from ..core.limits import NATS, bounds
+from ..core.spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
 from .eos import Eos

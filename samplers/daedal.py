@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import Canvas, Edit, IntArray
-from ..capabilities import WHOLE_TEXT
-from ..limits import COUNT, SHARE, bounds
+from ..core.canvas import Canvas, Edit, IntArray
+from ..core.capabilities import WHOLE_TEXT
+from ..core.limits import COUNT, SHARE, bounds
 from .append import after_a_miss
 from .base import Length, Part, Prediction, View
 from .compose import register

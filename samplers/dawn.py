@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import OWN_PREDICTIONS, PROBABILITY, WHOLE_TEXT
-from ..limits import COUNT, THRESHOLD, bounds
-from ..spec import FamilyDefaults
+from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..core.capabilities import OWN_PREDICTIONS, PROBABILITY, WHOLE_TEXT
+from ..core.limits import COUNT, THRESHOLD, bounds
+from ..core.spec import FamilyDefaults
 from .base import Selector, View
 from .compose import register
 

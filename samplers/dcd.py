@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas
-from ..capabilities import FIXED_LENGTH, REPEATABLE, Capability
-from ..errors import ConfigError
-from ..limits import COUNT, NOT_NEGATIVE, bounds
+from ..core.canvas import BoolArray, Canvas
+from ..core.capabilities import FIXED_LENGTH, REPEATABLE, Capability
+from ..core.errors import ConfigError
+from ..core.limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Part, View, Window
 from .compose import register
 from .eos import Eos

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..canvas import BoolArray
-from ..capabilities import ENTROPY, REPEATABLE
-from ..limits import NATS, bounds
-from ..spec import FamilyDefaults
+from ..core.canvas import BoolArray
+from ..core.capabilities import ENTROPY, REPEATABLE
+from ..core.limits import NATS, bounds
+from ..core.spec import FamilyDefaults
 from .base import Part, Selector, View
 from .compose import register
 from .scorers import NegEntropy

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..canvas import SCHEDULE, SELECTION, BoolArray, Canvas, FloatArray
-from ..capabilities import FIXED_LENGTH, FIXED_WINDOW, FORESIGHT
-from ..limits import COUNT, NOT_NEGATIVE, bounds, limit, one_of
+from ..core.canvas import SCHEDULE, SELECTION, BoolArray, Canvas, FloatArray
+from ..core.capabilities import FIXED_LENGTH, FIXED_WINDOW, FORESIGHT
+from ..core.limits import COUNT, NOT_NEGATIVE, bounds, limit, one_of
 from .base import Part, Selector, View, top
 from .compose import register
 from .llada import block_steps

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, Edit, Hole, IntArray
-from ..limits import COUNT, bounds
+from ..core.canvas import BoolArray, Canvas, Edit, Hole, IntArray
+from ..core.limits import COUNT, bounds
 from .base import Length, Part, View
 from .compose import register
 from .eos import Eos

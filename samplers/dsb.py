@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import Canvas, Fed, FloatArray
-from ..capabilities import DSB_CACHE, REPEATABLE, Capability
-from ..limits import COUNT, NOT_NEGATIVE, bounds
-from ..spec import FamilyDefaults
+from ..core.canvas import Canvas, Fed, FloatArray
+from ..core.capabilities import DSB_CACHE, REPEATABLE, Capability
+from ..core.limits import COUNT, NOT_NEGATIVE, bounds
+from ..core.spec import FamilyDefaults
 from .base import Part, Prediction, Window
 from .compose import register
 from .dcd import slide

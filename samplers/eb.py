@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import BoolArray
-from ..capabilities import REPEATABLE
-from ..limits import NOT_NEGATIVE, bounds, one_of
+from ..core.canvas import BoolArray
+from ..core.capabilities import REPEATABLE
+from ..core.limits import NOT_NEGATIVE, bounds, one_of
 from .base import Part, Scorer, Selector, View
 from .compose import register
 from .scorers import Margin, NegEntropy, Probability

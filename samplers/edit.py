@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import (
+from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..core.capabilities import (
     CONSTRAINED,
     FIXED_WINDOW,
     KEEPS_TEXT,
@@ -17,8 +17,8 @@ from ..capabilities import (
     WINDOW_LOGITS,
     Capability,
 )
-from ..errors import ConfigError
-from ..limits import COUNT, NOT_NEGATIVE, SOME_SHARE, THRESHOLD, bounds, one_of
+from ..core.errors import ConfigError
+from ..core.limits import COUNT, NOT_NEGATIVE, SOME_SHARE, THRESHOLD, bounds, one_of
 from .base import NO_SCORES, NOTHING, Part, Prediction, Reviser, View, top
 from .compose import register
 from .eos import stops

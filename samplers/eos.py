@@ -26,9 +26,9 @@ from functools import partial
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
-from ..capabilities import KEEPS_TEXT, Capability
-from ..limits import bounds, one_of
+from ..core.canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
+from ..core.capabilities import KEEPS_TEXT, Capability
+from ..core.limits import bounds, one_of
 from .base import EosRule, View
 from .compose import register
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import Canvas, FloatArray, IntArray
-from ..capabilities import FIXED_LENGTH, FIXED_WINDOW
-from ..limits import THRESHOLD, bounds
+from ..core.canvas import Canvas, FloatArray, IntArray
+from ..core.capabilities import FIXED_LENGTH, FIXED_WINDOW
+from ..core.limits import THRESHOLD, bounds
 from .base import EosRule, View
 from .compose import register
 from .eos import is_stop, prefix_complete

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray
-from ..capabilities import BRANCHES, PROBABILITY
-from ..limits import COUNT, THRESHOLD, bounds, one_of
+from ..core.canvas import BoolArray, Canvas, FloatArray
+from ..core.capabilities import BRANCHES, PROBABILITY
+from ..core.limits import COUNT, THRESHOLD, bounds, one_of
 from .base import Explorer, Part, View, top
 from .compose import register
 from .multi_blocks import BITS_TO_ROUNDS, FirstBlock, MultiBlocks

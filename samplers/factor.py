@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import BoolArray
-from ..capabilities import PROBABILITY, REPEATABLE
-from ..limits import POSITIVE, bounds
+from ..core.canvas import BoolArray
+from ..core.capabilities import PROBABILITY, REPEATABLE
+from ..core.limits import POSITIVE, bounds
 from .base import Selector, View, top
 from .compose import register
 from .threshold import FAST_DLLM

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..canvas import BoolArray, Canvas
-from ..capabilities import REPEATABLE, Capability
-from ..errors import ConfigError
-from ..limits import COUNT, bounds
+from ..core.canvas import BoolArray, Canvas
+from ..core.capabilities import REPEATABLE, Capability
+from ..core.errors import ConfigError
+from ..core.limits import COUNT, bounds
 from .base import Selector, View, top
 from .compose import register
 

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas
-from ..capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES
-from ..limits import COUNT, bounds
-from ..spec import FamilyDefaults
+from ..core.canvas import BoolArray, Canvas
+from ..core.capabilities import BRANCHES, FINAL, GREEDY, KEEPS_TEXT, REPEATABLE, SLIDING_BRANCHES
+from ..core.limits import COUNT, bounds
+from ..core.spec import FamilyDefaults
 from .base import Explorer, Part, View
 from .compose import register
 from .fixed import Fixed

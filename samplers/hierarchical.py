@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import BoolArray
-from ..capabilities import PROBABILITY, REPEATABLE
-from ..errors import ConfigError
-from ..limits import THRESHOLD, bounds
+from ..core.canvas import BoolArray
+from ..core.capabilities import PROBABILITY, REPEATABLE
+from ..core.errors import ConfigError
+from ..core.limits import THRESHOLD, bounds
 from .base import Selector, View
 from .compose import register
 

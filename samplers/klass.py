@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import FIXED_LENGTH, FRESH_LOGITS, PROBABILITY
-from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, THRESHOLD, bounds, one_of
-from ..spec import FamilyDefaults
+from ..core.canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
+from ..core.capabilities import FIXED_LENGTH, FRESH_LOGITS, PROBABILITY
+from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, THRESHOLD, bounds, one_of
+from ..core.spec import FamilyDefaults
 from .base import NO_SCORES, Part, Selector, View, top
 from .compose import register
 from .llada import Quota, schedule

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import FIXED_WINDOW, OWN_PREDICTIONS, PROBABILITY, WINDOW_LOGITS
-from ..errors import ConfigError
-from ..limits import THRESHOLD, bounds
+from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..core.capabilities import FIXED_WINDOW, OWN_PREDICTIONS, PROBABILITY, WINDOW_LOGITS
+from ..core.errors import ConfigError
+from ..core.limits import THRESHOLD, bounds
 from .base import Part, Selector, View, top
 from .compose import register
 from .windows import StaticBlocks

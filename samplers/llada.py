@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import FIXED_WINDOW, FORESIGHT
-from ..errors import ConfigError
-from ..limits import COUNT, bounds, one_of
+from ..core.canvas import BoolArray, Canvas, IntArray
+from ..core.capabilities import FIXED_WINDOW, FORESIGHT
+from ..core.errors import ConfigError
+from ..core.limits import COUNT, bounds, one_of
 from .base import NOTHING, Part, Selector, View, even_quota, top
 from .compose import register
 from .scorers import Probability, Random

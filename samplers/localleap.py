@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray
-from ..capabilities import PROBABILITY, REPEATABLE
-from ..errors import ConfigError
-from ..limits import THRESHOLD, bounds
-from ..spec import FamilyDefaults
+from ..core.canvas import BoolArray
+from ..core.capabilities import PROBABILITY, REPEATABLE
+from ..core.errors import ConfigError
+from ..core.limits import THRESHOLD, bounds
+from ..core.spec import FamilyDefaults
 from .base import Selector, View
 from .compose import register
 

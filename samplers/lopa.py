@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, Fed
-from ..capabilities import BRANCHES, SLIDING_BRANCHES
-from ..limits import COUNT, SHARE, SOME_SHARE, bounds, one_of
+from ..core.canvas import BoolArray, Canvas, Fed
+from ..core.capabilities import BRANCHES, SLIDING_BRANCHES
+from ..core.limits import COUNT, SHARE, SOME_SHARE, bounds, one_of
 from .base import Explorer, Part, Prediction, Transform, View
 from .compose import register
 from .scorers import SCORES

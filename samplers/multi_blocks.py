@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..canvas import Canvas
-from ..capabilities import REPEATABLE
-from ..limits import COUNT, NOT_NEGATIVE, bounds
+from ..core.canvas import Canvas
+from ..core.capabilities import REPEATABLE
+from ..core.limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Window
 from .compose import register
 

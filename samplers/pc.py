@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..canvas import Canvas, FloatArray
-from ..capabilities import REPEATABLE
-from ..errors import ConfigError
+from ..core.canvas import Canvas, FloatArray
+from ..core.capabilities import REPEATABLE
+from ..core.errors import ConfigError
 from .base import Part, Prediction, Scorer
 from .compose import register
 from .fixed import Fixed

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
-from ..capabilities import FINAL, FIXED_LENGTH, OWN_PREDICTIONS, REGION_LOGITS
-from ..errors import ConfigError
-from ..limits import COUNT, NOT_NEGATIVE, bounds, one_of
+from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import FINAL, FIXED_LENGTH, OWN_PREDICTIONS, REGION_LOGITS
+from ..core.errors import ConfigError
+from ..core.limits import COUNT, NOT_NEGATIVE, bounds, one_of
 from .base import Part, Stop, View
 from .compose import register
 from .llada import LLaDA, Quota

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..canvas import SELECTION, BoolArray, Canvas, Edit, FloatArray, IntArray
-from ..capabilities import CONSTRAINED, FRESH_LOGITS, PROBABILITY
-from ..limits import COUNT, THRESHOLD, bounds, one_of
+from ..core.canvas import SELECTION, BoolArray, Canvas, Edit, FloatArray, IntArray
+from ..core.capabilities import CONSTRAINED, FRESH_LOGITS, PROBABILITY
+from ..core.limits import COUNT, THRESHOLD, bounds, one_of
 from .base import NO_SCORES, NOTHING, Part, Selector, View
 from .compose import register
 from .threshold import Threshold

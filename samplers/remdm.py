@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..canvas import BoolArray, Canvas
-from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
-from ..limits import COUNT, SHARE, bounds
+from ..core.canvas import BoolArray, Canvas
+from ..core.capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT
+from ..core.limits import COUNT, SHARE, bounds
 from .base import Part, Reviser, View, top
 from .compose import register
 from .llada import LLaDA, Quota

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import Canvas, Edit, IntArray
-from ..capabilities import REGION_LOGITS, WHOLE_TEXT, Capability
-from ..errors import ConfigError
-from ..limits import COUNT, bounds, one_of
+from ..core.canvas import Canvas, Edit, IntArray
+from ..core.capabilities import REGION_LOGITS, WHOLE_TEXT, Capability
+from ..core.errors import ConfigError
+from ..core.limits import COUNT, bounds, one_of
 from .append import after_a_miss
 from .base import Length, Part, Prediction, View
 from .compose import register

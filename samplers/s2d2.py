@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..canvas import SELECTION, Canvas, FloatArray, IntArray
-from ..capabilities import FIXED_WINDOW, JUDGED, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES
-from ..limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, THRESHOLD, bounds, one_of
+from ..core.canvas import SELECTION, Canvas, FloatArray, IntArray
+from ..core.capabilities import FIXED_WINDOW, JUDGED, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES
+from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, THRESHOLD, bounds, one_of
 from .base import NO_SCORES, THE_ROW, Explorer, Feed, Part, Prediction, Trial, View
 from .compose import register
 from .threshold import Threshold

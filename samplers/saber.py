@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import (
+from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..core.capabilities import (
     COMMITTED_LOGITS,
     CONSTRAINED,
     FIXED_LENGTH,
@@ -16,7 +16,7 @@ from ..capabilities import (
     OWN_PREDICTIONS,
     PROBABILITY,
 )
-from ..limits import COUNT, bounds
+from ..core.limits import COUNT, bounds
 from .base import NO_SCORES, Part, Reviser, Selector, View, top
 from .compose import register
 from .turn import Turn

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, FloatArray, IntArray
-from ..capabilities import FIXED_WINDOW, JUDGED, SHADOW, Capability
-from ..errors import ConfigError
+from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..core.capabilities import FIXED_WINDOW, JUDGED, SHADOW, Capability
+from ..core.errors import ConfigError
 from .base import (
     NOTHING,
     THE_ROW,

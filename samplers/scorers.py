@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..canvas import SELECTION, Canvas, FloatArray
-from ..capabilities import ENTROPY, FORESIGHT, PROBABILITY, REPEATABLE
+from ..core.canvas import SELECTION, Canvas, FloatArray
+from ..core.capabilities import ENTROPY, FORESIGHT, PROBABILITY, REPEATABLE
 from .base import Prediction, Scorer
 from .compose import register
 

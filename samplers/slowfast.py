@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, Cycle
-from ..capabilities import FIXED_LENGTH, PROBABILITY, REPEATABLE
-from ..limits import COUNT, POSITIVE, THRESHOLD, bounds, one_of
-from ..spec import FamilyDefaults
+from ..core.canvas import BoolArray, Canvas, Cycle
+from ..core.capabilities import FIXED_LENGTH, PROBABILITY, REPEATABLE
+from ..core.limits import COUNT, POSITIVE, THRESHOLD, bounds, one_of
+from ..core.spec import FamilyDefaults
 from .base import Part, Prediction, Selector, View, Window
 from .compose import register
 from .dcd import slide

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import Canvas, FloatArray
-from ..capabilities import ENTROPY, FRESH_LOGITS, PROBABILITY, Capability
-from ..limits import NOT_NEGATIVE, bounds, one_of
+from ..core.canvas import Canvas, FloatArray
+from ..core.capabilities import ENTROPY, FRESH_LOGITS, PROBABILITY, Capability
+from ..core.limits import NOT_NEGATIVE, bounds, one_of
 from .base import Prediction, Scorer
 from .compose import register
 from .scorers import SCORES

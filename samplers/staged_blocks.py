@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..canvas import Blocks, Canvas
-from ..capabilities import FIXED_LENGTH
-from ..limits import COUNT, SHARE, bounds
+from ..core.canvas import Blocks, Canvas
+from ..core.capabilities import FIXED_LENGTH
+from ..core.limits import COUNT, SHARE, bounds
 from .base import Window
 from .compose import register
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, Suffix
-from ..capabilities import FIXED_WINDOW, PROBABILITY
-from ..limits import SHARE, THRESHOLD, bounds
+from ..core.canvas import BoolArray, Canvas, Suffix
+from ..core.capabilities import FIXED_WINDOW, PROBABILITY
+from ..core.limits import SHARE, THRESHOLD, bounds
 from .base import Part, Selector, View
 from .compose import register
 from .eos import Eos

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..canvas import BoolArray
-from ..capabilities import PROBABILITY, REPEATABLE
-from ..limits import COUNT, THRESHOLD, bounds
+from ..core.canvas import BoolArray
+from ..core.capabilities import PROBABILITY, REPEATABLE
+from ..core.limits import COUNT, THRESHOLD, bounds
 from .base import Selector, View, top
 from .compose import register
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
+from ..core.canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
 from .base import (
     NO_SCORES,
     NOTHING,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import BoolArray
-from ..capabilities import ENTROPY
-from ..limits import NOT_NEGATIVE, bounds
+from ..core.canvas import BoolArray
+from ..core.capabilities import ENTROPY
+from ..core.limits import NOT_NEGATIVE, bounds
 from .base import Part, Selector, View
 from .compose import register
 from .dcd import DCD

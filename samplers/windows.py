@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..canvas import Canvas
-from ..capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
-from ..limits import COUNT, NOT_NEGATIVE, bounds
+from ..core.canvas import Canvas
+from ..core.capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
+from ..core.limits import COUNT, NOT_NEGATIVE, bounds
 from .base import Window
 from .compose import register
 

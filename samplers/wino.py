@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..canvas import BoolArray, Canvas
-from ..capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
-from ..limits import THRESHOLD, bounds
+from ..core.canvas import BoolArray, Canvas
+from ..core.capabilities import CONSTRAINED, FIXED_WINDOW, KEEPS_TEXT, PROBABILITY, SHADOW
+from ..core.limits import THRESHOLD, bounds
 from .base import Feed, Part, Reviser, Selector, View, top
 from .compose import register
 from .turn import Turn

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from dllm.cache import Cache
-from dllm.canvas import Canvas
-from dllm.config import GenerationConfig
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, Recipe, Row, Step
 from dllm.engine.forward import Forward
 from dllm.engine.recipe import check_recipe

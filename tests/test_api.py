@@ -12,8 +12,8 @@ import torch
 from transformers import TextDiffusionStreamer
 
 import dllm
-from dllm.errors import ConfigError, OutOfMemoryError, PromptError, UnknownNameError
-from dllm.prompts import encode
+from dllm.core.errors import ConfigError, OutOfMemoryError, PromptError, UnknownNameError
+from dllm.request.prompts import encode
 
 PROMPT = "Reverse this list: Tom, Anna, Ben"
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dllm
-from dllm.holes import calibrated, measured, trend_free
-from dllm.prompts import encode
+from dllm.request.holes import calibrated, measured, trend_free
+from dllm.request.prompts import encode
 
 from .thin import some
 

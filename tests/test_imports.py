@@ -46,7 +46,7 @@ def test_plain_data_needs_no_deep_learning_library() -> None:
         "        if name.split('.')[0] in ('torch', 'transformers'):\n"
         "            raise ImportError(f'{name} is blocked')\n"
         "sys.meta_path.insert(0, Blocked())\n"
-        "import dllm, dllm.result, dllm.samplers, dllm.cache, dllm.trace\n"
+        "import dllm, dllm.runtime.result, dllm.samplers, dllm.cache, dllm.runtime.trace\n"
         "dllm.samplers.compose('threshold'), dllm.cache.compose('none')\n"
         "dllm.Result, dllm.GenerationConfig()\n"
         "print('done')"

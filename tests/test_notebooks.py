@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.trace import Cell, canvas_html
+from dllm.runtime.trace import Cell, canvas_html
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.ipynb"))
 CELL = re.compile(r"<span title='([^']*)' style='([^']*)'>([^<]*)</span>")

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import dllm
 from dllm.cli.app import app
-from dllm.result import Result
-from dllm.trace import Trace, TraceStep
+from dllm.runtime.result import Result
+from dllm.runtime.trace import Trace, TraceStep
 
 PROMPT = "What is 4 + 5?"
 LONG = "Tom has 23 apples. Tom buys 12 more. How many apples does Tom have?"
@@ -172,7 +172,7 @@ def test_seconds_in_a_batch(clock: Clock) -> None:
     for result in together:
         seconds_are_forwards(result)
     assert together[0].nfe != together[1].nfe
-    queued = dllm.generate("nano", [PROMPT, LONG], max_rows=1, **LONGER)
+    queued = dllm.generate("nano", [PROMPT, LONG], max_batch_size=1, **LONGER)
     seconds_are_forwards(queued[0])
     seconds_are_forwards(queued[1], before=queued[0].nfe)
     for k, result in dllm.as_completed("nano", [PROMPT, LONG], **LONGER):

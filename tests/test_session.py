@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import dllm
+from dllm.core.text import GrowingText
 from dllm.engine.forward import Forward
-from dllm.events import Event
-from dllm.prompts import encode
-from dllm.text import GrowingText
+from dllm.request.prompts import encode
+from dllm.runtime.events import Event
 
 PROMPTS = ["Tom has 3 apples.", "Sort 3 1 2.", "x", "Reverse this list: Tom, Anna"]
 HOW: dict[str, Any] = {"max_new_tokens": 16, "sampler": "threshold(tau=0.3)"}
@@ -37,7 +37,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 @pytest.fixture
 def session(tiny: dllm.DiffusionModel) -> Iterator[dllm.Session]:
-    with dllm.Session(tiny, cache="dual", max_rows=2) as opened:
+    with dllm.Session(tiny, cache="dual", max_batch_size=2) as opened:
         yield opened
     assert (opened.running, opened.waiting, opened.positions_used) == (0, 0, 0)
     assert not opened._thread.is_alive()
@@ -130,7 +130,7 @@ def test_what_is_late_fails_with_its_deadline(
 
 def test_the_queue_has_an_end(tiny: dllm.DiffusionModel, slow: Callable[[float], None]) -> None:
     slow(0.05)
-    with dllm.Session(tiny, max_rows=1, max_waiting=1) as session:
+    with dllm.Session(tiny, max_batch_size=1, max_waiting=1) as session:
         first = session.submit(PROMPTS[0], **HOW)
         next(iter(first))
         session.submit(PROMPTS[1], **HOW)
@@ -141,7 +141,7 @@ def test_the_queue_has_an_end(tiny: dllm.DiffusionModel, slow: Callable[[float],
 def test_what_is_wrong_with_a_request_is_said_at_once(session: dllm.Session) -> None:
     for wrong, message in (
         ({"sampler": "nosuch"}, "unknown sampler"), ({"temprature": 1}, "did you mean"),
-        ({"max_rows": 3}, "belongs to the session"), ({"max_new_tokens": 4000}, "context"),
+        ({"max_batch_size": 3}, "belongs to the session"), ({"max_new_tokens": 4000}, "context"),
         ({"sampler": "wino"}, "dual"),
     ):  # fmt: skip
         with pytest.raises(dllm.DllmError, match=message):
@@ -187,11 +187,11 @@ def test_closing_drains_or_cancels(
 ) -> None:
     slow(0.02)
     how = {**HOW, "sampler": "llada"}
-    session = dllm.Session(tiny, max_rows=1)
+    session = dllm.Session(tiny, max_batch_size=1)
     handles = [session.submit(p, **how) for p in PROMPTS[:2]]
     session.close()
     assert all(handle.result(timeout=0).tokens for handle in handles)
-    session = dllm.Session(tiny, max_rows=1)
+    session = dllm.Session(tiny, max_batch_size=1)
     handles = [session.submit(p, **how) for p in PROMPTS[:2]]
     session.close(timeout=0.05)
     for handle in handles:

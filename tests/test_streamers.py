@@ -12,10 +12,10 @@ import torch
 from transformers import TextIteratorStreamer, TextStreamer
 
 import dllm
+from dllm.core.errors import OutOfMemoryError
 from dllm.drafting.base import Budget, Draft, Drafter, Drafting, DraftRequest
 from dllm.drafting.bridges.transformers import custom_generate
-from dllm.errors import OutOfMemoryError
-from dllm.prompts import encode
+from dllm.request.prompts import encode
 
 from .thin import some
 

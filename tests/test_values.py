@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dllm
-from dllm.config import ELSEWHERE, GenerationArguments, GenerationConfig
-from dllm.errors import ConfigError, DllmError, PromptError, UnknownNameError
-from dllm.prompts import encode, encode_holes, is_batch
+from dllm.core.config import ELSEWHERE, GenerationArguments, GenerationConfig
+from dllm.core.errors import ConfigError, DllmError, PromptError, UnknownNameError
+from dllm.request.prompts import encode, encode_holes, is_batch
 
 HUGE = 10**5000  # Python refuses to print it
 
@@ -147,7 +147,7 @@ def test_every_number_of_a_config_has_its_range() -> None:
     }
     assert {*GenerationConfig.fields()} - numbers == {
         "eos_policy", "stop_strings", "cuda_graphs", "compile", "suppress_mask", "constraints",
-        "seed_text", "remask", "length",
+        "initial_text", "remask", "length",
         "regex", "choice", "json_schema", "confidence", "literals",
     }  # fmt: skip
 

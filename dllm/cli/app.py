@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..errors import DllmError, missing_module
+from ..core.errors import DllmError, missing_module
 from .batch import batch
 from .bench import bench
 from .chat import chat

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from .options import MODEL, SAMPLER, Generation, Loading, Raw, option, takes
 from .output import Ticker, interactive, note, stderr
 from .remote import fields
@@ -28,7 +28,7 @@ SERVED = ("max_batch_tokens", "cuda_graphs", "compile")  # of the engine, not of
 class Batched(Generation):
     """Options of ``dllm batch``."""
 
-    max_rows: Annotated[int, option("Requests written at a time.", MODEL, min=1)] = 16
+    max_batch_size: Annotated[int, option("Requests written at a time.", MODEL, min=1)] = 16
     raw: Raw = False
     ray: Annotated[int, option("Engines, as actors of Ray Data; 0: here.", MODEL, min=0)] = 0
 
@@ -38,8 +38,8 @@ class Batched(Generation):
         arguments = self.arguments()
         return Settings(
             sampler=None if self.sampler == SAMPLER else self.sampler,
-            caches=(self.cache or "none",), max_rows=self.max_rows,
-            max_waiting=4 * self.max_rows, deadline=float(10**7), page=False,
+            caches=(self.cache or "none",), max_batch_size=self.max_batch_size,
+            max_waiting=4 * self.max_batch_size, deadline=float(10**7), page=False,
             **{name: arguments[name] for name in SERVED if name in arguments},
         )  # fmt: skip
 

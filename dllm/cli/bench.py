@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ..errors import ConfigError, missing
+from ..core.errors import ConfigError, missing
 from .options import MEASURING, OUTPUT, Measured, option, takes
 from .output import check_output, interactive, note, stderr, waiting
 

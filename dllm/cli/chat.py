@@ -7,9 +7,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..config import GenerationConfig
-from ..declared import MACHINE
-from ..errors import ConfigError, DllmError, PromptError
+from ..core.config import GenerationConfig
+from ..core.declared import MACHINE
+from ..core.errors import ConfigError, DllmError, PromptError
 from . import remote
 from .bundled import ABILITIES, is_bundled, warn_of_unknown_words
 from .options import DECODING, Generation, option, takes
@@ -18,7 +18,7 @@ from .watch import watch
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
-    from ..result import Result
+    from ..runtime.result import Result
     from ..serve.client import Answer, Client
     from ..session import Session
 
@@ -64,7 +64,7 @@ def chat(*, options: Talking) -> None:
             raise ConfigError(f"{model.name} is a diffusion model: it takes no --drafter")
         engine = GenerationConfig.fields(MACHINE).keys() & options.how
         if compose(str(options.cache)).exact and not options.watch and not engine:
-            with Session(model, cache=options.cache, max_rows=1) as session:
+            with Session(model, cache=options.cache, max_batch_size=1) as session:
                 Conversation(model, options, single=single, session=session).run()
             return
         Conversation(model, options, single=single).run()
@@ -73,7 +73,7 @@ def chat(*, options: Talking) -> None:
         raise ConfigError("--watch follows a canvas: leave it out with an autoregressive model")
     named = options.drafter or []
     drafter = named[0] if len(named) == 1 else named or None
-    with Session(model, drafter=drafter, max_rows=1) as session:  # keeps the turns before
+    with Session(model, drafter=drafter, max_batch_size=1) as session:  # keeps the turns before
         Conversation(model, options, single=single, session=session).run()
 
 

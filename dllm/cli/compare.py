@@ -19,7 +19,7 @@ from .output import as_json, text_of, waiting
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
-    from ..result import Result
+    from ..runtime.result import Result
 
 DEFAULT = ["llada", "threshold"]
 NARROWEST = 24  # columns in which a text can still be read beside the figures

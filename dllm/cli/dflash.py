@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, UnknownNameError
+from ..core.errors import ConfigError, UnknownNameError
 from .output import note
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def written_answers(
 ) -> list[Path]:  # fmt: skip
     """Files of answers, written first where there are only prompts: files of ``data``, ``lines``,
     or else those that the model makes up."""
-    from ..prompts import encode
+    from ..request.prompts import encode
     from ..train.dflash.generate import STARTERS, read_data, write_answers
 
     asked: dict[Path, Any] = {}

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import INSTALL_EXTRA, DllmError
+from ..core.errors import INSTALL_EXTRA, DllmError
 from .output import distribution_version, versions, waiting
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, DllmError, UnknownNameError, missing
+from ..core.errors import ConfigError, DllmError, UnknownNameError, missing
 from .options import DECODING, OUTPUT, Decoding, RunCode, option, takes
 from .output import check_output, note, versions, waiting
 

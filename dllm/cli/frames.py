@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..canvas import Canvas
-    from ..events import Event
+    from ..core.canvas import Canvas
+    from ..runtime.events import Event
 
 COMMITTED, FRESH, DRAFT, MASK, REST = "committed", "fresh", "draft", "mask", "rest"
 AHEAD = 8  # masks shown beyond the open window

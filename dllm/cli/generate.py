@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import GenerationConfig
-from ..declared import MACHINE
-from ..errors import ConfigError
+from ..core.config import GenerationConfig
+from ..core.declared import MACHINE
+from ..core.errors import ConfigError
 from . import remote
 from .bundled import warn_of_unknown_words
 from .generate_options import Answers
@@ -25,7 +25,7 @@ from .watch import watch
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
-    from ..result import Result
+    from ..runtime.result import Result
 
 
 @takes(Answers)
@@ -162,8 +162,8 @@ def run(
     """Results of those that are ``asked``, by their number, as they are finished.  An answer does
     not depend on which of the ``questions`` are asked beside it."""
     from ..api import as_completed, stream
-    from ..prompts import encode
-    from ..request_maker import occurrences
+    from ..request.prompts import encode
+    from ..request.request_maker import occurrences
 
     chat = False if options.raw else None
     ids = [encode(model, options.prompt(q.prompt), chat).tobytes() for q in questions]

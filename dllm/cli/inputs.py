@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..errors import PromptError, short
+from ..core.errors import PromptError, short
 
 STDIN = "-"
 

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import ConfigError
-from ..json_lines import check_same, whole_lines
+from ..core.errors import ConfigError
+from ..core.json_lines import check_same, whole_lines
 from .output import check_output, interactive, stderr
 
 # What all answers of a file have in common.

@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import ConfigError, UnknownNameError
+from ..core.errors import ConfigError, UnknownNameError
 from . import completion
 
 if TYPE_CHECKING:
-    from ..spec import Info
+    from ..core.spec import Info
 
 DECIDES = {
     "selector": "which now",

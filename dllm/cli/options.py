@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin
 
 import typer
 
-from ..config import GenerationConfig
-from ..declared import HOLES, MACHINE, Declared, about_of
-from ..errors import ConfigError
+from ..core.config import GenerationConfig
+from ..core.declared import HOLES, MACHINE, Declared, about_of
+from ..core.errors import ConfigError
 from . import completion
 from .inputs import read_ids
 from .output import waiting
@@ -241,7 +241,7 @@ TEXTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "constraints": (list[str], lambda texts: dict(map(_constraint, texts))),
     "logit_bias": (list[str], lambda texts: dict(map(_bias, texts))),
     "remask": (str, lambda text: tuple(map(_span, text.split(",")))),
-    "seed_text": (str, str),
+    "initial_text": (str, str),
     "json_schema": (str, str),
     "caches": (list[str], tuple),
     "drafters": (list[str], tuple),

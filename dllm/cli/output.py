@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from .. import __version__
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
-    from ..result import Result
+    from ..runtime.result import Result
 
 USAGE_ERROR = 2  # exit status
 MEASURED = ("text", "tokens", "nfe", "computed", "forced", "tokens_per_forward",

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import GenerationConfig
-from ..declared import MACHINE, about_of
+from ..core.config import GenerationConfig
+from ..core.declared import MACHINE, about_of
 from .frames import BLOCK, COMMITTED, DRAFT, FRESH, MASK, Frame, Span
 from .options import CACHE, SAMPLER, Generation, the_servers
 from .output import note
@@ -48,7 +48,7 @@ def fields(options: Generation) -> dict[str, Any]:
     form = {sent: given.pop(name) for name, sent in FORMS.items() if name in given}
     if form:
         if "json" in form:
-            from ..formats import schema_of
+            from ..structured import schema_of
 
             form["json"] = schema_of(form["json"])
         given["structured_outputs"] = form
@@ -112,7 +112,7 @@ def _last(answers: Iterator[Answer]) -> Answer:
 
 def _watched(answers: Iterator[Answer], view: View) -> Iterator[Answer]:
     """The answers, while every step is shown."""
-    from ..canvas import Edit  # with NumPy, which the help does without
+    from ..core.canvas import Edit  # with NumPy, which the help does without
 
     length, tokens = 0, dict[int, str]()
     for answer in answers:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from ..access import KEY
-from ..errors import UnknownNameError
+from ..core.access import KEY
+from ..core.errors import UnknownNameError
 from ..serve.settings import Settings
 from .options import MODEL, Loading, option, takes
 from .output import note

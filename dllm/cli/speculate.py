@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ..config import GenerationConfig
-from ..declared import VERIFIER
-from ..errors import ConfigError
+from ..core.config import GenerationConfig
+from ..core.declared import VERIFIER
+from ..core.errors import ConfigError
 from .output import MEASURED, note, versions, waiting
 
 if TYPE_CHECKING:

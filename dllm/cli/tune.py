@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from .options import MEASURING, OUTPUT, Measured, option, takes
 from .output import check_output, note, waiting
 

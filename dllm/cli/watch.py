@@ -23,9 +23,9 @@ from .output import interactive, stderr
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..events import Event
     from ..models import DiffusionModel
-    from ..result import Result
+    from ..runtime.events import Event
+    from ..runtime.result import Result
 
 STYLES = {COMMITTED: "", FRESH: "bold green", DRAFT: "dim yellow", MASK: "dim", REST: "dim italic"}
 MARKS = {FRESH: "«{}»", DRAFT: "‹{}›"}

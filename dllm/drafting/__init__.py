@@ -10,7 +10,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from ..spec import Info, info
+from ..core.spec import Info, info
 
 if TYPE_CHECKING:
     from .api import speculate, stream_speculate

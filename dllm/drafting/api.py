@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, overload
 
-from ..drive import completed, events
-from ..errors import ConfigError
-from ..events import Event
-from ..prompts import ManyPrompts, OnePrompt, is_batch
-from ..scheduler import Request
-from ..streamers import Streamer, feeding
+from ..core.errors import ConfigError
+from ..request.prompts import ManyPrompts, OnePrompt, is_batch
+from ..request.request import Request
+from ..runtime.drive import completed, events
+from ..runtime.events import Event
+from ..runtime.scheduler import Scheduler
+from ..runtime.streamers import Streamer, feeding
 from .naming import DrafterLike, VerifierLike, fit, load_verifier, make_drafter
 from .preparation import DRAFTING, SETTINGS, SpeculativePreparation
 from .result import SpeculativeResult
@@ -59,7 +60,7 @@ def speculate(
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
       "retokenize" and "intersect" bridge the difference.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,
-      ``stop_strings``, ``seed`` and ``max_rows`` (texts written at a time) of
+      ``stop_strings``, ``seed`` and ``max_batch_size`` (texts written at a time) of
       `dllm.GenerationConfig`; ``repetition_penalty`` and ``logits_processor`` (transformers'
       callables), which act on the verifier's logits with the history that each row would have,
       as does everything of that kind in the verifier's ``generation_config``.
@@ -77,7 +78,7 @@ def speculate(
         how, requests = _prepare(verifier, drafter, prompt, options)
         if feed is not None and len(requests) > 1:
             raise ConfigError("a streamer follows one prompt: pass prompts one by one")
-        results = completed(how.scheduler(requests), feed=feed)
+        results = completed(Scheduler.of(how, requests), feed=feed)
     return results if is_batch(prompt) else results[0]
 
 
@@ -90,7 +91,7 @@ def stream_speculate(
     The iterator may be closed early: what still ran is dropped.
     """
     how, requests = _prepare(verifier, drafter, prompt, options)
-    return events(how.scheduler(requests))
+    return events(Scheduler.of(how, requests))
 
 
 def _prepare(

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..canvas import IntArray
-from ..errors import ConfigError
-from ..registry import Registry
-from ..spec import parse
+from ..core.canvas import IntArray
+from ..core.errors import ConfigError
+from ..core.registry import Registry
+from ..core.spec import parse
 
 Array = npt.NDArray[np.float64]
 ROOT = -1  # the parent of a draft's first tokens: the last committed token

@@ -12,11 +12,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from ..canvas import Canvas
-from ..errors import ConfigError
+from ..core.canvas import Canvas
+from ..core.errors import ConfigError
+from ..engine.work import Step, Work
 from ..models import DiffusionModel
-from ..work import Step, Work
 from .base import EMPTY, Budget, Draft, Drafter
+from .result import SpeculativeResult
 from .rows import Forward, SpeculativeRecipe, SpeculativeRow
 from .verifiers.packed import open_verifier
 
@@ -29,11 +30,12 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
     """Writes autoregressive texts, each as its `SpeculativeRecipe` says.
 
     ``taps``: layers of the verifier that drafters want to see.  ``exact``: see `Verifier`.
-    ``most``, ``max_rows``, ``max_batch_tokens`` (default: 4096): see `Work`.  Texts whose drafts
-    come from outside take no room.
+    ``most``, ``max_batch_size``, ``max_batch_tokens`` (default: 4096): see `Work`.  Texts whose
+    drafts come from outside take no room.
     """
 
     cache_name = "verifier"
+    kind = SpeculativeResult
 
     def __init__(
         self,
@@ -42,10 +44,10 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
         taps: tuple[int, ...] = (),
         exact: bool = True,
         most: int | None = None,
-        max_rows: int | None = None,
+        max_batch_size: int | None = None,
         max_batch_tokens: int | None = None,
     ) -> None:
-        super().__init__(model, max_rows, most, max_batch_tokens or MOST_TOKENS)
+        super().__init__(model, max_batch_size, most, max_batch_tokens or MOST_TOKENS)
         self.verifier = open_verifier(model, taps, exact)
         self._seconds = 0.0
 
@@ -90,7 +92,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
             row = SpeculativeRow(canvas, recipe, canvas.fork(), held=held)
             return row if self._join(row) else None
 
-    def keep_prefixes(self, tokens: int | None) -> None:
+    def prefix_cache_tokens(self, tokens: int | None) -> None:
         with self._lock:
             self.verifier.prefixes.allow(tokens)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..errors import ConfigError, UnknownNameError, short
+from ..core.errors import ConfigError, UnknownNameError, short
 from ..models import DiffusionModel, load
 from ..models.checkpoint import BUNDLED
 from . import register_all

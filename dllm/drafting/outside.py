@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..canvas import IntArray
+from ..core.canvas import IntArray
 from .base import EMPTY, Budget, Draft, Drafter, Drafting, DraftRequest
 
 

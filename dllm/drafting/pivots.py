@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..models import DiffusionModel
-from ..prompts import encode
+from ..request.prompts import encode
 from .accept.lossy import pivot_features
 from .accept.rows import Rows
 from .api import speculate

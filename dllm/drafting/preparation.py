@@ -6,21 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import ELSEWHERE, GenerationConfig
-from ..declared import VERIFIER
-from ..errors import ConfigError, UnknownNameError, check_switch, short
+from ..core.config import ELSEWHERE, GenerationConfig
+from ..core.declared import VERIFIER
+from ..core.errors import ConfigError, UnknownNameError, check_switch, short
 from ..models import DiffusionModel
-from ..preparation import format_for
-from ..request_maker import Order, RequestMaker, given_of
-from ..scheduler import Request
-from ..stopping import stop_strings
+from ..request.preparation import format_for
+from ..request.request import Request
+from ..request.request_maker import Order, RequestMaker, given_of
+from ..request.stopping import stop_strings
 from . import register_all
 from .accept.rows import LogitsProcessor
 from .base import RULES, AcceptRule, Drafter, single
 from .engine import SpeculativeEngine
 from .length.control import CONTROLLERS, LengthController
 from .naming import fit, load_verifier, make_drafter
-from .result import SpeculativeResult
 from .rows import SpeculativeRecipe
 
 ARGUMENTS = GenerationConfig.fields(VERIFIER)
@@ -45,7 +44,6 @@ class SpeculativePreparation(RequestMaker):
     vocabulary: str = field(default="auto", kw_only=True)
     parts: dict[tuple[str, str], Any] = field(default_factory=dict, kw_only=True)
 
-    kind = SpeculativeResult
     SESSION = ("drafter", "rule", "controller", "vocabulary", "exact")
 
     @classmethod
@@ -100,11 +98,15 @@ class SpeculativePreparation(RequestMaker):
         return self.recipe.stop_ids
 
     def engine(
-        self, most: int | None, max_rows: int, max_batch_tokens: int | None, whole: bool = False
+        self,
+        most: int | None,
+        max_batch_size: int,
+        max_batch_tokens: int | None,
+        whole: bool = False,
     ) -> SpeculativeEngine:
         taps = () if self.recipe.drafter is None else self.recipe.drafter.taps
         return SpeculativeEngine(
-            self.model, taps=taps, exact=self.exact, most=most, max_rows=max_rows,
+            self.model, taps=taps, exact=self.exact, most=most, max_batch_size=max_batch_size,
             max_batch_tokens=max_batch_tokens,
         )  # fmt: skip
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..canvas import FloatArray
-from ..result import Result
+from ..core.canvas import FloatArray
+from ..runtime.result import Result
 from .base import RoundStats
 
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..canvas import Canvas, IntArray
-from ..config import GenerationConfig
-from ..formats import Format
+from ..core.canvas import Canvas, IntArray
+from ..core.config import GenerationConfig
+from ..engine.work import Row, Step
 from ..models import DiffusionModel
 from ..samplers import NOTHING, Decision
-from ..work import Row, Step
+from ..structured import Format
 from .accept.processors import FormatProcessor, own_processors
 from .accept.rows import KeyedNoise, LogitsProcessor, Rows, Sampling
 from .base import (

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..canvas import IntArray
-from ..errors import ConfigError
+from ..core.canvas import IntArray
+from ..core.errors import ConfigError
 
 TrimLike = Any  # ids, or a JSON file that holds them
 

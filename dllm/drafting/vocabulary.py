@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..canvas import IntArray
-from ..errors import ConfigError
-from ..prompts import encode_text
+from ..core.canvas import IntArray
+from ..core.errors import ConfigError
+from ..request.prompts import encode_text
 from .base import (
     EMPTY,
     Budget,

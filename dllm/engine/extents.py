@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 
 
 class Extents:

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from ..cache import Cache
-from ..canvas import FloatArray, IntArray
-from ..errors import NumericError
-from ..formats.format import Question, complete
+from ..core.canvas import FloatArray, IntArray
+from ..core.errors import NumericError
 from ..kernels.divergence import divergence, drawn_from, log_probabilities, residual
 from ..kernels.statistics import (
     COLDEST,
@@ -31,6 +30,7 @@ from ..kernels.statistics import (
 from ..models import DiffusionModel
 from ..models.linears import check_linears
 from ..samplers import Prediction
+from ..structured.format import Question, complete
 from .graphs import Static, check_static
 from .kv import KVBuffer
 from .layers import LayerHook

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from ..cache.base import Cache
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from ..models.segments import Segment
 from .kv import KVBuffer
 from .packing import Packed

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..cache import Cache
 from ..cache.base import LayerPlan
-from ..canvas import FloatArray, IntArray
+from ..core.canvas import FloatArray, IntArray
 from .kv import KVBuffer
 from .packing import Packed, grouped
 from .rows import Job

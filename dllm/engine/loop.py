@@ -18,17 +18,17 @@ import numpy as np
 import torch
 
 from ..cache import Cache, Slots
-from ..canvas import Canvas
-from ..errors import ConfigError
-from ..memory import unless_out_of_memory
+from ..core.canvas import Canvas
+from ..core.errors import ConfigError
 from ..models import DiffusionModel
-from ..prefixes import Prefixes, weights_of
 from ..samplers import THE_ROW
-from ..work import Work
 from .forward import Forward
+from .memory import unless_out_of_memory
+from .prefixes import Prefixes, weights_of
 from .recipe import Recipe, RowOptions, check_recipe
 from .rows import Job, Row, Step
 from .turn import complete, jobs_of, plan_row, settle
+from .work import Work
 
 CPU_BATCH = 512  # a processor's products get no faster beyond; activations then leave its cache
 
@@ -38,8 +38,8 @@ class Engine(Work[Row, Step]):
 
     ``slots``: positions whose keys and values the pool holds; None (default) lets it grow with
     the rows that are admitted, up to ``most`` (None: without bound).  A cache that stores nothing
-    needs no pool, and then only ``max_rows`` bounds what is admitted.  ``max_rows``: most rows at
-    a time.  ``max_batch_tokens``: most token positions of one forward; more are cut into
+    needs no pool, and then only ``max_batch_size`` bounds what is admitted, the most
+    rows at a time.  ``max_batch_tokens``: most token positions of one forward; more are cut into
     micro-batches of whole rows (default: 512 on a CPU, else without bound).  ``cuda_graphs``,
     ``compile``: see `dllm.GenerationConfig`.
 
@@ -54,7 +54,7 @@ class Engine(Work[Row, Step]):
         *,
         slots: int | None = None,
         most: int | None = None,
-        max_rows: int | None = None,
+        max_batch_size: int | None = None,
         max_batch_tokens: int | None = None,
         cuda_graphs: bool = False,
         compile: bool = False,
@@ -62,7 +62,7 @@ class Engine(Work[Row, Step]):
         if max_batch_tokens is None and model.device.type == "cpu":
             max_batch_tokens = CPU_BATCH
         super().__init__(
-            model, max_rows, slots if most is None and slots else most, max_batch_tokens
+            model, max_batch_size, slots if most is None and slots else most, max_batch_tokens
         )
         self.cache, self.cache_name, self.spoils = cache, cache.name, cache.layerwise
         self.forward = Forward(model, cache, cuda_graphs, compile)
@@ -181,7 +181,7 @@ class Engine(Work[Row, Step]):
 
     # -- prefixes that stay ---------------------------------------------------------------------
 
-    def keep_prefixes(self, tokens: int | None) -> None:
+    def prefix_cache_tokens(self, tokens: int | None) -> None:
         with self._lock:
             if self.cache.exact:
                 self.prefixes.allow(tokens)
@@ -191,9 +191,9 @@ class Engine(Work[Row, Step]):
             if own and tokens:
                 raise ConfigError(
                     f"cache={self.cache.name!r} stores nothing for other texts to go on from: pass "
-                    f"cache={own!r}, or leave keep_prefixes out"
+                    f"cache={own!r}, or leave prefix_cache_tokens out"
                 )
-            super().keep_prefixes(tokens)
+            super().prefix_cache_tokens(tokens)
 
     def _reuse(self, row: Row) -> None:
         """Give a row the keys and values of what its prompt has in common with a kept text."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..canvas import PROPOSAL, PURPOSES, IntArray
+from ..core.canvas import PROPOSAL, PURPOSES, IntArray
 from ..models.segments import Segment
 from .kv import KVBuffer
 from .rows import Job, Laid

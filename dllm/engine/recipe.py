@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..cache import Cache
-from ..canvas import BoolArray, Canvas, IntArray
-from ..capabilities import (
+from ..core.canvas import BoolArray, Canvas, IntArray
+from ..core.capabilities import (
     BLOCK_CAUSAL,
     CONSTRAINED,
     DECIDED_FIRST,
@@ -23,14 +23,14 @@ from ..capabilities import (
     UNCONDITIONAL,
     Capability,
 )
-from ..config import GenerationConfig
-from ..errors import ConfigError
-from ..formats.format import Format
+from ..core.config import GenerationConfig
+from ..core.errors import ConfigError
 from ..kernels.statistics import TokenClasses
 from ..models import DiffusionModel, Facts
 from ..samplers import Sampler
 from ..samplers.base import Reviser, Selector, Transform
 from ..samplers.compose import check_needs
+from ..structured.format import Format
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Recipe:
     """How one row is decoded.  Rows with different recipes share forwards.
 
     ``config``: temperature, filters, seed, guidance and what else `GenerationConfig` says about a
-    text; what it says about the engine (``max_rows``, ``max_batch_tokens``, ``cuda_graphs``,
+    text; what it says about the engine (``max_batch_size``, ``max_batch_tokens``, ``cuda_graphs``,
     ``compile``) is not read here.  ``ban_stops`` keeps stop ids from being proposed at all, e.g.
     when filling holes in a text.  ``after_step`` is called with the row's canvas after each of its
     steps and may finish it.  ``format``: which texts may be written.

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from ..cache import Cache, Plan, Slots
-from ..canvas import Canvas, Edit, IntArray
+from ..core.canvas import Canvas, Edit, IntArray
 from ..samplers import NOTHING, THE_ROW, Feed, Prediction
-from ..work import Row as AnyRow
-from ..work import Step as AnyStep
 from .recipe import Recipe, RowOptions
+from .work import Row as AnyRow
+from .work import Step as AnyStep
 
 
 @dataclass(slots=True, eq=False)

@@ -9,9 +9,9 @@ import torch
 
 from ..cache import Cache, Plan
 from ..cache.base import OPEN_BLOCK, check, complete_plan
-from ..canvas import Canvas, IntArray
-from ..capabilities import FORESIGHT
-from ..errors import ConfigError, NumericError
+from ..core.canvas import Canvas, IntArray
+from ..core.capabilities import FORESIGHT
+from ..core.errors import ConfigError, NumericError
 from ..samplers import NOTHING, THE_ROW, Decision, Seen, Trial
 from .forward import Predictions
 from .kv import KVBuffer

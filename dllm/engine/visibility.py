@@ -27,7 +27,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ..canvas import BoolArray, Canvas, IntArray
+from ..core.canvas import BoolArray, Canvas, IntArray
 from ..models import Facts
 
 MASKS_BEHIND = 1 << 32  # what being undecided adds to a rank: more than any position

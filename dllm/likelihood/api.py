@@ -7,11 +7,18 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from ..canvas import IntArray
-from ..errors import PromptError
+from ..core.canvas import IntArray
+from ..core.errors import PromptError
+from ..core.spec import build
 from ..models import DiffusionModel, load
-from ..prompts import ManyPrompts, OnePrompt, encode, encode_continuation, encode_text, is_batch
-from ..spec import build
+from ..request.prompts import (
+    ManyPrompts,
+    OnePrompt,
+    encode,
+    encode_continuation,
+    encode_text,
+    is_batch,
+)
 from .scoring import Score, ScoreRequest, Scoring, score_requests
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..canvas import BoolArray
-from ..errors import ConfigError, UnknownNameError
+from ..core.canvas import BoolArray
+from ..core.errors import ConfigError, UnknownNameError
 
 Weights = npt.NDArray[np.float64]
 

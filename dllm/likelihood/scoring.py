@@ -13,13 +13,13 @@ from .. import cache as caches
 from .. import samplers
 from ..cache import Slots
 from ..cache.base import full_plan
-from ..canvas import Canvas, FloatArray, IntArray
-from ..config import GenerationConfig
+from ..core.canvas import Canvas, FloatArray, IntArray
+from ..core.config import GenerationConfig
+from ..core.errors import ConfigError, PromptError
 from ..engine import Engine, Recipe
 from ..engine.forward import Forward
 from ..engine.recipe import RowOptions, check_recipe
 from ..engine.rows import Job, Row
-from ..errors import ConfigError, PromptError
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel
 from .estimators import ENDS_WITH_EOS, Draws, Weights, estimator

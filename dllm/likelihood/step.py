@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from .. import cache as caches
-from ..canvas import IntArray
+from ..core.canvas import IntArray
+from ..core.errors import ConfigError, PromptError
 from ..engine.forward import Forward
 from ..engine.recipe import check_recipe
-from ..errors import ConfigError, PromptError
 from ..kernels.statistics import token_statistics
 from ..models import DiffusionModel, load
-from ..prompts import check_lengths_alone, encode, encode_holes
+from ..request.prompts import check_lengths_alone, encode, encode_holes
 from .scoring import ScoreRequest, Scoring, job_of, recipe_of
 
 MOST_TOP = 1000

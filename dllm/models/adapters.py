@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..errors import CheckpointError, ConfigError, missing, one_line, short
+from ..core.errors import CheckpointError, ConfigError, missing, one_line, short
 from .checkpoint import looks_like_a_path, read_json, snapshot
 from .quiet import quiet
 

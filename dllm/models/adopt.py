@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from .attention import set_attention, use_attention
 from .facts import generation_defaults, read_facts
 from .family import Family, get_family

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
-from ..errors import ConfigError, UnknownNameError, missing
+from ..core.errors import ConfigError, UnknownNameError, missing
 from .grouped import grouped_rows
 from .segments import Segment
 from .varlen import Varlen

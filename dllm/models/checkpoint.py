@@ -13,7 +13,7 @@ from typing import Any
 
 import huggingface_hub
 
-from ..errors import CheckpointError, ConfigError, UnknownNameError, one_line, short
+from ..core.errors import CheckpointError, ConfigError, UnknownNameError, one_line, short
 from .fields import check_config, check_generation
 
 BUNDLED = ("nano", "nano-ar")

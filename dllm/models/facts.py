@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from ..errors import CheckpointError, ConfigError, UnknownNameError
+from ..core.errors import CheckpointError, ConfigError, UnknownNameError
 from .family import ConfigDict, Facts, Family, Published
 from .fields import own_section, wrong
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import CheckpointError, UnknownNameError, short
+from ..core.errors import CheckpointError, UnknownNameError, short
 
 ConfigDict = Mapping[str, Any]
 

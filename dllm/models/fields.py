@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import CheckpointError
+from ..core.errors import CheckpointError
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 MOST = 2**31  # ids and sizes beyond it are damage: no network has such axes

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..errors import CheckpointError, ConfigError, one_line
+from ..core.errors import CheckpointError, ConfigError, one_line
 from ..kernels.mapped import release
 from ..kernels.quantised import BLOCK, EVEN, QuantisedLinear, halves, quantise
 from .family import get_family

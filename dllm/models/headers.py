@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig
 
-from ..errors import CheckpointError, one_line, short
+from ..core.errors import CheckpointError, one_line, short
 from .checkpoint import INDEX, SINGLE, read_json
 from .family import Family
 from .quiet import quiet

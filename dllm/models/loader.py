@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import CheckpointError, ConfigError
+from ..core.errors import CheckpointError, ConfigError
 from .adapters import attach
 from .adopt import adopt, prepare
 from .checkpoint import Checkpoint, open_checkpoint

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from ..errors import CheckpointError
+from ..core.errors import CheckpointError
 from .family import ConfigDict, Family, Published, Release, demand, register_family, require
 from .native import shared
 

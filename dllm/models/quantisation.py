@@ -18,11 +18,11 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ..errors import CheckpointError, ConfigError
+from ..core.errors import CheckpointError, ConfigError
+from ..core.registry import Registry
+from ..core.spec import parse
 from ..kernels.mapped import release
 from ..kernels.quantised import BLOCK, EVEN, GROUPS, QuantisedEmbedding, QuantisedLinear
-from ..registry import Registry
-from ..spec import parse
 
 METHOD = "dllm"  # quant_method in config.json
 LOG = logging.getLogger("dllm")

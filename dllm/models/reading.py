@@ -8,7 +8,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig
 
-from ..errors import CheckpointError, ConfigError, DllmError, one_line
+from ..core.errors import CheckpointError, ConfigError, DllmError, one_line
 from .checkpoint import Checkpoint
 from .family import Family, families, family_for, get_family
 from .fields import own_section

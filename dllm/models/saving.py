@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import ConfigError, UnknownNameError
+from ..core.errors import ConfigError, UnknownNameError
 from .family import Facts, Family
 from .quantisation import of_config
 

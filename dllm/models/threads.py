@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from ..kernels.linear import Packed, linear
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

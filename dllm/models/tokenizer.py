@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 from transformers import AddedToken, PreTrainedTokenizerBase
 
-from ..errors import CheckpointError, one_line
+from ..core.errors import CheckpointError, one_line
 from .checkpoint import find
 from .family import Family
 

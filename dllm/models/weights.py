@@ -14,7 +14,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import CheckpointError, ConfigError, UnknownNameError, one_line
+from ..core.errors import CheckpointError, ConfigError, UnknownNameError, one_line
 from .facts import SETTABLE
 from .family import Family
 from .headers import check_headers

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Any
 
-from ..errors import ConfigError, PromptError
-from ..json_lines import check_same
+from ..core.errors import ConfigError, PromptError
+from ..core.json_lines import check_same
 from .body import is_unicode
 from .problems import Problem
 from .requests import GenerateRequest, read_chat, read_infill, read_text
@@ -267,7 +267,7 @@ async def answer_all(
     service: Service, lines: Iterable[Line], done: Callable[[Line, dict[str, Any]], None]
 ) -> None:
     """Answer every line, as many at a time as keep the engine's rows busy."""
-    most = 2 * service.settings.max_rows * len(service.sessions)
+    most = 2 * service.settings.max_batch_size * len(service.sessions)
     working: dict[asyncio.Task[dict[str, Any]], Line] = {}
     source = iter(lines)
     try:

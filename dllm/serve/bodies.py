@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from ..config import Count, GenerationConfig, Number
-from ..declared import ANSWER, HOLES
+from ..core.config import Count, GenerationConfig, Number
+from ..core.declared import ANSWER, HOLES
 from .body import Body, Must, Only
 from .problems import Problem
 from .wire import LONGEST_STOP, MOST_HOLES, SPEC, is_spec
@@ -285,7 +285,7 @@ class Writing(Decoding):
     modalities: Annotated[Any, Only(OTHER, ["text"])] = None
     audio: Annotated[Any, Only(OTHER)] = None
     prediction: Annotated[
-        Any, Only("begin with a draft, seed_text, or fix parts with constraints")
+        Any, Only("begin with a draft, initial_text, or fix parts with constraints")
     ] = None
     moderation: Annotated[Any, Only(OTHER)] = None
     priority: Annotated[Any, Only("requests are served in the order they come", 0)] = None

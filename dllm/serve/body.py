@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
-from ..errors import UnknownNameError
+from ..core.errors import UnknownNameError
 from .problems import Problem, shortened
 from .wire import parameters, wire_names
 

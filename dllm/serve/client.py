@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from ..access import KEY, json_headers
-from ..errors import ConfigError, DllmError
+from ..core.access import KEY, json_headers
+from ..core.errors import ConfigError, DllmError
 
 PATIENCE = 600.0  # seconds of silence; a stream brings something every 15
 
@@ -48,7 +48,7 @@ class Answer:
 @dataclass(frozen=True)
 class Client:
     """A server at ``url``, e.g. ``http://127.0.0.1:8000``, with its API key if it asks for one;
-    without ``key`` the one in the environment goes along, see `dllm.access`."""
+    without ``key`` the one in the environment goes along, see `dllm.core.access`."""
 
     url: str
     key: str | None = None

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import CancelledError, DeadlineError, PromptError, QueueFullError
+from ..core.errors import CancelledError, DeadlineError, PromptError, QueueFullError
 from .http import outcome
 
 if TYPE_CHECKING:

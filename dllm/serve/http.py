@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ..errors import CancelledError
+from ..core.errors import CancelledError
 from .body import Body
 from .problems import Problem
 from .replies import dumps

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import CancelledError, QueueFullError
+from ..core.errors import CancelledError, QueueFullError
 from ..likelihood.api import score
 from ..likelihood.step import Guesses, step
 from .encoding import Encoder, with_own_tokenizer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..drafting.result import SpeculativeResult
-from ..result import Result
+from ..runtime.result import Result
 
 if TYPE_CHECKING:
     from ..session import StepReport

@@ -6,7 +6,7 @@ import asyncio
 import reprlib
 from typing import Any
 
-from ..errors import (
+from ..core.errors import (
     CancelledError,
     DeadlineError,
     DllmError,

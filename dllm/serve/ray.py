@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import serve
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def app(
         """One copy of the model with an engine of its own."""
 
     # A replica's own queue answers 429; Ray's must not hide it.
-    room = (chosen.max_rows + chosen.max_waiting) * len(chosen.caches)
+    room = (chosen.max_batch_size + chosen.max_waiting) * len(chosen.caches)
     given = {
         "name": APPLICATION, "max_ongoing_requests": 2 * room,
         "graceful_shutdown_timeout_s": chosen.drain, **options,
@@ -114,7 +114,7 @@ class Worker:
 
         given = settings if isinstance(settings, Settings) else Settings(**dict(settings or {}))
         # Nobody waits for a single answer of a batch.
-        patient = given.but(deadline=1e7, max_waiting=4 * given.max_rows, page=False)
+        patient = given.but(deadline=1e7, max_waiting=4 * given.max_batch_size, page=False)
         self.service = Service(load(model, **dict(loading or {})), patient)
         self.defaults = dict(defaults or {})
 
@@ -196,7 +196,7 @@ def answer_with_ray(
         rows.append({"id": line.id, "url": line.url, "request": json.dumps(line.body)})
     if not rows:
         return
-    size = max(1, min(BLOCK * settings.max_rows, -(-len(rows) // workers)))
+    size = max(1, min(BLOCK * settings.max_batch_size, -(-len(rows) // workers)))
     given = {"model": model, "settings": settings, "loading": dict(loading)}
     results = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // size)).map_batches(
         Worker, fn_constructor_kwargs=given, batch_size=size, compute=_actors(workers)

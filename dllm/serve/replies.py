@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..result import Result
+from ..runtime.result import Result
 from .problems import Problem
 from .requests import GenerateRequest
 from .tools import Said

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import FORMATS
+from ..core.config import FORMATS
 from .bodies import (
     MOST_TEXTS,
     ChatBody,
@@ -142,7 +142,7 @@ def read_text(data: Any) -> GenerateRequest:
     """``POST /v1/completions``."""
     body = TextBody.read(data)
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
-    for name in ("stop", "min_tokens", "ignore_eos", "constraints", "length", "seed_text"):
+    for name in ("stop", "min_tokens", "ignore_eos", "constraints", "length", "initial_text"):
         if body.suffix and body.value(name):
             raise unsupported(name, f"{name} does not go with suffix: the hole has max_tokens "
                               "positions and all of them are written")  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ..config import Count
+from ..core.config import Count
 from .bodies import (
     MOST_TOOLS,
     Content,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..errors import DllmError
+from ..core.errors import DllmError
 from ..models.checkpoint import BUNDLED
-from ..prompts import check_ids
+from ..request.prompts import check_ids
 from .bodies import (
     ChatBody,
     DetokenizeBody,

@@ -12,7 +12,7 @@ from types import FrameType
 
 import uvicorn
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from .app import create_app
 from .connections import Connection, drop_unfinished
 from .service import Service

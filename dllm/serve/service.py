@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..config import MAX_TEMPERATURE
+from ..core.config import MAX_TEMPERATURE
+from ..core.errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
 from ..drafting.verifiers.base import is_causal_model
 from ..engine.recipe import check_recipe
-from ..errors import CancelledError, ConfigError, DeadlineError, PromptError, QueueFullError
-from ..handle import Handle
-from ..holes import measured, open_holes
-from ..preparation import Preparation
-from ..prompts import encode, encode_continuation, encode_markup, hole_forms, tokenizer_of
-from ..request_maker import occurrences
+from ..request.holes import measured, open_holes
+from ..request.preparation import Preparation
+from ..request.prompts import encode, encode_continuation, encode_markup, hole_forms, tokenizer_of
+from ..request.request_maker import occurrences
+from ..runtime.handle import Handle
 from ..session import Session
 from .encoding import Encoder
 from .likelihoods import Likelihoods
@@ -37,11 +37,11 @@ from .verify import VerifyRoutes
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
-    from ..result import Result
+    from ..runtime.result import Result
 
 log, access = logging.getLogger("dllm.serve"), logging.getLogger("dllm.access")
-CANVAS = {"steps", "block_length", "length", "cfg_scale", "eos_policy", "constraints", "seed_text",
-          "remask"}  # fmt: skip
+CANVAS = {"steps", "block_length", "length", "cfg_scale", "eos_policy", "constraints",
+          "initial_text", "remask"}  # fmt: skip
 MOST_UNKNOWN = 16  # holes of a request that are measured
 MOST_FORMS = 32  # whose automata are known, half of what the library remembers
 SAMPLE = 64  # values of a weight that identify it
@@ -118,7 +118,7 @@ class Service:
     @property
     def retry_after(self) -> float:
         """Seconds after which there may be room in the queue, a rough estimate."""
-        return math.ceil(self._seconds * (1 + self.waiting / self.settings.max_rows))
+        return math.ceil(self._seconds * (1 + self.waiting / self.settings.max_batch_size))
 
     @property
     def broken(self) -> bool:
@@ -129,7 +129,7 @@ class Service:
         status = "broken" if self.broken else "stopping" if self.draining else "ready"
         return {
             "status": status, "running": self.running, "waiting": self.waiting,
-            "max_rows": self.settings.max_rows * len(self.sessions),
+            "max_batch_size": self.settings.max_batch_size * len(self.sessions),
             "max_waiting": self.settings.max_waiting * len(self.sessions),
             "cache_positions_used_ratio": round(self.used, 4),
         }  # fmt: skip
@@ -162,7 +162,7 @@ class Service:
                 name, f"{name}={ask.penalties[name]} is not supported: tokens of a canvas are "
                 "decided several at a time, so that there is no past to penalise",
             )  # fmt: skip
-        room = self.settings.max_rows + self.settings.max_waiting
+        room = self.settings.max_batch_size + self.settings.max_waiting
         if ask.choices > room:  # later there would be no more room
             raise unsupported("n", f"{ask.choices} answers: this server takes {room} at a time")
         if ask.tool_choice == "auto" and ask.tools and not shows_tools(template):

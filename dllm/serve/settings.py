@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..config import Count, Number, Serving
-from ..declared import Numeric, about
-from ..errors import ConfigError
+from ..core.config import Count, Number, Serving
+from ..core.declared import Numeric, about
+from ..core.errors import ConfigError
 
 SAMPLER = "threshold"
 WRITE_PATIENCE = 30.0  # seconds that a reader may keep a full connection waiting

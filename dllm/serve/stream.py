@@ -14,8 +14,8 @@ from .requests import GenerateRequest
 from .tools import Parser, Said
 
 if TYPE_CHECKING:
-    from ..events import Event
-    from ..handle import Handle
+    from ..runtime.events import Event
+    from ..runtime.handle import Handle
     from .service import Service
 
 HEARTBEAT = 15.0  # seconds without a chunk after which a comment keeps the connection open

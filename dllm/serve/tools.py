@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UnknownNameError
+from ..core.errors import UnknownNameError
 
 THINK, THOUGHT = "<think>", "</think>"
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -21,12 +21,12 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..core.errors import ConfigError, PromptError, one_line
 from ..drafting.base import Budget, Draft
 from ..drafting.outside import Outside
 from ..drafting.vocabulary import fingerprint
-from ..errors import ConfigError, PromptError, one_line
-from ..events import Event
-from ..handle import Handle
+from ..runtime.events import Event
+from ..runtime.handle import Handle
 from ..session import Session
 from .bodies import DeviceBody
 from .http import Path, as_json, read_json

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..config import GenerationConfig
-from ..declared import about_of
-from ..errors import DllmError
+from ..core.config import GenerationConfig
+from ..core.declared import about_of
+from ..core.errors import DllmError
 from .problems import Problem, shortened
 
 MOST_ITEMS, MOST_STOPS, MOST_HOLES = 1024, 16, 1024
@@ -79,7 +79,7 @@ SENT = {
                         '{"0": "The answer"}', _by_number((str, int)), _keys),
     "logit_bias": Sent(f"an object of at most {MOST_ITEMS} numbers from -100 to 100 by token id, "
                        '{"17": -2.5}', _by_number((int, float), 100), _keys),
-    "seed_text": Sent("a string, in which [[8]] stands for 8 open tokens, or token ids with -1",
+    "initial_text": Sent("a string, in which [[8]] stands for 8 open tokens, or token ids with -1",
                       _is_draft),
     "remask": Sent(f"a list of at most {MOST_HOLES} positions and [first, past the last] pairs",
                    lambda v: isinstance(v, list) and len(v) <= MOST_HOLES),

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 
 Example = TypeVar("Example")
 POOL = 32  # batches that are drawn and sorted by length together

@@ -20,8 +20,8 @@ from torch import nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import SchedulerType
 
-from ..errors import ConfigError, UnknownNameError
-from ..json_lines import whole_lines
+from ..core.errors import ConfigError, UnknownNameError
+from ..core.json_lines import whole_lines
 from ..models.precision import native_bfloat16
 
 Metrics = dict[str, float]

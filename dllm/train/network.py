@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from ..models import DiffusionModel
 from ..models.family import Facts
 

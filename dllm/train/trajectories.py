@@ -20,8 +20,8 @@ import torch
 from torch.utils.data import Dataset
 
 from ..api import generate
+from ..core.errors import ConfigError
 from ..drafting.api import speculate
-from ..errors import ConfigError
 from ..eval.tasks import TASKS
 from ..models import DiffusionModel
 from .batches import arranged, examples

@@ -12,7 +12,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 
 FOLDER_VARIABLE = "DLLM_KERNELS"  # where compiled kernels lie; empty: they are not used
 NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")

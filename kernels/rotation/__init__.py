@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch as _torch
 
-from ...errors import ConfigError, UnknownNameError
+from ...core.errors import ConfigError, UnknownNameError
 from ..cpu import layers as _compiled
 from . import naive as _naive
 from . import torch as _fast

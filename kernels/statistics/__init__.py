@@ -20,7 +20,7 @@ from typing import cast as _cast
 
 import torch as _torch
 
-from ...errors import ConfigError, UnknownNameError
+from ...core.errors import ConfigError, UnknownNameError
 from . import naive as _naive
 from . import parallel as _parallel
 from . import torch as _fast

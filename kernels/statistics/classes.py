@@ -1,6 +1,6 @@
 """Numbers per class of tokens: what a constraint has to know of a vocabulary.
 
-A format (`dllm.formats`) treats many tokens alike.  Per row and class it needs the sum of the
+A format (`dllm.structured`) treats many tokens alike.  Per row and class it needs the sum of the
 probabilities and the likeliest or a drawn token: a few hundred numbers in place of the logits.
 Tokens of a class are put side by side, so that each class is one segment.
 """

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from .classes import TokenClasses
 
 # either every field is a torch tensor on the device, or (after `numpy`) every field is NumPy

@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 
 import dllm
 from dllm.cache import Plan, Slots
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.engine import Engine
 from dllm.engine.layers import View
 from dllm.engine.packing import pack

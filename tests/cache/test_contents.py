@@ -10,8 +10,8 @@ import torch
 
 from dllm import cache as caches
 from dllm.cache import Plan
-from dllm.canvas import Canvas
-from dllm.config import GenerationConfig
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
 from dllm.engine import Row, turn
 from dllm.engine.kv import KVBuffer
 from dllm.engine.packing import pack

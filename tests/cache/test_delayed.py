@@ -12,7 +12,7 @@ import dllm
 from dllm.cache import Plan, Slots
 from dllm.cache import compose as compose_cache
 from dllm.cache.delayed import DelayedCache
-from dllm.canvas import Blocks, Canvas
+from dllm.core.canvas import Blocks, Canvas
 
 from ..table import EOS, MASK
 

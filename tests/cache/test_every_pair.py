@@ -10,8 +10,8 @@ import pytest
 
 import dllm
 from dllm import cache as caches
-from dllm.capabilities import FIXED_WINDOW, LEFT_TO_RIGHT, SHADOW, SLIDING_BRANCHES
-from dllm.result import Result
+from dllm.core.capabilities import FIXED_WINDOW, LEFT_TO_RIGHT, SHADOW, SLIDING_BRANCHES
+from dllm.runtime.result import Result
 from dllm.samplers import compose
 
 from ..golden.conftest import goldens_dir

@@ -9,8 +9,8 @@ import pytest
 
 from dllm import cache as caches
 from dllm.cache.base import LayerPlan
-from dllm.canvas import Canvas
-from dllm.config import GenerationConfig
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
 from dllm.samplers import compose
 from dllm.samplers.scorers import Random
 from dllm.samplers.windows import StaticBlocks

@@ -10,8 +10,8 @@ import pytest
 from dllm import cache as caches
 from dllm.cache import Cache, Plan, Slots
 from dllm.cache.base import complete_plan
-from dllm.canvas import Canvas, IntArray
-from dllm.capabilities import DECIDED_FIRST, FORESIGHT
+from dllm.core.canvas import Canvas, IntArray
+from dllm.core.capabilities import DECIDED_FIRST, FORESIGHT
 
 from ..table import EOS, MASK
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import dllm
 from dllm import cache as caches
-from dllm.canvas import BoolArray, Canvas, IntArray
-from dllm.capabilities import FORESIGHT, PROBABILITY, WINDOW_LOGITS
-from dllm.config import GenerationConfig
+from dllm.core.canvas import BoolArray, Canvas, IntArray
+from dllm.core.capabilities import FORESIGHT, PROBABILITY, WINDOW_LOGITS
+from dllm.core.config import GenerationConfig
 from dllm.samplers import compose
 from dllm.samplers.base import Reviser, Selector, View, Window
 from dllm.samplers.scorers import Random

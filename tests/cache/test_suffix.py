@@ -9,7 +9,7 @@ import pytest
 
 import dllm
 from dllm.cache import Plan, Slots, compose
-from dllm.canvas import Canvas, IntArray, Suffix
+from dllm.core.canvas import Canvas, IntArray, Suffix
 from dllm.samplers import compose as compose_sampler
 
 from ..samplers.test_vectors import canvas_of, decide, predict

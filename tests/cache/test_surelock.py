@@ -10,8 +10,8 @@ import torch
 
 import dllm
 from dllm import cache as caches
-from dllm.canvas import Canvas
-from dllm.config import GenerationConfig
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
 from dllm.samplers import compose
 
 from ..decoding import Decoding

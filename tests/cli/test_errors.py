@@ -15,7 +15,7 @@ import pytest
 from _pytest.monkeypatch import MonkeyPatch
 
 import dllm.models
-from dllm.errors import missing_module
+from dllm.core.errors import missing_module
 
 from ..thin import covering
 from .conftest import Run
@@ -169,7 +169,7 @@ def many_prompts(command: str, folder: Path) -> tuple[list[str], Path]:
     file, out = folder / "prompts.txt", folder / "out.jsonl"
     file.write_text("\n".join(f"Compute {a} + {a + 7}." for a in range(400)))
     asked = ["--file", str(file), "--lines"] if command == "generate" else [str(file)]
-    return [command, *asked, "-o", str(out), "--max-rows", "2", "-s", "llada(steps=32)"], out
+    return [command, *asked, "-o", str(out), "--max-batch-size", "2", "-s", "llada(steps=32)"], out
 
 
 def wait_for_answers(out: Path, running: Callable[[], bool]) -> None:

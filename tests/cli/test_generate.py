@@ -55,7 +55,7 @@ LINES = ["Tom", "", "Ben, Adam, Mia", "Tom", "Zoe"]
 
 
 def test_texts_come_in_the_order_of_the_lines(ask: Run, tiny: dllm.DiffusionModel) -> None:
-    result = ask("generate", "--lines", "--max-rows", "2", stdin="\n".join(LINES))
+    result = ask("generate", "--lines", "--max-batch-size", "2", stdin="\n".join(LINES))
     answers = dllm.generate(
         tiny, [line for line in LINES if line], max_new_tokens=24, block_length=8
     )
@@ -94,7 +94,7 @@ def test_what_is_done_is_kept_and_the_rest_follows(
 ) -> None:
     """Killed in mid-line as well; the same answers come as without an interruption."""
     file, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-    arguments = ["generate", "--lines", "--temperature", "1", "--max-rows", "2", "--output"]
+    arguments = ["generate", "--lines", "--temperature", "1", "--max-batch-size", "2", "--output"]
     ask(*arguments, str(whole), stdin="\n".join(LINES))
     with monkeypatch.context() as patch:
         interrupted(patch, 2)

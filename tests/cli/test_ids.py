@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dllm
-from dllm.prompts import encode
+from dllm.request.prompts import encode
 
 from .conftest import Run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dllm
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 
 from .conftest import Run
 

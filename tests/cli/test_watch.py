@@ -13,10 +13,10 @@ from rich.console import Console
 
 import dllm
 from dllm.api import Event
-from dllm.canvas import Canvas
 from dllm.cli import watch as watch_module
 from dllm.cli.frames import AHEAD, COMMITTED, DRAFT, FRESH, MASK, REST, Frame, Span, Speller, frame
 from dllm.cli.watch import compose, line, watch
+from dllm.core.canvas import Canvas
 
 from .conftest import Run
 

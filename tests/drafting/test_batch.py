@@ -48,7 +48,7 @@ def test_a_batch_is_its_rows(
     tokens = dllm.speculate(model, None, several, max_new_tokens=40)
     text = [*several[0], *tokens[0].tokens]
     for drafter in (None, "prompt_lookup", "anpd", Scripted(text, noise=0.3, tree=seed % 5 == 0)):
-        together = dllm.speculate(model, drafter, several, max_rows=rows, **how)
+        together = dllm.speculate(model, drafter, several, max_batch_size=rows, **how)
         alone = [dllm.speculate(model, drafter, prompt, **how) for prompt in several]
         assert list(map(said, together)) == list(map(said, alone))
 
@@ -69,7 +69,7 @@ def test_one_forward_for_all(verifier: dllm.DiffusionModel) -> None:
         results = dllm.speculate(verifier, None, several, max_new_tokens=8)
         assert len(calls) == 8 == results[0].nfe
         calls.clear()
-        dllm.speculate(verifier, None, several, max_new_tokens=8, max_rows=1)
+        dllm.speculate(verifier, None, several, max_new_tokens=8, max_batch_size=1)
         assert len(calls) == 24
     finally:
         handle.remove()
@@ -134,7 +134,7 @@ def test_events_are_the_text() -> None:
     how: dict[str, Any] = {"max_new_tokens": 40, "stop_strings": ("Ben",)}
     expected = dllm.speculate(model, "nano", questions, **how)
     texts, tokens, results = [""] * 3, [[], [], []], {}
-    for event in dllm.stream_speculate(model, "nano", questions, max_rows=2, **how):
+    for event in dllm.stream_speculate(model, "nano", questions, max_batch_size=2, **how):
         assert event.row not in results, "nothing comes after the last event"
         texts[event.row] += event.text
         tokens[event.row] += event.tokens
@@ -161,7 +161,7 @@ def test_two_threads_with_one_verifier(verifier: dllm.DiffusionModel) -> None:
 
     def work(number: int) -> None:
         drafter = (None, "anpd", "suffix", "token_recycling")[number]
-        results = dllm.speculate(verifier, drafter, several, max_new_tokens=NEW, max_rows=3)
+        results = dllm.speculate(verifier, drafter, several, max_new_tokens=NEW, max_batch_size=3)
         outcome[number] = [r.tokens for r in results]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]

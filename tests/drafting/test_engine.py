@@ -93,7 +93,7 @@ def test_a_session_tells_controllers_what_the_library_does(
 
 def test_the_served_default_controller_sees_costs(verifier: dllm.DiffusionModel) -> None:
     """``rate`` is fed the drafter's time and the tokens beside, in the server too."""
-    served = serve(verifier, drafters=("prompt_lookup",), name="ar", max_rows=4)
+    served = serve(verifier, drafters=("prompt_lookup",), name="ar", max_batch_size=4)
     session = served.service.sessions["none"]
     how: Any = session._how
     body = {"prompt": [5, 6, 7, 5, 6, 7, 5], "max_tokens": NEW, "n": 3}
@@ -210,7 +210,7 @@ def test_a_row_that_raises_spares_the_others(
     several = [[5, 6, 8, 9], BAD, [9, 8, 7, 6], [4, 4, 4, 4, 4]]
     expected = [dllm.speculate(verifier, None, one, max_new_tokens=NEW).tokens for one in several]
     drafter, how = faulty(where)
-    with dllm.Session(verifier, drafter=drafter, max_rows=3) as session:
+    with dllm.Session(verifier, drafter=drafter, max_batch_size=3) as session:
         handles = [session.submit(one, max_new_tokens=NEW, **how) for one in several]
         for handle, tokens, prompt in zip(handles, expected, several, strict=True):
             if prompt == BAD:
@@ -232,7 +232,7 @@ def test_a_row_that_raises_spares_the_others_of_a_server(
     verifier: dllm.DiffusionModel, faulty: Any
 ) -> None:
     expected = dllm.speculate(verifier, None, [5, 6, 8, 9], max_new_tokens=NEW).tokens
-    served = serve(verifier, name="ar", max_rows=4)
+    served = serve(verifier, name="ar", max_batch_size=4)
     faulty("verifier")
     answers: dict[int, Any] = {}
 
@@ -311,7 +311,7 @@ def test_joins_cancels_and_threads_change_nothing(
         for job in set(jobs)
     }
     wrong: list[Any] = []
-    with dllm.Session(model, max_rows=3, keep_prefixes=0) as session:
+    with dllm.Session(model, max_batch_size=3, prefix_cache_tokens=0) as session:
 
         def work(mine: list[tuple[int, int, int]], cancels: Any) -> None:
             for job, cancelled in zip(mine, cancels, strict=True):

@@ -16,6 +16,7 @@ from dllm.drafting.base import EMPTY, Budget, Draft, Drafter, Drafting, DraftReq
 from dllm.drafting.preparation import SpeculativePreparation
 from dllm.drafting.verifiers.packed import PackedVerifier, open_verifier
 from dllm.drafting.verifiers.rowwise import VerifierCache
+from dllm.runtime.scheduler import Scheduler
 
 from .conftest import ARCHITECTURES, Scripted, prompts
 
@@ -219,7 +220,7 @@ def test_after_a_round_the_cache_is_that_of_a_fresh_prefill(
 def begun(model: dllm.DiffusionModel, drafter: Drafter, prompt: list[int], **how: Any) -> Any:
     """A text in an engine of its own, before its first round, and the engine."""
     made = SpeculativePreparation.of(model, drafter, {"max_new_tokens": NEW}, **how)
-    scheduler = made.scheduler(made.prompts([prompt]))
+    scheduler = Scheduler.of(made, made.prompts([prompt]))
     scheduler._admit()
     (run,) = scheduler.running
     return run, scheduler.engine

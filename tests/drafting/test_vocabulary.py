@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import dllm
 from dllm.drafting.vocabulary import PROBE, VocabularyMatch, compare, fingerprint
-from dllm.prompts import encode_text
+from dllm.request.prompts import encode_text
 
 from ..thin import covering
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import dllm
-from dllm.errors import ConfigError
-from dllm.prompts import encode_continuation
+from dllm.core.errors import ConfigError
+from dllm.request.prompts import encode_continuation
 
 from ..thin import some
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.holes import Measured
+from dllm.request.holes import Measured
 
 from ..golden.conftest import goldens_dir
 
@@ -94,7 +94,7 @@ def test_side_by_side_and_in_a_small_pool() -> None:
         assert any(result.canvas != 8 for result in alone)
         assert all(2 <= len(result.tokens) - 8 <= 14 for result in alone)
         assert not any({end, expand, MASK} & {*result.tokens} for result in alone)
-        with dllm.Session(model, cache=cache, max_rows=3, max_positions=70) as session:
+        with dllm.Session(model, cache=cache, max_batch_size=3, max_positions=70) as session:
             handles = [session.infill(text, **how) for text in texts]
             results = [handle.result(timeout=60) for handle in handles]
         assert [(r.tokens, r.nfe, r.computed) for r in results] == [

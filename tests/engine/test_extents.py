@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dllm.core.errors import ConfigError
 from dllm.engine.extents import Extents
 from dllm.engine.kv import KVBuffer
-from dllm.errors import ConfigError
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 12), st.integers(0, 50)), max_size=80))

@@ -12,8 +12,8 @@ import torch
 
 import dllm
 from dllm.cache import Plan, Slots
-from dllm.canvas import Canvas
-from dllm.config import GenerationConfig
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
 from dllm.engine import Engine
 from dllm.engine.forward import Forward
 from dllm.engine.recipe import Recipe, RowOptions

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import dllm
 from dllm import cache as caches
-from dllm.canvas import Canvas
-from dllm.config import GenerationConfig
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, Recipe, Row
 from dllm.engine.forward import Forward
 from dllm.kernels.noise import uniform
@@ -99,7 +99,7 @@ def turmoil(model: dllm.DiffusionModel, cache: str, texts: list[Text], seed: int
     sizes = [
         text.recipe.lanes * text.recipe.width * (len(text.prompt) + text.masks) for text in texts
     ]
-    engine = Engine(model, caches.compose(cache), slots=max(2 * max(sizes), 60), max_rows=4)
+    engine = Engine(model, caches.compose(cache), slots=max(2 * max(sizes), 60), max_batch_size=4)
     left, rows, canvases = list(range(len(texts))), dict[int, Row](), dict[int, Canvas]()
     dropped: set[int] = set()
     while left or rows:
@@ -367,7 +367,7 @@ def test_the_shared_network_is_left_as_it_is(tiny: dllm.DiffusionModel) -> None:
 @pytest.mark.slow
 def test_memory_stays_flat_over_many_rows(tiny: dllm.DiffusionModel) -> None:
     recipe = Recipe(compose("threshold(0.0)"))
-    engine = Engine(tiny, caches.compose("dual"), slots=8 * 40, max_rows=8)
+    engine = Engine(tiny, caches.compose("dual"), slots=8 * 40, max_batch_size=8)
     process, sizes = psutil.Process(), []
     for number in range(2000):
         row = None

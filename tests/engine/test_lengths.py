@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.canvas import Canvas, Edit, moved
+from dllm.core.canvas import Canvas, Edit, moved
 from dllm.engine.kv import KVBuffer
 
 from ..golden.conftest import goldens_dir

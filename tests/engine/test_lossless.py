@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dllm
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 from dllm.eval.tasks import TASKS
 from dllm.samplers import compose
 

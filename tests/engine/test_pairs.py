@@ -14,13 +14,13 @@ import pytest
 
 import dllm
 from dllm import cache as caches
-from dllm.canvas import Canvas
-from dllm.config import GenerationConfig
-from dllm.errors import ConfigError
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
+from dllm.core.errors import ConfigError
 from dllm.eval.tasks import TASKS
 from dllm.kernels.noise import uniform
+from dllm.runtime.trace import TraceStep
 from dllm.samplers import SAMPLERS, compose
-from dllm.trace import TraceStep
 
 from ..decoding import Decoding
 from ..table import EOS, MASK, hashed, table_model

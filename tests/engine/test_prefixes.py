@@ -72,7 +72,7 @@ def same(kept: list[dllm.Result], plain: list[dllm.Result], bits: bool) -> None:
 def test_the_same_bits_with_and_without(kind: str, temperature: float) -> None:
     """One after the other, then second turns, of which the first answer is part."""
     how: dict[str, Any] = {"temperature": temperature, "seed": 3}
-    with opened(kind, keep_prefixes=0) as off, opened(kind) as on:
+    with opened(kind, prefix_cache_tokens=0) as off, opened(kind) as on:
         plain, kept = ([answers(s, [p], **how)[0] for p in QUESTIONS[:3]] for s in (off, on))
         same(kept, plain, kind == "sdar")
         turns = [[*p, *r.tokens, 9, 8] for p, r in zip(QUESTIONS, plain, strict=False)]
@@ -93,7 +93,7 @@ def test_other_precisions(kind: str, precision: str) -> None:
     """Second turns in half precision and with weights of eight bits: again the same bits."""
     results = []
     for keep in (0, None):
-        with opened(kind, precision, keep_prefixes=keep) as session:
+        with opened(kind, precision, prefix_cache_tokens=keep) as session:
             (first,) = answers(session, QUESTIONS[:1])
             results.append((first, *answers(session, [[*QUESTIONS[0], *first.tokens, 9, 8]])))
     plain, kept = results
@@ -103,15 +103,15 @@ def test_other_precisions(kind: str, precision: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "pool"),
-    covering(["fast_dllm_v2", "wedlm"], [{"keep_prefixes": 60}, {"max_positions": 130}]),
+    covering(["fast_dllm_v2", "wedlm"], [{"prefix_cache_tokens": 60}, {"max_positions": 130}]),
 )
 def test_joins_and_little_room(kind: str, pool: dict[str, int]) -> None:
     """Texts that join and grow; rows have precedence, and nothing is left taken at the end."""
     prompts = [*QUESTIONS, [5, 6, 7], *QUESTIONS[::-1]]
     how: dict[str, Any] = {"length": "append(block=4)"}
-    with opened(kind, keep_prefixes=0, max_rows=3) as off:
+    with opened(kind, prefix_cache_tokens=0, max_batch_size=3) as off:
         plain = answers(off, prompts, **how)
-    with opened(kind, max_rows=2, **pool) as on:
+    with opened(kind, max_batch_size=2, **pool) as on:
         kept = answers(on, prompts, **how)
         engine = engine_of(on)
         pool_now = engine.prefixes
@@ -176,8 +176,8 @@ def test_a_prefix_belongs_to_weights_and_adapter() -> None:
 
 def test_who_cannot_says_why() -> None:
     with pytest.raises(dllm.ConfigError, match="depend on what follows"):
-        dllm.Session("nano", keep_prefixes=100)
+        dllm.Session("nano", prefix_cache_tokens=100)
     for kind, cache in (("sdar", "block"), ("wedlm", "wedlm")):
         with pytest.raises(dllm.ConfigError, match=f"pass cache='{cache}'"):
-            dllm.Session(model(kind), cache="none", keep_prefixes=100)
-    dllm.Session("nano", keep_prefixes=0).close()
+            dllm.Session(model(kind), cache="none", prefix_cache_tokens=100)
+    dllm.Session("nano", prefix_cache_tokens=0).close()

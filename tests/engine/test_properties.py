@@ -7,9 +7,9 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from dllm import cache as caches
-from dllm.canvas import Canvas
-from dllm.config import GenerationConfig
-from dllm.errors import ConfigError
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
+from dllm.core.errors import ConfigError
 from dllm.kernels.noise import uniform
 from dllm.samplers import compose
 from dllm.samplers.eos import CHECKS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.result import Result
+from dllm.runtime.result import Result
 
 from ..golden.conftest import goldens_dir
 from ..settings import OWN_MODELS, SMALL

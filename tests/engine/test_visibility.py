@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.engine.packing import grouped
 from dllm.engine.visibility import Piece, Visibility
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 from dllm.eval.metrics import (
     Outcome,
     acceptance,

@@ -221,7 +221,7 @@ def test_the_readme_has_every_cache_that_nano_can_run(
 
 
 def test_what_cannot_work_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dllm.capabilities import REGION_LOGITS
+    from dllm.core.capabilities import REGION_LOGITS
     from dllm.samplers.threshold import Threshold
 
     monkeypatch.setattr(Threshold, "needs", Threshold.needs | {REGION_LOGITS})

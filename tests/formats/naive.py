@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dllm.formats.automaton import Automaton
-from dllm.formats.joint import Chain
+from dllm.structured.automaton import Automaton
+from dllm.structured.joint import Chain
 
 
 def backward(

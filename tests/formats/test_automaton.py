@@ -9,8 +9,8 @@ import interegular
 import numpy as np
 import pytest
 
-from dllm.formats.automaton import Automaton
-from dllm.formats.compiling import Unfit
+from dllm.structured.automaton import Automaton
+from dllm.structured.compiling import Unfit
 
 from ..thin import some
 from .toy import PAD, PATTERNS, PIECES, SIZE, STOP, automaton, sequences, text

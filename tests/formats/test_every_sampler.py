@@ -59,7 +59,7 @@ Case = tuple[dict[str, Any], int, float]  # a format, a seed, a temperature
 def check(model: dllm.DiffusionModel, sampler: str, cache: str, cases: list[Case]) -> int:
     """Decode all of them in one session, beside rows without a form; how many were."""
     count = 0
-    with dllm.Session(model, cache=cache, max_rows=6) as session:
+    with dllm.Session(model, cache=cache, max_batch_size=6) as session:
         handles = []
         for i, (form, seed, temperature) in enumerate(cases):
             how = {"sampler": sampler, "max_new_tokens": 22, "seed": seed,

@@ -13,8 +13,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import dllm
-from dllm.formats.vocabulary import vocabulary_of
-from dllm.preparation import Preparation
+from dllm.request.preparation import Preparation
+from dllm.structured.vocabulary import vocabulary_of
 
 REGEX = r"(\w+, )*\w+\.|#[0-9a-f]{6}|[^a-z]{4}(end)?"
 DATE, PROMPT = r"\d{4}-\d{2}-\d{2}", [5, 9, 17, 40, 3]
@@ -114,7 +114,7 @@ def test_a_batch_is_its_rows_alone(tiny: dllm.DiffusionModel, temperature: float
     how = {"temperature": temperature, "max_new_tokens": 20, "block_length": 8}
     orders = [(PROMPT[: 2 + i % 4], {**form, **how, "seed": i}) for i, form in enumerate(forms)]
     alone = [dllm.generate(tiny, prompt, cache="dual", **each) for prompt, each in orders]
-    with dllm.Session(tiny, cache="dual", max_rows=5) as session:
+    with dllm.Session(tiny, cache="dual", max_batch_size=5) as session:
         first = [session.submit(prompt, **each) for prompt, each in orders[:4]]
         doomed = [session.submit([9, 9], regex=REGEX, max_new_tokens=60) for _ in range(2)]
         later = [session.submit(prompt, **each) for prompt, each in orders[4:]]

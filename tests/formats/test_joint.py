@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dllm.formats.automaton import Automaton
-from dllm.formats.joint import Chain, Lattice
+from dllm.structured.automaton import Automaton
+from dllm.structured.joint import Chain, Lattice
 
 from ..thin import some
 from . import naive

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.formats.automaton import Automaton
-from dllm.formats.literals import Literals
+from dllm.structured.automaton import Automaton
+from dllm.structured.literals import Literals
 
 from .toy import PATTERNS, PIECES, automaton
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, Field
 
-from dllm.errors import ConfigError
-from dllm.formats import regex_pattern, schema_of, schema_pattern
-from dllm.formats.automaton import Automaton
-from dllm.formats.compiling import compile_tokens, prefix_tree
-from dllm.formats.numbers import decimals, integers
+from dllm.core.errors import ConfigError
+from dllm.structured import regex_pattern, schema_of, schema_pattern
+from dllm.structured.automaton import Automaton
+from dllm.structured.compiling import compile_tokens, prefix_tree
+from dllm.structured.numbers import decimals, integers
 
 from ..thin import some
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dllm.errors import ConfigError
-from dllm.formats import worker as module
-from dllm.formats.vocabulary import Vocabulary
-from dllm.formats.worker import Worker
+from dllm.core.errors import ConfigError
+from dllm.structured import worker as module
+from dllm.structured.vocabulary import Vocabulary
+from dllm.structured.worker import Worker
 
 from .toy import PIECES
 

@@ -7,8 +7,8 @@ from itertools import product
 
 import numpy as np
 
-from dllm.formats.automaton import Automaton
-from dllm.formats.compiling import compile_tokens, prefix_tree
+from dllm.structured.automaton import Automaton
+from dllm.structured.compiling import compile_tokens, prefix_tree
 
 PIECES = (
     None, b"a", b"b", b"ab", b"ba", b" ", b" a", b"1", b"12", b"2", b'"', b'{"', b'":', b"\xc3",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dllm
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 
 from ..settings import OWN_MODELS, SMALL, every_sampler
 
@@ -31,7 +31,7 @@ class Case:
     seed: int
     prompts: list[list[int]]
     how: dict[str, Any] = field(default_factory=dict)
-    max_rows: int = 32
+    max_batch_size: int = 32
 
 
 def case(seed: int, model: dllm.DiffusionModel) -> Case:
@@ -61,9 +61,9 @@ def case(seed: int, model: dllm.DiffusionModel) -> Case:
     if later.random() < 0.1:
         how["length"] = later.choice(LENGTHS)
     if later.random() < 0.2:
-        how["seed_text"] = [later.choice([-1, *ids]) for _ in range(later.randint(1, length))]
-        low = later.randrange(len(how["seed_text"]))
-        how["remask"] = [low, (low, later.randint(low + 1, len(how["seed_text"])))]
+        how["initial_text"] = [later.choice([-1, *ids]) for _ in range(later.randint(1, length))]
+        low = later.randrange(len(how["initial_text"]))
+        how["remask"] = [low, (low, later.randint(low + 1, len(how["initial_text"])))]
     lengths = [rng.randint(1, CONTEXT) for _ in range(rng.randint(2, 5))]
     prompts = [[rng.choice(ids) for _ in range(n)] for n in lengths]
     if rng.random() < 0.3:
@@ -76,7 +76,9 @@ def together(model: dllm.DiffusionModel, case: Case) -> list[Outcome] | None:
     try:
         return [
             outcome(result)
-            for result in dllm.generate(model, case.prompts, max_rows=case.max_rows, **case.how)
+            for result in dllm.generate(
+                model, case.prompts, max_batch_size=case.max_batch_size, **case.how
+            )
         ]
     except ConfigError as error:
         assert len(str(error)) < 500 and "\n" not in str(error), error

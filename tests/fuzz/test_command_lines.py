@@ -19,7 +19,7 @@ COMMON = ["--sampler", "--cache", "--steps", "--block-length", "--temperature", 
           "--ids", "--nonsense"]  # fmt: skip
 MORE = {
     "generate": [*COMMON, "--max-new-tokens", "--min-new-tokens", "--stop", "--constraint",
-                 "--lines", "--watch", "--raw", "-n", "--resume", "--rule", "--max-rows"],
+                 "--lines", "--watch", "--raw", "-n", "--resume", "--rule", "--max-batch-size"],
     "chat": [*COMMON, "--system", "--max-new-tokens", "--stop"],
     "infill": COMMON,
     "compare": ["--sampler", "--cache", "--temperature", "--seed", "--block-length", "--json"],

@@ -46,7 +46,7 @@ def case(seed: int) -> Case:
     if rng.random() < 0.3:
         prompts[-1] = prompts[0]
     how: dict[str, Any] = {
-        "max_new_tokens": rng.randint(1, 16), "max_rows": rng.choice([1, 2, 8]),
+        "max_new_tokens": rng.randint(1, 16), "max_batch_size": rng.choice([1, 2, 8]),
         "seed": rng.randrange(2**40),
     }  # fmt: skip
     if rng.random() < 0.5:

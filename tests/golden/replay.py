@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dllm.canvas import UniformNoise
+from dllm.core.canvas import UniformNoise
 
 from .call import Call
 from .replay_samplers import SAMPLERS

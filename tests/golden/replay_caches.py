@@ -10,7 +10,7 @@ from typing import Any
 from dllm.cache import Slots
 from dllm.cache.base import Layer
 from dllm.cache.d2 import D2Cache
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.samplers import compose
 from dllm.samplers.certainty_prior import CertaintyPrior
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dllm.canvas import FloatArray, IntArray, UniformNoise
+from dllm.core.canvas import FloatArray, IntArray, UniformNoise
 
 from .call import Call
 

@@ -16,7 +16,7 @@ import pytest
 
 import dllm
 from dllm.cache.base import Cache, Plan, Slots
-from dllm.canvas import Canvas, IntArray
+from dllm.core.canvas import Canvas, IntArray
 from dllm.drafting import DiffusionDrafter, Drafting, DraftRequest
 from dllm.drafting.drafters.diffusion import DiffusionDrafting, Reuse
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.trace import TraceStep
+from dllm.runtime.trace import TraceStep
 
 from ..thin import some
 from .call import Call
@@ -112,7 +112,7 @@ def test_recorded_runs_side_by_side() -> None:
     shared = {key: group for key, group in groups.items() if len(group) > 1}
     assert shared
     for (name, eos), group in shared.items():
-        with dllm.Session(model_of(name, eos), cache="none", max_rows=3) as session:
+        with dllm.Session(model_of(name, eos), cache="none", max_batch_size=3) as session:
             handles = []
             for case in group:
                 call = BUILDERS[case["algorithm"]](case)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from dllm.cache import compose as compose_cache
-from dllm.canvas import Canvas
-from dllm.config import GenerationConfig
+from dllm.core.canvas import Canvas
+from dllm.core.config import GenerationConfig
 from dllm.engine import Engine, Recipe
 from dllm.samplers import compose
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import dllm
-from dllm import canvases
 from dllm.engine import forward
 from dllm.kernels.divergence import residual
+from dllm.request import canvases
 
 from ..thin import some
 from .conftest import goldens_dir

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dllm.trace import TraceStep
+from dllm.runtime.trace import TraceStep
 
 from ..thin import some
 from .conftest import goldens_dir

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm import canvases
-from dllm.canvas import FloatArray, IntArray, UniformNoise
+from dllm.core.canvas import FloatArray, IntArray, UniformNoise
 from dllm.kernels.noise import uniform
+from dllm.request import canvases
 
 from .call import Call
 from .conftest import goldens_dir
@@ -96,7 +96,7 @@ class Together:
         return None if alone else f"{_model(case)} {call.cache}"
 
     def _decode(self, *group: Any) -> None:
-        with dllm.Session(model_of(*group[:-1]), cache=group[-1], max_rows=ROWS) as session:
+        with dllm.Session(model_of(*group[:-1]), cache=group[-1], max_batch_size=ROWS) as session:
             handles: dict[str, list[dllm.Handle]] = {}
             for number, case in enumerate(self.cases, 1):
                 call = self.call_of(case)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 from dllm.kernels import cpu
 from dllm.kernels.cpu.compiled import FOLDER_VARIABLE
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 from dllm.kernels import cpu, linear, quantised
 from dllm.kernels.cpu import compiled as of
 from dllm.kernels.cpu.products import Weight, Weight4, Weight8

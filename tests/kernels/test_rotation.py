@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from dllm.errors import ConfigError, UnknownNameError
+from dllm.core.errors import ConfigError, UnknownNameError
 from dllm.kernels.rotation import rotate_scatter
 from dllm.kernels.rotation.torch import MANY
 

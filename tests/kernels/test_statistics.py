@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dllm.errors import ConfigError, UnknownNameError
+from dllm.core.errors import ConfigError, UnknownNameError
 from dllm.kernels import noise
 from dllm.kernels.statistics import (
     TokenClasses,

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 from dllm.kernels import statistics
 from dllm.kernels.statistics import Share, classes, logits_statistics, token_statistics
 from dllm.kernels.statistics.result import FIELDS, OPTIONAL, Inputs, Options

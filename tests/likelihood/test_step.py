@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dllm
-from dllm.errors import ConfigError, PromptError
-from dllm.prompts import encode
+from dllm.core.errors import ConfigError, PromptError
+from dllm.request.prompts import encode
 
 
 def test_a_step_is_the_softmax_of_the_network(tiny: dllm.DiffusionModel) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dllm.errors import CheckpointError, ConfigError, UnknownNameError
+from dllm.core.errors import CheckpointError, ConfigError, UnknownNameError
 from dllm.models import DiffusionModel, Family, families, family, load, register_family
 from dllm.models.headers import not_finite
 

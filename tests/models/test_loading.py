@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from dllm.errors import CheckpointError, ConfigError
+from dllm.core.errors import CheckpointError, ConfigError
 from dllm.models import DiffusionModel, families, load
 
 TINY = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dllm.errors import ConfigError, UnknownNameError
+from dllm.core.errors import ConfigError, UnknownNameError
 from dllm.models import DiffusionModel, load
 
 NAMES = ("llada-tiny", "dream-tiny")

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dllm.errors import CheckpointError
+from dllm.core.errors import CheckpointError
 from dllm.models import families, load
 from dllm.models.tokenizer import complete_tokenizer
 

@@ -15,7 +15,7 @@ import dllm
 from dllm import cache as caches
 from dllm.cache import Slots
 from dllm.cache.base import full_plan
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.engine import Engine, Recipe, graphs
 from dllm.engine.forward import Forward
 from dllm.engine.recipe import RowOptions

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from dllm.canvas import BoolArray
-from dllm.errors import ConfigError, UnknownNameError
+from dllm.core.canvas import BoolArray
+from dllm.core.errors import ConfigError, UnknownNameError
 from dllm.samplers import SAMPLERS, Selector, View, available, compose, register
 from dllm.samplers.dream import Dream
 from dllm.samplers.scorers import Margin, NegEntropy

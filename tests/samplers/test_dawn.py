@@ -7,7 +7,7 @@ import pytest
 
 import dllm
 from dllm.cache import compose as compose_cache
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.engine import check_pair
 from dllm.samplers import Prediction, View, compose
 from dllm.samplers.dawn import DAWN, independent

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.canvas import Canvas
-from dllm.errors import ConfigError
+from dllm.core.canvas import Canvas
+from dllm.core.errors import ConfigError
 from dllm.samplers import Decision, Prediction, Sampler, Seen, compose
 from dllm.samplers.anti_loop import AntiLoop
 from dllm.samplers.edit import Edits

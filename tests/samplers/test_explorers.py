@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.samplers import Feed, Prediction, Seen, compose
 from dllm.samplers.base import NO_SCORES, NOTHING, Trial
 from dllm.samplers.lopa import BranchScores

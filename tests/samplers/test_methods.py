@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dllm.cache import compose as compose_cache
-from dllm.canvas import Canvas, Cycle
-from dllm.config import GenerationConfig
+from dllm.core.canvas import Canvas, Cycle
+from dllm.core.config import GenerationConfig
 from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, Sampler, compose
 from dllm.samplers.credit import Credit

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 from dllm.samplers import Prediction, compose
 
 from ..table import hashed, table_model

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.engine import forward
 from dllm.kernels.divergence import residual
 from dllm.samplers import Feed, Prediction, Sampler, Seen, compose
@@ -137,7 +137,7 @@ def test_texts_are_distributed_as_those_of_blocks_of_one_position(
     prompt, n = [5, 7, 2, 9, 4], 13
     results = dllm.generate(
         model, [prompt] * count, sampler="s2d2(policy=span, causal=True)", cache="none",
-        max_new_tokens=2, eos_policy="none", max_rows=count, **how,
+        max_new_tokens=2, eos_policy="none", max_batch_size=count, **how,
     )  # fmt: skip
     assert sum(r.nfe for r in results) < 3.9 * count  # some second tokens were accepted drafts
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 from dllm.samplers.certainty_prior import CertaintyPrior
 from dllm.samplers.pc import PC
 

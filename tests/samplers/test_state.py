@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.samplers import Sampler
 
 from ..table import hashed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.samplers import Decision, Prediction, Sampler, Seen, compose
 from dllm.samplers.base import even_quota
 from dllm.samplers.dream import transfer_rates

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.samplers import Prediction, View, compose
 from dllm.samplers.dcd import DCD
 from dllm.samplers.wedlm import WeDLM

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dllm.canvas import Canvas
+from dllm.core.canvas import Canvas
 from dllm.engine.turn import complete
 from dllm.samplers import Prediction, Sampler, compose
 

@@ -78,7 +78,7 @@ Start = Callable[..., Served]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """``start(model, max_rows=2, ...)``: a server with these `Settings`."""
+    """``start(model, max_batch_size=2, ...)``: a server with these `Settings`."""
     running = []
 
     def begin(model: dllm.DiffusionModel, **settings: Any) -> Served:

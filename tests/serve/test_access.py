@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.access import KEY, json_headers
+from dllm.core.access import KEY, json_headers
+from dllm.core.errors import DllmError
 from dllm.drafting.bridges.device import write_with
-from dllm.errors import DllmError
 from tests.cli.conftest import Run
 from tests.drafting.conftest import make_verifier
 

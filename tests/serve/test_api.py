@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.prompts import encode
+from dllm.request.prompts import encode
 from dllm.serve.service import Service
 
 from .conftest import Served, Start, idle, serve, until
@@ -54,7 +54,7 @@ def saying(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         before, self.told = getattr(self, "told", 0), min(len(text), 5 + 3 * event.step)
         return replace(event, text=text[before : self.told])
 
-    monkeypatch.setattr("dllm.events.Reader.read", read)
+    monkeypatch.setattr("dllm.runtime.events.Reader.read", read)
     monkeypatch.setattr(
         Service, "choice", lambda self, ask, result: choice(self, ask, replace(result, text=text))
     )

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.errors import DeadlineError, PromptError
+from dllm.core.errors import DeadlineError, PromptError
 from dllm.serve import service as serving
 from dllm.serve.batch import read_lines
 from dllm.serve.connections import CLOSED, Connection
@@ -55,7 +55,7 @@ def test_what_cannot_fit_is_not_read(
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("the tokenizer was asked")
 
-    monkeypatch.setattr("dllm.prompts._ids_of", never)
+    monkeypatch.setattr("dllm.request.prompts._ids_of", never)
     answer = served.post(path, body)
     assert answer.status_code == 400 and len(answer.content) < ANSWERED, answer.text[:500]
 

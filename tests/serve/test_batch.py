@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.errors import ConfigError, PromptError
+from dllm.core.errors import ConfigError, PromptError
 from dllm.serve.batch import Line, Lines, Results, digest_of, open_requests, read_lines
 from tests.cli.conftest import Run
 
@@ -135,7 +135,7 @@ def test_the_command(
     right = [json.dumps({"custom_id": p, "prompt": p}) for p in PROMPTS]
     file.write_text("\n".join([*right, *wrong]))
     how = ("--model", str(tiny_folder), "--max-new-tokens", "16", "--block-length", "8")
-    done = cli("batch", str(file), "-o", str(out), *how, "--max-rows", "2")
+    done = cli("batch", str(file), "-o", str(out), *how, "--max-batch-size", "2")
     assert done.exit_code == 1, done.stderr  # some lines failed
     assert "7 answered, 4 of them with an error" in done.stderr
     entries = results_of(out)
@@ -196,8 +196,8 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     """Killed twice in the middle: nothing is lost, nothing is answered twice."""
     file, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
     file.write_text("\n".join(f"Compute {a} + {a + 7}." for a in range(60)))
-    command = [sys.executable, "-m", "dllm", "batch", str(file), "-o", str(out), "--max-rows", "4",
-               "-s", "llada(steps=64)"]  # fmt: skip
+    command = [sys.executable, "-m", "dllm", "batch", str(file), "-o", str(out),
+               "--max-batch-size", "4", "-s", "llada(steps=64)"]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     counts = [0]
     for _ in range(2):

@@ -25,7 +25,7 @@ import pytest
 import torch
 
 import dllm
-from dllm.errors import DeadlineError
+from dllm.core.errors import DeadlineError
 from dllm.serve.replies import Reply
 from dllm.serve.requests import read_chat
 from dllm.serve.routes import Streaming
@@ -249,7 +249,7 @@ def test_memory_that_runs_out(
 
 
 def test_a_queue_that_is_full(start: Start, tiny: dllm.DiffusionModel) -> None:
-    served = start(tiny, max_rows=1, max_waiting=2)
+    served = start(tiny, max_batch_size=1, max_waiting=2)
     before = at_rest(served)
 
     async def flood() -> list[httpx.Response]:
@@ -304,7 +304,7 @@ def test_a_body_that_is_too_large(start: Start, tiny: dllm.DiffusionModel) -> No
 
 def test_sigterm_lets_requests_end(start: Start, tiny: dllm.DiffusionModel) -> None:
     before = Resources.now()
-    served = start(tiny, max_rows=2)
+    served = start(tiny, max_batch_size=2)
     loop = served.server.servers[0].get_loop()
 
     async def ask() -> tuple[list[httpx.Response], httpx.Response, httpx.Response]:
@@ -340,7 +340,7 @@ def test_a_drain_that_runs_out(start: Start, tiny: dllm.DiffusionModel, signals:
     """What is not answered in time, or by a second signal, is told so, streaming or not,
     likelihoods too."""
     before = Resources.now()
-    served = start(tiny, max_rows=1, drain=0.2 if signals == 1 else PATIENCE)
+    served = start(tiny, max_batch_size=1, drain=0.2 if signals == 1 else PATIENCE)
     loop = served.server.servers[0].get_loop()
     slow, labels = body(n=8), {"model_name": served.service.name}
     registry = served.service.metrics.registry

@@ -13,9 +13,9 @@ import pydantic
 import pytest
 
 import dllm
-from dllm.formats.building import WORKER
 from dllm.serve.requests import read_chat
 from dllm.serve.tools import syntax_of
+from dllm.structured.building import WORKER
 from tests.cli.conftest import Run
 
 from .conftest import Served, Start

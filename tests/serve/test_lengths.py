@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.canvas import Edit
 from dllm.cli.remote import _watched
+from dllm.core.canvas import Edit
 
 from .conftest import Served, Start
 from .test_openai import sse
@@ -117,7 +117,7 @@ def test_rows_are_admitted_by_what_they_use(start: Start, tiny: dllm.DiffusionMo
     reserve their cap, all where they hold what they have; the pool is empty afterwards."""
     most = {}
     for length in ("fixed", "append(block=8, lookahead=0)"):
-        served = start(tiny, length=length, caches=("dual",), max_positions=120, max_rows=16)
+        served = start(tiny, length=length, caches=("dual",), max_positions=120, max_batch_size=16)
         body = {"messages": HELLO, "max_tokens": 40, "block_length": 8, "n": 4,
                 "temperature": 0.5, "seed": 1}  # fmt: skip
         session, reports = served.service.sessions["dual"], list[Any]()

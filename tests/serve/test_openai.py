@@ -151,7 +151,7 @@ def test_repetitions_differ_when_sampled(served: Served, tiny: dllm.DiffusionMod
 
 
 def test_suffix_is_filled_in(served: Served, tiny: dllm.DiffusionModel) -> None:
-    from dllm.prompts import encode, encode_continuation
+    from dllm.request.prompts import encode, encode_continuation
 
     prompt, suffix = "Tom has", " apples."
     ids = [*encode(tiny, prompt, chat=False).tolist(), *[-1] * 6,
@@ -315,7 +315,7 @@ def test_a_second_turn_says_what_it_did_not_compute_again(start: Start) -> None:
     prompt = "Tom has 12 apples and Anna has 30 apples. How many apples do they have together?"
     answers = {}
     for keep in (0, None):
-        verifier = start(dllm.load("nano-ar"), keep_prefixes=keep)
+        verifier = start(dllm.load("nano-ar"), prefix_cache_tokens=keep)
         body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 12}
         first = verifier.post("/v1/chat/completions", body).json()
         second = verifier.post("/v1/chat/completions", body).json()
@@ -345,7 +345,7 @@ def test_a_second_turn_of_a_block_model(start: Start) -> None:
                       mask_token_id=tokenizer.mask_token_id)  # fmt: skip
     said = {}
     for keep in (0, None):
-        served = start(model, caches=("block",), keep_prefixes=keep)
+        served = start(model, caches=("block",), prefix_cache_tokens=keep)
         turns: list[Any] = [{"role": "user", "content": "Tom has 12 apples and Anna has 30."}]
         body = {"messages": turns, "max_tokens": 12, "ignore_eos": True}
         for _ in range(2):

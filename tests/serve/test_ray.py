@@ -53,7 +53,7 @@ def url(cluster: None) -> Iterator[str]:
     serve.start(http_options={"host": "127.0.0.1", "port": 8917})
     options: dict[str, Any] = {"num_cpus": 1}
     serve.run(
-        app("nano", replicas=2, settings={"max_rows": 4}, ray_actor_options=options),
+        app("nano", replicas=2, settings={"max_batch_size": 4}, ray_actor_options=options),
         route_prefix="/",
     )
     yield URL
@@ -129,7 +129,7 @@ def test_a_batch_through_ray_data(cluster: None, tmp_path: Path) -> None:
     for _ in range(2):  # the second run has nothing to do
         with Results(out) as results:
             _, left = open_requests(lines, results)
-            answer_with_ray("nano", left, results.add, 1, Settings(max_rows=4), {})
+            answer_with_ray("nano", left, results.add, 1, Settings(max_batch_size=4), {})
     entries = results_of(out)
     assert len(entries) == 10 and entries["line-10"]["error"]["code"] == "invalid_line"
     for i in range(9):

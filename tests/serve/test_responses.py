@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 import dllm
-from dllm.errors import PromptError
+from dllm.core.errors import PromptError
 from dllm.serve.problems import Problem
 from dllm.serve.requests import GenerateRequest
 from dllm.serve.responses import ResponseReply, read_response

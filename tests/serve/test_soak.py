@@ -32,7 +32,7 @@ def test_nothing_is_left_after_a_second(
     script: Any, start: Start, tiny: dllm.DiffusionModel
 ) -> None:
     """Here in one process with its client: what a request costs is not looked at."""
-    served = start(tiny, caches=("none", "dual"), max_rows=4)
+    served = start(tiny, caches=("none", "dual"), max_batch_size=4)
     seen = asyncio.run(script.soak(served.url, os.getpid(), seconds=1, rate=18, warm=3))
     assert not [end for end in seen["ends"] if ":" in end], seen["ends"]
     assert seen["requests"] > 9 and seen["left"]["running"] == 0

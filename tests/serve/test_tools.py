@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dllm.formats.schema import schema_pattern
 from dllm.serve.tools import SYNTAXES, Parser, calls_in, shows_tools, syntax_of, thinks
+from dllm.structured.schema import schema_pattern
 
 NAMES = ("add", "now")
 

@@ -34,7 +34,7 @@ def verifier() -> dllm.DiffusionModel:
 
 @pytest.fixture(scope="module")
 def verifying(verifier: dllm.DiffusionModel) -> Iterator[Served]:
-    result = serve(verifier, drafters=("prompt_lookup",), name="ar", max_rows=4)
+    result = serve(verifier, drafters=("prompt_lookup",), name="ar", max_batch_size=4)
     yield result
     until(lambda: idle(result))
     assert not result.service.verifying.texts
@@ -317,6 +317,6 @@ def test_one_client_does_not_take_the_texts_of_another(
         reply = await routes._step({"sid": few[0], "base_len": 2, "tokens": [3]})
         assert reply["base_len"] == 2 + len(reply["tokens"])
 
-    with dllm.Session(verifier, max_rows=1) as session:
+    with dllm.Session(verifier, max_batch_size=1) as session:
         asyncio.run(work(session))
     assert session.failure is None

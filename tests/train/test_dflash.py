@@ -16,11 +16,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantMode
 from transformers.cache_utils import DFlashCache
 
 import dllm
+from dllm.core.errors import ConfigError
 from dllm.drafting.dflash.checkpoint import load_checkpoint
 from dllm.drafting.dflash.drafter import BlockDrafter as BlockDrafterAtWork
 from dllm.drafting.dflash.heads import head_of
 from dllm.drafting.dflash.walks import candidates
-from dllm.errors import ConfigError
 from dllm.train.dflash import data
 from dllm.train.dflash.card import curve, table
 from dllm.train.dflash.evaluate import matches, walk

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dllm
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 from dllm.eval.tasks import TASKS
 from dllm.samplers.learn2pd import apply_filter, filter_weights
 from dllm.train.recipes.filter import save_filter, train_filter, trajectories

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 from dllm.train.loop import Schedule
 from dllm.train.network import Network
 from dllm.train.objectives.blocks import Blocks, BlockSettings

@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback, TrainerState
 
 import dllm
-from dllm.errors import ConfigError
+from dllm.core.errors import ConfigError
 from dllm.train.data import TaskStream
 from dllm.train.loop import Loop, Progress
 from dllm.train.objectives.denoising import draw_masks

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from ..base import RULES, AcceptRule, Draft, Outcome
 from ..search.chains import SEARCHES, Coupled, SearchContext
 from ..search.marginals import Marginals

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from ..base import RULES, AcceptRule, Array, Draft, Outcome
 from .rows import Rows
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...canvas import IntArray
-from ...errors import ConfigError
-from ...formats import Format
+from ...core.canvas import IntArray
+from ...core.errors import ConfigError
 from ...models import DiffusionModel
+from ...structured import Format
 from .rows import LogitsProcessor
 
 # They do not act on one row of logits given its history, so that drafting cannot honour them.

@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from ...canvas import IntArray
-from ...errors import ConfigError, NumericError, short
+from ...core.canvas import IntArray
+from ...core.errors import ConfigError, NumericError, short
 from ...kernels.noise import bits, row_gumbel, row_gumbel_at
 from ...kernels.statistics.filters import dropped
 from ..base import Array, Draft

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from ...access import json_headers
-from ...canvas import IntArray
-from ...errors import ConfigError, DllmError
+from ...core.access import json_headers
+from ...core.canvas import IntArray
+from ...core.errors import ConfigError, DllmError
 from ..base import Budget, DraftRequest
 from ..naming import DrafterLike, make_drafter
 from ..vocabulary import fingerprint

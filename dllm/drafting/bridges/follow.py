@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...canvas import IntArray
+from ...core.canvas import IntArray
 from ..base import EMPTY, ROOT, Budget, Draft, Drafting, Feedback
 
 

@@ -12,12 +12,13 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from ...canvas import Canvas
-from ...config import GenerationConfig
-from ...drive import events
-from ...errors import ConfigError
+from ...core.canvas import Canvas
+from ...core.config import GenerationConfig
+from ...core.errors import ConfigError
 from ...models import load
-from ...streamers import Streamer, feeding
+from ...runtime.drive import events
+from ...runtime.scheduler import Scheduler
+from ...runtime.streamers import Streamer, feeding
 from ..accept.rows import LogitsProcessor
 from ..naming import fit, make_drafter
 from ..preparation import SpeculativePreparation
@@ -71,7 +72,7 @@ def custom_generate(
         end = _criteria(stopping_criteria, input_ids) if stopping_criteria else None
         how = replace(how, recipe=replace(how.recipe, stop_ids=stop_ids, after_step=end))
         (request,) = how.prompts([prompt])
-        for event in events(how.scheduler([request])):
+        for event in events(Scheduler.of(how, [request])):
             if feed is not None:  # transformers has handed over the prompt already
                 feed.give(event.tokens)
             if on_tokens is not None:

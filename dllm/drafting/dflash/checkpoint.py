@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import MuseGlimmerAssistantConfig
 from transformers.utils.hub import cached_file
 
-from ...errors import CheckpointError, DllmError, one_line
+from ...core.errors import CheckpointError, DllmError, one_line
 from ...models.checkpoint import Checkpoint, find, read_json
 from ...models.headers import weight_files
 from .config import DFLASH, Variant, format_of, read_config

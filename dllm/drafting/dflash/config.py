@@ -11,7 +11,7 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
     MuseGlimmerAssistantRotaryEmbedding,
 )
 
-from ...errors import CheckpointError, one_line, short
+from ...core.errors import CheckpointError, one_line, short
 
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

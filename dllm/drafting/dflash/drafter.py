@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ...canvas import IntArray
-from ...errors import CheckpointError, ConfigError
+from ...core.canvas import IntArray
+from ...core.errors import CheckpointError, ConfigError
 from ...kernels.linear import Matrix
 from ...kernels.noise import uniform
 from ..base import (

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from ...errors import CheckpointError
+from ...core.errors import CheckpointError
 from .checkpoint import BlockCheckpoint, Tensors
 
 Floats = npt.NDArray[np.float32]

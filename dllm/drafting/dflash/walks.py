@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...canvas import IntArray
+from ...core.canvas import IntArray
 from ..base import Array, Distribution, Draft
 from ..drafters.followers import Followers
 from ..drafters.hits import HitRates

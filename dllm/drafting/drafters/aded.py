@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...canvas import IntArray
-from ...errors import ConfigError
+from ...core.canvas import IntArray
+from ...core.errors import ConfigError
 from ..base import DRAFTERS, EMPTY, ROOT, Budget, Draft, Drafter, Drafting, DraftRequest, Feedback
 from ..search.grow import Node, grow
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...canvas import IntArray
-from ...errors import ConfigError
+from ...core.canvas import IntArray
+from ...core.errors import ConfigError
 from ..base import (
     DRAFTERS,
     EMPTY,

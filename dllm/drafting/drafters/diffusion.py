@@ -20,11 +20,11 @@ import torch
 from ... import cache as caches
 from ... import samplers
 from ...cache.base import Cache, Plan, Slots, full_plan
-from ...canvas import Canvas, IntArray
-from ...config import GenerationConfig
+from ...core.canvas import Canvas, IntArray
+from ...core.config import GenerationConfig
+from ...core.errors import ConfigError, UnknownNameError
 from ...engine import Engine, Recipe
 from ...engine.rows import Row
-from ...errors import ConfigError, UnknownNameError
 from ...models import load
 from ..base import (
     DRAFTERS,

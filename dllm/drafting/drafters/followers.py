@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from ...canvas import IntArray
+from ...core.canvas import IntArray
 
 
 class Followers:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...canvas import IntArray
+from ...core.canvas import IntArray
 
 BORDER = -1  # stands between texts: nothing follows across it
 MOST = 512  # occurrences of one n-gram that are looked at, the latest

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...canvas import IntArray
-from ...errors import ConfigError
+from ...core.canvas import IntArray
+from ...core.errors import ConfigError
 from ..base import (
     DRAFTERS,
     EMPTY,

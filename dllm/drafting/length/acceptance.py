@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...canvas import IntArray
+from ...core.canvas import IntArray
 from ..base import Array, Feedback, RoundStats
 from .control import LengthController, at_least
 

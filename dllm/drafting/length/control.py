@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from ...errors import ConfigError
-from ...registry import Registry
+from ...core.errors import ConfigError
+from ...core.registry import Registry
 from ..base import Budget, DraftPart, Feedback, RoundStats
 
 ALL = 2**30

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from ..base import Draft
 from .chains import Search, SearchContext, register
 from .grow import Node, grow

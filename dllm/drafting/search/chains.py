@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...canvas import IntArray
-from ...registry import Registry
+from ...core.canvas import IntArray
+from ...core.registry import Registry
 from ..base import Distribution, Draft, DraftPart
 from .marginals import Marginals
 from .proxies import Proxy, Uniform

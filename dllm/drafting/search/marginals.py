@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...canvas import IntArray
+from ...core.canvas import IntArray
 from ...kernels.noise import row_gumbel, row_gumbel_at
 from ..base import Array
 

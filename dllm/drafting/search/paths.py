@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from ..base import Draft
 from .chains import Search, SearchContext, register
 from .marginals import Lattice, Marginals

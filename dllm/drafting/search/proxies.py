@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ConfigError
-from ...registry import Registry
+from ...core.errors import ConfigError
+from ...core.registry import Registry
 from ..base import DraftPart
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from ..base import ROOT, Distribution, Draft
 from .chains import Search, SearchContext, register
 from .marginals import Marginals

@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...canvas import IntArray
-from ...errors import ConfigError
+from ...core.canvas import IntArray
+from ...core.errors import ConfigError
+from ...engine.prefixes import Prefixes, weights_of
 from ...models import DiffusionModel
-from ...prefixes import Prefixes, weights_of
 from ..base import Draft
 
 _LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()

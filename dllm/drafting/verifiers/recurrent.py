@@ -29,8 +29,8 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from ...canvas import IntArray
-from ...errors import ConfigError
+from ...core.canvas import IntArray
+from ...core.errors import ConfigError
 from ...models import DiffusionModel
 from ..base import Draft
 from .base import Scored, running

@@ -17,8 +17,8 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from ...canvas import IntArray
-from ...errors import ConfigError
+from ...core.canvas import IntArray
+from ...core.errors import ConfigError
 from ...models import DiffusionModel
 from ..base import Draft
 from .base import Scored, Text, Verifier, Work, joined, running, tapped

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from ..batches import arranged, examples
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from ...core.errors import ConfigError, UnknownNameError
 from ...drafting.dflash.checkpoint import EXTRAS, RENAMED, WEIGHTS, BlockCheckpoint
 from ...drafting.dflash.heads import SelectorHead, head_of
-from ...errors import ConfigError, UnknownNameError
 
 FORMATS = ("native", "z-lab", "speculators")
 

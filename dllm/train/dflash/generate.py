@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ...canvas import IntArray
+from ...core.canvas import IntArray
+from ...core.errors import ConfigError
 from ...drafting.api import speculate
-from ...errors import ConfigError
 from ...models import DiffusionModel
-from ...prompts import encode
+from ...request.prompts import encode
 from ..batches import examples
 
 # how half of the self-written prompts begin, so that they cover more than small talk

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from .data import kept_taps, read_answers
 from .objective import Reader
 

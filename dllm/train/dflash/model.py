@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
+from ...core.errors import ConfigError
 from ...drafting.dflash.config import DFLASH, Variant
 from ...drafting.dflash.network import Convolution
-from ...errors import ConfigError
 
 ATTENTION = "dllm_blocks_of_drafts"
 NO_ROTATION_KNOWN = {"rope_type": "default", "rope_theta": 10000.0}  # of verifiers without one

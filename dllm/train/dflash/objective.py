@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import MuseGlimmerAssistantModel
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from .heads import MarkovProjection, SelectorProjection, WalkProjection, choice_loss
 from .loss import FrozenHeadLoss, decay_weights, dpace_weights, sampled_rows
 from .model import BlockDrafter

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import MuseGlimmerAssistantConfig
 
+from ...core.errors import ConfigError
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from ...drafting.dflash.config import Variant
-from ...errors import ConfigError
 from ...models import DiffusionModel
 from ..loop import Loop, loop, same_recipe
 from ..loop import Schedule as LoopSchedule

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from ..network import Network
 
 STATES = ("trajectory", "random", "order")

@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from ...errors import ConfigError
+from ...core.errors import ConfigError
 from ...models import DiffusionModel, load
 from ..dflash.recipe import mask_id
 

@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
+from ...core.errors import ConfigError, UnknownNameError
 from ...drafting.api import speculate
 from ...drafting.drafters.diffusion import MARKER_POSITIONS
-from ...errors import ConfigError, UnknownNameError
 from ...models import DiffusionModel
 from ..loop import Schedule, loop, resume, same_recipe
 from ..network import Network

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ...api import generate
-from ...canvas import BoolArray, Canvas, FloatArray, IntArray
+from ...core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ...models import DiffusionModel
 from ...samplers import Selector, View
 from ...samplers.base import top

@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from ...api import generate
+from ...core.errors import ConfigError
 from ...drafting.api import speculate
-from ...errors import ConfigError
 from ...eval.tasks import TASKS
 from ...models import DiffusionModel, load
 from ..data import CANVAS, TaskStream

@@ -14,6 +14,7 @@ from transformers import MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 
 import dllm
+from dllm.core.errors import CheckpointError, ConfigError
 from dllm.drafting.dflash.checkpoint import (
     BlockCheckpoint,
     draft_ids,
@@ -23,7 +24,6 @@ from dllm.drafting.dflash.checkpoint import (
 )
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.dflash.network import BlockNetwork
-from dllm.errors import CheckpointError, ConfigError
 from dllm.train.dflash.model import drafter_config, new_drafter
 
 from ...thin import covering, some

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import dllm
+from dllm.core.errors import CheckpointError
 from dllm.drafting.base import Budget, Distribution, Draft
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from dllm.drafting.dflash.config import Variant
 from dllm.drafting.dflash.drafter import Binding, BlockDrafter
 from dllm.drafting.dflash.network import BlockNetwork
 from dllm.drafting.dflash.walks import Walk, candidates
-from dllm.errors import CheckpointError
 from dllm.train.dflash.data import Answer, Batches, Taps
 from dllm.train.dflash.export import export
 from dllm.train.dflash.model import drafter_config, new_drafter

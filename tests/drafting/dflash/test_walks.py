@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import dllm
+from dllm.core.errors import ConfigError
 from dllm.drafting.base import Budget
 from dllm.drafting.dflash.checkpoint import BlockCheckpoint
 from dllm.drafting.dflash.drafter import BlockDrafter
@@ -18,7 +19,6 @@ from dllm.drafting.dflash.heads import MarkovHead, SelectorHead
 from dllm.drafting.dflash.walks import Walk, candidates
 from dllm.drafting.drafters.followers import Followers
 from dllm.drafting.length.control import LengthController
-from dllm.errors import ConfigError
 
 from ...thin import some
 from ..conftest import prompts

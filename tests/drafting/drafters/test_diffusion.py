@@ -14,7 +14,7 @@ import dllm
 from dllm.drafting.base import Budget, DraftRequest, Feedback
 from dllm.drafting.drafters.diffusion import DiffusionDrafting
 from dllm.eval.tasks import TASKS
-from dllm.prompts import encode, encode_text
+from dllm.request.prompts import encode, encode_text
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data"
 PREFIX = np.array([20, 21, 22, 23, 24, 25])
@@ -187,7 +187,7 @@ def test_what_no_drafter_can_be(tiny: dllm.DiffusionModel) -> None:
 def test_one_forward_drafts_for_all_texts(drafter: Any) -> None:
     """Texts, rounds and lengths are those of each alone; forwards those of the longest."""
     examples = [e.prompt for task in ("sort", "copy", "sum") for e in TASKS[task].examples(2, 0)]
-    how: dict[str, Any] = {"max_new_tokens": 40, "controller": "fixed(k=6)", "max_rows": 4}
+    how: dict[str, Any] = {"max_new_tokens": 40, "controller": "fixed(k=6)", "max_batch_size": 4}
     verifier, model = dllm.load("nano-ar"), dllm.load("nano")
     calls: list[int] = []
     part = dllm.DiffusionDrafter(model) if drafter == "nano" else [drafter[0], model]

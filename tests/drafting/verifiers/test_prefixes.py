@@ -14,7 +14,7 @@ from dllm.drafting.dflash.checkpoint import BlockCheckpoint
 from dllm.drafting.dflash.drafter import BlockDrafter
 from dllm.drafting.verifiers.packed import PackedVerifier
 from dllm.drafting.verifiers.rowwise import RowVerifier
-from dllm.prefixes import Prefixes, weights_of
+from dllm.engine.prefixes import Prefixes, weights_of
 from dllm.train.dflash.model import drafter_config, new_drafter
 
 from ..conftest import make_verifier
@@ -66,7 +66,7 @@ def test_the_same_tokens_with_and_without(model: dllm.DiffusionModel, temperatur
     """Second turns go on from first ones; everything else begins like a text before it."""
     prompts = questions(4)
     how: dict[str, Any] = {"temperature": temperature, "seed": 5}
-    with dllm.Session(model, keep_prefixes=0) as off, dllm.Session(model) as on:
+    with dllm.Session(model, prefix_cache_tokens=0) as off, dllm.Session(model) as on:
         plain, kept = answered(off, prompts, **how), answered(on, prompts, **how)
         assert [r.tokens for r in kept] == [r.tokens for r in plain]
         assert not any(r.cached_tokens for r in plain)
@@ -85,7 +85,7 @@ def test_bit_for_bit_where_sums_are_exact() -> None:
     hf: Any = model.hf
     half = dllm.load(hf.to(torch.bfloat16), family="autoregressive", tokenizer=model.tokenizer)
     prompts = questions(3)
-    with dllm.Session(half, keep_prefixes=0) as off, dllm.Session(half) as on:
+    with dllm.Session(half, prefix_cache_tokens=0) as off, dllm.Session(half) as on:
         plain, kept = answered(off, prompts), answered(on, prompts)
     assert kept[0].cached_tokens == 0 and all(r.cached_tokens >= 40 for r in kept[1:])
     for a, b in zip(plain, kept, strict=True):
@@ -95,9 +95,9 @@ def test_bit_for_bit_where_sums_are_exact() -> None:
 def test_texts_that_join_and_a_budget_that_is_small() -> None:
     model = make_verifier("full")
     prompts = [*questions(6), [5, 6, 7], *questions(3)]
-    with dllm.Session(model, keep_prefixes=0, max_rows=3) as off:
+    with dllm.Session(model, prefix_cache_tokens=0, max_batch_size=3) as off:
         plain = [h.result() for h in [off.submit(p, max_new_tokens=NEW) for p in prompts]]
-    with dllm.Session(model, keep_prefixes=60, max_rows=3) as on:
+    with dllm.Session(model, prefix_cache_tokens=60, max_batch_size=3) as on:
         kept = [h.result() for h in [on.submit(p, max_new_tokens=NEW) for p in prompts]]
         engine: Any = on._scheduler.engine
         assert engine.verifier.prefixes.held <= 60
@@ -110,7 +110,7 @@ def test_rows_have_precedence_over_what_is_kept() -> None:
     model = make_verifier("full")
     prompts = questions(3)
     most = max(map(len, prompts)) + NEW
-    with dllm.Session(model, max_positions=most, max_rows=1) as session:
+    with dllm.Session(model, max_positions=most, max_batch_size=1) as session:
         results = answered(session, prompts)
         engine: Any = session._scheduler.engine
         verifier: Any = engine.verifier
@@ -185,7 +185,7 @@ def test_a_block_drafter_sees_what_was_not_computed_again() -> None:
     rounds = []
     for keep in (0, 1000):
         with dllm.Session(model, drafter=BlockDrafter(checkpoint), controller="whole",
-                          keep_prefixes=keep) as session:  # fmt: skip
+                          prefix_cache_tokens=keep) as session:  # fmt: skip
             results: Any = answered(session, prompts)
         assert [r.cached_tokens >= 40 for r in results] == [False, keep > 0, keep > 0]
         rounds.append([(r.tokens, [(s.drafted, s.accepted) for s in r.rounds]) for r in results])
@@ -195,5 +195,5 @@ def test_a_block_drafter_sees_what_was_not_computed_again() -> None:
 
 def test_bidirectional_models_say_why_not() -> None:
     with pytest.raises(dllm.ConfigError, match="depend on what follows"):
-        dllm.Session("nano", keep_prefixes=100)
-    dllm.Session("nano", keep_prefixes=0).close()
+        dllm.Session("nano", prefix_cache_tokens=100)
+    dllm.Session("nano", prefix_cache_tokens=0).close()

@@ -124,7 +124,7 @@ def test_texts_are_those_of_plain_decoding(
     how: dict[str, Any] = {"max_new_tokens": 16, "temperature": temperature, "seed": 3}
     plain = dllm.speculate(model, None, prompts, **how)
     drafted = dllm.speculate(
-        model, "prompt_lookup", prompts, controller="whole", max_rows=2, **how
+        model, "prompt_lookup", prompts, controller="whole", max_batch_size=2, **how
     )  # fmt: skip
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     noisy = Scripted(text=[*PROMPT, *plain[0].tokens], k=4, noise=0.3)

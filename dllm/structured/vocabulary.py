@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 
 BLANK = "\u2581"  # what stands for a blank in vocabularies of SentencePiece
 

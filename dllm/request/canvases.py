@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .canvas import IntArray
-from .config import GenerationConfig
-from .errors import ConfigError, PromptError
-from .kernels.noise import uniform
-from .models import DiffusionModel
+from ..core.canvas import IntArray
+from ..core.config import GenerationConfig
+from ..core.errors import ConfigError, PromptError
+from ..kernels.noise import uniform
+from ..models import DiffusionModel
 from .prompts import encode_continuation
 
 DEFAULT_LENGTH = 128  # new tokens, where neither the call nor the checkpoint says how many

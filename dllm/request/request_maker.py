@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from .canvas import Canvas, IntArray
+from ..core.canvas import Canvas, IntArray
+from ..core.config import GenerationConfig
+from ..core.errors import ConfigError, PromptError, check_switch, short
+from ..engine.work import Work
+from ..models import DiffusionModel
+from ..samplers import NOTHING
+from ..samplers.compose import SamplerLike
 from .canvases import canvas_facts, canvas_length, check_apart, check_constraint, fixed_ids
-from .config import GenerationConfig
-from .errors import ConfigError, PromptError, check_switch, short
-from .models import DiffusionModel
 from .prompts import check_lengths_alone, encode, encode_open, is_batch
-from .result import Result
-from .samplers import NOTHING
-from .samplers.compose import SamplerLike
-from .scheduler import Request, Scheduler
-from .work import Work
+from .request import Request
 
 ORDERED = ("sampler", "chat", "trace", "repetition", "config")
 
@@ -35,8 +33,6 @@ class RequestMaker:
     recipe: Any
     given: frozenset[str] = frozenset()
 
-    kind: ClassVar[type[Result]] = Result
-
     @property
     def config(self) -> GenerationConfig:
         config: GenerationConfig = self.recipe.config
@@ -48,7 +44,11 @@ class RequestMaker:
         return self.model.facts.stop_token_ids
 
     def engine(
-        self, most: int | None, max_rows: int, max_batch_tokens: int | None, whole: bool = False
+        self,
+        most: int | None,
+        max_batch_size: int,
+        max_batch_tokens: int | None,
+        whole: bool = False,
     ) -> Work[Any, Any]:
         """What decodes the requests, see `Work`; ``whole``: with all its memory from the start."""
         raise NotImplementedError
@@ -110,7 +110,7 @@ class RequestMaker:
 
     def _drafts(self, count: int) -> list[IntArray]:
         """What each of so many answers begins as, -1 where it is open."""
-        seed = self.config.seed_text
+        seed = self.config.initial_text
         if seed is None:
             return [NOTHING] * count
         each = list(seed) if is_batch(seed) else [seed] * count
@@ -147,7 +147,7 @@ class RequestMaker:
     def _request(
         self, index: int, make: Callable[[], Canvas], positions: int, size: int, traced: bool
     ) -> Request:
-        return Request(index, make, self.recipe, positions, size, self.stop_ids, self.kind, traced)
+        return Request(index, make, self.recipe, positions, size, self.stop_ids, traced)
 
     def _check_room(self, canvas: Canvas) -> None:
         """Refuse a canvas in which no text of the format can be written."""
@@ -178,18 +178,14 @@ class RequestMaker:
             traced=traced,
         )  # fmt: skip
 
-    def scheduler(self, requests: Sequence[Request]) -> Scheduler:
-        """An engine that holds the ``max_rows`` largest requests, and all of them in its queue."""
+    def engine_for(self, requests: Sequence[Request]) -> Work[Any, Any]:
+        """An engine that holds the ``max_batch_size`` largest requests."""
         config, lanes = self.config, self.recipe.owned
         sizes = sorted((request.positions for request in requests), reverse=True)
-        most = None if self.grows else lanes * sum(sizes[: config.max_rows])
-        engine = self.engine(most, config.max_rows, config.max_batch_tokens, whole=True)
+        most = None if self.grows else lanes * sum(sizes[: config.max_batch_size])
+        engine = self.engine(most, config.max_batch_size, config.max_batch_tokens, whole=True)
         engine.check(self.recipe)
-        scheduler = Scheduler(self.model, engine)
-        for request in requests:
-            request.submitted = time.perf_counter()  # making the engine was no waiting
-            scheduler.add(request)
-        return scheduler
+        return engine
 
     def _canvas(
         self, ids: IntArray, draft: IntArray, length: int, cap: int,

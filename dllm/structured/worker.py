@@ -24,7 +24,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from ..errors import ConfigError, missing, short
+from ..core.errors import ConfigError, missing, short
 from . import compiling
 from .compiling import MEMORY, OK, Tables, receive, send
 from .vocabulary import Vocabulary

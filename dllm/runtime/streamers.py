@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from .canvas import IntArray
-from .errors import ConfigError, short
+from ..core.canvas import IntArray
+from ..core.errors import ConfigError, short
 from .events import Event
 
 

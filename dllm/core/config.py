@@ -29,7 +29,7 @@ ELSEWHERE = {
     **dict.fromkeys(("num_steps", "num_inference_steps", "diffusion_steps"), "steps"),
     **dict.fromkeys(("block_size", "blocks"), "block_length"),
     **dict.fromkeys(("guidance_scale", "cfg"), "cfg_scale"),
-    **dict.fromkeys(("batch_size", "max_num_seqs"), "max_rows"),
+    **dict.fromkeys(("batch_size", "max_num_seqs"), "max_batch_size"),
     **dict.fromkeys(("logprobs", "top_logprobs", "n_probs"), "top_candidates"),
     "do_sample": "temperature: 0 is greedy, anything above samples",
     **dict.fromkeys(("stop_token_ids", "eos_token_id", "mask_token_id", "pad_token_id"),
@@ -100,9 +100,9 @@ def _draft(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, str):
-        check_unicode(value, "seed_text")
+        check_unicode(value, "initial_text")
     elif not isinstance(value, list | tuple | None) or value in ([], ()):
-        raise ConfigError(f"seed_text is a draft, a text or token ids, not {short(value)}")
+        raise ConfigError(f"initial_text is a draft, a text or token ids, not {short(value)}")
     return value
 
 
@@ -154,7 +154,7 @@ def _constraints(value: Any) -> dict[int, int | str]:
 class Machine(Declared):
     """How an engine works: what it holds at once, what a forward takes.  No text depends on it."""
 
-    max_rows: Annotated[Count, about(
+    max_batch_size: Annotated[Count, about(
         "Most texts decoded at a time.  Further ones join as others finish.", MACHINE, VERIFIER,
         wire=None,
     )] = 32  # fmt: skip
@@ -223,7 +223,7 @@ class GenerationConfig(Machine):
         "Parts that are fixed: offset in the answer to a token id or a text.  The answer does not "
         "end before the last of them.", ANSWER, flag="constraint",
     )] = Field(default_factory=dict)  # fmt: skip
-    seed_text: Annotated[Any, BeforeValidator(_draft), about(
+    initial_text: Annotated[Any, BeforeValidator(_draft), about(
         "Draft that the answer begins as; [[8]] in it: 8 open tokens.  A text, or ids with -1; of "
         "several prompts a list with one each.", ANSWER,
     )] = None  # fmt: skip
@@ -262,8 +262,8 @@ class GenerationConfig(Machine):
             raise ConfigError(
                 f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}"
             )
-        if self.remask and self.seed_text is None:
-            raise ConfigError("remask opens tokens of a draft: pass seed_text, or drop it")
+        if self.remask and self.initial_text is None:
+            raise ConfigError("remask opens tokens of a draft: pass initial_text, or drop it")
         if self.confidence not in (None, "model"):
             raise ConfigError(f"confidence is 'model' or left out, not {short(self.confidence)}")
         given = [name for name in FORMATS if getattr(self, name) is not None]
@@ -336,7 +336,7 @@ DEFAULTS = {
 class GenerationArguments(TypedDict, total=False):
     """The keyword arguments that end up in a `GenerationConfig`, for type checkers and editors."""
 
-    max_rows: int
+    max_batch_size: int
     max_batch_tokens: int | None
     cuda_graphs: bool
     compile: bool
@@ -356,7 +356,7 @@ class GenerationArguments(TypedDict, total=False):
     top_candidates: int
     suppress_mask: bool
     constraints: Mapping[int, int | str]
-    seed_text: Any
+    initial_text: Any
     remask: Iterable[int | tuple[int, int]]
     length: str | None
     regex: str | None
@@ -375,12 +375,12 @@ class Serving(Machine):
     length: Annotated[str | None, about(
         "How answers find their length, of requests that do not say.  ``max_new_tokens`` is then "
         "the most; default fixed.")] = None  # fmt: skip
-    max_rows: Annotated[Count, about("Requests written at a time.")] = 16
+    max_batch_size: Annotated[Count, about("Requests written at a time.")] = 16
     max_waiting: Annotated[Number | None, about("Requests in the queue; more are refused.")] = None
     max_positions: Annotated[Count | None, about(
-        "Room for keys and values, of all rows.  Default: ``max_rows`` times the context; memory "
-        "is taken as it is needed.")] = None  # fmt: skip
-    keep_prefixes: Annotated[Number | None, about(
+        "Room for keys and values, of all rows.  Default: ``max_batch_size`` times the context; "
+        "memory is taken as it is needed.")] = None  # fmt: skip
+    prefix_cache_tokens: Annotated[Number | None, about(
         "Of a verifier, or with the cache block or wedlm: tokens of complete texts kept for those "
         "that begin like them, default 16384; 0: none.")] = None  # fmt: skip
 
@@ -399,7 +399,7 @@ class SessionConfig(Serving):
 class SessionArguments(TypedDict, total=False):
     """The keyword arguments of a `Session`, for type checkers and editors."""
 
-    max_rows: int
+    max_batch_size: int
     max_batch_tokens: int | None
     cuda_graphs: bool
     compile: bool
@@ -407,7 +407,7 @@ class SessionArguments(TypedDict, total=False):
     length: str | None
     max_waiting: int | None
     max_positions: int | None
-    keep_prefixes: int | None
+    prefix_cache_tokens: int | None
     cache: Any
     drafter: Any
     rule: Any

@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from .canvas import Canvas
-from .errors import ConfigError, OutOfMemoryError
+from ..core.canvas import Canvas
+from ..core.errors import ConfigError, OutOfMemoryError
 from .memory import is_out_of_memory
 
 
@@ -91,19 +91,24 @@ S = TypeVar("S", bound=Step)
 class Work(Generic[R, S]):
     """Rows that take their steps together, as many of them at a time as there is room for.
 
-    ``max_rows``: most rows at a time; ``most``: most positions of keys and values that they may
-    own, None without bound; ``max_batch_tokens``: most token positions of one forward, more are
+    ``max_batch_size``: most rows at a time; ``most``: most positions of keys and values that they
+    may own, None without bound; ``max_batch_tokens``: most token positions of one forward, more are
     cut into micro-batches of whole rows.  It may be called from several threads, one at a time:
     calls wait for one another.
     """
 
     cache_name = ""
+    kind: Any = None  # of its results, None for `runtime.result.Result`
     spoils = False  # whether a forward that fails leaves its rows changed, so that they begin anew
 
     def __init__(
-        self, model: Any, max_rows: int | None, most: int | None, max_batch_tokens: int | None
+        self, model: Any, max_batch_size: int | None, most: int | None, max_batch_tokens: int | None
     ) -> None:
-        self.model, self.max_rows, self.max_batch_tokens = model, max_rows, max_batch_tokens
+        self.model, self.max_batch_size, self.max_batch_tokens = (
+            model,
+            max_batch_size,
+            max_batch_tokens,
+        )
         self.live: list[R] = []
         self._most = most
         self._waiting: deque[R] = deque()  # rows that gave their memory back
@@ -144,7 +149,7 @@ class Work(Generic[R, S]):
         return True
 
     def takes_room(self, row: R) -> bool:
-        """Whether the row counts among ``max_rows``."""
+        """Whether the row counts among ``max_batch_size``."""
         return True
 
     def _allot(self, row: R) -> bool:
@@ -170,14 +175,14 @@ class Work(Generic[R, S]):
     def _shrink(self) -> None:
         """A row has given its memory back."""
 
-    def keep_prefixes(self, tokens: int | None) -> None:
+    def prefix_cache_tokens(self, tokens: int | None) -> None:
         """Keep up to ``tokens`` tokens of texts that are complete, with their keys and values, for
         texts that begin like them; 0: none, None: as the engine thinks best.  Raises `ConfigError`
         where a prefix's depend on what follows it."""
         if tokens:
             raise ConfigError(
                 f"{self.model.name} computes the keys and values of a prompt anew for every text, "
-                "because they depend on what follows: leave keep_prefixes out"
+                "because they depend on what follows: leave prefix_cache_tokens out"
             )
 
     # -- rows join and leave --------------------------------------------------------------------
@@ -195,9 +200,9 @@ class Work(Generic[R, S]):
     @property
     def room(self) -> float:
         """Rows that could join at once."""
-        if self.max_rows is None:
+        if self.max_batch_size is None:
             return math.inf
-        return max(0, self.max_rows - sum(map(self.takes_room, self.live)))
+        return max(0, self.max_batch_size - sum(map(self.takes_room, self.live)))
 
     def must_fit(self, recipe: Any, length: int) -> None:
         """Raise what is wrong with a recipe, and `ConfigError` for a row of ``length`` positions
@@ -341,7 +346,7 @@ class Work(Generic[R, S]):
             size = sum(row.cost for row in rows)
             error = OutOfMemoryError(
                 f"out of memory on a step of {size} token positions; pass max_batch_tokens="
-                f"{max(1, size // 2)}, fewer rows at a time (max_rows), or shorter texts"
+                f"{max(1, size // 2)}, fewer rows at a time (max_batch_size), or shorter texts"
             )
         several = rows if len(rows) > 1 else self.live
         givers = [row for row in several if short and self.takes_room(row)]

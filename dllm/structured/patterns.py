@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 
-from ..errors import ConfigError, one_line, short
+from ..core.errors import ConfigError, one_line, short
 
 NONE = r"\x{10FFFE}\x{10FFFF}"  # characters that stand for the ends of an expression
 # What a class of characters is taken without: in a text, and in a string of JSON.

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from .canvas import FloatArray, IntArray
-from .errors import ConfigError
+from ..core.canvas import FloatArray, IntArray
+from ..core.errors import ConfigError
 from .trace import Trace
 
 

@@ -11,11 +11,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .canvas import Canvas, moved
-from .errors import ConfigError
+from ..core.canvas import Canvas, moved
+from ..core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from .engine import Step
+    from ..engine import Step
 
 FORMAT = 1
 
@@ -30,7 +30,7 @@ class TraceStep:
     information committed, the sum of -log2 p; ``explored``: branches fed beyond the one kept;
     ``candidates``: [position, [[token, log-probability], ...]] when they were recorded;
     ``edits``: [at, removed, added, token] changes of the length that followed, in turn (see
-    `dllm.canvas.Edit`), in whose coordinates all other positions of the step are not yet;
+    `dllm.core.canvas.Edit`), in whose coordinates all other positions of the step are not yet;
     ``probe``: whether the step only looked for the length.
     """
 

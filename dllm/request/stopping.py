@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .canvas import Canvas, IntArray
-from .config import GenerationConfig
-from .errors import ConfigError
-from .models import DiffusionModel
-from .text import stop_at
+from ..core.canvas import Canvas, IntArray
+from ..core.config import GenerationConfig
+from ..core.errors import ConfigError
+from ..core.text import stop_at
+from ..models import DiffusionModel
 
 
 @dataclass(slots=True)

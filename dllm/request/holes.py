@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import cache as caches
-from . import samplers
-from .cache import Slots
-from .cache.base import full_plan
-from .canvas import BoolArray, Canvas, IntArray
-from .config import GenerationConfig
-from .engine import Recipe
-from .engine.forward import Forward
-from .engine.recipe import RowOptions
-from .engine.rows import Job, Row
-from .errors import PromptError, UnknownNameError, short
-from .models import DiffusionModel
+from .. import cache as caches
+from .. import samplers
+from ..cache import Slots
+from ..cache.base import full_plan
+from ..core.canvas import BoolArray, Canvas, IntArray
+from ..core.config import GenerationConfig
+from ..core.errors import PromptError, UnknownNameError, short
+from ..engine import Recipe
+from ..engine.forward import Forward
+from ..engine.recipe import RowOptions
+from ..engine.rows import Job, Row
+from ..models import DiffusionModel
+from ..samplers.compose import lengths as length_rules
 from .prompts import (
     UNSIZED,
     encode_continuation,
@@ -38,7 +39,6 @@ from .prompts import (
     hole_forms,
     tokenizer_of,
 )
-from .samplers.compose import lengths as length_rules
 
 OPEN = re.compile(r"\[\[(\*|\d{1,9}\.\.\d{1,9}|\d{1,9})\]\]")
 MOST = 64  # positions of a ``[[*]]``

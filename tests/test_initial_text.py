@@ -26,7 +26,10 @@ def outcome(result: dllm.Result) -> tuple[Any, ...]:
 @pytest.mark.parametrize("cache", ["none", "dual"])
 def test_all_of_a_draft_masked_is_no_draft(tiny: dllm.DiffusionModel, cache: str) -> None:
     plain = dllm.generate(tiny, PROMPTS, cache=cache, **HOW)
-    for how in ({"seed_text": list(range(24)), "remask": [(0, 24)]}, {"seed_text": [-1] * 20}):
+    for how in (
+        {"initial_text": list(range(24)), "remask": [(0, 24)]},
+        {"initial_text": [-1] * 20},
+    ):
         drafted = dllm.generate(tiny, PROMPTS, cache=cache, **how, **HOW)
         assert [outcome(r) for r in drafted] == [outcome(r) for r in plain]
 
@@ -40,7 +43,7 @@ def test_a_draft_with_open_positions_is_filled_like_holes(tiny: dllm.DiffusionMo
     for cache in ("none", "dual"):
         holes = dllm.infill(model, ids, prompt=PROMPTS[0], cache=cache, **how)
         draft = dllm.generate(
-            model, PROMPTS[0], seed_text=ids, cache=cache, eos_policy="none", **how
+            model, PROMPTS[0], initial_text=ids, cache=cache, eos_policy="none", **how
         )
         assert outcome(draft)[:4] == outcome(holes)[:4]
         assert draft.decided == 7 and draft.order.count(-1) == 17
@@ -53,18 +56,18 @@ def test_an_answer_is_edited_and_extended() -> None:
     right = dllm.generate("nano", question, block_length=8).text
     assert " 35" in right
     wrong = right.replace(" 35", "[[2]]")
-    assert dllm.generate("nano", question, seed_text=wrong, block_length=4).text == right
+    assert dllm.generate("nano", question, initial_text=wrong, block_length=4).text == right
     begun = right[: len(right) // 2]
-    longer = dllm.generate("nano", question, seed_text=begun, max_new_tokens=64, block_length=8)
+    longer = dllm.generate("nano", question, initial_text=begun, max_new_tokens=64, block_length=8)
     assert longer.text.startswith(begun) and longer.finish_reason == "stop"
-    events = [*dllm.stream("nano", question, seed_text=begun, max_new_tokens=64, block_length=8)]
+    events = [*dllm.stream("nano", question, initial_text=begun, max_new_tokens=64, block_length=8)]
     assert "".join(event.text for event in events) == longer.text
 
 
 @pytest.mark.parametrize("hole", ["[[*]]", "[[2..4]]", "[[3:[a-z]+]]", "[[*:[a-z]+]]"])
 def test_holes_that_a_draft_cannot_have(tiny: dllm.DiffusionModel, hole: str) -> None:
     with pytest.raises(dllm.DllmError, match="infill takes those"):
-        dllm.generate(tiny, PROMPTS[0], seed_text=f"one {hole} two", max_new_tokens=32)
+        dllm.generate(tiny, PROMPTS[0], initial_text=f"one {hole} two", max_new_tokens=32)
 
 
 def test_drafts_of_several_prompts_and_of_sessions(tiny: dllm.DiffusionModel) -> None:
@@ -73,18 +76,19 @@ def test_drafts_of_several_prompts_and_of_sessions(tiny: dllm.DiffusionModel) ->
     for sampler in ("threshold(tau=0.4)", "wino"):
         how = HOW | {"sampler": sampler, "remask": [1]}
         alone = [
-            dllm.generate(tiny, prompt, seed_text=draft, **how)
+            dllm.generate(tiny, prompt, initial_text=draft, **how)
             for prompt, draft in zip(PROMPTS, drafts, strict=True)
         ]
-        together = dllm.generate(tiny, PROMPTS, seed_text=drafts, **how)
+        together = dllm.generate(tiny, PROMPTS, initial_text=drafts, **how)
         with dllm.Session(tiny) as session:
             handles = [
-                session.submit(p, seed_text=d, **how) for p, d in zip(PROMPTS, drafts, strict=True)
+                session.submit(p, initial_text=d, **how)
+                for p, d in zip(PROMPTS, drafts, strict=True)
             ]
             served = [handle.result(timeout=60) for handle in handles]
         for results in (together, served):
             assert [outcome(r) for r in results] == [outcome(r) for r in alone]
-    plain = dllm.generate(tiny, PROMPTS, seed_text=[5, 6], **HOW)
+    plain = dllm.generate(tiny, PROMPTS, initial_text=[5, 6], **HOW)
     assert [result.tokens[:2] for result in plain] == [[5, 6]] * 2
 
 
@@ -93,7 +97,7 @@ def test_drafts_of_several_prompts_and_of_sessions(tiny: dllm.DiffusionModel) ->
     [
         ({"length": "append(block=4)", "max_new_tokens": 16}, 16),
         ({"length": "crop(initial=4)", "max_new_tokens": 16}, 16),
-        ({"seed_text": list(range(10, 34)), "max_new_tokens": 24}, 24),
+        ({"initial_text": list(range(10, 34)), "max_new_tokens": 24}, 24),
         ({"remask": [(2, 5)]}, 9),
         ({"remask": [2], "max_new_tokens": 12}, 12),
         ({"constraints": {3: 77}, "max_new_tokens": 12}, 12),
@@ -102,34 +106,34 @@ def test_drafts_of_several_prompts_and_of_sessions(tiny: dllm.DiffusionModel) ->
 def test_with_other_arguments(tiny: dllm.DiffusionModel, how: dict[str, Any], tokens: int) -> None:
     """What is left of a draft stays; an answer that is open within it is as long as it is."""
     model = replace(tiny, facts=replace(tiny.facts, stop_token_ids=()))
-    how = {"seed_text": list(range(10, 19)), "sampler": "threshold(tau=0.4)"} | how
+    how = {"initial_text": list(range(10, 19)), "sampler": "threshold(tau=0.4)"} | how
     result = dllm.generate(model, PROMPTS[0], **how)
     assert len(result.tokens) == tokens
     open_ = {i for low, high in ((a, a + 1) if isinstance(a, int) else a
              for a in how.get("remask", ())) for i in range(low, high)}  # fmt: skip
-    for i, token in enumerate(how["seed_text"]):
+    for i, token in enumerate(how["initial_text"]):
         if i not in open_ and i not in how.get("constraints", {}):
             assert result.tokens[i] == token
-    if len(how["seed_text"]) == 24:
+    if len(how["initial_text"]) == 24:
         assert result.nfe == 0
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"remask": [1]}, "pass seed_text"),
-        ({"seed_text": [1, 2], "remask": [2]}, "position 2 of a draft of 2 tokens"),
-        ({"seed_text": [1, 2], "remask": "1"}, "remask is a list"),
-        ({"seed_text": [1, 2], "remask": [(2, 1)]}, "the first before the last"),
-        ({"seed_text": [1, 2], "remask": [-1]}, "at least 0"),
-        ({"seed_text": [1, 2], "remask": [True]}, "whole number"),
-        ({"seed_text": [1, 2], "remask": [(1, 2, 3)]}, "pairs"),
-        ({"seed_text": 5}, "a text or token ids"),
-        ({"seed_text": [1] * 9, "max_new_tokens": 8}, "the draft has 9 tokens"),
-        ({"seed_text": [1] * 900}, "the draft has 900 tokens"),
-        ({"seed_text": [1, 10**6]}, "outside the vocabulary"),
-        ({"seed_text": ["a", "b"]}, "1 prompts have one draft"),
-        ({"seed_text": [1, 2], "regex": "[a-z]+", "max_new_tokens": 2}, "no text of"),
+        ({"remask": [1]}, "pass initial_text"),
+        ({"initial_text": [1, 2], "remask": [2]}, "position 2 of a draft of 2 tokens"),
+        ({"initial_text": [1, 2], "remask": "1"}, "remask is a list"),
+        ({"initial_text": [1, 2], "remask": [(2, 1)]}, "the first before the last"),
+        ({"initial_text": [1, 2], "remask": [-1]}, "at least 0"),
+        ({"initial_text": [1, 2], "remask": [True]}, "whole number"),
+        ({"initial_text": [1, 2], "remask": [(1, 2, 3)]}, "pairs"),
+        ({"initial_text": 5}, "a text or token ids"),
+        ({"initial_text": [1] * 9, "max_new_tokens": 8}, "the draft has 9 tokens"),
+        ({"initial_text": [1] * 900}, "the draft has 900 tokens"),
+        ({"initial_text": [1, 10**6]}, "outside the vocabulary"),
+        ({"initial_text": ["a", "b"]}, "1 prompts have one draft"),
+        ({"initial_text": [1, 2], "regex": "[a-z]+", "max_new_tokens": 2}, "no text of"),
     ],
 )
 def test_drafts_that_are_none(tiny: dllm.DiffusionModel, how: dict[str, Any], message: str) -> None:
@@ -138,21 +142,21 @@ def test_drafts_that_are_none(tiny: dllm.DiffusionModel, how: dict[str, Any], me
 
 
 def test_holes_have_no_draft(tiny: dllm.DiffusionModel) -> None:
-    with pytest.raises(dllm.DllmError, match="drop seed_text"):
-        dllm.infill(tiny, "one [[2]]", seed_text="two")
-    with pytest.raises(dllm.DllmError, match="seed_text"):
-        dllm.speculate("nano-ar", None, "one", seed_text="two")
+    with pytest.raises(dllm.DllmError, match="drop initial_text"):
+        dllm.infill(tiny, "one [[2]]", initial_text="two")
+    with pytest.raises(dllm.DllmError, match="initial_text"):
+        dllm.speculate("nano-ar", None, "one", initial_text="two")
 
 
 def test_on_the_command_line_and_the_server(cli: Run, start: Start) -> None:
     question, draft = "What is 23 + 12?", "23 + 12: 3 + 2 = 9, 2 + 1 = 3: 35."
-    plain = dllm.generate("nano", question, seed_text=draft, remask=[4, (7, 9)])
-    done = cli("generate", question, "--seed-text", draft, "--remask", "4,7..9")
+    plain = dllm.generate("nano", question, initial_text=draft, remask=[4, (7, 9)])
+    done = cli("generate", question, "--initial-text", draft, "--remask", "4,7..9")
     assert done.stdout.strip() == plain.text
-    refused = cli("generate", question, "--seed-text", draft, "--remask", "x")
+    refused = cli("generate", question, "--initial-text", draft, "--remask", "x")
     assert refused.exit_code == 2 and "--remask is a list of positions" in refused.stderr
     served = start(dllm.load("nano"))
-    body = {"messages": [{"role": "user", "content": question}], "seed_text": draft}
+    body = {"messages": [{"role": "user", "content": question}], "initial_text": draft}
     answer = served.post("/v1/chat/completions", body | {"remask": [4, [7, 9]]}).json()
     assert answer["choices"][0]["message"]["content"] == plain.text
     assert answer["usage"]["completion_tokens"] == plain.decided == 3
@@ -160,5 +164,5 @@ def test_on_the_command_line_and_the_server(cli: Run, start: Start) -> None:
     chunks = sse(served.post("/v1/chat/completions", how | {"remask": [4, [7, 9]]}).text)
     opening = next(c["dllm"] for c in chunks if c.get("dllm", {}).get("type") == "canvas")
     assert opening["length"] == len(opening["given"]) + 3  # what is left of the draft is shown
-    for wrong in ({"remask": "4"}, {"remask": [[4]]}, {"seed_text": 4}, {"seed_text": ["a"]}):
+    for wrong in ({"remask": "4"}, {"remask": [[4]]}, {"initial_text": 4}, {"initial_text": ["a"]}):
         assert served.post("/v1/chat/completions", body | wrong).status_code == 400

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from ..errors import ConfigError, one_line, short
+from ..core.errors import ConfigError, one_line, short
 from .numbers import decimals, integers
 from .patterns import CHARACTER, either, literal, string_pattern
 

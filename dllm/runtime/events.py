@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from .canvas import Canvas, Edit, IntArray, moved
-from .config import GenerationConfig
-from .models import DiffusionModel
+from ..core.canvas import Canvas, Edit, IntArray, moved
+from ..core.config import GenerationConfig
+from ..core.text import GrowingText
+from ..engine.work import Step
+from ..models import DiffusionModel
+from ..request.request import Request
+from ..request.stopping import stop_floor
+from ..samplers.eos import stops
 from .result import Result
-from .samplers.eos import stops
-from .scheduler import Progress, Request
-from .stopping import stop_floor
-from .text import GrowingText
+from .scheduler import Progress
 from .trace import Cell, canvas_html
-from .work import Step
 
 MASK = "░"  # an undecided position for which nothing is proposed, in `Event.draft`
 

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
+from ..models import DiffusionModel
+from ..request.request import Request
 from .events import Event, Reader
-from .models import DiffusionModel
 from .result import Result
-from .scheduler import Request
 
 
 class Handle:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from typing import Any
 
+from ..request.request import Request
 from .events import Event, Reader
 from .events import events as events_of
 from .result import Result
-from .scheduler import Progress, Request, Scheduler
+from .scheduler import Progress, Scheduler
 from .streamers import Feed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..errors import ConfigError
+from ..core.errors import ConfigError
 from .patterns import either
 
 FRACTION = r"(?:\.[0-9]+)?"

@@ -9,56 +9,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
-from .canvas import Canvas, IntArray
-from .errors import CancelledError, DeadlineError
-from .memory import PeakMemory
-from .models import DiffusionModel
+from ..core.canvas import Canvas, IntArray
+from ..core.errors import CancelledError, DeadlineError
+from ..core.text import stop_at
+from ..engine.memory import PeakMemory
+from ..engine.work import Row, Step, Work
+from ..models import DiffusionModel
+from ..request.request import Request
+from ..request.request_maker import RequestMaker
+from ..request.stopping import stop_floor
+from ..samplers.eos import stops
 from .result import Result
-from .samplers.eos import stops
-from .stopping import stop_floor
-from .text import stop_at
 from .trace import Trace
-from .work import Row, Step, Work
-
-
-@dataclass(eq=False)
-class Request:
-    """One text to be written.
-
-    ``make`` builds its canvas, of ``positions`` positions, when it is admitted; ``size`` of them
-    are to be decided, as ``recipe`` says.  ``stop_ids`` end the text.  ``kind`` of result it gets.
-    ``deadline``: seconds since `submitted` after which it fails with `DeadlineError`.  ``at_once``:
-    it overtakes those that wait, because it takes nobody's place.  When it is done, either
-    ``result`` or ``error`` is set.  ``frontier``: how far its final text has been reported.
-    """
-
-    index: int
-    make: Callable[[], Canvas]
-    recipe: Any
-    positions: int
-    size: int
-    stop_ids: tuple[int, ...] = ()
-    kind: type[Result] = Result
-    traced: bool = False
-    at_once: bool = False
-    deadline: float | None = None
-    submitted: float = field(default_factory=lambda: time.perf_counter())
-    queue_seconds: float | None = None
-    canvas: Canvas | None = None
-    row: Row | None = None
-    trace: Trace | None = None
-    result: Result | None = None
-    error: BaseException | None = None
-    frontier: int = -1
-
-    @property
-    def done(self) -> bool:
-        return self.result is not None or self.error is not None
-
 
 Progress = list[tuple[Request, Step | None]]  # None: finished without a step of its own
 
@@ -72,6 +37,15 @@ class Scheduler:
         self.running: dict[Row, Request] = {}
         self.memory = PeakMemory(model.device)
         self._deadlines: set[Request] = set()
+
+    @classmethod
+    def of(cls, maker: RequestMaker, requests: Sequence[Request]) -> Scheduler:
+        """With an engine that holds the largest ``requests``, and all of them in its queue."""
+        scheduler = cls(maker.model, maker.engine_for(requests))
+        for request in requests:
+            request.submitted = time.perf_counter()  # making the engine was no waiting
+            scheduler.add(request)
+        return scheduler
 
     @property
     def busy(self) -> bool:
@@ -213,7 +187,8 @@ class Scheduler:
             "canvas": canvas.region[1] - canvas.region[0],
             "probes": canvas.probes,
         }
-        return request.kind(**fields | self.engine.figures(row))
+        kind = self.engine.kind or Result
+        return kind(**fields | self.engine.figures(row))
 
 
 def answer(canvas: Canvas, stop_ids: tuple[int, ...]) -> tuple[IntArray, str]:

@@ -9,18 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from . import cache as caches
-from . import samplers
-from .cache import Cache
-from .cache.base import CacheLike
-from .canvas import BoolArray, Canvas, IntArray
-from .canvases import canvas_facts
-from .capabilities import FIXED_WINDOW
-from .config import FORMATS, GenerationConfig
-from .declared import HOLES, MACHINE
-from .engine import Engine, Recipe
-from .errors import ConfigError, PromptError
-from .formats import (
+from .. import cache as caches
+from .. import samplers
+from ..cache import Cache
+from ..cache.base import CacheLike
+from ..core.canvas import BoolArray, Canvas, IntArray
+from ..core.capabilities import FIXED_WINDOW
+from ..core.config import FORMATS, GenerationConfig
+from ..core.declared import HOLES, MACHINE
+from ..core.errors import ConfigError, PromptError
+from ..engine import Engine, Recipe
+from ..models import DiffusionModel
+from ..samplers import NOTHING, Sampler
+from ..samplers.compose import SamplerLike
+from ..samplers.compose import lengths as length_rules
+from ..structured import (
     Format,
     choice_pattern,
     format_of,
@@ -29,14 +32,11 @@ from .formats import (
     schema_of,
     schema_pattern,
 )
+from .canvases import canvas_facts
 from .holes import measured, name_of
-from .models import DiffusionModel
 from .prompts import encode, hole_forms
+from .request import Request
 from .request_maker import Order, RequestMaker, given_of
-from .samplers import NOTHING, Sampler
-from .samplers.compose import SamplerLike
-from .samplers.compose import lengths as length_rules
-from .scheduler import Request
 from .stopping import stop_strings
 
 
@@ -178,12 +178,16 @@ class Preparation(RequestMaker):
         return replace(self, recipe=recipe)
 
     def engine(
-        self, most: int | None, max_rows: int, max_batch_tokens: int | None, whole: bool = False
+        self,
+        most: int | None,
+        max_batch_size: int,
+        max_batch_tokens: int | None,
+        whole: bool = False,
     ) -> Engine:
         return Engine(
-            self.model, self.cache, slots=most if whole else None, most=most, max_rows=max_rows,
-            max_batch_tokens=max_batch_tokens, cuda_graphs=self.config.cuda_graphs,
-            compile=self.config.compile,
+            self.model, self.cache, slots=most if whole else None, most=most,
+            max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens,
+            cuda_graphs=self.config.cuda_graphs, compile=self.config.compile,
         )  # fmt: skip
 
     def request(self, order: Order) -> Request:
@@ -249,5 +253,5 @@ def _unbounded(
     named = given.get("length") or config.max_new_tokens or config.formatted
     whole = FIXED_WINDOW in sampler.window.offers
     own = whole and getattr(sampler.window, "block_length", None) == blocks
-    drafted = config.seed_text is not None
+    drafted = config.initial_text is not None
     return bool(blocks and ends and own) and not (named or drafted or sampler.length)

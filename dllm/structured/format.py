@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..canvas import PATH, Canvas
+from ..core.canvas import PATH, Canvas
 from .automaton import Automaton, BoolArray, IntArray
 from .joint import Chain, Float64Array, Lattice
 from .literals import Literals

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from .canvas import IntArray
+from ..core.canvas import IntArray
 from .memory import unless_out_of_memory
 
 KEPT = 16_384  # tokens that a session keeps

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .canvas import BoolArray, IntArray
-from .errors import PromptError, UnknownNameError, check_unicode, one_line, short
-from .models import DiffusionModel
+from ..core.canvas import BoolArray, IntArray
+from ..core.errors import PromptError, UnknownNameError, check_unicode, one_line, short
+from ..models import DiffusionModel
 
 Message = Mapping[str, Any]
 TEMPLATE_ARGUMENTS = ("messages", "add_generation_prompt", "continue_final_message", "tokenize")

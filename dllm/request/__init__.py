@@ -1,0 +1,1 @@
+"""A call becomes requests: prompts, lengths, holes, constraints, stop strings."""
