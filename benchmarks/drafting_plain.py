@@ -20,8 +20,7 @@ import torch
 
 import dllm
 
-from real import smollm2, untouched  # isort: skip
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, smollm2, untouched, write  # isort: skip
 
 PROMPT = 40  # tokens
 

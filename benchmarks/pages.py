@@ -25,7 +25,7 @@ import dllm
 from dllm.core.capabilities import LEFT_TO_RIGHT
 from dllm.samplers import SAMPLERS
 
-from report import RESULTS  # isort: skip
+from harness import RESULTS  # isort: skip
 
 FOLDER = Path(__file__).parents[1] / "docs" / "samplers"
 PROMPT = "Tom has 23 apples. Tom buys 12 more. Then Tom loses 7. How many apples does Tom have?"

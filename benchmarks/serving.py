@@ -47,7 +47,7 @@ import numpy as np
 
 from dllm.core.errors import DllmError
 
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, write  # isort: skip
 
 MODES = ("continuous", "static", "equal", "serial")
 ROWS = 16
@@ -60,7 +60,7 @@ WATCHED = 4  # every fourth request asks for drafts, the price of which others n
 
 def load(name: str) -> Any:
     """The model that is served."""
-    from shapes import llada_135m
+    from harness import llada_135m
 
     import dllm
 
