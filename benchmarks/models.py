@@ -81,6 +81,4 @@ if __name__ == "__main__":
     if "--check" not in sys.argv:
         PAGE.write_text(page(), encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != page():
-        sys.exit(
-            "docs/reference/models.md is not what the registry says: run python benchmarks/models.py"
-        )
+        sys.exit("docs/reference/models.md is stale: run python benchmarks/models.py")

@@ -4,7 +4,7 @@
     python benchmarks/serving.py --model 135M --rates 0.7 1.5 3 --requests 24
     python benchmarks/serving.py engine              # the same without HTTP, see below
     python benchmarks/serving.py overhead            # HTTP and queue at one client, 135M shape
-    python benchmarks/readme.py                      # then: the tables of docs/reference/http-api.md
+    python benchmarks/readme.py                      # then: the tables of its page
 
 The client is open: requests arrive as a Poisson process, whatever became of those before.  The
 modes share the server, the engine and its cache:
@@ -409,7 +409,7 @@ def main() -> None:
     if given.what in ("load", "engine"):
         run = measure if given.what == "load" else on_the_clock
         write(file, run(given.model, given.rates, given.requests, given.seeds))
-    picture = RESULTS.parents[1] / "docs" / f"serving{suffix}.svg"
+    picture = RESULTS.parents[1] / "docs" / "reference" / f"serving{suffix}.svg"
     try:
         draw(json.loads(file.read_text()), file.with_suffix(".svg") if given.output else picture)
     except (DllmError, ImportError) as error:  # no matplotlib: the figures stand in the file
