@@ -175,7 +175,8 @@ def areas(records: list[Record]) -> str:
     return (
         "Area under the curve of accuracy over tokens per forward (dense AUP, see "
         "[evaluation](../evaluation.md)) of `dllm bench --preset readme`; larger is "
-        "better.  Bootstrap intervals; the third column compares draw by draw on the same prompts, and an interval with 0 in it "
+        "better.  Bootstrap intervals; the third column compares draw by draw on the "
+        "same prompts, and an interval with 0 in it "
         "is no ranking.\n\n" + area_table([record for record in records if record.cache == "none"])
     )
 
