@@ -163,7 +163,7 @@ def run(
     not depend on which of the ``questions`` are asked beside it."""
     from ..api import as_completed, stream
     from ..request.prompts import encode
-    from ..request.request_maker import occurrences
+    from ..request.requests import occurrences
 
     chat = False if options.raw else None
     ids = [encode(model, options.prompt(q.prompt), chat).tobytes() for q in questions]
