@@ -34,8 +34,7 @@ from dllm.request.requests import answering, engine_for, recipe_for
 from dllm.runtime.scheduler import Scheduler
 from dllm.samplers import compose
 
-from report import RESULTS, write  # isort: skip
-from shapes import llada_135m  # isort: skip
+from harness import RESULTS, llada_135m, write  # isort: skip
 
 BATCHES = (8, 16, 32)
 
