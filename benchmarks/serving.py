@@ -259,21 +259,22 @@ def drive(
     draft, the first final text and the end.  ``steps`` gets the seconds of steps by their rows."""
     from dllm.cache import compose
     from dllm.engine import Engine
-    from dllm.request.preparation import Preparation
+    from dllm.request.requests import answering, recipe_for
     from dllm.runtime.events import final_end
     from dllm.runtime.scheduler import Scheduler
 
     cache = compose(CACHE, model.family.name)
     rows = 1 if mode == "serial" else ROWS
     engine = Engine(model, cache, most=rows * model.facts.context_length, max_batch_size=rows)
-    scheduler = Scheduler(model, engine)
+    scheduler = Scheduler(engine)
     if mode in ("static", "equal"):
         scheduler._admit = partial(batch, scheduler, scheduler._admit, mode == "equal")
     made = []
     for one in work:
         length = one["max_tokens"]
         how = {"max_new_tokens": length, "min_new_tokens": length, "block_length": BLOCK}
-        made += Preparation.of(model, one["sampler"], CACHE, None, how).prompts([one["prompt"]])
+        recipe = recipe_for(model, one["sampler"], None, how)
+        made += answering(model, recipe, [one["prompt"]])
     arrived = dict(zip(made, arrivals, strict=True))
     times: dict[Any, dict[str, float]] = {request: {} for request in made}
     coming, clock = list(reversed(made)), 0.0
