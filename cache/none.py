@@ -24,7 +24,7 @@ class NoCache(Cache):
             decided = np.flatnonzero(~canvas.masked[: canvas.length])
             end = int(max(targets[-1], decided[-1] if decided.size else 0)) + 1
         elif slots.block_length:
-            end = (int(targets[-1]) // slots.block_length + 1) * slots.block_length
+            end = slots.end(canvas, targets)
         else:
             return replace(full_plan(canvas), until=SAME_LENGTH)
         return Plan(np.arange(min(end, canvas.length)), refresh=True)

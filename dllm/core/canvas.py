@@ -141,11 +141,12 @@ class Canvas:
     """One row: prompt, undecided positions, and what was decided when.
 
     ``tokens`` (N,) int64 holds the mask id at undecided positions (-1 where the noise is uniform),
-    or what a sampler `hold`s there; ``masked`` (N,) bool is the truth about what is undecided.  ``start`` and ``end`` bound the region to be written;
-    ``window`` is the part of it in which this step may commit.  ``commit_step`` (N,) int64 is the
-    step that decided a position, -1 for given text and for undecided positions; ``logprob`` (N,)
-    float32 is the log-probability it had then.  ``length`` counts the live positions: what lies
-    beyond was cut off by a stop.  Between ``end`` and ``length`` stands given text, or padding.
+    or what a sampler `hold`s there; ``masked`` (N,) bool is the truth about what is undecided.
+    ``start`` and ``end`` bound the region to be written; ``window`` is the part of it in which this
+    step may commit.  ``commit_step`` (N,) int64 is the step that decided a position, -1 for given
+    text and for undecided positions; ``logprob`` (N,) float32 is the log-probability it had then.
+    ``length`` counts the live positions: what lies beyond was cut off by a stop.  Between ``end``
+    and ``length`` stands given text, or padding.
     """
 
     tokens: IntArray

@@ -49,6 +49,13 @@ class Piece:
     keys: slice | IntArray
     hidden: BoolArray | None = None
 
+    def moved(self, queries: int, keys: int) -> Piece:
+        """The same so much further on both axes."""
+        at = self.keys
+        if keys:
+            at = slice(at.start + keys, at.stop + keys) if isinstance(at, slice) else at + keys
+        return Piece(self.first + queries, self.count, at, self.hidden)
+
 
 @dataclass(frozen=True, slots=True)
 class Visibility:

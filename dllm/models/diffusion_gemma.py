@@ -11,7 +11,7 @@ is not loaded.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -144,7 +144,9 @@ class TextDiffusionGemma(DiffusionGemmaPreTrainedModel):
     """The text part of DiffusionGemma, with the weights under their published names."""
 
     config_class = DiffusionGemmaConfig
-    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
+    _tied_weights_keys: ClassVar[dict[str, str]] = {
+        "lm_head.weight": "model.decoder.embed_tokens.weight"
+    }
 
     def __init__(self, config: DiffusionGemmaConfig) -> None:
         super().__init__(config)
@@ -182,7 +184,11 @@ DIFFUSION_GEMMA = register_family(
         ignored_keys=(r"^model\.encoder\.(vision_tower|embed_vision)\.",),
         sampler="entropy_bound",
         sampler_fields=(
-            "entropy_bound", "max_denoising_steps", "t_min", "t_max", "stability_threshold",
+            "entropy_bound",
+            "max_denoising_steps",
+            "t_min",
+            "t_max",
+            "stability_threshold",
             "confidence_threshold",
         ),
         image_fields=("image_token_id", "boi_token_id", "eoi_token_id"),

@@ -27,18 +27,18 @@ class Facts:
     """What a decoder must know about a loaded model.
 
     ``mask_token_id`` is None for autoregressive models, and `UNIFORM` (-1) where the noise is
-    uniform: an undecided position then holds a random id of the vocabulary.  ``eos_token_id`` ends a text and fills
-    what lies behind it; ``stop_token_ids`` are all ids that end one (eos and end of turn).
-    ``logit_shift`` is 1 when ``logits[i]`` predict token ``i + 1``, else 0.  ``mask_kind`` is
-    "bidirectional", "block_causal" (``block_length`` positions, counted from 0, see one another and
-    what is left of them), "decided_first" (causal in an order in which decided tokens come before
-    masks; a decided token predicts the next one), "causal_prefix" (as "block_causal", but blocks are
-    counted from the end of the prompt, and what stands before the open one is causal; with a
-    ``sliding_window`` some layers see only so many positions of it) or "causal".  ``context_length`` counts positions,
-    ``vocab_size`` the columns of the logits; ``image_token_ids`` stand for images, which no
-    prompt may hold.  ``score_source`` says which distribution the family's
-    own sampler scores confidences on: "clean" (raw logits) or "tempered" (after temperature and
-    filters).  ``expand_token_id`` asks for another mask (DreamOn).
+    uniform: an undecided position then holds a random id of the vocabulary.  ``eos_token_id`` ends
+    a text and fills what lies behind it; ``stop_token_ids`` are all ids that end one (eos and end
+    of turn).  ``logit_shift`` is 1 when ``logits[i]`` predict token ``i + 1``, else 0.
+    ``mask_kind`` is "bidirectional", "block_causal" (``block_length`` positions, counted from 0,
+    see one another and what is left of them), "causal_prefix" (the same with blocks that are
+    counted from the end of the prompt, and causal attention before the open one; with a
+    ``sliding_window`` some layers see only so many positions of that), "decided_first" (causal in
+    an order in which decided tokens come before masks; a decided token predicts the next one) or
+    "causal".  ``context_length`` counts positions, ``vocab_size`` the columns of the logits.
+    ``score_source`` says which distribution the family's own sampler scores confidences on: "clean"
+    (raw logits) or "tempered" (after temperature and filters).  ``expand_token_id`` asks for
+    another mask (DreamOn); ``image_token_ids`` stand for images, which no prompt may hold.
     """
 
     mask_token_id: int | None
@@ -90,10 +90,10 @@ class Family:
     ``to_official`` goes back.  ``key_map`` renames weights, official regex -> native; an anchored
     regex may capture one layer number as ``(\\d+)``.  ``releases`` is keyed by vocabulary size.
     ``uniform``: the noise is uniform.  ``self_conditioning``: each step is given the embeddings
-    that the last one expected.  ``prefix_predicts``: the causal pass over what stands before a block
-    predicts its first token.  ``sampler``: its own; ``sampler_fields``: those of its fields that a
-    ``generation_config.json`` may state.  ``image_fields`` of config.json hold ids that stand for
-    images, which are not read.
+    that the last one expected.  ``prefix_predicts``: the causal pass over what stands before a
+    block predicts its first token.  ``sampler``: its own; ``sampler_fields``: those of its fields
+    that a ``generation_config.json`` may state.  ``image_fields`` of config.json hold ids that
+    stand for images, which are not read.
     ``any_blocks``: a block length that is given, or known of a published checkpoint, makes the
     attention causal between blocks.  ``verified`` says what the implementation was held against.
     """

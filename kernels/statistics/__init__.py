@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable as _Callable
 from collections.abc import Iterable, Sequence
+from dataclasses import replace as _replace
 from functools import lru_cache as _lru_cache
 from functools import wraps as _wraps
 from importlib.util import find_spec as _find_spec
@@ -26,13 +27,14 @@ from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
 from .classes import TokenClasses
-from .heads import Biased, Head, Share, split_linear
+from .heads import Biased, Head, Shaped, Share, split_linear
 from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check, to_host
 
 __all__ = [
     "COLDEST",
     "Biased",
     "Head",
+    "Shaped",
     "Share",
     "TokenClasses",
     "TokenStatistics",
@@ -72,6 +74,8 @@ def token_statistics(
     min_p: float = 0.0,
     tempered: bool = False,
     noise_keys: _torch.Tensor | None = None,
+    uniforms: _torch.Tensor | None = None,
+    embeddings: _Callable[[int, int], _torch.Tensor] | None = None,
     top: int = 0,
     select: _torch.Tensor | None = None,
     needs: Iterable[str] | None = None,
@@ -96,6 +100,11 @@ def token_statistics(
     largest probability; 0 is off; arXiv 2407.01082), then the argmax under Gumbel noise keyed by
     ``noise_keys`` (R, 4) int64 = (seed, stream, position, step), see `dllm.kernels.noise`.
 
+    With ``uniforms`` (R,) in (0, 1) a sample is the first id, in their order, at which the
+    cumulative probability exceeds that number: one number per row, and most logits are looked at
+    once.  ``embeddings``: rows [low, high) of the embedding (V, d); the result's ``soft`` is then
+    its expectation, and no row of probabilities is held for it.
+
     Log-probabilities, margin, entropy and top describe the clean distribution: after bans, before
     temperature and filters.  With ``tempered`` they describe the one after temperature (if > 0)
     and filters (also at temperature 0).  ``gap`` is of clean logits always.
@@ -112,10 +121,13 @@ def token_statistics(
     that are missing or misshapen, and where the backend cannot run.
     """
     wanted = OPTIONAL if needs is None else frozenset(needs)
-    options = _options(temperature, top_p, top_k, min_p, tempered, top, wanted, classes)
-    inputs = Inputs(banned, banned_rows, noise_keys, select, vocab_size)
+    inverse = uniforms is not None and temperature >= COLDEST
+    options = _options(temperature, top_p, top_k, min_p, tempered, top, wanted, classes, inverse)
+    inputs = Inputs(banned, banned_rows, noise_keys, select, vocab_size, uniforms, embeddings)
     check(options, noise_keys, hidden.shape[0])
     module, share = _backend(backend, hidden.device), None if head is None else split_linear(head)
+    if (inverse or embeddings is not None) and module is not _naive:
+        module, share = _fast, None  # what the fused kernels leave out
     result: TokenStatistics
     if share is not None and module is not _naive:
         result = _parallel.token_statistics(hidden, share, options, module, inputs)
@@ -141,10 +153,15 @@ def _options(
     top: int,
     needs: frozenset[str],
     classes: TokenClasses | None,
+    inverse: bool,
 ) -> Options:
     """The same few options come back at every step."""
     temperature = 0.0 if 0 < temperature < COLDEST else temperature
-    return Options(temperature, top_p, top_k, min_p, tempered, top, needs, classes=classes)
+    # The sums that a draw by the cumulative sum needs are those of the described distribution
+    # where that is at the temperature.
+    options = Options(temperature, top_p, top_k, min_p, tempered, top, needs, classes=classes)
+    warm = inverse and options.scale != temperature
+    return _replace(options, warm=warm, inverse=inverse)
 
 
 def _backend(name: str, device: _torch.device) -> ModuleType:

@@ -1,0 +1,72 @@
+"""Soft inputs: vectors that a row feeds with its tokens, or in their place.
+
+They are part of the row's state, one vector per position, never logits over the vocabulary, and
+hold while their block is open.  Two kinds:
+
+- A network with self-conditioning combines every position of the open block with the embedding
+  that the last step expected there, the sum of all embeddings weighted by their probabilities.
+- A sampler (DMax, arXiv 2604.08302) has decided positions fed as a mixture of their likeliest
+  tokens and the mask, in place of the embedding of one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.canvas import IntArray
+from .packing import Packed
+from .rows import Job
+from .visibility import tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Soft:
+    """``vectors`` (n, d) for the ascending ``positions`` (n,) of a row."""
+
+    positions: IntArray
+    vectors: torch.Tensor
+
+
+def combined(jobs: Sequence[Job], packed: Packed) -> dict[str, Any]:
+    """What a network with self-conditioning takes: which packed queries are of an open block, and
+    what was expected there, zeros where nothing is known yet."""
+    where, parts, known = list[IntArray](), list[torch.Tensor | None](), None
+    for job, start in zip(jobs, packed.starts, strict=True):
+        compute, soft = job.plan.compute, job.row.soft
+        assert job.laid is not None
+        first = job.laid.open
+        where.append(np.arange(start + first, start + len(compute)))
+        if soft is not None and np.array_equal(soft.positions, compute[first:]):
+            known = soft.vectors
+            parts.append(soft.vectors)
+        else:
+            parts.append(None)
+    vectors = None
+    if known is not None:
+        vectors = torch.cat([
+            known.new_zeros(len(at), known.shape[1]) if part is None else part
+            for at, part in zip(where, parts, strict=True)
+        ])  # fmt: skip
+    return {"open": tensor(np.concatenate(where), packed.ids.device), "soft": vectors}
+
+
+def replaced(jobs: Sequence[Job], packed: Packed, embed: Any) -> torch.Tensor | None:
+    """(1, Q, d) embeddings of a forward with the rows' vectors in place of some; None where no row
+    has any."""
+    where, vectors = list[IntArray](), list[torch.Tensor]()
+    for job, start in zip(jobs, packed.starts, strict=True):
+        soft = job.row.soft
+        if soft is not None and len(soft.positions):
+            at = np.searchsorted(job.plan.compute, soft.positions)
+            where.append(start + at)
+            vectors.append(soft.vectors)
+    if not where:
+        return None
+    embeddings: torch.Tensor = embed(packed.ids).clone()
+    index = tensor(np.concatenate(where), embeddings.device)
+    return embeddings.index_copy(1, index, torch.cat(vectors).to(embeddings.dtype)[None])
