@@ -171,11 +171,13 @@ class Feed:
     ``branches``: in place of the row as it stands, texts with these commits beyond it, each in a
     lane of its own; none: the row itself.  ``masks``: positions that are fed once more, as [MASK]s
     that see every token but the one in their place.  ``ordered``: positions, from the first on and
-    below the second, that see only what is left of them, as if blocks had one position."""
+    below the second, that see only what is left of them, as if blocks had one position.  ``soft``:
+    whether a network with self-conditioning is given next what this forward predicts."""
 
     branches: tuple[Trial, ...] = ()
     masks: IntArray = field(default_factory=lambda: NOTHING)
     ordered: tuple[int, int] = (0, 0)
+    soft: bool = True
 
 
 THE_ROW = Feed()
@@ -218,6 +220,11 @@ class Part:
         """Parts that complete the paper's method where a composition leaves a role open, the
         preferred ones first; what needs something that the given parts do not offer is left out."""
         return ()
+
+    def heat(self, canvas: Canvas) -> float | None:
+        """The temperature of the distribution that this step reads and draws from, where the part
+        has one of its own."""
+        return None
 
     def begin_block(self, canvas: Canvas) -> None:
         """Before a forward, when the window has just been opened: set up what belongs to a block,

@@ -90,7 +90,7 @@ class Sampler:
         """The parts that do something in a method that does nothing by default."""
         return {
             name: tuple(p for p in self.parts if getattr(type(p), name) is not getattr(Part, name))
-            for name in ("begin_block", "wants", "asks")
+            for name in ("begin_block", "wants", "asks", "heat")
         }
 
     @cached_property
@@ -153,6 +153,12 @@ class Sampler:
         masks, parts = canvas.masks(), self._overriding["wants"]
         wanted = [w for part in parts if (w := part.wants(canvas)) is not None]
         return np.unique(np.concatenate([masks, *wanted])) if wanted else masks
+
+    def heat(self, canvas: Canvas) -> float | None:
+        """The temperature that this step reads at, where a part has one of its own."""
+        for part in self._overriding["heat"]:
+            return part.heat(canvas)
+        return None
 
     @cached_property
     def shadows(self) -> bool:

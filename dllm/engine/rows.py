@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -154,6 +153,7 @@ class Job:
     ids: Mapping[str, IntArray] = field(default_factory=dict)
     single: tuple[int, int] = (0, 0)
     verifies: bool = False
+    options: RowOptions = field(init=False)
     logprobs: torch.Tensor | None = None  # (targets, V), where the sampler compares steps
     soft: Soft | None = None  # what the row may feed beside its tokens next
     opening: int | None = None  # the block that opens behind a causal pass, which this is
@@ -165,6 +165,7 @@ class Job:
     def __post_init__(self) -> None:
         self.size = len(self.plan.compute) * self.lanes + len(self.shadow)
         self.extent = self.canvas.length, self.canvas.window
+        self.options = self.row.options.at(self.row.recipe.sampler.heat(self.canvas))
 
     @classmethod
     def of(

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ..core.canvas import IntArray
+from ..models import DiffusionModel
 from .packing import Packed
 from .rows import Job
 from .visibility import tensor
@@ -30,6 +31,18 @@ class Soft:
 
     positions: IntArray
     vectors: torch.Tensor
+
+
+def soft_inputs(
+    jobs: Sequence[Job], packed: Packed, conditioned: bool, model: DiffusionModel
+) -> dict[str, Any]:
+    """What a network is given of them: `combined` where it is ``conditioned`` on its own
+    predictions, else embeddings where a row has something in place of one."""
+    if conditioned:
+        return combined(jobs, packed)
+    if any(job.row.soft is not None for job in jobs):
+        return {"inputs_embeds": replaced(jobs, packed, model.embedding)}
+    return {}
 
 
 def combined(jobs: Sequence[Job], packed: Packed) -> dict[str, Any]:
@@ -55,18 +68,15 @@ def combined(jobs: Sequence[Job], packed: Packed) -> dict[str, Any]:
     return {"open": tensor(np.concatenate(where), packed.ids.device), "soft": vectors}
 
 
-def replaced(jobs: Sequence[Job], packed: Packed, embed: Any) -> torch.Tensor | None:
-    """(1, Q, d) embeddings of a forward with the rows' vectors in place of some; None where no row
-    has any."""
+def replaced(jobs: Sequence[Job], packed: Packed, embed: Any) -> torch.Tensor:
+    """(1, Q, d) embeddings of a forward with the rows' vectors in place of some."""
     where, vectors = list[IntArray](), list[torch.Tensor]()
     for job, start in zip(jobs, packed.starts, strict=True):
         soft = job.row.soft
-        if soft is not None and len(soft.positions):
+        if soft is not None:
             at = np.searchsorted(job.plan.compute, soft.positions)
             where.append(start + at)
             vectors.append(soft.vectors)
-    if not where:
-        return None
     embeddings: torch.Tensor = embed(packed.ids).clone()
     index = tensor(np.concatenate(where), embeddings.device)
     return embeddings.index_copy(1, index, torch.cat(vectors).to(embeddings.dtype)[None])

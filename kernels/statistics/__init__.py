@@ -27,7 +27,7 @@ from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
 from .classes import TokenClasses
-from .heads import Biased, Head, Shaped, Share, split_linear
+from .heads import Biased, Head, Shaped, Share, full_logits, split_linear
 from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check, to_host
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Share",
     "TokenClasses",
     "TokenStatistics",
+    "full_logits",
     "logits_statistics",
     "logprobs_of",
     "to_host",

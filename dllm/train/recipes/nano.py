@@ -1,11 +1,10 @@
-"""Recipe of the bundled models: ``nano`` (masked diffusion) and ``nano-ar`` (autoregressive), and of
-``nano-uniform``, an example.
+"""Recipe of the bundled models, and of an example: ``nano-uniform``.
 
-``nano`` and ``nano-ar`` are Llama-shaped networks on the same tokenizer and the same generated
-tasks.  ``nano`` learns to fill in masked answer tokens (mean cross-entropy over them), ``nano-ar`` to
-continue.  ``nano-uniform`` is a small DiffusionGemma, which learns to correct canvases of random
-tokens.  A run is a pure function of the recipe, can be stopped at any time and resumed, and logs
-JSON lines.
+``nano`` (masked diffusion) and ``nano-ar`` (autoregressive) are Llama-shaped networks on the same
+tokenizer and the same generated tasks.  ``nano`` learns to fill in masked answer tokens (mean
+cross-entropy over them), ``nano-ar`` to continue.  ``nano-uniform`` is a small DiffusionGemma: it
+learns to correct canvases of random tokens.  A run is a pure function of the recipe, can be stopped
+at any time and resumed, and logs JSON lines.
 """
 
 from __future__ import annotations
