@@ -195,7 +195,7 @@ DIFFUSION_GEMMA = register_family(
             "stability_threshold",
             "confidence_threshold",
         ),
-        image_fields=("image_token_id", "boi_token_id", "eoi_token_id"),
+        image_field="image_token_id",
         checkpoints=(Published("google/diffusiongemma-26B-A4B-it"),),
         verified="logits of transformers, 5e-5, small random checkpoints",
         note="Text only: a prompt with images is refused.",

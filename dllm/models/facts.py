@@ -87,7 +87,7 @@ def read_facts(
         block_length=blocks,
         expand_token_id=first("expand_token_id"),
         sliding_window=text.sliding_window if sliding else None,
-        image_token_ids=tuple(raw[name] for name in family.image_fields if raw.get(name)),
+        image_token_id=raw.get(family.image_field or ""),
     )
     _check_range(facts, family)
     _check_release(facts, family, given)

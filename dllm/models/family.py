@@ -38,7 +38,7 @@ class Facts:
     "causal".  ``context_length`` counts positions, ``vocab_size`` the columns of the logits.
     ``score_source`` says which distribution the family's own sampler scores confidences on: "clean"
     (raw logits) or "tempered" (after temperature and filters).  ``expand_token_id`` asks for
-    another mask (DreamOn); ``image_token_ids`` stand for images, which no prompt may hold.
+    another mask (DreamOn); ``image_token_id`` stands for an image, which no prompt may hold.
     """
 
     mask_token_id: int | None
@@ -54,7 +54,7 @@ class Facts:
     block_length: int | None = None
     expand_token_id: int | None = None
     sliding_window: int | None = None
-    image_token_ids: tuple[int, ...] = ()
+    image_token_id: int | None = None
 
     @property
     def uniform(self) -> bool:
@@ -92,8 +92,8 @@ class Family:
     ``uniform``: the noise is uniform.  ``self_conditioning``: each step is given the embeddings
     that the last one expected.  ``prefix_predicts``: the causal pass over what stands before a
     block predicts its first token.  ``sampler``: its own; ``sampler_fields``: those of its fields
-    that a ``generation_config.json`` may state.  ``image_fields`` of config.json hold ids that
-    stand for images, which are not read.
+    that a ``generation_config.json`` may state.  ``image_field`` of config.json: the id that
+    stands for an image, which is not read.
     ``any_blocks``: a block length that is given, or known of a published checkpoint, makes the
     attention causal between blocks.  ``verified`` says what the implementation was held against.
     """
@@ -125,7 +125,7 @@ class Family:
     prefix_predicts: bool = False
     sampler: str = "threshold"
     sampler_fields: tuple[str, ...] = ()
-    image_fields: tuple[str, ...] = ()
+    image_field: str | None = None
     thinking: bool | None = None  # what chat templates with ``enable_thinking`` take it for
     checkpoints: tuple[Published, ...] = ()
     verified: str = "by configuration"
