@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Options of the help page; --help-all has all.
 SHOWN = (
-    "host port api_key sampler caches drafters "
+    "host port api_key sampler cache drafter "
     "max_batch_size max_waiting quantization device threads replicas"
 ).split()
 LEVELS = ("debug", "info", "warning", "error")
