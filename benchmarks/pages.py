@@ -67,8 +67,6 @@ PAGES = {
     "wino": ("wino", "When early mistakes should be taken back. Feeds the block twice, no cache."),
     "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit; its remasking modes "
              "(`edit(mode=low_prob)`) need no training. Low thresholds first, repair after."),
-    "anti_loop": ("anti_loop+edit", "Where editing fills a block with one token: repeating the "
-                  "token to the left costs something."),
     "s2d2": ("s2d2", "With block-diffusion models (SDAR, LLaDA2, Fast-dLLM v2's kind) and cache "
              "`block`: a forward that verifies costs about two blocks."),
     "remdm": ("remdm", "More forwards for better text: the least sure tokens of a block are "

@@ -50,7 +50,6 @@ EXACT = (
 # network; every other registered one is called by its name (`every_sampler`).
 BITES = {
     "adablock": "adablock(4, delimiters=(3, 7))+threshold(0.8)",
-    "anti_loop": "anti_loop(2)+edit(tau=0.3)+threshold(0.5)",
     "blocks": "threshold(0.8)+blocks(4)",
     "capped_threshold": "capped_threshold(0.3)",
     "certainty_prior": "certainty_prior+fixed",

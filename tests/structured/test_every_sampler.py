@@ -123,5 +123,5 @@ def test_which_samplers_are_refused() -> None:
         except dllm.ConfigError:
             refused.append(name)
     assert {name.split("(")[0].split("+")[0] for name in refused} == {
-        "anti_loop", "credit", "crop", "daedal", "edit", "rho", "s2d2",
+        "credit", "crop", "daedal", "edit", "rho", "s2d2",
     }  # fmt: skip
