@@ -126,11 +126,6 @@ METHODS: dict[tuple[str, str], str] = {
     "with fewer steps than positions, where the official code starts at 7/8 of the block's length.",
     (
         "sampler",
-        "stability",
-    ): f"{RECONSTRUCTED}: the rule follows the paper; 0 where a position was "
-    "not predicted in the step before.",
-    (
-        "sampler",
         "append",
     ): "Blocks are appended as block diffusion does; on models without a causal "
     "mask the lookahead is this library's.",

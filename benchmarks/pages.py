@@ -79,8 +79,6 @@ PAGES = {
     "wedlm": ("wedlm", "Streams from left to right and looks a little ahead."),
     "streaming": ("streaming", "Long canvases, with cache `streaming`: the threshold falls as the "
                   "block fills."),
-    "stability": ("stability+threshold", "With any selector: positions about which the model has "
-                  "just changed its mind wait. Needs memory for distributions."),
     "certainty_prior": ("certainty_prior", "A gentle left-to-right order without blocks."),
 }  # fmt: skip
 

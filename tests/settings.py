@@ -83,7 +83,6 @@ BITES = {
     "remdm_quota": "remdm_quota(start=0.5)",
     "s2d2": "s2d2(policy=span)+threshold(0.8)+blocks(4)",
     "slowfast": "slowfast(explore=2)+threshold(0.8)",
-    "stability": "stability+threshold(0.6)",
     "staged_blocks": "staged_blocks(4)+threshold(0.8)",
     "streaming": "streaming(0.9, 0.6)",
     "threshold": "threshold(0.8)",
