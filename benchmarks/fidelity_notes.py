@@ -161,8 +161,6 @@ METHODS: dict[tuple[str, str], str] = {
     ("sampler", "lopa"): "`k` counts the row as it stands, the official `branching_factor` does "
     "not.",
     ("sampler", "certainty_prior"): "Alone: no official code; the rule is that of a third party.",
-    ("sampler", "pc"): "No official code was readable; the formula is that of a third party, the "
-    "fading with the position that of the paper.",
     ("sampler", "prophet"): "Where no selector keeps a schedule and no `steps` are given, progress "
     "is the decided share; regions other than the answer behind given text are extensions.",
     (

@@ -73,7 +73,6 @@ PAGES = {
               "written again and again before it closes."),
     "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
     "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
-    "pc": ("pc", "Plans and puzzles, where frequent tokens come too early; needs token counts."),
     "dawn": ("dawn", "When tokens of one phrase should not be decided blindly side by side; reads "
              "the attention of the last layers, so without a cache."),
     "wedlm": ("wedlm", "Streams from left to right and looks a little ahead."),

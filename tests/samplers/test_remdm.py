@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 import dllm
 from dllm.samplers import compose
 
