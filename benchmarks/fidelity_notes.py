@@ -129,7 +129,6 @@ METHODS: dict[tuple[str, str], str] = {
         "append",
     ): "Blocks are appended as block diffusion does; on models without a causal "
     "mask the lookahead is this library's.",
-    ("sampler", "crop"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "random"): "Recorded orders are replayed; the draws are this library's.",
     ("sampler", "factor"): "The official scan commits the last-ranked position when it alone fails "
     "its bound: a defect, `official=True` has it.",
