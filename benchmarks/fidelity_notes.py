@@ -126,16 +126,9 @@ METHODS: dict[tuple[str, str], str] = {
     "with fewer steps than positions, where the official code starts at 7/8 of the block's length.",
     (
         "sampler",
-        "stability",
-    ): f"{RECONSTRUCTED}: the rule follows the paper; 0 where a position was "
-    "not predicted in the step before.",
-    (
-        "sampler",
         "append",
     ): "Blocks are appended as block diffusion does; on models without a causal "
     "mask the lookahead is this library's.",
-    ("sampler", "anti_loop"): "SGLang's code was read, not run. At temperature 0 only.",
-    ("sampler", "crop"): f"{RECONSTRUCTED}: the rule follows the paper.",
     ("sampler", "random"): "Recorded orders are replayed; the draws are this library's.",
     ("sampler", "factor"): "The official scan commits the last-ranked position when it alone fails "
     "its bound: a defect, `official=True` has it.",
@@ -167,8 +160,6 @@ METHODS: dict[tuple[str, str], str] = {
     ("sampler", "lopa"): "`k` counts the row as it stands, the official `branching_factor` does "
     "not.",
     ("sampler", "certainty_prior"): "Alone: no official code; the rule is that of a third party.",
-    ("sampler", "pc"): "No official code was readable; the formula is that of a third party, the "
-    "fading with the position that of the paper.",
     ("sampler", "prophet"): "Where no selector keeps a schedule and no `steps` are given, progress "
     "is the decided share; regions other than the answer behind given text are extensions.",
     (

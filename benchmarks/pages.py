@@ -67,22 +67,17 @@ PAGES = {
     "wino": ("wino", "When early mistakes should be taken back. Feeds the block twice, no cache."),
     "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit; its remasking modes "
              "(`edit(mode=low_prob)`) need no training. Low thresholds first, repair after."),
-    "anti_loop": ("anti_loop+edit", "Where editing fills a block with one token: repeating the "
-                  "token to the left costs something."),
     "s2d2": ("s2d2", "With block-diffusion models (SDAR, LLaDA2, Fast-dLLM v2's kind) and cache "
              "`block`: a forward that verifies costs about two blocks."),
     "remdm": ("remdm", "More forwards for better text: the least sure tokens of a block are "
               "written again and again before it closes."),
     "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
     "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
-    "pc": ("pc", "Plans and puzzles, where frequent tokens come too early; needs token counts."),
     "dawn": ("dawn", "When tokens of one phrase should not be decided blindly side by side; reads "
              "the attention of the last layers, so without a cache."),
     "wedlm": ("wedlm", "Streams from left to right and looks a little ahead."),
     "streaming": ("streaming", "Long canvases, with cache `streaming`: the threshold falls as the "
                   "block fills."),
-    "stability": ("stability+threshold", "With any selector: positions about which the model has "
-                  "just changed its mind wait. Needs memory for distributions."),
     "certainty_prior": ("certainty_prior", "A gentle left-to-right order without blocks."),
 }  # fmt: skip
 

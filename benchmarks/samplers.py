@@ -37,8 +37,8 @@ METHODS = (
     "localleap", "hierarchical", "klass", "r2", "threshold+credit", "adablock",
     "adablock+localleap", "dcd", "dsb", "slowfast", "prophet", "threshold+prophet", "ete", "lopa",
     "freedave", "freedave(threshold(tau=0.95))", "wino", "saber", "learn2pd", "learn2pd+eotp",
-    "pc", "certainty_prior", "streaming", "edit", "edit(mode=low_prob)", "stability+threshold",
-    "dawn", "wedlm", "remdm", "anti_loop+edit",
+    "certainty_prior", "streaming", "edit", "edit(mode=low_prob)",
+    "dawn", "wedlm", "remdm",
 )  # fmt: skip
 BRANCHING = {"ete", "lopa", "freedave", "freedave(threshold(tau=0.95))", "wino", "dawn", "s2d2"}
 

@@ -50,7 +50,6 @@ EXACT = (
 # network; every other registered one is called by its name (`every_sampler`).
 BITES = {
     "adablock": "adablock(4, delimiters=(3, 7))+threshold(0.8)",
-    "anti_loop": "anti_loop(2)+edit(tau=0.3)+threshold(0.5)",
     "blocks": "threshold(0.8)+blocks(4)",
     "capped_threshold": "capped_threshold(0.3)",
     "certainty_prior": "certainty_prior+fixed",
@@ -84,7 +83,6 @@ BITES = {
     "remdm_quota": "remdm_quota(start=0.5)",
     "s2d2": "s2d2(policy=span)+threshold(0.8)+blocks(4)",
     "slowfast": "slowfast(explore=2)+threshold(0.8)",
-    "stability": "stability+threshold(0.6)",
     "staged_blocks": "staged_blocks(4)+threshold(0.8)",
     "streaming": "streaming(0.9, 0.6)",
     "threshold": "threshold(0.8)",

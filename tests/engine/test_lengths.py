@@ -151,7 +151,7 @@ OTHERS = ["prefix", "dkv", "d2", "elastic", "sparse", "delayed",
 
 
 APPENDS = ["append(block=8)", "append(block=8, lookahead=0)"]
-RULES = [("dual", "crop(initial=16, block=8)"), ("none", "rho(initial=16)"),
+RULES = [("none", "rho(initial=16)"),
          ("prefix", "rho(initial=16, signal=density)"),
          ("none", "daedal(initial=16, low=0.3, enough=0.2)")]  # fmt: skip
 
@@ -182,7 +182,7 @@ def test_a_batch_is_its_rows_and_a_small_pool_changes_nothing(cache: str, length
 
 @pytest.mark.parametrize(
     ("length", "cfg_scale"),
-    covering(["append(block=8)", "crop(tau=0.5)", "rho(initial=16)",
+    covering(["append(block=8)", "rho(initial=16)",
               "daedal(initial=16, low=0.3, enough=0.2)"], [0.0, 0.5]),
 )  # fmt: skip
 def test_the_most_there_may_be(length: str, cfg_scale: float) -> None:
@@ -219,26 +219,6 @@ def test_a_canvas_of_the_most_there_may_be_is_a_fixed_one() -> None:
         assert [outcome(r) for r in found] == [outcome(r) for r in fixed]
 
 
-def test_crop_cuts_where_the_end_is_likely() -> None:
-    """Against the products of its paper, from the logits of one forward."""
-    model = tiny("llada-tiny", eos_token_id=45, stop_token_ids=(45,))
-    prompt = PROMPTS[0]
-    ids = torch.tensor([[*prompt, *[255] * 40]])
-    with torch.inference_mode():
-        logits = model.hf(ids).logits[0, len(prompt) :].double()
-        logits[:, 255] = -torch.inf
-        lasts = torch.cumprod(1 - logits.softmax(-1)[:, 45], 0)
-    for tau in (0.9, 0.7, 0.5):
-        over = (lasts < tau).nonzero()
-        size = int(over[0]) + 1 if len(over) else 40
-        result = dllm.generate(model, prompt, max_new_tokens=40, length=f"crop(tau={tau})",
-                               sampler="threshold(0.4)", trace=True)  # fmt: skip
-        assert result.trace is not None and result.probes == 1
-        assert result.trace.length == 45
-        first, second = result.trace.steps[:2]
-        assert (first.computed, second.computed) == (45, 5 + size)
-
-
 # -- what does not go -------------------------------------------------------------------------
 
 
@@ -270,7 +250,7 @@ def test_a_model_without_an_end() -> None:
         dllm.infill("nano", "2 + 3 = [[*]]", length="append")
     object.__setattr__(model.facts, "eos_token_id", None)
     with pytest.raises(dllm.DllmError, match="end-of-text token"):
-        dllm.generate(model, PROMPTS[0], length="crop", max_new_tokens=20)
+        dllm.generate(model, PROMPTS[0], length="append", max_new_tokens=20)
 
 
 def test_a_pool_that_is_too_small_says_so() -> None:

@@ -151,7 +151,7 @@ def test_branches_share_a_cache(explorer: str, cache: str) -> None:
 NANO = ["adablock+localleap+prophet", "lopa(localleap, k=4)", "wino", "learn2pd+eotp"]
 MORE = ["localleap", "dcd+localleap", "dsb", "ete", "klass",
         "r2", "freedave(threshold(tau=0.95))", "saber", "slowfast", "threshold+credit",
-        "hierarchical", "fixed+certainty_prior", "learn2pd", "pc"]  # fmt: skip
+        "hierarchical", "fixed+certainty_prior", "learn2pd"]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", some([*NANO, *MORE], 2))

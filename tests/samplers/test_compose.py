@@ -83,8 +83,8 @@ def test_options_overrule_what_a_method_brings_along() -> None:
         ("dsb+prophet", "threshold"),
         ("multi_blocks+prophet", "threshold"),
         ("slowfast+prophet", "pairs"),
-        ("pc", "llada"),
-        ("pc+dsb", "fixed"),  # its scores are no probabilities
+        ("certainty_prior", "llada"),
+        ("margin+dsb", "fixed"),  # its scores are no probabilities
         ("certainty_prior+dcd", "fixed"),
         ("margin", "fixed"),
         ("r2", "threshold r2"),
@@ -159,7 +159,6 @@ def test_errors_say_what_to_do(
         ("r2(confidence_cluster_size=2.5)", "takes a whole number or None"),
         ("prophet(start=1.5)", "start takes a whole number or None"),
         ("learn2pd(filter=3)", "filter takes a word, not 3"),
-        ("pc(frequencies=3)", "frequencies takes a word, not 3"),
         ("adablock(delimiters=198)", "delimiters takes a whole number, as in (1,) or None"),
         ("adablock(delimiters=(1.5,))", "delimiters takes"),
         ("threshold(true)", "tau takes a number, not True"),

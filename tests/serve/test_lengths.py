@@ -17,7 +17,7 @@ from .test_openai import sse
 HELLO = [{"role": "user", "content": "one two three"}]
 CHAT = "/v1/chat/completions"
 DAEDAL = "daedal(initial=16, low=0.3, enough=0.2)"
-OTHERS = ["append(block=8)", "crop(initial=24)", "rho(initial=16)"]
+OTHERS = ["append(block=8)", "rho(initial=16)"]
 
 
 @pytest.fixture(scope="module")
