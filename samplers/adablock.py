@@ -40,7 +40,7 @@ class AdaBlock(StaticBlocks):
     the official code.  ``force_first`` as for ``blocks``.
     """
 
-    statistics = frozenset({"max_logprob", "top_token"})
+    statistics = {"max_logprob": 1, "top_token": 1}
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"delimiter_threshold": 0.3, "likeliest": False},
         "dream": {"delimiter_threshold": 0.5, "likeliest": True},

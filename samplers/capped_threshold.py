@@ -38,7 +38,7 @@ class CappedThreshold(Selector):
     tau: float = 0.9
     steps: int | None = None
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (WholeRegion(),)
 
     def begin_block(self, canvas: Canvas) -> None:

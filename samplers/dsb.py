@@ -68,7 +68,7 @@ class DSB(Window):
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
         return frozenset({DSB_CACHE} if self.official else {REPEATABLE})
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (SecondOfEquals(),) if self.official else ()
 
     def advance(self, canvas: Canvas) -> None:

@@ -66,7 +66,7 @@ class Rho(Length):
     with ``official``.
     """
 
-    statistics: ClassVar[frozenset[str]] = frozenset({"top_token"})
+    statistics = {"top_token": 1}
     limits = bounds(
         initial=COUNT, expand=COUNT, tokens=COUNT, block=COUNT, schedule=one_of(SCHEDULES),
         signal=one_of(("confidence", "density"))
@@ -92,7 +92,7 @@ class Rho(Length):
     def needs(self) -> frozenset[Capability]:  # type: ignore[override]
         return frozenset({WHOLE_TEXT if self.signal == "confidence" else REGION_LOGITS})
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Threshold(0.9),)
 
     def wants(self, canvas: Canvas) -> IntArray | None:

@@ -76,7 +76,7 @@ class Saber(Reviser):
     n: int = 2
     official: bool = False
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (SaberAccept(self.n, self.official), WholeRegion())
 
     def wants(self, canvas: Canvas) -> IntArray:

@@ -30,7 +30,7 @@ class Probability(Scorer):
 class Margin(Scorer):
     """The probability of the best token minus that of the second, in [0, 1]."""
 
-    statistics = frozenset({"margin"})
+    statistics = {"margin": 1}
     offers = frozenset({REPEATABLE})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:
@@ -42,8 +42,7 @@ class Margin(Scorer):
 class NegEntropy(Scorer):
     """The negative entropy of the distribution, in nats, at most 0."""
 
-    tau_low = -0.5
-    statistics = frozenset({"entropy"})
+    statistics = {"entropy": 1}
     offers = frozenset({ENTROPY, REPEATABLE})
 
     def score(self, canvas: Canvas, prediction: Prediction) -> FloatArray:

@@ -62,7 +62,7 @@ class SlowFast(Window):
     """
 
     needs = frozenset({FIXED_LENGTH})
-    statistics = frozenset({"max_logprob"})
+    statistics = {"max_logprob": 1}
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"tau_reach": 0.3, "spread": "std"},
         "dream": {"tau_reach": 0.1, "spread": "variance"},
@@ -80,7 +80,7 @@ class SlowFast(Window):
     spread: str | None = None
     block_length: int | None = None
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Pairs(),)
 
     def advance(self, canvas: Canvas) -> None:

@@ -33,7 +33,7 @@ class Streaming(Selector):
     tau: float = 0.9
     alpha: float = 0.3
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (Eos("block_contains"),)
 
     def select(self, view: View) -> BoolArray:

@@ -33,7 +33,7 @@ class Recorder(Selector):
     """One token per step, while keeping what the filter would have seen."""
 
     name = "recorder"
-    statistics = frozenset({"max_logprob"})
+    statistics = {"max_logprob": 1}
 
     seen: list[tuple[Canvas, int, FloatArray, IntArray]] = field(default_factory=list)
 
