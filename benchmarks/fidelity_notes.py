@@ -13,8 +13,6 @@ ROUTINES: dict[str, str] = {
     "daedal_llada": "With `official=True`: an insertion beyond the largest canvas drops its end, "
     "decided or not, and an answer without an end of text stays as long as it is. Rows of a batch "
     "do not see the padding of shorter prompts.",
-    "rho_eos_llada": "With `official=True`: a cut may drop decided text. The signal is that of the "
-    "released code; `signal=density` is the paper's.",
     "llada21_edit": "Replayed on a canvas that ends with a block, as the official one does before "
     "its text is cut.",
     "remdm_llada": "The official routine samples at temperature 1; recorded and replayed is its "
@@ -115,8 +113,6 @@ METHODS: dict[tuple[str, str], str] = {
     "those after temperature and filters. Of the masks of a block only the run that is judged is "
     "fed a second time. At equal S hysteresis switches on as in the released code, where the paper "
     "has >=.",
-    ("sampler", "rho"): "A cut stops at decided text, an answer without an end of text gets "
-    "another block.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
     "in the official code where it exceeds it. The reviser also works with other selectors.",
     (
