@@ -22,7 +22,6 @@ from dllm.eval.tasks import TASKS
 from report import RESULTS, write  # isort: skip
 
 PAIRS = {
-    "saber": ("saber+cumulative_blocks(8)", "saber(official=True)+cumulative_blocks(8)"),
     "klass": ("klass", "klass(official=True)"),
     "factor": ("factor", "factor(official=True)"),
 }

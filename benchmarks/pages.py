@@ -71,7 +71,6 @@ PAGES = {
              "`block`: a forward that verifies costs about two blocks."),
     "remdm": ("remdm", "More forwards for better text: the least sure tokens of a block are "
               "written again and again before it closes."),
-    "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
     "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
     "dawn": ("dawn", "When tokens of one phrase should not be decided blindly side by side; reads "
              "the attention of the last layers, so without a cache."),

@@ -99,10 +99,6 @@ REGION_LOGITS = Capability(
 )
 # T2T edits and Learn2PD's filter read decided positions of the window, too.
 WINDOW_LOGITS = Capability("predictions of the whole window at every step", {"a cache": NO_CACHE})
-# Saber compares a decided token with what the model says there now.
-COMMITTED_LOGITS = Capability(
-    "predictions of decided positions at every step", {"a cache": NO_CACHE}
-)
 # Methods that compare with the step before: a cached prediction has not changed.
 FRESH_LOGITS = Capability("predictions that every step computes anew", {"a cache": NO_CACHE})
 # A window that is the whole region, where a cache plans for blocks.

@@ -30,18 +30,18 @@ WINDOWS = ["blocks(4)", "whole", "adablock(4, delimiters=(3, 7))", "dcd(s_init=4
            "slowfast(explore=2)", "multi_blocks(4)"]  # fmt: skip
 SELECTORS = ["", "threshold(0.3)", "factor", "eb", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
              "klass(0.3, 0.5)", "r2", "fixed", "pairs(0.4)", "llada", "dream(alg=maskgit_plus)",
-             "capped_threshold(0.3)", "wino_draft", "saber_accept", "dparallel+neg_entropy",
+             "capped_threshold(0.3)", "wino_draft", "dparallel+neg_entropy",
              "fixed+certainty_prior", "fixed+margin", "fixed+random"]  # fmt: skip
 STOPS = ["", "prophet(early=9, mid=3, late=2)"]
 EXPLORERS = ["", "lopa(k=3)", "ete(k=3)", "freedave(draft_depth=3)"]
-REVISERS = ["wino", "saber", "edit", "edit(mode=logit_diff)"]
+REVISERS = ["wino", "edit", "edit(mode=logit_diff)"]
 
 # What must be refused, whatever else is allowed (rules of the methods, not of this library).
 FORBIDDEN = [
-    "wino+dcd", "wino+dsb", "saber+dcd", "freedave+dcd", "saber+slowfast", "adablock+dcd",
+    "wino+dcd", "wino+dsb", "freedave+dcd", "adablock+dcd",
     "adablock+slowfast", "freedave(klass)", "freedave(threshold+r2)", "freedave+wino",
-    "freedave+saber", "freedave+random", "freedave+prophet", "freedave+lopa", "lopa+ete",
-    "prophet+wino", "prophet+saber", "wino+saber", "threshold+random", "threshold+margin",
+    "freedave+random", "freedave+prophet", "freedave+lopa", "lopa+ete",
+    "prophet+wino", "threshold+random", "threshold+margin",
     "localleap+neg_entropy", "dparallel+prob", "eotp+dcd+eos", "eotp+dcd", "llada+dcd", "dream+dsb",
     "wino+eos(eos_policy=first_commit)", "freedave+eos(eos_policy=first_commit)",
 ]  # fmt: skip
@@ -125,8 +125,7 @@ def test_forbidden_pairs_are_refused(spec: str) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "cache"),
-    [("prophet", "dual"), ("wino", "prefix"), ("wino", "dual"),
-     ("saber", "dual")],
+    [("prophet", "dual"), ("wino", "prefix"), ("wino", "dual")],
 )  # fmt: skip
 def test_forbidden_caches_are_refused(spec: str, cache: str) -> None:
     with pytest.raises(ConfigError, match=f"{spec} needs .*cache='{cache}'"):
@@ -150,7 +149,7 @@ def test_branches_share_a_cache(explorer: str, cache: str) -> None:
 
 NANO = ["adablock+localleap+prophet", "lopa(localleap, k=4)", "wino", "learn2pd+eotp"]
 MORE = ["localleap", "dcd+localleap", "dsb", "ete", "klass",
-        "r2", "freedave(threshold(tau=0.95))", "saber", "slowfast", "threshold+credit",
+        "r2", "freedave(threshold(tau=0.95))", "slowfast", "threshold+credit",
         "hierarchical", "fixed+certainty_prior", "learn2pd"]  # fmt: skip
 
 

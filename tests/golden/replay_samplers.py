@@ -80,11 +80,6 @@ def _slowfast_dream(case: dict[str, Any]) -> Call:
     return Call(sampler.format(**case), "slowfast", {})
 
 
-def _saber(case: dict[str, Any]) -> Call:
-    sampler = "saber(n={n}, official=True)+cumulative_blocks({block_length})"
-    return Call(sampler.format(**case), "none", {})
-
-
 SAMPLERS = {
     "localleap_llada": _localleap,
     "localleap_dream": _localleap,
@@ -97,5 +92,4 @@ SAMPLERS = {
     "freedave_dream": _freedave,
     "slowfast_llada": _slowfast_llada,
     "slowfast_dream": _slowfast_dream,
-    "saber_llada": _saber,
 }

@@ -14,7 +14,6 @@ from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, Sampler, compose
 from dllm.samplers.credit import Credit
 from dllm.samplers.prophet import Prophet
-from dllm.samplers.saber import History
 from dllm.samplers.wino import LastAccepts
 
 from ..decoding import Decoding
@@ -238,22 +237,6 @@ def test_wino_takes_back_fewer_than_it_committed_before() -> None:
     assert set(decision.committed) == {5, 6}
     assert set(decision.remasked) == {1, 3}
     assert canvas.masked[[1, 3]].all()
-
-
-def test_saber_commits_above_the_mean_and_takes_one_back() -> None:
-    """T20."""
-    canvas, sampler = canvas_of(5), compose("saber")
-    sampler.prepare(canvas)
-    at = np.array([0, 1])
-    canvas.commit(at, np.ones(2, np.int64), np.log(np.array([0.8, 0.8], np.float32)))
-    canvas.state(History).last = np.array([0.5, 0.9, 0.5, 0.5, 0.5], np.float32)
-    canvas.step = 1
-    p = np.array([0.8, 0.8, 0.85, 0.82, 0.5], np.float32)
-    asked = {"saber": np.log(p)[:, None]}
-    prediction = Prediction(np.arange(5), np.ones(5, np.int64), np.log(p), asked=asked)
-    decision = decide(sampler, canvas, prediction)
-    assert set(decision.committed) == {2, 3}
-    assert decision.remasked.tolist() == [1]  # the only one whose probability has fallen
 
 
 def test_credit_is_logits_with_a_memory() -> None:
