@@ -54,9 +54,6 @@ ROUTINES: dict[str, str] = {
     "apd_dream": 'With `speculate(rule="apd", search="apd")`; its baseline from left to right with '
     "`threshold(tau=0)+blocks`. The official code keeps the verifier's logits of the last token, "
     "this one feeds that token again, with the draft.",
-    "slowfast_llada": "With cache `slowfast`, which leaves out what lies behind a cycle as the "
-    "official code does.",
-    "slowfast_dream": "As for LLaDA.",
     "localleap_llada": "A third-party copy of the authors' code.",
     "localleap_dream": "A third-party copy of the authors' code.",
     "learn2pd_llada": "With random filters of the stated size: the authors' filter is not public.",
@@ -162,7 +159,6 @@ METHODS: dict[tuple[str, str], str] = {
         "r2",
     ): "The paper's 88 % fewer steps are with its fine-tuned checkpoints; the rules "
     "alone save what `docs/samplers/r2.md` measures.",
-    ("sampler", "slowfast"): "`early` ends exploring when the end is known, as the text suggests.",
     ("sampler", "wino"): "Given positions are never taken back.",
     ("sampler", "dcd"): "Each row has its own window; the official code shares one over a batch.",
     (

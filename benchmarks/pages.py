@@ -56,7 +56,6 @@ PAGES = {
     "adablock": ("adablock", "Structured text, with lines or steps: blocks end where units end."),
     "dcd": ("dcd", "When errors gather at block borders: uncertain positions may wait."),
     "dsb": ("dsb", "Like `dcd` with less state; the window follows the number of commits."),
-    "slowfast": ("slowfast", "Long answers that settle from the left in spans."),
     "prophet": ("prophet", "Answers whose end is what counts, e.g. `prophet(start=...)` with "
                 "`constraints`; stops refining once the answer is clear."),
     "ete": ("ete", "Where `threshold` keeps falling back to one token per step. Experimental: "

@@ -227,7 +227,10 @@ def test_a_canvas_of_the_most_there_may_be_is_a_fixed_one() -> None:
         ({"length": "append", "sampler": "llada", "steps": 8}, "llada plans for a text"),
         ({"length": "daedal", "sampler": "llada"}, "llada plans for a text"),
         ({"length": "daedal", "sampler": "wino"}, "wino plans for a text"),
-        ({"length": "append", "sampler": "slowfast"}, "slowfast needs a text whose length"),
+        (
+            {"length": "append", "sampler": "staged_blocks"},
+            "staged_blocks needs a text whose length",
+        ),
         ({"length": "daedal", "cache": "dual"}, "a forward over the whole text"),
         ({"length": "grow"}, "unknown length"),
         ({"length": "threshold"}, "unknown length"),

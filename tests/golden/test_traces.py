@@ -22,7 +22,7 @@ from .together import Together
 FILES = (
     "llada_generate*", "fastdllm_*", "dream_diffusion_generate*", "dparallel_*", "adablock_*",
     "prophet_*", "r2_*", "dinfer_*", "d3llm_*", "dkv_*", "dllm_cache_*", "window_diffusion_*",
-    "localleap_*", "klass_*", "slowfast_*", "wino_*", "learn2pd_*", "sparse_dllm_*",
+    "localleap_*", "klass_*", "wino_*", "learn2pd_*", "sparse_dllm_*",
 )  # fmt: skip
 MASK = 255
 REVISING = {"wino_llada"}  # methods that take decisions back

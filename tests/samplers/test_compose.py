@@ -82,7 +82,6 @@ def test_options_overrule_what_a_method_brings_along() -> None:
         ("dcd+prophet", "threshold"),  # a quota needs a window that stays
         ("dsb+prophet", "threshold"),
         ("multi_blocks+prophet", "threshold"),
-        ("slowfast+prophet", "pairs"),
         ("certainty_prior", "llada"),
         ("margin+dsb", "fixed"),  # its scores are no probabilities
         ("certainty_prior+dcd", "fixed"),
