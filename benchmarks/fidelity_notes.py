@@ -13,8 +13,6 @@ ROUTINES: dict[str, str] = {
     "daedal_llada": "With `official=True`: an insertion beyond the largest canvas drops its end, "
     "decided or not, and an answer without an end of text stays as long as it is. Rows of a batch "
     "do not see the padding of shorter prompts.",
-    "rho_eos_llada": "With `official=True`: a cut may drop decided text. The signal is that of the "
-    "released code; `signal=density` is the paper's.",
     "llada21_edit": "Replayed on a canvas that ends with a block, as the official one does before "
     "its text is cut.",
     "remdm_llada": "The official routine samples at temperature 1; recorded and replayed is its "
@@ -56,10 +54,6 @@ ROUTINES: dict[str, str] = {
     "apd_dream": 'With `speculate(rule="apd", search="apd")`; its baseline from left to right with '
     "`threshold(tau=0)+blocks`. The official code keeps the verifier's logits of the last token, "
     "this one feeds that token again, with the draft.",
-    "saber_llada": "With `official=True` and `cumulative_blocks`.",
-    "slowfast_llada": "With cache `slowfast`, which leaves out what lies behind a cycle as the "
-    "official code does.",
-    "slowfast_dream": "As for LLaDA.",
     "localleap_llada": "A third-party copy of the authors' code.",
     "localleap_dream": "A third-party copy of the authors' code.",
     "learn2pd_llada": "With random filters of the stated size: the authors' filter is not public.",
@@ -115,8 +109,6 @@ METHODS: dict[tuple[str, str], str] = {
     "those after temperature and filters. Of the masks of a block only the run that is judged is "
     "fed a second time. At equal S hysteresis switches on as in the released code, where the paper "
     "has >=.",
-    ("sampler", "rho"): "A cut stops at decided text, an answer without an end of text gets "
-    "another block.",
     ("sampler", "edit"): "New tokens are committed where the probability reaches the threshold, "
     "in the official code where it exceeds it. The reviser also works with other selectors.",
     (
@@ -167,11 +159,6 @@ METHODS: dict[tuple[str, str], str] = {
         "r2",
     ): "The paper's 88 % fewer steps are with its fine-tuned checkpoints; the rules "
     "alone save what `docs/samplers/r2.md` measures.",
-    ("sampler", "saber"): "Ranked by the change of the committed token's own probability; the "
-    "official code takes the likeliest token's (`official=True`).",
-    ("sampler", "saber_accept"): "Tokens that were taken back no longer count in the mean; in the "
-    "official code they do (`official=True`).",
-    ("sampler", "slowfast"): "`early` ends exploring when the end is known, as the text suggests.",
     ("sampler", "wino"): "Given positions are never taken back.",
     ("sampler", "dcd"): "Each row has its own window; the official code shares one over a batch.",
     (

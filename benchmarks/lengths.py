@@ -33,8 +33,7 @@ CAP = 96
 FIXED = (8, 12, 16, 24, 32, 48, 64, CAP)
 RULES = (
     "append(block=16)", "append(block=16, lookahead=0)", "append(block=32)",
-    "rho(initial=16)", "rho(initial=64)",
-    "rho(initial=32, signal=density)", "daedal(initial=16)", "daedal(initial=64)",
+    "daedal(initial=16)", "daedal(initial=64)",
     "daedal(initial=16, insert=False)",
 )  # fmt: skip
 POOL = 1200  # positions

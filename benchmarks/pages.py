@@ -56,7 +56,6 @@ PAGES = {
     "adablock": ("adablock", "Structured text, with lines or steps: blocks end where units end."),
     "dcd": ("dcd", "When errors gather at block borders: uncertain positions may wait."),
     "dsb": ("dsb", "Like `dcd` with less state; the window follows the number of commits."),
-    "slowfast": ("slowfast", "Long answers that settle from the left in spans."),
     "prophet": ("prophet", "Answers whose end is what counts, e.g. `prophet(start=...)` with "
                 "`constraints`; stops refining once the answer is clear."),
     "ete": ("ete", "Where `threshold` keeps falling back to one token per step. Experimental: "
@@ -71,7 +70,6 @@ PAGES = {
              "`block`: a forward that verifies costs about two blocks."),
     "remdm": ("remdm", "More forwards for better text: the least sure tokens of a block are "
               "written again and again before it closes."),
-    "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
     "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
     "dawn": ("dawn", "When tokens of one phrase should not be decided blindly side by side; reads "
              "the attention of the last layers, so without a cache."),

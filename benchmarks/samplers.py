@@ -35,8 +35,8 @@ BASELINE = "threshold"
 METHODS = (
     BASELINE, "llada", "dream", "factor", "capped_threshold", "eb", "dparallel", "d3llm",
     "localleap", "hierarchical", "klass", "r2", "threshold+credit", "adablock",
-    "adablock+localleap", "dcd", "dsb", "slowfast", "prophet", "threshold+prophet", "ete", "lopa",
-    "freedave", "freedave(threshold(tau=0.95))", "wino", "saber", "learn2pd", "learn2pd+eotp",
+    "adablock+localleap", "dcd", "dsb", "prophet", "threshold+prophet", "ete", "lopa",
+    "freedave", "freedave(threshold(tau=0.95))", "wino", "learn2pd", "learn2pd+eotp",
     "certainty_prior", "streaming", "edit", "edit(mode=low_prob)",
     "dawn", "wedlm", "remdm",
 )  # fmt: skip

@@ -37,7 +37,7 @@ class AdaBlock(StaticBlocks):
     them, otherwise it has ``block_length`` (32; the paper uses 16, 32 and 64) positions.  Opening a
     block costs no forward: its first commits come from the same predictions.  At temperature > 0
     the proposals are those that were drawn, on Dream the likeliest tokens (``likeliest``), as in
-    the official code.  ``force_first`` as for ``blocks``.
+    the official code.
     """
 
     statistics = {"max_logprob": 1, "top_token": 1}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..core.canvas import BoolArray, Canvas, FloatArray, IntArray
+from ..core.canvas import Edit as Change
 from ..core.capabilities import (
     CONSTRAINED,
     FIXED_WINDOW,
@@ -37,6 +38,9 @@ class Edits:
     post: int = 0
     counts: IntArray = field(default_factory=lambda: NOTHING)
     before: FloatArray = field(default_factory=lambda: NO_SCORES)
+
+    def moved(self, edit: Change) -> None:
+        self.counts, self.before = edit.spliced(self.counts, 0), edit.spliced(self.before, np.nan)
 
 
 @register(

@@ -108,10 +108,13 @@ class R2(Course):
         if not (p.joint or p.top_token is None or p.max_logprob is None):
             # Neighbourhoods are committed as proposed, runs and streaks as the clean argmax.
             clean = (more & ~near).nonzero()[0]
-            tokens, logprobs = tokens.copy(), logprobs.copy()
-            tokens[left[clean]] = p.top_token[clean, 0]
-            logprobs[left[clean]] = p.max_logprob[clean]
-        turn.choose_these(chosen | np.isin(np.arange(len(chosen)), left[more]), tokens, logprobs)
+            likeliest = p.top_token[clean, 0]
+            if np.count_nonzero(p.token[clean] != likeliest):
+                tokens, logprobs = tokens.copy(), logprobs.copy()
+                tokens[left[clean]], logprobs[left[clean]] = likeliest, p.max_logprob[clean]
+        chosen = chosen.copy()
+        chosen[left] = more
+        turn.choose_these(chosen, tokens, logprobs)
 
     def _redundant(self, view: View) -> tuple[BoolArray, BoolArray]:
         """(n,) bool twice: what is chosen as a neighbourhood, and all that is chosen."""

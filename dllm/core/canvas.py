@@ -117,24 +117,6 @@ class Fed:
     whole: bool = True
 
 
-@dataclass
-class Cycle:
-    """SlowFast's phase, which its window sets and its cache reads: positions ``start`` to
-    ``block_end`` are decided while it is ``exploring``, ``start`` to ``end`` afterwards; the
-    ``estimates`` of the end so far; whether one was ``stable``."""
-
-    start: int = -1
-    block_end: int = -1
-    end: int = -1
-    exploring: bool = True
-    stable: bool = False
-    estimates: list[int] = field(default_factory=list)
-
-    def begin(self, start: int, block_end: int) -> None:
-        self.start, self.block_end = start, block_end
-        self.exploring, self.stable, self.estimates = True, False, []
-
-
 @dataclass(slots=True, eq=False)
 class Canvas:
     """One row: prompt, undecided positions, and what was decided when.

@@ -231,7 +231,7 @@ class GenerationConfig(Machine):
         "Tokens of the draft to write anew.  Positions and (first, past the last) pairs.", ANSWER,
     )] = ()  # fmt: skip
     length: Annotated[str | None, BeforeValidator(lambda v: None if v == "fixed" else v), about(
-        "How the length is found: append, rho, daedal; default fixed.  See "
+        "How the length is found: append, daedal; default fixed.  See "
         "`dllm.samplers.base.Length`; of [[*]] holes sure, lr or cal.",
         kind="a rule such as 'append', or 'fixed'",
     )] = None  # fmt: skip

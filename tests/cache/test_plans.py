@@ -53,7 +53,6 @@ PLANS = {
     "dsb(refresh_after=5, before=3)": [ALL, "1-7", "1-7", "4-11", ALL, "5-11", "8-15"],
     "dcd(refresh_after=5)": [ALL, "4-9", "4-9", ALL, "6-13", "6-13", ALL],
     "vicinity(before=2, after=2, warmup=1)": [ALL, ALL, "2-9", ALL, "6-13", "6-13", ALL],
-    "slowfast": [ALL] * 7,  # what its sampler explores is computed whole
     "sparse": [ALL, ALL, "4-7", ALL, ALL, "8-11", ALL],
     "d2(k=4, p=0.15)": ["0-15", "0,4-8", "0,4,6-10", "0,7-11", "0,8-12", "0,8,10-13", "0,10-15"],
     "elastic(beta=4)": [ALL, "4-7", "4,6-7", "7-11", "8-11", "8,10-11", "10-15"],

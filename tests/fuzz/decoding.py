@@ -18,7 +18,6 @@ CACHES = [cache for name, cache in SMALL.items() if name not in OWN_MODELS]
 POLICIES = ("none", "prefix_complete", "first_commit", "block_contains", "block_all", "suppress",
             "rank_last")  # fmt: skip
 LENGTHS = ("append(block=3)", "append(block=4, lookahead=0)",
-           "rho(initial=2, expand=1, block=2)", "rho(initial=2, expand=1, signal=density)",
            "daedal(initial=2, expand=2, tokens=4, enough=0.05, low=0.4)")  # fmt: skip
 CONTEXT = 48
 Outcome = tuple[list[int], list[int], int, int, str, str]

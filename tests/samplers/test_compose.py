@@ -82,7 +82,6 @@ def test_options_overrule_what_a_method_brings_along() -> None:
         ("dcd+prophet", "threshold"),  # a quota needs a window that stays
         ("dsb+prophet", "threshold"),
         ("multi_blocks+prophet", "threshold"),
-        ("slowfast+prophet", "pairs"),
         ("certainty_prior", "llada"),
         ("margin+dsb", "fixed"),  # its scores are no probabilities
         ("certainty_prior+dcd", "fixed"),
@@ -153,7 +152,6 @@ def test_errors_say_what_to_do(
         ("freedave(draft_depth=2.5)", "draft_depth takes a whole number or None"),
         ("dcd(s_init=4.5)", "s_init takes a whole number"),
         ("klass(history=1.5)", "history takes a whole number"),
-        ("saber(n=1.5)", "n takes a whole number"),
         ("dsb(2.5)", "block_length takes a whole number"),
         ("staged_blocks(2.5)", "block_length takes a whole number"),
         ("r2(confidence_cluster_size=2.5)", "takes a whole number or None"),
