@@ -40,7 +40,7 @@ class AdaBlock(StaticBlocks):
     the official code.
     """
 
-    statistics = {"max_logprob": 1, "top_token": 1}
+    statistics: ClassVar = {"max_logprob": 1, "top_token": 1}
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"delimiter_threshold": 0.3, "likeliest": False},
         "dream": {"delimiter_threshold": 0.5, "likeliest": True},

@@ -226,7 +226,7 @@ class Stop(Part, role="stop"):
 
 
 class EosRule(Part, role="eos"):
-    """What a stop id does to the rest of the row.  One that changes no scores offers `FORESIGHT`."""
+    """What a stop id does to the rest of a row.  It offers `FORESIGHT` if it changes no scores."""
 
     ends: ClassVar[bool] = True  # whether a stop id ends anything
 

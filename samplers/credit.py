@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class Credit(Transform):
     """
 
     needs = frozenset({GREEDY, FRESH_LOGITS})
-    statistics = {"max_logprob": 1}
+    statistics: ClassVar = {"max_logprob": 1}
     limits = bounds(credit_alpha=NOT_NEGATIVE, boost_gamma=NOT_NEGATIVE, decay_beta=SHARE)
 
     credit_alpha: float = 0.7

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import BoolArray
@@ -29,7 +31,7 @@ class EntropyBounded(Selector):
     """
 
     offers = frozenset({REPEATABLE})
-    statistics = {"entropy": 1}
+    statistics: ClassVar = {"entropy": 1}
     limits = bounds(gamma=NOT_NEGATIVE, proxy=one_of(PROXIES))
 
     gamma: float = 0.1

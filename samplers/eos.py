@@ -149,7 +149,9 @@ class Eos(EosRule):
     def offers(self) -> frozenset[Capability]:  # type: ignore[override]
         overwrites = (self.eos_policy or "").startswith("first_commit")
         reorders = self.eos_policy == "rank_last"
-        return frozenset((*([] if overwrites else [KEEPS_TEXT]), *([] if reorders else [FORESIGHT])))
+        return frozenset(
+            (*([] if overwrites else [KEEPS_TEXT]), *([] if reorders else [FORESIGHT]))
+        )
 
     @property
     def bans(self) -> Mapping[int, Ban | None]:  # type: ignore[override]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class ETE(Explorer):
     """
 
     needs = frozenset({BRANCHES, PROBABILITY})
-    statistics = {"entropy": 1}
+    statistics: ClassVar = {"entropy": 1}
     limits = bounds(tau=THRESHOLD, k=COUNT, e_min=COUNT, order=one_of(ORDERS))
 
     base: tuple[Part, ...] = ()

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..core.canvas import SELECTION, BoolArray, Canvas, FloatArray, IntArray
+from ..core.canvas import SELECTION, BoolArray, Canvas, FloatArray
 from ..core.capabilities import FIXED_LENGTH, FRESH_LOGITS, PROBABILITY
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, THRESHOLD, bounds, one_of
 from ..core.spec import FamilyDefaults

@@ -7,6 +7,7 @@ import zipfile
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class Learn2PD(Selector):
     """
 
     needs = frozenset({PROBABILITY, WINDOW_LOGITS, FIXED_WINDOW, OWN_PREDICTIONS})
-    statistics = {"max_logprob": 1}
+    statistics: ClassVar = {"max_logprob": 1}
     limits = bounds(theta=THRESHOLD)
 
     theta: float = 0.96

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
@@ -37,7 +39,7 @@ class Prophet(Stop):
     """
 
     needs = frozenset({REGION_LOGITS, FINAL, OWN_PREDICTIONS, FIXED_LENGTH})
-    statistics = {"gap": 1}
+    statistics: ClassVar = {"gap": 1}
     limits = bounds(
         region=one_of(REGIONS), progress=one_of(PROGRESS), answer=COUNT, start=NOT_NEGATIVE
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class S2D2(Explorer):
     """
 
     needs = frozenset({JUDGED, FIXED_WINDOW, KEEPS_TEXT, LEFT_TO_RIGHT, REPLACES})
-    statistics = {"residual": 1, "entropy": 1, "margin": 1}
+    statistics: ClassVar = {"residual": 1, "entropy": 1, "margin": 1}
     limits = bounds(
         policy=one_of(("span", "score", "hysteresis")), estimator=one_of(("entropy", "margin")),
         tau_span=COUNT, c=NOT_NEGATIVE, tau=THRESHOLD, margin=SHARE,

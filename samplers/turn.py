@@ -122,7 +122,6 @@ class Reviser(Course, role="reviser"):
     """
 
 
-
 @dataclass
 class Tried:
     """The branches that the next forward feeds."""
@@ -132,7 +131,6 @@ class Tried:
 
 class Explorer(Course, role="explorer"):
     """What is tried first: continuations of a row, fed in one forward (`Turn.try_next`)."""
-
 
     def feeds(self, canvas: Canvas) -> Feed:
         trials = canvas.state(Tried).trials

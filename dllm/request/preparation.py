@@ -96,12 +96,12 @@ class Preparation(RequestMaker):
         part = composed.length
         if holes and part is not None:
             rule = part.name
-            if not part.fills:
+            if part.edits != "holes":
                 raise ConfigError(
                     f"{rule} lengthens an answer at its end, and a text with holes has none: "
                     "write [[*]], or drop it"
                 )
-        if composed.bannable and built.min_new_tokens:
+        if composed.conditional and built.min_new_tokens:
             raise ConfigError(
                 "min_new_tokens does not go with a length that shrinks where it is written: drop it"
             )
