@@ -21,8 +21,6 @@ ROUTINES: dict[str, str] = {
     "of text the official code fills to the end.",
     "dpad_dream": "As for LLaDA, and `blocks(force_first=True)` where cached: the opening pass of "
     "a block commits exactly its first position.",
-    "streaming_dllm_llada": "Behind an end of text the official code fills to the end.",
-    "streaming_dllm_dream": "As for LLaDA, and `blocks(force_first=True)`.",
     "t2m_remask_llada2": "As `llada21_edit`; with `block(official=True)`, because the released "
     "code keeps the keys and values of a block's last forward, without what that decided.",
     "window_diffusion_dream": "With `whole(force_first=...)`: a refresh commits exactly the first "

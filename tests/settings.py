@@ -41,7 +41,6 @@ EXACT = (
     "elastic(refresh_every=1)", "delayed(delay=1000)", "surelock(eps=0)",
     "surelock(eps=9, refresh_every=1)",
     "dpad(base=none, scale=9, window=100000)", "dpad(dropout=uniform, number=999, refresh_every=1)",
-    "streaming(base=none, window=999)", "streaming(refresh_every=1, window=999)",
 )  # fmt: skip
 
 # How samplers are called where their bare name would do little on a short canvas of a random
