@@ -21,8 +21,6 @@ ROUTINES: dict[str, str] = {
     "of text the official code fills to the end.",
     "dpad_dream": "As for LLaDA, and `blocks(force_first=True)` where cached: the opening pass of "
     "a block commits exactly its first position.",
-    "streaming_dllm_llada": "Behind an end of text the official code fills to the end.",
-    "streaming_dllm_dream": "As for LLaDA, and `blocks(force_first=True)`.",
     "t2m_remask_llada2": "As `llada21_edit`; with `block(official=True)`, because the released "
     "code keeps the keys and values of a block's last forward, without what that decided.",
     "window_diffusion_dream": "With `whole(force_first=...)`: a refresh commits exactly the first "
@@ -177,9 +175,6 @@ METHODS: dict[tuple[str, str], str] = {
     ("cache", "delayed"): "Where logits are shifted, the row left of what is computed is computed "
     "again and predicts its first position; `official=True` has the released code's shift.",
     ("cache", "d2f"): "Keeps no logits: where they are shifted, one row more is computed.",
-    ("cache", "surelock"): "No official code was at hand: the rule follows the paper's abstract, "
-    "without its optional gate by confidence. Compared are only steps that both saw the token, and "
-    "the threshold is this library's.",
     ("cache", "elastic"): "Could not be recorded; the rule follows paper and code.",
     ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",
     ("cache", "vicinity"): "Not recorded: the rule follows dInfer's code.",

@@ -74,8 +74,6 @@ PAGES = {
     "dawn": ("dawn", "When tokens of one phrase should not be decided blindly side by side; reads "
              "the attention of the last layers, so without a cache."),
     "wedlm": ("wedlm", "Streams from left to right and looks a little ahead."),
-    "streaming": ("streaming", "Long canvases, with cache `streaming`: the threshold falls as the "
-                  "block fills."),
     "certainty_prior": ("certainty_prior", "A gentle left-to-right order without blocks."),
 }  # fmt: skip
 

@@ -37,7 +37,7 @@ METHODS = (
     "localleap", "hierarchical", "klass", "r2", "threshold+credit", "adablock",
     "adablock+localleap", "dcd", "dsb", "prophet", "threshold+prophet", "ete", "lopa",
     "freedave", "freedave(threshold(tau=0.95))", "wino", "learn2pd", "learn2pd+eotp",
-    "certainty_prior", "streaming", "edit", "edit(mode=low_prob)",
+    "certainty_prior", "edit", "edit(mode=low_prob)",
     "dawn", "wedlm", "remdm",
 )  # fmt: skip
 BRANCHING = {"ete", "lopa", "freedave", "freedave(threshold(tau=0.95))", "wino", "dawn", "s2d2"}

@@ -22,7 +22,6 @@ SMALL = {
     "dpad": "dpad(window=6, sigma=2)",
     "d2": "d2(k=4)",
     "elastic": "elastic(beta=4)",
-    "surelock": "surelock(eps=0.02)",
     "delayed": "delayed(refresh_every=3)",
     "d2f": "d2f",
     "block": "block",
@@ -38,10 +37,8 @@ EXACT = (
     "dllm_cache(prompt_every=1, response_every=1000, ratio=1.0)",
     "dsb(before=1000, after=1000)", "dcd(refresh_every=1)",
     "vicinity(before=1000, after=1000)", "sparse(refresh_every=1)", "d2(k=1000, p=1.0)",
-    "elastic(refresh_every=1)", "delayed(delay=1000)", "surelock(eps=0)",
-    "surelock(eps=9, refresh_every=1)",
+    "elastic(refresh_every=1)", "delayed(delay=1000)",
     "dpad(base=none, scale=9, window=100000)", "dpad(dropout=uniform, number=999, refresh_every=1)",
-    "streaming(base=none, window=999)", "streaming(refresh_every=1, window=999)",
 )  # fmt: skip
 
 # How samplers are called where their bare name would do little on a short canvas of a random

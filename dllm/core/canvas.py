@@ -99,15 +99,6 @@ class Blocks:
 
 
 @dataclass(slots=True)
-class Suffix:
-    """The ``positions`` behind the window that the row's forwards see, where its cache leaves out
-    some; None: all.  ``window``: the block and the end of the window they were chosen for."""
-
-    positions: IntArray | None = None
-    window: tuple[int, int] = (-1, 0)
-
-
-@dataclass(slots=True)
 class Fed:
     """What released code feeds, where a sampler has to know it (``official`` of DSB and LoPA): the
     ``whole`` text, or positions ``first`` to ``end``."""

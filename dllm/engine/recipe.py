@@ -91,10 +91,8 @@ class RowOptions:
     min_p: float = 0.0
 
     @classmethod
-    def of(
-        cls, recipe: Recipe, model: DiffusionModel, cached: frozenset[str] = frozenset()
-    ) -> RowOptions:
-        """Those of a row; ``cached``: the statistics that its cache reads."""
+    def of(cls, recipe: Recipe, model: DiffusionModel) -> RowOptions:
+        """Those of a row."""
         sampler, config = recipe.sampler, recipe.config
         read, layers = sampler.statistics, model.hf.config.num_hidden_layers
         # At temperature 0 the proposal itself is the likeliest token.
@@ -102,7 +100,7 @@ class RowOptions:
         return cls(
             *_bans(recipe, model), config.temperature, config.top_p, config.top_k,
             max(config.top_candidates, likeliest, read.get("top_logprob", 0)),
-            frozenset(read) | cached,
+            frozenset(read),
             tuple(range(max(0, layers - read.get("attention", 0)), layers)),
             None if recipe.format is None else recipe.format.automaton.classes,
             tuple(sorted(config.logit_bias.items())), config.min_p,

@@ -20,7 +20,6 @@ from ..decoding import Decoding
 from ..table import EOS, MASK, hashed, table_model, with_probabilities
 from .test_vectors import canvas_of, committed, decide, predict
 
-FAMILIES = ("llada", "dream")
 ROW = [0.95, 0.80, 0.70, 0.76, 0.74, 0.75, 0.60, 0.80, 0.10, 0.78, 0.91, 0.50]
 
 
@@ -35,7 +34,7 @@ ROW = [0.95, 0.80, 0.70, 0.76, 0.74, 0.75, 0.60, 0.80, 0.10, 0.78, 0.91, 0.50]
         ("threshold(tau=1)", [1.0, 0.5, 1.0], {0, 2}),  # what reaches the bound is committed
         ("fixed(3)", [0.2, 0.9, 0.9, 0.1, 0.3], {1, 2, 4}),
     ],
-    ids=["T10 w=4", "T10 w=2", "no anchor", "T27", "one run", "equal", "fixed", "pair", "single"],
+    ids=["T10 w=4", "T10 w=2", "no anchor", "T27", "one run", "equal", "fixed"],
 )
 def test_a_step_commits(spec: str, row: list[float], expected: set[int]) -> None:
     assert committed(spec, row) == expected
