@@ -18,7 +18,7 @@ P = TypeVar("P", bound=Part)
 SAMPLERS: Registry[Part] = Registry("sampler")
 
 EXCLUSIVE = ("window", "scorer", "reviser", "eos", "explorer", "length")
-SHARED = ("selector", "stop", "transform", "course")
+SHARED = ("course", "selector", "stop", "transform")
 ROLES = (*EXCLUSIVE, *SHARED)
 # What fills a role that nobody asks for; where scores are no probabilities, one token per step.
 DEFAULTS = ("threshold", "fixed", "blocks", "prob", "eos")

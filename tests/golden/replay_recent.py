@@ -54,7 +54,7 @@ def dpad(case: dict[str, Any]) -> Call:
     if case["model"].startswith("dream"):
         arguments["top_k"] = 50  # transformers' own default
         if case["cache"] != "none":  # the cached code cannot predict a block's first position later
-            sampler += "+blocks(force_first=True)"
+            sampler += "+force_first"
     cache = (
         "dpad(base={cache}, dropout={dropout}, sigma={sigma}, scale={scale}, window={window}, "
         "number={preserved_tokens})"

@@ -56,7 +56,7 @@ def _freedave(case: dict[str, Any]) -> Call:
     inner = "fixed" if base is None else f"threshold(tau={base}), partial=True"
     sampler = f"freedave({inner}, draft_depth={case['draft_steps']})"
     if case["algorithm"] == "freedave_dream":
-        sampler += "+blocks(force_first=True)"
+        sampler += "+force_first"
     return Call(sampler, case["cache"], {"block_length": case["block_length"]})
 
 
