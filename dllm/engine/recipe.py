@@ -25,7 +25,7 @@ from ..core.capabilities import (
 )
 from ..core.config import GenerationConfig
 from ..core.errors import ConfigError, PromptError
-from ..kernels.statistics import TokenClasses
+from ..kernels.statistics import Filters, TokenClasses
 from ..models import DiffusionModel, Facts
 from ..samplers import NOTHING, Sampler
 from ..samplers.base import Reviser, Selector, Transform
@@ -49,6 +49,12 @@ class Recipe:
     stop_ids: tuple[int, ...] = ()
     after_step: Callable[[Canvas], None] | None = None
     format: Format | None = None
+
+    @property
+    def filters(self) -> Filters:
+        """What tokens are drawn from."""
+        config = self.config
+        return Filters(config.temperature, config.top_p, config.top_k, config.min_p)
 
     @property
     def owned(self) -> int:
@@ -158,15 +164,12 @@ class RowOptions:
 
     banned: tuple[int, ...]
     conditional: int
-    temperature: float
-    top_p: float
-    top_k: int
+    filters: Filters
     top: int
     needs: frozenset[str]
     maps: tuple[int, ...] = ()
     classes: TokenClasses | None = None
     bias: tuple[tuple[int, float], ...] = ()
-    min_p: float = 0.0
 
     @classmethod
     def of(
@@ -178,11 +181,11 @@ class RowOptions:
         own = int("top_token" in sampler.statistics and config.temperature > 0)
         own = max(own, *(part.candidates for part in sampler.parts))
         return cls(
-            *_bans(recipe, model), config.temperature, config.top_p, config.top_k,
-            max(config.top_candidates, own), sampler.statistics | cached,
+            *_bans(recipe, model), recipe.filters, max(config.top_candidates, own),
+            sampler.statistics | cached,
             sampler.maps(model.hf.config.num_hidden_layers),
             None if recipe.format is None else recipe.format.automaton.classes,
-            tuple(sorted(config.logit_bias.items())), config.min_p,
+            tuple(sorted(config.logit_bias.items())),
         )  # fmt: skip
 
 
