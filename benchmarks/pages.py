@@ -41,8 +41,6 @@ PAGES = {
     "threshold": ("threshold", "The default. Fast wherever the model is sure, careful where not."),
     "factor": ("factor", "Like `threshold`, but asks for more certainty the more is committed at "
                "once; no probability to tune."),
-    "capped_threshold": ("capped_threshold", "Fast-dLLM's rule for uncached Dream. Elsewhere "
-                         "`threshold` is simpler and faster."),
     "eb": ("eb", "When a bound on the joint error of a step is wanted instead of one per token."),
     "dparallel": ("dparallel", "With distilled dParallel checkpoints; otherwise `threshold`."),
     "d3llm": ("d3llm", "With d3LLM's distilled checkpoints only; cache `delayed`."),
