@@ -90,9 +90,6 @@ def dflash(
     into: Annotated[
         str, setting("Format: native (transformers), z-lab or speculators.", OUTPUT, "--format")
     ] = "native",
-    dry_run: Annotated[
-        bool, setting("Only say what a step would take.", OUTPUT, "--dry-run")
-    ] = False,
 ) -> None:  # fmt: skip
     """Train a drafter that fills a block of masks in one forward (DFlash).
 
@@ -115,8 +112,6 @@ def dflash(
         schedule=Schedule(steps, learning_rate, warmup, schedule, evaluate_every, seed=seed,
                           rows=rows, anchors=anchors),
     )  # fmt: skip
-    if dry_run:
-        return _dry_run(verifier, recipe)
     model = load_verifier(loaded(verifier, device))
     output.mkdir(parents=True, exist_ok=True)
     files = written_answers(model, data or [], output, answers, max_new_tokens, seed)
@@ -128,17 +123,6 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
         return None if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise ConfigError(f"taps are layer numbers, e.g. 1,10,18,27, not {text!r}") from error
-
-
-def _dry_run(verifier: str, recipe: DFlashTraining) -> None:
-    from ..models.checkpoint import open_checkpoint
-    from ..models.reading import family_of, native_config
-    from ..train.dflash.recipe import dry_run
-
-    checkpoint = open_checkpoint(verifier)
-    config, _ = native_config(checkpoint, family_of(checkpoint))
-    for name, value in dry_run(config, recipe).items():
-        note(f"{name} {value:.1f}")
 
 
 def loaded(name: str, device: str, dtype: str = "auto") -> DiffusionModel:

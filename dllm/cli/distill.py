@@ -14,7 +14,6 @@ from .options import option, takes
 from .output import note
 
 if TYPE_CHECKING:
-    from ..train.forecast import Load
     from ..train.loop import Schedule
     from ..train.recipes.distill import ObjectiveSettings
     from ..train.trajectories import Question
@@ -63,21 +62,10 @@ class Run:
     dtype: Annotated[str, setting("Of the weights that are not trained.", TRAINING)] = "auto"
     seed: Annotated[int, setting("Of prompts and batches.", TRAINING, min=0)] = 0
     output: Annotated[Path | None, setting("Folder of the run.", OUTPUT, "--output", "-o")] = None
-    dry_run: Annotated[bool, setting("Only say what it would take.", OUTPUT, "--dry-run")] = False
-    tflops: Annotated[float, setting("Of the dry run's hardware.", OUTPUT, min=0.001)] = 100.0
-    memory: Annotated[float, setting("Of the dry run's hardware, GB.", OUTPUT, min=0.1)] = 24.0
-    length: Annotated[int, setting("Tokens of a text in the dry run.", OUTPUT, min=1)] = 512
 
     def ranked(self, default: int) -> Run:
         """These options with a rank."""
         return self if self.rank is not None else replace(self, rank=default)
-
-    def forecast(self, load: Load) -> None:
-        """Say what a run would take."""
-        from ..train.forecast import forecast
-
-        for line in forecast(self.model, load, self.tflops * 1e12, self.memory * 1e9):
-            note(line)
 
     def asked(self) -> tuple[Callable[[int], list[Question]], list[Question]]:
         """The questions of a round, and those that are held out."""
@@ -165,17 +153,11 @@ def _distill(
     """One run of `train.recipes.distill`; ``block``: of an autoregressive model that learns to
     decode in blocks from what it was."""
     from ..models import load
-    from ..train.forecast import Load
     from ..train.recipes.convert import in_blocks
     from ..train.recipes.distill import Distillation, finish, train
 
     run = run.ranked(32)
     assert run.rank is not None
-    if run.dry_run:
-        kl = bool(getattr(settings, "kl", block))
-        rows = run.rows * (1 + getattr(settings, "complement", False)) * (2 if block else 1)
-        return run.forecast(Load(rows, run.length, run.rank, float(kl), kl and not run.rank,
-                                 recomputed=run.checkpointing))  # fmt: skip
     folder = run.output or Path("runs") / name
     model = load(run.model, device=run.device, dtype=run.dtype if run.rank else "float32")
     teacher = model if block else None

@@ -65,11 +65,6 @@ def remember_debug(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
-def the_servers(flag: str) -> ConfigError:
-    """The error for an option that does not go with ``--server``."""
-    return ConfigError(f"{flag} is the server's: drop it, or set it where the server starts")
-
-
 THREADS = option("Of the processor; default: timed once, see docs.", MODEL, min=1)
 TRACEBACKS = option("Show tracebacks.", OUTPUT, callback=remember_debug)
 EVERYWHERE = {
@@ -94,8 +89,6 @@ def everywhere(command: Callable[..., None]) -> Callable[..., None]:
         if values["threads"] is not None:
             from ..models.threads import set_threads
 
-            if values.get("server"):
-                raise the_servers("--threads")
             set_threads(values["threads"])
         command(**{name: value for name, value in values.items() if name not in EVERYWHERE})
 
@@ -334,10 +327,6 @@ class Decoding(Loaded):
 @dataclass(frozen=True, kw_only=True)
 class Generation(Decoding):
     """Decoding after a prompt."""
-
-    server: Annotated[
-        str | None, option("Ask 'dllm serve' at this URL instead of a model.", MODEL)
-    ] = None
 
     PARAMETERS: ClassVar = EVERY
     watch: Annotated[bool, option("Show the canvas while it is written.", OUTPUT, "-w")] = False

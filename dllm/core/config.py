@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from os import PathLike
 from typing import Annotated, Any, Self, TypedDict
@@ -160,7 +160,7 @@ class Machine(Declared):
     )] = 32  # fmt: skip
     max_batch_tokens: Annotated[Count | None, about(
         "Most positions fed at once.  Default: 512 on a CPU, else without bound.", MACHINE,
-        wire=None,
+        VERIFIER, wire=None,
     )] = None  # fmt: skip
     cuda_graphs: Annotated[bool, about(
         "Replay cached steps as CUDA graphs.  They are padded to a few sizes.", MACHINE, wire=None,
@@ -295,14 +295,13 @@ class GenerationConfig(Machine):
         made.model_fields_set.update(given)
         return made
 
-    def check_used(
-        self, given: Collection[str], *, canvas: int, tempered: bool, traced: bool
-    ) -> None:
-        """Raise `ConfigError` where something ``given`` would change nothing.
+    def check_used(self, *, canvas: int, tempered: bool, traced: bool) -> None:
+        """Raise `ConfigError` where something that the caller named would change nothing.
 
         ``canvas``: positions of the longest answer; ``tempered``: whether samplers see the
         probabilities after temperature and filters; ``traced``: whether there is a trace.
         """
+        given = self.model_fields_set
         for name in ("top_p", "top_k", "min_p"):
             plain = getattr(self, name) == DEFAULTS[name] or name not in given
             if not (plain or self.temperature or tempered):
@@ -375,25 +374,29 @@ class Serving(Machine):
     length: Annotated[str | None, about(
         "How answers find their length, of requests that do not say.  ``max_new_tokens`` is then "
         "the most; default fixed.")] = None  # fmt: skip
-    max_batch_size: Annotated[Count, about("Requests written at a time.")] = 16
-    max_waiting: Annotated[Number | None, about("Requests in the queue; more are refused.")] = None
+    max_batch_size: Annotated[Count, about("Requests written at a time.", *EVERY)] = 16
+    max_waiting: Annotated[
+        Number | None, about("Requests in the queue; more are refused.", *EVERY)
+    ] = None
     max_positions: Annotated[Count | None, about(
         "Room for keys and values, of all rows.  Default: ``max_batch_size`` times the context; "
-        "memory is taken as it is needed.")] = None  # fmt: skip
+        "memory is taken as it is needed.", *EVERY)] = None  # fmt: skip
     prefix_cache_tokens: Annotated[Number | None, about(
         "Of a verifier, or with the cache block or wedlm: tokens of complete texts kept for those "
-        "that begin like them, default 16384; 0: none.")] = None  # fmt: skip
+        "that begin like them, default 16384; 0: none.", *EVERY)] = None  # fmt: skip
 
 
 class SessionConfig(Serving):
     """How a `Session` works."""
 
-    cache: Annotated[Any, about("Of a diffusion model.")] = None
-    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`; None: none.")] = None
-    rule: Annotated[Any, about("Of a verifier: how drafts are accepted.")] = None
-    controller: Annotated[Any, about("Of a verifier: length of drafts.")] = None
-    vocabulary: Annotated[str, about("Of a verifier.")] = "auto"
-    exact: Annotated[bool, about("Of a verifier.")] = True
+    cache: Annotated[Any, about("Of a diffusion model.")] = "none"
+    drafter: Annotated[Any, about("Of a verifier: see `dllm.speculate`; None: none.", VERIFIER)] = (
+        None
+    )
+    rule: Annotated[Any, about("Of a verifier: how drafts are accepted.", VERIFIER)] = None
+    controller: Annotated[Any, about("Of a verifier: length of drafts.", VERIFIER)] = None
+    vocabulary: Annotated[str, about("Of a verifier.", VERIFIER)] = "auto"
+    exact: Annotated[bool, about("Of a verifier.", VERIFIER)] = True
 
 
 class SessionArguments(TypedDict, total=False):
