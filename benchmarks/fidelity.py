@@ -131,7 +131,7 @@ def routines(
         "## Recorded runs", "",
         f"{whole + part} decoding traces are replayed, {whole} of them whole, {part} in part.",
         f"{CHANGED} marks a part that the tests change, where released code does something else "
-        "than its paper (`tests/golden/quirks.py`); the others are what a user gets by these names.",
+        "than its paper (`tests/golden/quirks.py`); the others are those that a user names.",
         "",
         UNBUILT, "",
         "| recorded | source | replayed by | cases | whole | what deviates, and why |",
