@@ -172,17 +172,15 @@ class RowOptions:
     bias: tuple[tuple[int, float], ...] = ()
 
     @classmethod
-    def of(
-        cls, recipe: MaskedRecipe, model: DiffusionModel, cached: frozenset[str] = frozenset()
-    ) -> RowOptions:
-        """Those of a row; ``cached``: the statistics that its cache reads."""
+    def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:
+        """Those of a row."""
         sampler, config = recipe.sampler, recipe.config
         # At temperature 0 the proposal itself is the likeliest token.
         own = int("top_token" in sampler.statistics and config.temperature > 0)
         own = max(own, *(part.candidates for part in sampler.parts))
         return cls(
             *_bans(recipe, model), recipe.filters, max(config.top_candidates, own),
-            sampler.statistics | cached,
+            sampler.statistics,
             sampler.maps(model.hf.config.num_hidden_layers),
             None if recipe.format is None else recipe.format.automaton.classes,
             tuple(sorted(config.logit_bias.items())),
