@@ -70,7 +70,7 @@ def llama(result: Found) -> str:
     )
 
 
-PROCESSORS = {  # name of a marked part of docs/models.md: its file, and what makes the table
+PROCESSORS = {  # marked part of docs/reference/models.md: its file, and what makes it
     "quantised": ("quantised", quantised), "eight": ("eight_billion", eight),
     "llama": ("llama_cpp", llama),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tables of docs/drafting-reference.md about block drafters, each made of one JSON file."""
+"""Tables of docs/reference/drafting.md about block drafters, each made of one JSON file."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def front(records: list[Record]) -> str:
         f"{', '.join(tasks)}: the six that save most, of those shown to lose at most 5 points "
         "against one token per step "
         f"([all {len({record.method for record in plain})}, and what this does not show]"
-        "(docs/results.md#every-sampler-along-its-knob)):\n\n"
+        "(docs/results/samplers.md#every-sampler-along-its-knob)):\n\n"
         + fastest
         + f"\n\nTimes: {machine['threads']} threads of an {machine['cpu']}"
         + (f"; of {', '.join(others)}: another, busy machine." if others else ".")
@@ -174,8 +174,9 @@ def areas(records: list[Record]) -> str:
     """The area under every curve of the sweep."""
     return (
         "Area under the curve of accuracy over tokens per forward (dense AUP, see "
-        "[eval](eval.md)) of `dllm bench --preset readme`; larger is better.  Bootstrap intervals; "
-        "the third column compares draw by draw on the same prompts, and an interval with 0 in it "
+        "[evaluation](../evaluation.md)) of `dllm bench --preset readme`; larger is "
+        "better.  Bootstrap intervals; the third column compares draw by draw on the "
+        "same prompts, and an interval with 0 in it "
         "is no ranking.\n\n" + area_table([record for record in records if record.cache == "none"])
     )
 
@@ -248,7 +249,7 @@ def main() -> None:
     records = sweep()
     parts = pages(ROOT / "docs") | {
         ROOT / "README.md": {"samplers": front(records), "caches": headline_caches()},
-        ROOT / "docs" / "results.md": {
+        ROOT / "docs" / "results" / "samplers.md": {
             "methods": methods(load("samplers")),
             "areas": areas(records),
             "sweep": samplers(records),
@@ -258,9 +259,9 @@ def main() -> None:
         },
     }
     if not options.check:
-        pareto(records, [ROOT / "docs" / "pareto.svg"])
-        plot(load("cache_memory")["cases"], ROOT / "docs" / "cache_memory.svg")
-        multiples(records, [ROOT / "docs" / "methods.svg"])
+        pareto(records, [ROOT / "docs" / "results" / "pareto.svg"])
+        plot(load("cache_memory")["cases"], ROOT / "docs" / "reference" / "cache_memory.svg")
+        multiples(records, [ROOT / "docs" / "results" / "methods.svg"])
         multiples(records, [ROOT / "docs" / "overview.svg"], shown(records), across=2)
     stale = []
     for path, contents in parts.items():

@@ -228,7 +228,7 @@ def soaked(result: Found) -> str:
 
 def plot_of(docs: Path, name: str) -> str:
     """The plot beside a table, where there is one."""
-    there = (docs / f"{name}.svg").exists()
+    there = (docs / "reference" / f"{name}.svg").exists()
     return f"\n\n![Latency against load, by mode]({name}.svg)" if there else ""
 
 
@@ -284,24 +284,24 @@ def pages(docs: Path) -> dict[Path, dict[str, str]]:
             "heads": heads(load("kernels_llada"), load("kernels_dream")),
             "steps": steps(load("step")), "compiled": compiled(load("cpu_kernels")),
         },
-        docs / "models.md": {
+        docs / "reference" / "models.md": {
             "dtypes": dtypes(load("step")),
             **{name: table(load(file)) for name, (file, table) in PROCESSORS.items()
                if (RESULTS / f"{file}.json").exists()},
         },
-        docs / "caches.md": {
+        docs / "reference" / "caches.md": {
             "costs": cache_costs(load("caches")),
             "shapes": cache_shapes(load("caches")),
             "memory": cache_memory(load("cache_memory")),
         },
-        docs / "drafting-reference.md": {
+        docs / "reference" / "drafting.md": {
             "drafts": drafts(load("drafting")), "times": draft_times(load("drafting_times")),
             "rate": draft_rate(load("drafting_rate"), load("drafting_times")["overlap"]),
             "times135": draft_times(load("drafting_times_135m")),
             "throughput": throughput(load("throughput")),
             **drafter_tables(),
         },
-        docs / "serving-reference.md": {
+        docs / "reference" / "http-api.md": {
             name: made(load(name)) + plot_of(docs, name) for name, made in SERVING.items()
             if (RESULTS / f"{name}.json").exists()
         },

@@ -46,7 +46,6 @@ EXACT = (
 BITES = {
     "adablock": "adablock(4, delimiters=(3, 7))+threshold(0.8)",
     "blocks": "threshold(0.8)+blocks(4)",
-    "capped_threshold": "capped_threshold(0.3)",
     "certainty_prior": "certainty_prior+fixed",
     "credit": "credit+threshold(0.8)",
     "d2f": "d2f(0.5)+staged_blocks(4)",

@@ -30,7 +30,7 @@ def plan(canvas: Canvas, spec: str, slots: Slots | None = None) -> Plan:
 
 
 def test_given_text_stays() -> None:
-    canvas = opened()
+    canvas = opened(lambda stream, step, at: (at / 99).astype(np.float32))
     canvas.give(10, np.array([5]))
     read = plan(canvas, "dpad(number=0, dropout=uniform)").read
     assert read is not None

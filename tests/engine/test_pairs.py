@@ -30,7 +30,7 @@ WINDOWS = ["blocks(4)", "whole", "adablock(4, delimiters=(3, 7))", "dcd(s_init=4
            "multi_blocks(4)"]  # fmt: skip
 SELECTORS = ["", "threshold(0.3)", "factor", "eb", "localleap(0.5, 0.3)", "hierarchical(0.5, 0.2)",
              "klass(0.3, 0.5)", "r2", "fixed", "llada", "dream(alg=maskgit_plus)",
-             "capped_threshold(0.3)", "wino_draft", "dparallel+neg_entropy",
+             "wino_draft", "dparallel+neg_entropy",
              "fixed+certainty_prior", "fixed+margin", "fixed+random"]  # fmt: skip
 STOPS = ["", "prophet(early=9, mid=3, late=2)"]
 EXPLORERS = ["", "lopa(k=3)", "ete(k=3)", "freedave(draft_depth=3)"]
@@ -166,7 +166,7 @@ def test_a_batch_is_its_rows_alone(spec: str) -> None:
 
 NOISY = [*(spec for spec in (*NANO, *MORE) if spec.split("(")[0] not in ("freedave",)
            and "credit" not in spec), "lopa", "llada", "dream", "threshold", "factor", "eb",
-         "dparallel", "d3llm", "capped_threshold", "prophet", "fixed", "staged_blocks"]  # fmt: skip
+         "dparallel", "d3llm", "prophet", "fixed", "staged_blocks"]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", some(NOISY, 5))

@@ -9,6 +9,7 @@ import numpy as np
 from dllm.core.canvas import FloatArray, IntArray, UniformNoise
 
 from .call import Call
+from .quirks import parts
 
 
 def _draft(case: dict[str, Any]) -> str:
@@ -59,7 +60,7 @@ def dpad(case: dict[str, Any]) -> Call:
         "dpad(base={cache}, dropout={dropout}, sigma={sigma}, scale={scale}, window={window}, "
         "number={preserved_tokens})"
     )
-    return Call(sampler, cache.format(**case), arguments)
+    return Call(parts(sampler), cache.format(**case), arguments)
 
 
 def s2d2(case: dict[str, Any]) -> Call:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .call import Call
+from .quirks import parts
 
 
 def _localleap(case: dict[str, Any]) -> Call:
@@ -57,7 +58,7 @@ def _freedave(case: dict[str, Any]) -> Call:
     sampler = f"freedave({inner}, draft_depth={case['draft_steps']})"
     if case["algorithm"] == "freedave_dream":
         sampler += "+force_first"
-    return Call(sampler, case["cache"], {"block_length": case["block_length"]})
+    return Call(parts(sampler), case["cache"], {"block_length": case["block_length"]})
 
 
 SAMPLERS = {

@@ -35,6 +35,9 @@ def call_of(case: dict[str, Any]) -> Call:
     })  # fmt: skip
 
 
+BUILDERS = {"daedal_llada": call_of}
+
+
 def verbs(step: TraceStep, size: int) -> list[list[Any]]:
     """The edits of a step as recorded, on a canvas of ``size`` positions."""
     result: list[list[Any]] = []
