@@ -23,7 +23,7 @@ ROUTINES: dict[str, str] = {
     "a block commits exactly its first position.",
     "t2m_remask_llada2": "As `llada21_edit`; with `block(official=True)`, because the released "
     "code keeps the keys and values of a block's last forward, without what that decided.",
-    "window_diffusion_dream": "With `force_first` of the tests: a refresh commits exactly the first "
+    "window_diffusion_dream": "With `force_first` of the tests: a refresh commits the first "
     "mask. " + OVERWRITES,
     "klass_llada": "With `official=True`. A block whose steps run out while masks are left is left "
     "for good by the official loop; here it is decoded to its end.",
