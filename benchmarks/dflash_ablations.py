@@ -30,9 +30,9 @@ import torch
 
 import dllm
 from dllm.drafting.naming import load_verifier
-from dllm.train.dflash.data import Answer, Taps, read_answers
+from dllm.train.dflash.data import Answer, HiddenStates, read_answers
 from dllm.train.dflash.evaluate import Acceptance, acceptance
-from dllm.train.dflash.model import default_taps
+from dllm.train.dflash.model import default_target_layer_ids
 from dllm.train.dflash.objective import Objective
 from dllm.train.dflash.recipe import DFlashTraining, Schedule, keep_taps, mask_id, start
 from dllm.train.loop import machine_has_bf16, resume
@@ -96,7 +96,7 @@ VARIANTS: dict[str, tuple[str, Change, float]] = {
 def base_recipe(layers: int, steps: int) -> DFlashTraining:
     """What every variant changes one thing of, for a verifier of ``layers``."""
     return DFlashTraining(
-        layers=4, taps=tuple(default_taps(layers, 4)), block_size=5, held_out=HELD_OUT,
+        layers=4, taps=tuple(default_target_layer_ids(layers, 4)), block_size=5, held_out=HELD_OUT,
         evaluated=96, objective=Objective(markov=256),
         schedule=Schedule(steps=steps, rows=8, anchors=48, learning_rate=LEARNING_RATE,
                           warmup=WARMUP, evaluate_every=steps + 1),  # measured here, at the end
@@ -134,7 +134,7 @@ def part_of(file: Path, share: float) -> Path:
     return part
 
 
-def measured(run: Any, held: list[Answer], taps: Taps, walking: bool) -> Acceptance:
+def measured(run: Any, held: list[Answer], taps: HiddenStates, walking: bool) -> Acceptance:
     trainee = run.accelerator.unwrap_model(run.model)
     with run.accelerator.autocast():
         return acceptance(trainee, held, taps, 4, walking)
@@ -149,7 +149,7 @@ def train_one(
     began = time.process_time()
     resume(run)
     seconds = time.process_time() - began
-    taps = Taps(recipe.taps or (), verifier.hf.config.get_text_config().hidden_size)
+    taps = HiddenStates(recipe.taps or (), verifier.hf.config.get_text_config().hidden_size)
     walked = measured(run, split.held, taps, walking=True)
     alone = walked if run.model.walk is None else measured(run, split.held, taps, walking=False)
     shutil.rmtree(folder, ignore_errors=True)

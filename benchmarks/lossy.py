@@ -31,7 +31,7 @@ from dllm.eval.tasks import TASKS
 from report import RESULTS, write  # isort: skip
 
 RULES = ("plain", "keyed", "fly", "pivot(0.5)", "pivot(0.3)")
-NEW, LENGTH = 64, "fixed(k=12)"  # `rate` would follow the clock of the machine
+NEW, LENGTH = 64, "fixed(k=12)"  # `adaptive` would follow the clock of the machine
 
 
 def examples(per_task: int, seed: int) -> list[tuple[str, Any]]:

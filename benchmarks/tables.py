@@ -142,11 +142,11 @@ def draft_times(result: Found) -> str:
 
 
 def draft_rate(result: Found, both: Found) -> str:
-    """`rate` against the best fixed length, and two networks at once."""
+    """`adaptive` against the best fixed length, and two networks at once."""
     rate = result["rate_against_best_fixed"]
     low, high = rate["quartiles"]
     return (
-        f"`argmax rate` against `{rate['fixed']}`, the fastest fixed length, in "
+        f"`argmax adaptive` against `{rate['fixed']}`, the fastest fixed length, in "
         f"{result['repeats']} turns: {rate['ratio']:.2f}× (quartiles {low:.2f} to {high:.2f}).  "
         f"A forward of each network takes {1e3 * both['serial_seconds']:.1f} ms one after the "
         f"other and {1e3 * both['parallel_seconds']:.1f} ms on two threads at once."

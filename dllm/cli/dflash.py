@@ -37,13 +37,14 @@ def dflash(
     ] = None,
     answers: Annotated[int, setting("Answers to prompts of its own.", DATA, min=1)] = 6000,
     max_new_tokens: Annotated[int, setting("Longest answer that fits.", DATA, min=8)] = 200,
-    online_taps: Annotated[
+    online_hidden_states: Annotated[
         bool, setting("Compute hidden states in every step instead of keeping them.", DATA)
     ] = False,
     layers: Annotated[int, setting("Layers of the drafter.", SHAPE, min=1)] = 4,
     block_size: Annotated[int, setting("Anchor and drafts.", SHAPE, min=2)] = 8,
-    taps: Annotated[
-        str | None, setting("Layers of the verifier to read, e.g. 1,10,18,27.", SHAPE)
+    target_layer_ids: Annotated[
+        str | None,
+        setting("Layers of the verifier whose hidden states it reads, e.g. 1,10,18,27.", SHAPE),
     ] = None,
     mask_token_id: Annotated[int | None, setting("Default: an id to spare.", SHAPE, min=0)] = None,
     sliding_window: Annotated[int | None, setting("Default: none.", SHAPE, min=1)] = None,
@@ -88,7 +89,7 @@ def dflash(
     device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu",
     seed: Annotated[int, setting("Of prompts, weights and batches.", TRAINING, min=0)] = 0,
     into: Annotated[
-        str, setting("Format: native (transformers), z-lab or speculators.", OUTPUT, "--format")
+        str, setting("Format: native (transformers) or speculators (vLLM).", OUTPUT, "--format")
     ] = "native",
     dry_run: Annotated[
         bool, setting("Only say what a step would take.", OUTPUT, "--dry-run")
@@ -108,8 +109,8 @@ def dflash(
     if into not in FORMATS:
         raise UnknownNameError("format", into, FORMATS)
     recipe = DFlashTraining(
-        layers, _numbers(taps), block_size, mask_token_id, sliding_window, init, held_out,
-        draft_vocabulary=draft_vocabulary, conv=conv, from_anchor=from_anchor,
+        layers, _numbers(target_layer_ids), block_size, mask_token_id, sliding_window, init,
+        held_out, draft_vocabulary=draft_vocabulary, conv=conv, from_anchor=from_anchor,
         objective=Objective(loss, gamma, soft, head_rows, markov=markov_rank,
                             selector=selector_rank or (256 if selector else 0)),
         schedule=Schedule(steps, learning_rate, warmup, schedule, evaluate_every, seed=seed,
@@ -120,14 +121,16 @@ def dflash(
     model = load_verifier(loaded(verifier, device))
     output.mkdir(parents=True, exist_ok=True)
     files = written_answers(model, data or [], output, answers, max_new_tokens, seed)
-    _train(model, files, recipe, output, weights_from, online_taps, into)
+    _train(model, files, recipe, output, weights_from, online_hidden_states, into)
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
     try:
         return None if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"taps are layer numbers, e.g. 1,10,18,27, not {text!r}") from error
+        raise ConfigError(
+            f"target_layer_ids are layer numbers, e.g. 1,10,18,27, not {text!r}"
+        ) from error
 
 
 def _dry_run(verifier: str, recipe: DFlashTraining) -> None:
@@ -187,12 +190,12 @@ def _train(
     model: DiffusionModel, files: list[Path], recipe: DFlashTraining, output: Path,
     weights_from: str | None, online: bool, into: str,
 ) -> None:  # fmt: skip
-    from ..train.dflash.recipe import finish, keep_taps, mask_id, start
+    from ..train.dflash.recipe import finish, keep_states, mask_id, start
     from ..train.loop import machine_has_bf16, resume
 
     if not online:
         mask = mask_id(model) if recipe.mask_token_id is None else recipe.mask_token_id
-        for done in keep_taps(files, model.hf, recipe.config(model.hf.config, mask)):
+        for done in keep_states(files, model.hf, recipe.config(model.hf.config, mask)):
             if done % 512 == 0:
                 note(f"hidden states of {done} answers")
     run, split = start(

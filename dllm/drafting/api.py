@@ -52,11 +52,11 @@ def speculate(
       above) give the same tokens as ``drafter=None``; "match", "point", "ratio", "block",
       "hsd", "multi_round" and "traversal" give the same distribution.  "fly", "pivot" and "apd"
       are LOSSY.
-    - ``controller``: how many tokens to draft, e.g. "rate" (default) or "fixed(k=8)".
+    - ``controller``: how many tokens to draft, e.g. "adaptive" (default) or "fixed(k=8)".
     - for a diffusion drafter ``search`` (e.g. "cps"), ``proxy``, ``window`` (masks it sees),
       ``steps``, ``sampler``, ``cache``, ``refresh_rounds``, ``recent``, ``inside``, ``end_marker``,
       ``marker_position``, ``trim``; see `DiffusionDrafter`; for a block drafter ``head``,
-      ``nodes`` and ``copies``; see `BlockDrafter`.
+      ``nodes`` and ``ngram_candidates``; see `BlockDrafter`.
     - ``vocabulary``: "auto" refuses a model that uses other token ids than the verifier;
       "retokenize" and "intersect" bridge the difference.
     - ``max_new_tokens``, ``min_new_tokens``, ``temperature``, ``top_p``, ``top_k``,

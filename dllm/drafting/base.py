@@ -210,9 +210,9 @@ class Feedback:
     """What a drafter, a proxy or a controller learns from a round.  ``accepted`` counts drafted
     tokens that were kept; ``emitted`` are the new tokens; ``fed`` are the tokens whose successors
     the verifier scored and ``scores`` its logits (rows, V), on its device; None in engines that
-    keep them.  ``hidden`` (m, taps * D) are the outputs of the layers
-    in `Drafter.taps` at every token that was fed: those that were committed and not yet fed (in
-    the first round the prompt), then the nodes of the draft."""
+    keep them.  ``hidden`` (m, layers * D) are the hidden states behind the layers
+    `Drafter.target_layer_ids` at every token that was fed: those that were committed and not yet
+    fed (in the first round the prompt), then the nodes of the draft."""
 
     draft: Draft
     path: list[int]
@@ -279,13 +279,13 @@ class DraftPart:
 class Drafter(DraftPart):
     """Something that proposes tokens.  What outlives a sequence is kept in the drafter itself.
 
-    ``taps``: indices of the verifier's layers whose outputs it wants in `Feedback.hidden`.
+    ``target_layer_ids``: the verifier's layers whose hidden states it reads, in `Feedback.hidden`.
     ``outside``: its drafts come from elsewhere, when they come; its texts wait for them, and take
     nobody's place meanwhile.
     """
 
     distributions: ClassVar[frozenset[Distribution]] = frozenset({Distribution.POINT})
-    taps: ClassVar[tuple[int, ...]] = ()
+    target_layer_ids: ClassVar[tuple[int, ...]] = ()
     outside: ClassVar[bool] = False
 
     def open(self, request: DraftRequest) -> Drafting:

@@ -29,9 +29,9 @@ T = TypeVar("T")
 class SpeculativeEngine(Work[SpeculativeRow, Step]):
     """Writes autoregressive texts, each as its `SpeculativeRecipe` says.
 
-    ``taps``: layers of the verifier that drafters want to see.  ``exact``: see `Verifier`.
-    ``most``, ``max_batch_size``, ``max_batch_tokens`` (default: 4096): see `Work`.  Texts whose
-    drafts come from outside take no room.
+    ``target_layer_ids``, ``exact``: see `Verifier`.  ``most``, ``max_batch_size``,
+    ``max_batch_tokens`` (default: 4096): see `Work`.  Texts whose drafts come from outside take no
+    room.
     """
 
     cache_name = "verifier"
@@ -41,14 +41,14 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
         self,
         model: DiffusionModel,
         *,
-        taps: tuple[int, ...] = (),
+        target_layer_ids: tuple[int, ...] = (),
         exact: bool = True,
         most: int | None = None,
         max_batch_size: int | None = None,
         max_batch_tokens: int | None = None,
     ) -> None:
         super().__init__(model, max_batch_size, most, max_batch_tokens or MOST_TOKENS)
-        self.verifier = open_verifier(model, taps, exact)
+        self.verifier = open_verifier(model, target_layer_ids, exact)
         self._seconds = 0.0
 
     @property
@@ -61,7 +61,7 @@ class SpeculativeEngine(Work[SpeculativeRow, Step]):
             return
         if not drafter.distributions & rule.accepts:
             rule.check(next(iter(drafter.distributions)), False)
-        if drafter.taps and drafter.taps != self.verifier.taps:
+        if drafter.target_layer_ids and drafter.target_layer_ids != self.verifier.target_layer_ids:
             raise ConfigError(
                 f"{type(drafter).__name__} reads layers of the verifier, which has to be opened "
                 "for it: name it as the drafter of the session"

@@ -26,7 +26,7 @@ ARGUMENTS = GenerationConfig.fields(VERIFIER)
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
 DRAFTING = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds",
             "recent", "inside", "end_marker", "marker_position", "trim", "head", "nodes",
-            "copies")  # fmt: skip
+            "ngram_candidates")  # fmt: skip
 OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 
 
@@ -76,7 +76,7 @@ class SpeculativePreparation(RequestMaker):
                 f"rule {judge.name!r} keeps tokens that the verifier would not write, and so "
                 f"cannot keep to a form: drop it or {built.formatted}"
             )
-        lengths = single(controller or "rate", CONTROLLERS, LengthController)
+        lengths = single(controller or "adaptive", CONTROLLERS, LengthController)
         recipe = SpeculativeRecipe(
             built, drafter, judge, lengths,
             model.facts.stop_token_ids, repetition_penalty, tuple(logits_processor), own_defaults,
@@ -104,9 +104,10 @@ class SpeculativePreparation(RequestMaker):
         max_batch_tokens: int | None,
         whole: bool = False,
     ) -> SpeculativeEngine:
-        taps = () if self.recipe.drafter is None else self.recipe.drafter.taps
+        drafter = self.recipe.drafter
         return SpeculativeEngine(
-            self.model, taps=taps, exact=self.exact, most=most, max_batch_size=max_batch_size,
+            self.model, target_layer_ids=() if drafter is None else drafter.target_layer_ids,
+            exact=self.exact, most=most, max_batch_size=max_batch_size,
             max_batch_tokens=max_batch_tokens,
         )  # fmt: skip
 

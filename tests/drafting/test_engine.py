@@ -92,7 +92,7 @@ def test_a_session_tells_controllers_what_the_library_does(
 
 
 def test_the_served_default_controller_sees_costs(verifier: dllm.DiffusionModel) -> None:
-    """``rate`` is fed the drafter's time and the tokens beside, in the server too."""
+    """``adaptive`` is fed the drafter's time and the tokens beside, in the server too."""
     served = serve(verifier, drafters=("prompt_lookup",), name="ar", max_batch_size=4)
     session = served.service.sessions["none"]
     how: Any = session._how
@@ -298,7 +298,7 @@ def test_joins_cancels_and_threads_change_nothing(
     settings = [
         {
             "max_new_tokens": int(rng.integers(2, NEW)), "temperature": float(i % 2), "seed": i,
-            "controller": ("fixed(k=4)", "confidence(tau=0.1)", "adl_repaired")[i % 3],
+            "controller": ("fixed(k=4)", "confidence(tau=0.1)", "threshold")[i % 3],
             **({"repetition_penalty": 1.2} if i % 5 == 0 else {}),
         }
         for i in range(12)
@@ -363,8 +363,8 @@ def test_what_belongs_elsewhere_is_said(verifier: dllm.DiffusionModel) -> None:
                          (lambda ids, scores: scores[:, :5], "not torch.Size")):  # fmt: skip
         with pytest.raises(dllm.ConfigError, match=error):
             dllm.speculate(verifier, None, [4, 5], logits_processor=[given], max_new_tokens=2)
-    with pytest.raises(dllm.ConfigError, match="copies is for block drafters"):
-        dllm.speculate("nano-ar", "nano", "Sort this list: Zoe, Ben", copies=False)
+    with pytest.raises(dllm.ConfigError, match="ngram_candidates is for block drafters"):
+        dllm.speculate("nano-ar", "nano", "Sort this list: Zoe, Ben", ngram_candidates=False)
     with pytest.raises(dllm.ConfigError, match="cannot keep to a form: drop it or regex"):
         dllm.speculate(verifier, "prompt_lookup", [4, 5], rule="fly", regex="[0-9]+")
     with dllm.Session(verifier, drafter="prompt_lookup") as session:

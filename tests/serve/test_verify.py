@@ -124,7 +124,7 @@ def test_drafted_and_accepted_tokens_are_counted(
 
     session = verifying.service.sessions["none"]
     how: Any = session._how
-    fixed = replace(how, recipe=replace(how.recipe, controller=Fixed(3)))  # `rate` may rest
+    fixed = replace(how, recipe=replace(how.recipe, controller=Fixed(3)))  # `adaptive` may rest
     monkeypatch.setattr(session, "_how", fixed)
     prompt = [5, 6, 7, 5, 6, 7, 5]
     before = counted()

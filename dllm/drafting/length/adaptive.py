@@ -49,9 +49,9 @@ class Learned:
         return self.costs[context]
 
 
-@CONTROLLERS.register("rate")
+@CONTROLLERS.register("adaptive")
 @dataclass
-class Rate(Calibrated):
+class Adaptive(Calibrated):
     """The length with the most expected tokens per second, from this round's own confidences.
 
     Expected tokens come from calibrated acceptance, ``optimism`` standard errors above the estimate
