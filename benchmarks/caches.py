@@ -33,8 +33,7 @@ import torch
 import dllm
 from dllm.eval.cost import Rates, Shape, costs
 
-from report import RESULTS, kernels, write  # isort: skip
-from shapes import dream_135m, llada_135m  # isort: skip
+from harness import RESULTS, dream_135m, kernels, llada_135m, write  # isort: skip
 
 MODELS: dict[str, Callable[[str], dllm.DiffusionModel]] = {"llada": llada_135m, "dream": dream_135m}
 CACHES = (

@@ -105,7 +105,7 @@ def main() -> int:
         names.setdefault(stem, set()).update(parts - BESIDES, {cache} & set(CACHES) - {"none"})
         seen["sampler"].update(parts)
         seen["cache"][cache] += 1
-    tables = [*routines(recorded, count, names), *methods(seen), *drafting(), *official()]
+    tables = [*routines(recorded, count, names), *methods(seen), *drafting()]
     text = "\n".join([HEAD, *tables, END])
     if "--check" in sys.argv:
         same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
@@ -191,29 +191,6 @@ def drafting() -> list[str]:
     for name, (arxiv, note) in TRAINING.items():
         link = f"[{arxiv}](https://arxiv.org/abs/{arxiv})"
         lines.append(f"| training | `dllm train {name}` | {link} | {note} |")
-    return [*lines, ""]
-
-
-def official() -> list[str]:
-    """What `official=True` changes on the bundled model, where it was measured."""
-    path = ROOT / "benchmarks" / "results" / "official.json"
-    if not path.exists():
-        return []
-    result = json.loads(path.read_text(encoding="utf-8"))
-    lines = [
-        "## Defaults against released code", "",
-        f"Where the default is the paper's rule and `official=True` the released code's, on `nano` "
-        f"({result['prompts']} held-out prompts, `benchmarks/official.py`):", "",
-        "| sampler | right | official | points (95 %) | forwards | official |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
-    for name, row in result["samplers"].items():
-        change = f"{row['points']:+.1f} ({row['low']:+.1f} to {row['high']:+.1f})"
-        lines.append(
-            f"| `{name}` | {100 * row['default']['right']:.1f} % | "
-            f"{100 * row['official']['right']:.1f} % | {change} | {row['default']['nfe']:.2f} | "
-            f"{row['official']['nfe']:.2f} |"
-        )
     return [*lines, ""]
 
 

@@ -206,7 +206,7 @@ METHODS: dict[tuple[str, str], str] = {
     ("cache", "block"): "Exact by construction: equals no cache on block-causal models (tested).",
     ("cache", "vicinity"): "Not recorded: the rule follows dInfer's code.",
     ("cache", "window_diffusion"): "Speed-ups of up to 99x are the paper's, with long canvases of "
-    "8B models; `docs/caches.md` has what was measured here.",
+    "8B models; `docs/reference/caches.md` has what was measured here.",
 }
 
 # Registered drafting part -> where it deviates from its paper, and how it was checked.  No official

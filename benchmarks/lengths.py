@@ -27,7 +27,7 @@ from dllm.eval.tasks import TASKS
 from dllm.request.holes import measured
 from dllm.request.prompts import encode, encode_continuation, encode_text
 
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, write  # isort: skip
 
 CAP = 96
 FIXED = (8, 12, 16, 24, 32, 48, 64, CAP)

@@ -1,5 +1,4 @@
-"""Write docs/samplers/, a page per method with what it costs and a picture of its commit order, and
-docs/gallery.md, all pictures on one page.
+"""Write docs/samplers/, a page per method with what it costs and a picture of its commit order.
 
     python benchmarks/pages.py
 
@@ -25,7 +24,7 @@ import dllm
 from dllm.core.capabilities import LEFT_TO_RIGHT
 from dllm.samplers import SAMPLERS
 
-from report import RESULTS  # isort: skip
+from harness import RESULTS  # isort: skip
 
 FOLDER = Path(__file__).parents[1] / "docs" / "samplers"
 PROMPT = "Tom has 23 apples. Tom buys 12 more. Then Tom loses 7. How many apples does Tom have?"
@@ -201,23 +200,6 @@ def picture(result: Any, pieces: list[str]) -> str:
     )
 
 
-def gallery(cards: Iterable[tuple[str, str, int]]) -> str:
-    """All pictures on one page: (name, specification, forwards) of each."""
-    lines = [
-        "# Gallery", "",
-        "The order in which each sampler commits the tokens of one answer by the bundled model, "
-        "from light (early) to dark (late); the number is the step.  Tokens of one step were "
-        "decided in parallel.", "",
-        f"The question: {PROMPT}", "", '<div class="grid cards" markdown>', "",
-    ]  # fmt: skip
-    for name, spec, forwards in cards:
-        lines += [
-            f"- [`{spec}`](samplers/{name}.md): {forwards} forwards", "",
-            f"    ![commit order of {name}](samplers/{name}.svg)", "",
-        ]  # fmt: skip
-    return "\n".join([*lines, "</div>", "", "Made by `python benchmarks/pages.py`.", ""])
-
-
 def example(model: dllm.DiffusionModel, spec: str) -> tuple[dllm.Result, str]:
     """The example in blocks of `BLOCK` positions, so that several steps are seen, or as the sampler
     has it where it knows no blocks; and the options of the command that writes the same."""
@@ -237,7 +219,6 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     index = ["# Samplers", "", "| name | what it does | forwards on the example |",
              "| --- | --- | --- |"]  # fmt: skip
-    cards = []
     for name, (spec, advice) in PAGES.items():
         cls = SAMPLERS[name]
         order, forwards = "None: the bundled model, which is bidirectional, is refused.\n", "-"
@@ -251,7 +232,6 @@ def main() -> None:
                 f"positions computed.\n\n![commit order]({name}.svg)\n\n```\n{result.text}\n```\n"
             )
             forwards = str(result.nfe)
-            cards.append((name, spec, result.nfe))
         text = re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(cls.__doc__ or ""))
         summary, _, body = text.partition("\n\n")
         paper = f"*{cls.paper}*, arXiv [{cls.arxiv}](https://arxiv.org/abs/{cls.arxiv})"
@@ -263,7 +243,6 @@ def main() -> None:
         (FOLDER / f"{name}.md").write_text(page, encoding="utf-8")
         index.append(f"| [{name}]({name}.md) | {summary.splitlines()[0]} | {forwards} |")
         print(f"{name:20} {forwards:>3} forwards", flush=True)
-    (FOLDER.parent / "gallery.md").write_text(gallery(cards), encoding="utf-8")
     index += against_papers(outcome)
     index += ["", f"The example: {PROMPT}", "", "Made by `python benchmarks/pages.py`."]
     (FOLDER / "index.md").write_text("\n".join(index) + "\n", encoding="utf-8")

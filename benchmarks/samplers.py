@@ -29,7 +29,7 @@ from dllm.eval.tasks import TASKS
 from dllm.kernels.noise import uniform
 from dllm.samplers import Prediction, compose
 
-from report import RESULTS, write  # isort: skip
+from harness import RESULTS, write  # isort: skip
 
 BASELINE = "threshold"
 METHODS = (

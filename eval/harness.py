@@ -31,7 +31,7 @@ from ..core.errors import ConfigError, UnknownNameError
 from ..likelihood.scoring import Score, ScoreRequest, Scoring, score_requests
 from ..models import load
 from ..request.prompts import chat_openings, encode_chat, encode_text
-from ..request.request_maker import occurrences
+from ..request.requests import occurrences
 from ..samplers import compose as compose_sampler
 from .ranks import Ranks
 from .usage import Scored, Usage, whole

@@ -16,7 +16,7 @@ from dllm.core.canvas import Canvas
 from dllm.core.config import GenerationConfig
 from dllm.engine import Engine
 from dllm.engine.forward import Forward
-from dllm.engine.recipe import Recipe, RowOptions
+from dllm.engine.recipe import MaskedRecipe, RowOptions
 from dllm.engine.rows import Job, Row
 from dllm.samplers import Prediction, compose
 from dllm.samplers.base import Scorer
@@ -34,7 +34,7 @@ def test_shadow_tokens_see_all_tokens_but_their_own(tiny: dllm.DiffusionModel) -
     canvas.commit(np.array([7, 9]), np.array([20, 21]), np.zeros(2, np.float32))
     targets, shadow = sampler.targets(canvas), sampler.feeds(canvas).masks
     plan = Plan(np.arange(canvas.length), refresh=True)
-    recipe = Recipe(sampler, GenerationConfig(suppress_mask=False))
+    recipe = MaskedRecipe(sampler, config=GenerationConfig(suppress_mask=False))
     options = RowOptions.of(recipe, tiny)
     row = Row(canvas, recipe, options, Slots.empty(canvas.length, 0, 0), canvas)
     job = Job(row, canvas, plan, targets, shadow=shadow)
@@ -129,7 +129,10 @@ class Seen:
 def test_attention_maps_are_those_of_the_eager_network(tiny: dllm.DiffusionModel) -> None:
     """Mean over heads of two layers, for the rows that ask, beside one that does not."""
     assert tiny.facts.mask_token_id is not None
-    recipes = [Recipe(compose([Mapped(), *compose("fixed").selectors])), Recipe(compose("fixed"))]
+    recipes = [
+        MaskedRecipe(compose([Mapped(), *compose("fixed").selectors])),
+        MaskedRecipe(compose("fixed")),
+    ]
     engine, canvases = Engine(tiny, dllm.cache.compose("none")), []
     for recipe, length in zip(recipes, (5, 9), strict=True):
         canvas = Canvas.for_prompt(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import dllm
-from dllm.cli.remote import _watched
 from dllm.core.canvas import Edit
 
 from .conftest import Served, Start
@@ -67,32 +66,6 @@ def test_streamed_text_stays_and_frames_carry_edits(
     assert ends[-1] == plain.finish_reason
     whole = served.post(CHAT, {"messages": HELLO, "max_tokens": 40, **how}).json()
     assert whole["choices"][0]["message"]["content"] == plain.text
-
-
-def test_a_watched_server_shows_what_a_watched_model_does(
-    served: Served, tiny: dllm.DiffusionModel
-) -> None:
-    """``--watch --server`` draws the canvas at the length that it has after each step."""
-    how: dict[str, Any] = {"block_length": 8, "length": DAEDAL}
-    from dllm.serve.client import Client
-
-    shown: list[Any] = []
-
-    class Eye:
-        def show(self, frame: Any) -> None:
-            shown.append(frame)
-
-    body = {"messages": HELLO, "max_tokens": 32, "stream_options": {"include_drafts": True}, **how}
-    for _ in _watched(Client(served.url).answer(CHAT, body), Eye()):
-        pass
-    seen = [
-        (event.canvas.length - event.canvas.prompt_length,
-         int((~event.canvas.masked[event.canvas.prompt_length :]).sum()))
-        for event in dllm.stream(tiny, HELLO, max_new_tokens=32, **how)
-    ]  # fmt: skip
-    # A reader that lags gets several steps as one.
-    assert {(frame.total, frame.decided) for frame in shown} <= set(seen)
-    assert (shown[-1].total, shown[-1].decided) == seen[-1]
 
 
 def test_a_server_with_a_length(start: Start, tiny: dllm.DiffusionModel) -> None:
