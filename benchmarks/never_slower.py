@@ -8,8 +8,8 @@ temperature 1.5.  Every prompt is answered by every method in turn; processor ti
 included, of plain decoding divided by the method's: 1 is as fast, and the goal is 0.97.  Plain
 decoding takes two turns, and their mean counts; ``plain again`` is the first over the second, that
 is what the machine's noise makes of 1.  `adaptive` keeps what it learns from prompt to prompt, as
-in a server; the first prompt of a call, on which it has nothing to go on, is shown apart.  A call with
-some ``--kinds`` leaves what other calls with the same settings have measured.
+in a server; the first prompt of a call, on which it has nothing to go on, is shown apart.  A call
+with some ``--kinds`` leaves what other calls with the same settings have measured.
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ def speculate(
     ``verifier``: an autoregressive model: hub id, folder, transformers model or what `dllm.load`
     returns.  ``drafter``: a diffusion model (or anything `dllm.load` takes), the spec of a drafter
     such as ``"prompt_lookup"``, a `Drafter`, a list of these (tried in order; the first non-empty
-    draft is used), or None: plain decoding with the same loop and the same noise.  ``prompt``: as for
-    `dllm.generate`.  A list of prompts is a batch: every round verifies the drafts of all its texts
-    in one packed forward, without padding, where the network's attention allows that, else text by
-    text; each text comes out as if it had been alone.
+    draft is used), or None: plain decoding with the same loop and the same noise.  ``prompt``: as
+    for `dllm.generate`.  A list of prompts is a batch: every round verifies the drafts of all its
+    texts in one packed forward, without padding, where the network's attention allows that, else
+    text by text; each text comes out as if it had been alone.
 
     ``streamer`` (one prompt only) receives the prompt's ids, those of every round, and the end,
     as from ``generate`` of transformers.  ``options``:

@@ -10,6 +10,7 @@ distribution that its tokens were drawn from.  `AcceptRule.check` refuses that.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -25,6 +26,12 @@ from ..core.spec import parse
 
 Array = npt.NDArray[np.float64]
 ROOT = -1  # the parent of a draft's first tokens: the last committed token
+
+
+def clock_of(device: Any) -> Callable[[], float]:
+    """The clock that rounds are measured by: processor time where a torch ``device`` is a CPU,
+    whose other work must not decide how much is drafted; else time that passes."""
+    return time.process_time if device.type == "cpu" else time.perf_counter
 
 
 class Distribution(Enum):
@@ -181,8 +188,9 @@ class Outcome:
 class RoundStats:
     """One round.  ``drafted`` nodes and ``depth`` of the draft, ``accepted`` tokens (without the
     extra one), ``emitted`` tokens; ``extra`` is "correction", "bonus" or "none" (cut off).
-    ``first``: the round read the prompt; ``attempted``: the drafter was asked.  Seconds spent
-    drafting (search included), searching, verifying (accept rule included) and on everything else.
+    ``first``: the round read the prompt; ``attempted``: the drafter was asked.  Seconds by
+    `clock_of`, spent drafting (search included), searching, verifying (accept rule included) and on
+    everything else.
     In a batch ``verify_seconds`` are those of the whole forward, which also fed ``beside`` tokens
     of other texts that got ``beside_emitted`` tokens from it.
     """

@@ -117,20 +117,21 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
     def _plan(self, rows: list[DraftedRow]) -> None:
         """A draft for every text, in one call of each drafter."""
         asked: dict[int, list[tuple[DraftedRow, Budget]]] = {}
+        clock = self.verifier.clock
         for row in rows:
-            row.draft_seconds, began = None, time.perf_counter()
+            row.draft_seconds, began = None, clock()
             budget = self._guarded(row, row.budget)
             if row.error is None and budget is None:
                 row.draft = EMPTY
             if budget is not None:
-                row.draft_seconds = time.perf_counter() - began
+                row.draft_seconds = clock() - began
                 asked.setdefault(id(row.recipe.drafter), []).append((row, budget))
         for work in asked.values():
             drafter = work[0][0].recipe.drafter
             assert drafter is not None
-            began = time.perf_counter()
+            began = clock()
             drafts = self._propose(drafter, work)
-            seconds = (time.perf_counter() - began) / len(work)
+            seconds = (clock() - began) / len(work)
             for (row, _), draft in zip(work, drafts, strict=True):
                 row.draft_seconds = (row.draft_seconds or 0.0) + seconds
                 if draft is not None:
@@ -162,10 +163,11 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
             return None
 
     def _forward(self, rows: list[DraftedRow]) -> Iterator[Any]:
-        began = time.perf_counter()
+        clock = self.verifier.clock
+        began, passed = clock(), time.perf_counter()
         scored = self.verifier.score([(row.text, row.draft or EMPTY) for row in rows])
-        seconds = time.perf_counter() - began
-        self._seconds += seconds
+        seconds = clock() - began
+        self._seconds += time.perf_counter() - passed
         fed = [row.cost for row in rows]
         forward = Forward(seconds, sum(fed), len(rows))
         return ((*own, forward) for own in zip(scored, fed, strict=True))

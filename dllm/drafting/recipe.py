@@ -25,7 +25,8 @@ from .naming import fit, load_verifier, make_drafter
 ARGUMENTS = GenerationConfig.fields(VERIFIER)
 SETTINGS = ("rule", "controller", "repetition_penalty", "logits_processor")
 DRAFTING = ("search", "proxy", "window", "steps", "sampler", "cache", "refresh_rounds",
-            "end_marker", "marker_position", "trim", "head", "nodes", "ngram_candidates")  # fmt: skip
+            "end_marker", "marker_position", "trim", "head", "nodes",
+            "ngram_candidates")  # fmt: skip
 OTHERS = (*DRAFTING, "exact", "chat", "tokenizer", "vocabulary")
 
 
@@ -95,8 +96,8 @@ def recipe_for(
             f"cannot keep to a form: drop it or {built.formatted}"
         )
     return DraftedRecipe(
-        drafter, judge, single(controller or "adaptive", CONTROLLERS, LengthController), config=built,
-        stop_ids=model.facts.stop_token_ids, repetition_penalty=repetition_penalty,
+        drafter, judge, single(controller or "adaptive", CONTROLLERS, LengthController),
+        config=built, stop_ids=model.facts.stop_token_ids, repetition_penalty=repetition_penalty,
         processors=tuple(logits_processor), own_defaults=own_defaults,
         after_step=stop_strings(model, built) if built.stop_strings else None,
         format=format_for(model, built) if built.formatted else None,

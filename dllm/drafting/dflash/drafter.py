@@ -4,7 +4,6 @@ block of masks behind it, in one small forward.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -28,6 +27,7 @@ from ..base import (
     Drafting,
     DraftRequest,
     Feedback,
+    clock_of,
     single,
 )
 from ..drafters.followers import Followers
@@ -251,7 +251,8 @@ class BlockDrafting(Drafting):
         self.rounds += 1
         rows = min(len(hidden), max(1, budget.room))
         hidden, logits = hidden[:rows], logits[:rows]
-        began = time.perf_counter()
+        clock = clock_of(self.bound.device)
+        began = clock()
         if self.walk is not None:
             draft = self._walked(self.walk, hidden, logits, budget)
         else:
@@ -262,7 +263,7 @@ class BlockDrafting(Drafting):
             marginals = self._marginals(logits, len(self.prefix))
             length = budget.chain_length(marginals.confidence)
             draft = self.search.find(marginals, length, context) if length else EMPTY
-        return replace(draft, search_seconds=time.perf_counter() - began)
+        return replace(draft, search_seconds=clock() - began)
 
     def _marginals(self, logits: torch.Tensor, first: int) -> Marginals:
         """Distributions (w, V), or (w, v) with their ids where the vocabulary is trimmed."""

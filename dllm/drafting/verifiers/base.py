@@ -23,7 +23,7 @@ from ...core.canvas import IntArray
 from ...core.errors import ConfigError
 from ...engine.prefixes import Prefixes, weights_of
 from ...models import DiffusionModel
-from ..base import Draft
+from ..base import Draft, clock_of
 
 _LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
@@ -85,6 +85,7 @@ class Verifier:
     ) -> None:
         self.model, self.hf, self.target_layer_ids = model, model.hf, target_layer_ids
         self.exact = exact and model.dtype != torch.float32 and model.device.type == "cpu"
+        self.clock = clock_of(model.device)
         self.prefixes: Prefixes[Any] = Prefixes(self._release)
 
     def open(self, prompt: IntArray, limit: int) -> Text:
