@@ -40,8 +40,6 @@ PAGES = {
     "threshold": ("threshold", "The default. Fast wherever the model is sure, careful where not."),
     "factor": ("factor", "Like `threshold`, but asks for more certainty the more is committed at "
                "once; no probability to tune."),
-    "capped_threshold": ("capped_threshold", "Fast-dLLM's rule for uncached Dream. Elsewhere "
-                         "`threshold` is simpler and faster."),
     "eb": ("eb", "When a bound on the joint error of a step is wanted instead of one per token."),
     "dparallel": ("dparallel", "With distilled dParallel checkpoints; otherwise `threshold`."),
     "d3llm": ("d3llm", "With d3LLM's distilled checkpoints only; cache `delayed`."),
@@ -55,7 +53,6 @@ PAGES = {
     "adablock": ("adablock", "Structured text, with lines or steps: blocks end where units end."),
     "dcd": ("dcd", "When errors gather at block borders: uncertain positions may wait."),
     "dsb": ("dsb", "Like `dcd` with less state; the window follows the number of commits."),
-    "slowfast": ("slowfast", "Long answers that settle from the left in spans."),
     "prophet": ("prophet", "Answers whose end is what counts, e.g. `prophet(start=...)` with "
                 "`constraints`; stops refining once the answer is clear."),
     "ete": ("ete", "Where `threshold` keeps falling back to one token per step. Experimental: "
@@ -66,22 +63,14 @@ PAGES = {
     "wino": ("wino", "When early mistakes should be taken back. Feeds the block twice, no cache."),
     "edit": ("edit", "With LLaDA2.1 and other checkpoints trained to edit; its remasking modes "
              "(`edit(mode=low_prob)`) need no training. Low thresholds first, repair after."),
-    "anti_loop": ("anti_loop+edit", "Where editing fills a block with one token: repeating the "
-                  "token to the left costs something."),
     "s2d2": ("s2d2", "With block-diffusion models (SDAR, LLaDA2, Fast-dLLM v2's kind) and cache "
              "`block`: a forward that verifies costs about two blocks."),
     "remdm": ("remdm", "More forwards for better text: the least sure tokens of a block are "
               "written again and again before it closes."),
-    "saber": ("saber", "Code: accelerates as the text becomes certain and takes back what sank."),
     "learn2pd": ("learn2pd", "With a filter trained on your model (`dllm train filter`)."),
-    "pc": ("pc", "Plans and puzzles, where frequent tokens come too early; needs token counts."),
     "dawn": ("dawn", "When tokens of one phrase should not be decided blindly side by side; reads "
              "the attention of the last layers, so without a cache."),
     "wedlm": ("wedlm", "Streams from left to right and looks a little ahead."),
-    "streaming": ("streaming", "Long canvases, with cache `streaming`: the threshold falls as the "
-                  "block fills."),
-    "stability": ("stability+threshold", "With any selector: positions about which the model has "
-                  "just changed its mind wait. Needs memory for distributions."),
     "certainty_prior": ("certainty_prior", "A gentle left-to-right order without blocks."),
 }  # fmt: skip
 
