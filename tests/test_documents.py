@@ -1,8 +1,8 @@
 """Every Python block of the documents runs as it stands.
 
 The blocks of a document run in order and share their names.  A block that cannot run, because it
-needs files or models of the reader's, is fenced as ``python notest``.  A ``text`` block right behind
-one is what it prints.
+needs files or models of the reader's, is fenced as ``python notest``.  A ``text`` block right
+behind one is what it prints.
 """
 
 from __future__ import annotations
