@@ -14,13 +14,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ..core.config import GenerationConfig
 from ..core.declared import MACHINE, about_of
 from ..core.errors import ConfigError
-from .options import EVERY, MODEL, SAMPLER, Decoding, Loading, Raw, option, takes
+from .options import EVERY, MODEL, RAW, SAMPLER, Decoding, Loading, option, takes
 from .output import Ticker, interactive, note, stderr
 
 if TYPE_CHECKING:
     from ..serve.batch import Line, Results
     from ..serve.settings import Settings
 
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "output model sampler cache max_new_tokens temperature "
+    "seed json_schema regex choice quantization max_batch_size ray"
+).split()
 FAILED = 1  # exit status: some requests have an error for a result
 FORMS = {"regex": "regex", "choice": "choice", "json_schema": "json"}
 SERVED = ("max_batch_tokens", "cuda_graphs", "compile")  # of the engine, not of a request
@@ -32,9 +37,11 @@ class Batched(Decoding):
 
     PARAMETERS = EVERY
 
-    max_batch_size: Annotated[int, option("Requests written at a time.", MODEL, min=1)] = 16
-    raw: Raw = False
-    ray: Annotated[int, option("Engines, as actors of Ray Data; 0: here.", MODEL, min=0)] = 0
+    max_batch_size: int = option(16, "Sequences decoded at a time, default 16.", MODEL, min=1)
+    raw: bool = RAW()
+    ray: int = option(
+        0, "Engines, as actors of Ray Data (default 0: one, in this process).", MODEL, min=0
+    )
 
     def settings(self) -> Settings:
         from ..serve.settings import Settings
@@ -73,7 +80,10 @@ def batch(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The results, default REQUESTS.results.jsonl.", show_default=""
+            "--output",
+            "-o",
+            help="File of the results, default REQUESTS.results.jsonl.",
+            show_default="",
         ),
     ] = None,
     *,
