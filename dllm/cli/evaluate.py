@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Options of the help page; --help-all has all.
 SHOWN = (
     "tasks model sampler cache num_fewshot limit "
-    "chat batch_size max_new_tokens estimator samples quantization output"
+    "chat batch_size max_gen_toks estimator samples quantization output"
 ).split()
 TASK, LIKELIHOOD = "Tasks", "Likelihood"
 HARNESS = ("batch_size", "max_gen_toks", "estimator", "samples", "early_stop", "check_greedy")
