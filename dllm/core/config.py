@@ -248,7 +248,7 @@ class GenerationConfig(Machine):
         "the last) pairs.", ANSWER,
     )] = ()  # fmt: skip
     length: Annotated[str | None, BeforeValidator(lambda v: None if v == "fixed" else v), about(
-        "How the length of the answer is found: append, daedal, ..., or fixed (default).  See "
+        "How the length of the answer is found: append, daedal or fixed (default).  See "
         "`dllm.samplers.base.Length`; of [[*]] holes sure, lr or cal.",
         kind="a rule such as 'append', or 'fixed'",
     )] = None  # fmt: skip

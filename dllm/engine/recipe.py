@@ -169,17 +169,15 @@ class RowOptions:
     min_p: float = 0.0
 
     @classmethod
-    def of(
-        cls, recipe: MaskedRecipe, model: DiffusionModel, cached: frozenset[str] = frozenset()
-    ) -> RowOptions:
-        """Those of a row; ``cached``: the statistics that its cache reads."""
+    def of(cls, recipe: MaskedRecipe, model: DiffusionModel) -> RowOptions:
+        """Those of a row."""
         sampler, config = recipe.sampler, recipe.config
         # At temperature 0 the proposal itself is the likeliest token.
         own = int("top_token" in sampler.statistics and config.temperature > 0)
         own = max(own, *(part.candidates for part in sampler.parts))
         return cls(
             *_bans(recipe, model), config.temperature, config.top_p, config.top_k,
-            max(config.top_candidates, own), sampler.statistics | cached,
+            max(config.top_candidates, own), sampler.statistics,
             sampler.maps(model.hf.config.num_hidden_layers),
             None if recipe.format is None else recipe.format.automaton.classes,
             tuple(sorted(config.logit_bias.items())), config.min_p,

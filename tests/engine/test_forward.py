@@ -89,7 +89,7 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
     table = hashed(4, 2.0)
     config = GenerationConfig(max_new_tokens=8, **filters)
     model = table_model(table, score_source=source)
-    engine = Decoding(model, compose("saber"), dllm.cache.compose("none"), config)
+    engine = Decoding(model, compose("edit(mode=low_prob)"), dllm.cache.compose("none"), config)
     canvas = Canvas.for_prompt(np.array([1, 2]), 8, mask_id=MASK, pad_id=30)
     before, seen = canvas.tokens.copy(), 0
     for (step,) in engine.run([canvas]):
@@ -100,7 +100,7 @@ def test_what_parts_ask_for_is_clean_whatever_is_proposed(
         for token, bias in config.logit_bias.items():
             logits[:, token] += bias
         wanted = logits.log_softmax(1).numpy()[np.arange(len(at)), before[at]]
-        asked = step.prediction.asked["saber"][before[step.prediction.positions] != MASK, 0]
+        asked = step.prediction.asked["edit"][before[step.prediction.positions] != MASK, 0]
         assert np.allclose(asked, wanted, atol=1e-5)
         before, seen = canvas.tokens.copy(), seen + len(at)
     assert seen
