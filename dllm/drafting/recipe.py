@@ -63,8 +63,7 @@ class DraftedRecipe(Recipe):
         if self.format is not None:  # last: nothing is to bring back what it takes
             processors = (*processors, FormatProcessor(self.format, len(prompt), limit))
         return Sampling(
-            config.temperature, config.top_p, config.top_k, config.min_p,
-            tuple(config.logit_bias.items()), 1.0 if penalty is None else penalty,
+            self.filters, tuple(config.logit_bias.items()), 1.0 if penalty is None else penalty,
             processors, self.stop_ids, len(prompt) + config.min_new_tokens,
         )  # fmt: skip
 

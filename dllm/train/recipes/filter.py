@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import nn
 from ...api import generate
 from ...core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ...models import DiffusionModel
-from ...samplers import Selector, View
+from ...samplers import Reads, Selector, View
 from ...samplers.base import top
 from ..loop import Schedule, loop, resume
 
@@ -33,12 +33,12 @@ class Recorder(Selector):
     """One token per step, while keeping what the filter would have seen."""
 
     name = "recorder"
-    statistics = frozenset({"max_logprob"})
+    statistics: ClassVar = {"max_logprob": 1}
 
     seen: list[tuple[Canvas, int, FloatArray, IntArray]] = field(default_factory=list)
 
-    def wants(self, canvas: Canvas) -> IntArray:
-        return np.arange(*canvas.window)
+    def reads(self, canvas: Canvas) -> Reads:
+        return Reads(np.arange(*canvas.window))
 
     def select(self, view: View) -> BoolArray:
         low, high = view.canvas.window
