@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from ...core.errors import ConfigError
 from ...drafting.dflash.checkpoint import BlockCheckpoint, load_checkpoint
 from ...drafting.dflash.config import Variant
 from ...models import DiffusionModel
-from ..loop import Loop, loop, same_recipe
+from ..loop import SILENT, Loop, Report, loop, same_recipe
 from ..loop import Schedule as LoopSchedule
 from .card import card, curve
 from .data import Answer, Batches, HiddenStates, common_tokens, loops, read_answers
@@ -42,13 +42,12 @@ class Schedule(LoopSchedule):
 class DFlashTraining:
     """Everything that determines a run, given the answers.
 
-    ``layers``, ``target_layer_ids`` (None: spread as DFlash does) and ``block_size`` shape the
-    drafter; ``mask_token_id``: None chooses one; ``init``: "verifier" starts with copies of its
-    last layers, "random" from nothing; ``held_out``: one in so many prompts is never trained on,
-    and ``evaluated`` of these answers measure acceptance; ``draft_vocabulary``: ids that the
-    finished drafter proposes, the most frequent of the answers (0: all); ``conv``: DFlash 2's
-    convolutions of two rows around every sublayer; ``from_anchor``: the anchor's row drafts as
-    well.
+    ``layers``, ``target_layer_ids`` (None: spread as DFlash does) and ``block_size`` shape it;
+    ``mask_token_id``: None chooses one; ``init``: "verifier" starts with copies of its last layers,
+    "random" from nothing; ``held_out``: one in so many prompts is never trained on, and
+    ``evaluated`` of these answers measure acceptance; ``draft_vocabulary``: ids that the finished
+    drafter proposes, the most frequent of the answers (0: all); ``conv``: DFlash 2's convolutions
+    of two rows around every sublayer; ``from_anchor``: the anchor's row drafts as well.
     """
 
     layers: int = 4
@@ -137,7 +136,7 @@ def keep_states(files: Sequence[Path], verifier: Any, config: Any) -> Iterator[i
 
 def start(
     verifier: DiffusionModel, files: Sequence[Path], recipe: DFlashTraining, folder: Path, *,
-    bf16: bool, weights_from: str | None = None, say: Callable[[str], None] | None = None,
+    bf16: bool, weights_from: str | None = None, report: Report = SILENT,
 ) -> tuple[Loop, Split]:  # fmt: skip
     """A run, ready: a checkpoint in ``folder`` is taken up by `resume`."""
     hf: Any = verifier.hf
@@ -158,21 +157,24 @@ def start(
     if weights_from is not None:
         _take_weights(trainee, load_checkpoint(weights_from))
     states = HiddenStates(layers, config.hidden_size)
-    return run_of(trainee, split, states, recipe.schedule, folder, bf16, say), split
+    return run_of(trainee, split, states, recipe.schedule, folder, bf16, report), split
 
 
 def run_of(
     trainee: Trainee, split: Split, states: HiddenStates, schedule: Schedule, folder: Path,
-    bf16: bool, say: Callable[[str], None] | None,
+    bf16: bool, report: Report,
 ) -> Loop:  # fmt: skip
     """What drafts, on answers; measured on held-out ones."""
     data = Batches(
         split.train, schedule.rows, schedule.anchors, schedule.seed,
         schedule.steps * schedule.accumulate, states,
     )  # fmt: skip
+    rows = min(schedule.rows, len(split.held))
+    held = rows and Batches(split.held, rows, schedule.anchors, schedule.seed,
+                            len(split.held) // rows, states)  # fmt: skip
     return loop(
         trainee, data, schedule, folder / "checkpoints", bf16=bf16,
-        device=trainee.head.device.type, say=say,
+        device=trainee.head.device.type, report=report, held=held or (),
         measure=partial(measure, answers=split.held, states=states),
     )  # fmt: skip
 

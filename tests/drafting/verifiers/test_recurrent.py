@@ -134,7 +134,9 @@ def test_texts_are_those_of_plain_decoding(
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "nemotron_h"])
-def test_taps_and_block_drafters(models: dict[str, dllm.DiffusionModel], kind: str) -> None:
+def test_target_layers_and_block_drafters(
+    models: dict[str, dllm.DiffusionModel], kind: str
+) -> None:
     model = models[kind]
     hf: Any = model.hf
     config = drafter_config(
