@@ -146,7 +146,8 @@ def dflash(*, options: DFlash) -> None:
         raise UnknownNameError("format", o.format, FORMATS)
     recipe = DFlashTraining(
         o.layers, _numbers(o.target_layer_ids), o.block_size, o.mask_token_id, o.sliding_window,
-        o.init, o.held_out, draft_vocabulary=o.draft_vocabulary, conv=o.conv, from_anchor=o.from_anchor,
+        o.init, o.held_out, draft_vocabulary=o.draft_vocabulary, conv=o.conv,
+        from_anchor=o.from_anchor,
         objective=Objective(o.loss, o.gamma, o.soft, o.head_rows, markov=o.markov_rank,
                             selector=o.selector_rank),
         schedule=Schedule(o.steps, o.learning_rate, o.warmup, o.schedule, o.evaluate_every,
