@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..core.canvas import SELECTION, Canvas, IntArray
 from ..core.capabilities import UNIFORM_NOISE
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds
-from .base import Reviser
 from .compose import register
 from .entropy_bound import Settled
+from .turn import Reviser
 
 
 @register(
@@ -30,7 +30,7 @@ class DDIM(Reviser):
     """
 
     needs = frozenset({UNIFORM_NOISE})
-    statistics = frozenset({"entropy", "top_token"})
+    statistics: ClassVar = {"entropy": 1, "top_token": 1, "top_logprob": 1}
     limits = bounds(
         num_inference_steps=COUNT, stability_threshold=COUNT, confidence_threshold=NOT_NEGATIVE
     )
@@ -39,10 +39,6 @@ class DDIM(Reviser):
     stability_threshold: int = 1
     confidence_threshold: float = 0.0
     vocab_size: int | None = None  # the model's
-
-    @property
-    def candidates(self) -> int:
-        return 1
 
     def begin_block(self, canvas: Canvas) -> None:
         canvas.states[Settled] = Settled()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..core.canvas import Canvas, FloatArray, IntArray
 from ..core.capabilities import OWN_TEMPERATURE, UNIFORM_NOISE
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, bounds
-from .base import Prediction, Reviser
+from .base import Prediction
 from .compose import register
+from .turn import Reviser
 
 
 @dataclass
@@ -44,7 +45,7 @@ class EntropyBound(Reviser):
     """
 
     needs = frozenset({OWN_TEMPERATURE, UNIFORM_NOISE})
-    statistics = frozenset({"entropy", "top_token"})
+    statistics: ClassVar = {"entropy": 1, "top_token": 1, "top_logprob": 1}
     limits = bounds(
         entropy_bound=NOT_NEGATIVE, max_denoising_steps=COUNT, t_min=POSITIVE, t_max=POSITIVE,
         stability_threshold=NOT_NEGATIVE, confidence_threshold=NOT_NEGATIVE,
@@ -56,10 +57,6 @@ class EntropyBound(Reviser):
     t_max: float | None = None
     stability_threshold: int | None = None
     confidence_threshold: float | None = None
-
-    @property
-    def candidates(self) -> int:
-        return 1
 
     @property
     def _steps(self) -> int:

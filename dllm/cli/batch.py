@@ -14,13 +14,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from ..core.config import GenerationConfig
 from ..core.declared import MACHINE, about_of
 from ..core.errors import ConfigError
-from .options import EVERY, MODEL, SAMPLER, Decoding, Loading, Raw, option, takes
+from .options import EVERY, MODEL, RAW, SAMPLER, Decoding, Loading, option, takes
 from .output import Ticker, interactive, note, stderr
 
 if TYPE_CHECKING:
     from ..serve.batch import Line, Results
     from ..serve.settings import Settings
 
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "output model sampler cache max_new_tokens temperature "
+    "seed json_schema regex choice quantization max_batch_size ray"
+).split()
 FAILED = 1  # exit status: some requests have an error for a result
 FORMS = {"regex": "regex", "choice": "choice", "json_schema": "json"}
 SERVED = ("max_batch_tokens", "cuda_graphs", "compile")  # of the engine, not of a request
@@ -32,9 +37,11 @@ class Batched(Decoding):
 
     PARAMETERS = EVERY
 
-    max_batch_size: Annotated[int, option("Requests written at a time.", MODEL, min=1)] = 16
-    raw: Raw = False
-    ray: Annotated[int, option("Engines, as actors of Ray Data; 0: here.", MODEL, min=0)] = 0
+    max_batch_size: int = option(16, "Sequences decoded at a time, default 16.", MODEL, min=1)
+    raw: bool = RAW()
+    ray: int = option(
+        0, "Engines, as actors of Ray Data (default 0: one, in this process).", MODEL, min=0
+    )
 
     def settings(self) -> Settings:
         from ..serve.settings import Settings
@@ -43,7 +50,6 @@ class Batched(Decoding):
         return Settings(
             sampler=None if self.sampler == SAMPLER else self.sampler,
             caches=(self.cache or "none",), max_batch_size=self.max_batch_size,
-            max_waiting=4 * self.max_batch_size, deadline=float(10**7), page=False,
             **{name: arguments[name] for name in SERVED if name in arguments},
         )  # fmt: skip
 
@@ -73,7 +79,10 @@ def batch(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The results, default REQUESTS.results.jsonl.", show_default=""
+            "--output",
+            "-o",
+            help="File of the results, default REQUESTS.results.jsonl.",
+            show_default="",
         ),
     ] = None,
     *,
@@ -108,7 +117,7 @@ def batch(
 
 def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
     """Answer ``lines``; how many of them failed."""
-    from ..serve.batch import answer_all, failed
+    from ..serve.batch import answer_all, failed, patient
 
     answered, failures, lines_now = 0, 0, Ticker()
     columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total}",
@@ -134,7 +143,7 @@ def _run(options: Batched, lines: Any, count: int, results: Results) -> int:
             return failures
         from ..serve.service import Service
 
-        service = Service(options.load(), options.settings())
+        service = Service(options.load(), patient(options.settings()))
         try:
             asyncio.run(answer_all(service, lines, done))
         except KeyboardInterrupt:

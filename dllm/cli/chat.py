@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.config import GenerationConfig
 from ..core.declared import MACHINE
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ..runtime.result import Result
     from ..session import Session
 
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "model sampler cache max_new_tokens temperature seed system drafter quantization watch"
+).split()
 HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops an answer"
 
 
@@ -26,11 +30,10 @@ HELP = "/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C stops a
 class Talking(Generation):
     """Options of ``dllm chat``."""
 
-    system: Annotated[str | None, option("A system message to begin with.", DECODING)] = None
-    drafter: Annotated[
-        list[str] | None,
-        option("Of an autoregressive model: what proposes tokens; repeatable.", DECODING),
-    ] = None
+    system: str | None = option(None, "System message at the start.", DECODING)
+    drafter: list[str] | None = option(
+        None, "Drafters of an autoregressive model, tried in order; repeatable.", DECODING
+    )
 
 
 @takes(Talking)

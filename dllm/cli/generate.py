@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from ..runtime.result import Result
 
 
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "file model sampler cache max_new_tokens block_length temperature seed "
+    "json_schema regex choice verifier drafter quantization watch json"
+).split()
+
+
 @takes(Answers)
 def generate(
     prompt: Annotated[

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
 
-from .options import DRAFTING, Generation, Json, Prompted, Raw, TraceFile, option
+from .options import DRAFTING, JSON, RAW, TRACE, Generation, Prompted, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,20 +13,19 @@ class Answers(Generation, Prompted):
     """Options of ``dllm generate``."""
 
     PARAMETERS = Generation.PARAMETERS | {"top_candidates"}
-    verifier: Annotated[
-        str | None, option("Autoregressive model whose text is written.", DRAFTING)
-    ] = None
-    drafter: Annotated[
-        list[str] | None,
-        option("With --verifier: drafters, tried in order (a model, a folder, prompt_lookup, "
-               "none); repeatable; default --model.", DRAFTING),
-    ] = None  # fmt: skip
-    search: Annotated[str | None, option("Draft search, e.g. cps.", DRAFTING)] = None
-    rule: Annotated[str | None, option("Acceptance rule, e.g. keyed.", DRAFTING)] = None
-    controller: Annotated[str | None, option("Draft length, e.g. 'fixed(k=8)'.", DRAFTING)] = None
-    raw: Raw = False
-    json: Json = False
-    trace: TraceFile = None
+    verifier: str | None = option(None, "Autoregressive model whose text is written.", DRAFTING)
+    drafter: list[str] | None = option(
+        None,
+        "With --verifier: drafters, tried in order (a model, a folder, prompt_lookup, none); "
+        "repeatable; default --model.",
+        DRAFTING,
+    )
+    search: str | None = option(None, "Draft search, e.g. cps.", DRAFTING)
+    rule: str | None = option(None, "Acceptance rule, e.g. keyed.", DRAFTING)
+    controller: str | None = option(None, "Draft length, e.g. 'fixed(k=8)'.", DRAFTING)
+    raw: bool = RAW()
+    json: bool = JSON()
+    trace: Path | None = TRACE()
 
     @property
     def drafters(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from .options import MEASURING, OUTPUT, Measured, option, takes
 from .output import check_output, note, waiting
@@ -20,21 +20,21 @@ class Tune(Measured):
     """Options of ``dllm tune``; without samplers and curves it searches all of them, without
     caches those of `dllm.eval.tune.CACHES`, and none where forwards are saved."""
 
-    keep: Annotated[float, option("Share of the accuracy to keep, default 0.99.", MEASURING)] = 0.99
-    tolerance: Annotated[float, option("Room for the interval's lower end, 0.05.", MEASURING)] = (
-        0.05
+    keep: float = option(
+        0.99, "Fraction of the baseline's accuracy to keep, default 0.99.", MEASURING
     )
-    by: Annotated[str, option("What to save: seconds (default), nfe, computed.", MEASURING)] = (
-        "seconds"
+    tolerance: float = option(
+        0.05, "How far below it the 95 % interval may reach, default 0.05.", MEASURING
     )
-    examples: Annotated[int, option("Confirming prompts, default 200.", MEASURING, "-n", min=1)] = (
-        200
+    by: str = option("seconds", "What to save: seconds (default), nfe, computed.", MEASURING)
+    examples: int = option(
+        200, "Prompts per task that confirm the choice, default 200.", MEASURING, min=1
     )
-    screen: Annotated[int, option("Screening prompts, default 96.", MEASURING, min=1)] = 96
-    seed: Annotated[int, option("Of the prompts.", MEASURING, min=0)] = 0
-    output: Annotated[Path, option("Preset file, default preset.json.", OUTPUT, "-o")] = Path(
-        "preset.json"
+    screen: int = option(
+        96, "Prompts per task that all candidates answer, default 96.", MEASURING, min=1
     )
+    seed: int = option(0, "Random seed of the prompts, default 0.", MEASURING, min=0)
+    output: Path = option(Path("preset.json"), "Preset file to write, default preset.json.", OUTPUT)
 
 
 @takes(Tune)

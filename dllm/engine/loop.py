@@ -157,7 +157,7 @@ class Engine(Work[Row, Step]):
         known = self._checked.get(id(recipe))
         if known is None:
             check_recipe(recipe, self.cache, self.model)
-            known = recipe, RowOptions.of(recipe, self.model, self.cache.statistics)
+            known = recipe, RowOptions.of(recipe, self.model)
             if len(self._checked) > 1024:  # a server meets a new one with every request
                 self._checked.clear()
             self._checked[id(recipe)] = known

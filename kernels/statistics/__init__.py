@@ -27,12 +27,15 @@ from . import parallel as _parallel
 from . import torch as _fast
 from .asked import logprobs_of
 from .classes import TokenClasses
+from .filters import PLAIN, Filters
 from .heads import Biased, Head, Shaped, Share, full_logits, split_linear
 from .result import COLDEST, OPTIONAL, Inputs, Options, TokenStatistics, check, to_host
 
 __all__ = [
     "COLDEST",
+    "PLAIN",
     "Biased",
+    "Filters",
     "Head",
     "Shaped",
     "Share",
@@ -69,10 +72,7 @@ def token_statistics(
     *,
     banned: Sequence[int] | _torch.Tensor | None = None,
     banned_rows: _torch.Tensor | None = None,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    min_p: float = 0.0,
+    filters: Filters = PLAIN,
     tempered: bool = False,
     noise_keys: _torch.Tensor | None = None,
     uniforms: _torch.Tensor | None = None,
@@ -95,10 +95,8 @@ def token_statistics(
     which rows (default: all).  A tensor on another device than the CPU costs a synchronisation.
     ``vocab_size`` bans all ids from it on, e.g. padding rows of an embedding.
 
-    The proposal is the most likely token (ties: lowest id) at ``temperature`` 0, which any below
-    1e-6 is taken for, otherwise a sample: temperature, then ``top_p`` (the token that crosses it
-    stays; >= 1 is off), then ``top_k`` (ties with the k-th stay; 0 is off), then ``min_p`` (of the
-    largest probability; 0 is off; arXiv 2407.01082), then the argmax under Gumbel noise keyed by
+    The proposal is the most likely token (ties: lowest id) at temperature 0, which any below 1e-6
+    is taken for, otherwise a sample of what `Filters` leave: the argmax under Gumbel noise keyed by
     ``noise_keys`` (R, 4) int64 = (seed, stream, position, step), see `dllm.kernels.noise`.
 
     With ``uniforms`` (R,) in (0, 1) a sample is the first id, in their order, at which the
@@ -122,8 +120,8 @@ def token_statistics(
     that are missing or misshapen, and where the backend cannot run.
     """
     wanted = OPTIONAL if needs is None else frozenset(needs)
-    inverse = uniforms is not None and temperature >= COLDEST
-    options = _options(temperature, top_p, top_k, min_p, tempered, top, wanted, classes, inverse)
+    inverse = uniforms is not None and filters.temperature >= COLDEST
+    options = _options(filters, tempered, top, wanted, classes, inverse)
     inputs = Inputs(banned, banned_rows, noise_keys, select, vocab_size, uniforms, embeddings)
     check(options, noise_keys, hidden.shape[0])
     module, share = _backend(backend, hidden.device), None if head is None else split_linear(head)
@@ -146,10 +144,7 @@ def logits_statistics(logits: _torch.Tensor, **arguments: _Any) -> TokenStatisti
 
 @_lru_cache(maxsize=64)
 def _options(
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    min_p: float,
+    filters: Filters,
     tempered: bool,
     top: int,
     needs: frozenset[str],
@@ -157,11 +152,12 @@ def _options(
     inverse: bool,
 ) -> Options:
     """The same few options come back at every step."""
-    temperature = 0.0 if 0 < temperature < COLDEST else temperature
+    if 0 < filters.temperature < COLDEST:
+        filters = filters._replace(temperature=0.0)
     # The sums that a draw by the cumulative sum needs are those of the described distribution
     # where that is at the temperature.
-    options = Options(temperature, top_p, top_k, min_p, tempered, top, needs, classes=classes)
-    warm = inverse and options.scale != temperature
+    options = Options(filters, tempered, top, needs, classes=classes)
+    warm = inverse and options.scale != options.temperature
     return _replace(options, warm=warm, inverse=inverse)
 
 

@@ -68,7 +68,7 @@ class Call:
     def tile(self, logits: torch.Tensor, first: int, low: int, owned: bool) -> Partial:
         """Reduce logits (r, n) of any dtype; they may be destroyed if ``owned``."""
         options = self.options
-        more = options.filters or options.top > 1 or options.classes is not None or options.warm
+        more = options.filtered or options.top > 1 or options.classes is not None or options.warm
         if owned and self.keys is None and self.select is None and not more:
             self._ban(logits, first, low)
             part = compiled(logits, options)
@@ -134,8 +134,8 @@ class Call:
         some = Call(options, Inputs(self.banned, None if self.banned_rows is None
                                     else self.banned_rows[rows]))  # fmt: skip
         some._ban(x, 0, low)
-        if options.filters:
-            lost = dropped(x, options.temperature, options.top_p, options.top_k, options.min_p)
+        if options.filtered:
+            lost = dropped(x, options.filters)
             x.masked_fill_(lost, -torch.inf)
         return x
 
@@ -232,7 +232,7 @@ def token_statistics(
         size = head.out_features if vocab_size is None else min(vocab_size, head.out_features)
         tiles = partial(_packed, parts=parts, bias=head.bias)
         hidden = hidden.to(head.scale.dtype)
-        return finish(call.run(tiles, hidden, size, options.filters, True, ROWS), options)
+        return finish(call.run(tiles, hidden, size, options.filtered, True, ROWS), options)
     linear = plain_linear(head)
     if linear is not None:
         weight, bias = linear
@@ -255,12 +255,12 @@ def linear_partial(
     parts = None if packed is None else packed.parts(weight)
     if parts is not None:
         make = partial(_packed, parts=parts, bias=bias)
-        return call.run(make, hidden, size, options.filters, True, ROWS)
+        return call.run(make, hidden, size, options.filtered, True, ROWS)
     if rows * size <= PIECE and not carries:
         logits = torch.nn.functional.linear(hidden, weight, bias).float()
         return call.piece(logits if call.shape is None else call.shape(logits), 0, call.first_id)
     make = partial(_tiled, weight=weight, bias=bias)
-    return call.run(make, hidden, size, options.filters, True)
+    return call.run(make, hidden, size, options.filtered, True)
 
 
 def _called(hidden: torch.Tensor, head: Head) -> Product:

@@ -249,7 +249,6 @@ def test_shadow_tokens_are_further_masks(model: dllm.DiffusionModel, reference: 
     ({"cache": "dual"}, r"needs keys and values that follow .* cache='dual' .*use cache='wedlm'"),
     ({"cache": "block"}, "block needs block-causal attention"),
     ({"cache": "d2"}, r"needs keys and values that follow .* cache='d2' .*use cache='wedlm'"),
-    ({"sampler": "saber"}, "saber needs decided tokens that predict themselves"),
     ({"sampler": "dawn"}, "dawn needs decided tokens that predict themselves"),
     ({"sampler": "learn2pd"}, "learn2pd needs decided tokens that predict themselves"),
     ({"sampler": "prophet"}, "prophet needs decided tokens that predict themselves"),

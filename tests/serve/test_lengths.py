@@ -16,7 +16,7 @@ from .test_openai import sse
 HELLO = [{"role": "user", "content": "one two three"}]
 CHAT = "/v1/chat/completions"
 DAEDAL = "daedal(initial=16, low=0.3, enough=0.2)"
-OTHERS = ["append(block=8)", "crop(initial=24)", "rho(initial=16)"]
+OTHERS = ["append(block=8)"]
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,9 @@ def test_a_server_with_a_length(start: Start, tiny: dllm.DiffusionModel) -> None
         answer = served.post(CHAT, body | more).json()
         assert answer["choices"][0]["message"]["content"] == plain.text
         assert answer["dllm"]["computed"] == plain.computed
-    refused = served.post(CHAT, body | {"length": "rho"})
-    assert refused.status_code == 400 and "rho needs a forward" in refused.text
-    for length, message in (("grow", "unknown length"), ("rho", "rho needs")):
+    refused = served.post(CHAT, body | {"length": "daedal"})
+    assert refused.status_code == 400 and "daedal needs a forward" in refused.text
+    for length, message in (("grow", "unknown length"), ("daedal", "daedal needs")):
         with pytest.raises(dllm.DllmError, match=message):
             start(tiny, length=length, caches=("dual",))
 

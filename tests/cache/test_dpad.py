@@ -1,4 +1,4 @@
-"""What DPad and Streaming-dLLM keep of what lies behind a block."""
+"""What DPad keeps of what lies behind a block."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 import dllm
 from dllm.cache import Plan, Slots, compose
-from dllm.core.canvas import Canvas, IntArray, Suffix
-from dllm.samplers import compose as compose_sampler
+from dllm.cache.dpad import Suffix
+from dllm.core.canvas import Canvas, IntArray
 
-from ..samplers.test_vectors import canvas_of, decide, predict
+from ..samplers.test_vectors import canvas_of
 from ..table import hashed, table_model
 
 PROMPT, MASKS, BLOCK = 3, 17, 4
@@ -29,12 +29,12 @@ def plan(canvas: Canvas, spec: str, slots: Slots | None = None) -> Plan:
     return compose(spec).plan(canvas, slots, canvas.masks())
 
 
-def test_the_next_masks_and_the_last_one_stay() -> None:
-    canvas = opened()
-    canvas.give(10, np.array([5]))  # given text stays, too
-    read = plan(canvas, "streaming(window=2)").read
+def test_given_text_stays() -> None:
+    canvas = opened(lambda stream, step, at: (at / 99).astype(np.float32))
+    canvas.give(10, np.array([5]))
+    read = plan(canvas, "dpad(number=0, dropout=uniform)").read
     assert read is not None
-    assert read.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 19]
+    assert read.tolist() == [0, 1, 2, 3, 4, 5, 6, 10]
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,9 @@ def test_the_next_masks_and_the_last_one_stay() -> None:
     [("none", 10, 10), ("prefix", 10, 7), ("dual", 10, 4)],
 )
 def test_what_a_step_computes(base: str, first: int, later: int) -> None:
-    canvas, slots = opened(), Slots.empty(PROMPT + MASKS)
-    cache = compose(f"streaming(window=2, base={base})")
+    canvas = opened(lambda stream, step, at: (at % 5 / 5).astype(np.float32))
+    slots = Slots.empty(PROMPT + MASKS)
+    cache = compose(f"dpad(dropout=uniform, number=3, base={base})")
     opening = cache.plan(canvas, slots, canvas.masks())
     canvas.block_step += 1
     after = cache.plan(canvas, slots, canvas.masks())
@@ -62,9 +63,9 @@ def test_the_farther_away_the_fewer_stay() -> None:
             return numbers.random(len(at)).astype(np.float32)
 
         canvas = opened(noise)
-        plan(canvas, "dpad(sigma=3, scale=2, window=10)")
-        positions = canvas.state(Suffix).positions
-        assert positions is not None
+        slots = Slots.empty(canvas.length)
+        plan(canvas, "dpad(sigma=3, scale=2, window=10)", slots)
+        positions = slots.state(Suffix).positions
         kept[positions - PROMPT - BLOCK] += 1
     far = 3 * np.arange(10) / 9
     density = 2 * np.exp(-(far**2) / 2) / np.sqrt(2 * np.pi)
@@ -74,10 +75,11 @@ def test_the_farther_away_the_fewer_stay() -> None:
 
 def test_uniform_dropout_keeps_a_number_of_near_positions() -> None:
     canvas = opened(lambda stream, step, at: (at % 5 / 5).astype(np.float32))
-    plan(canvas, "dpad(dropout=uniform, number=3, window=8)")
-    positions = canvas.state(Suffix).positions
+    slots = Slots.empty(canvas.length)
+    plan(canvas, "dpad(dropout=uniform, number=3, window=8)", slots)
+    positions = slots.state(Suffix).positions
     # of 7 ... 14 those with the smallest numbers: 10 (0), 11 (0.2), 7 (0.4, before 12)
-    assert positions is not None and positions.tolist() == [7, 10, 11]
+    assert positions.tolist() == [7, 10, 11]
 
 
 def test_what_is_kept_is_drawn_once_per_block() -> None:
@@ -97,17 +99,3 @@ def test_what_is_kept_is_drawn_once_per_block() -> None:
     )  # fmt: skip
     assert again.trace is not None
     assert [s.compute for s in again.trace.steps] != [s.compute for s in result.trace.steps]
-
-
-def test_the_threshold_falls_with_the_masks() -> None:
-    """Masks and positions are counted from the block on: 8 masks of 8, 6 of 8, with 2 behind."""
-    canvas, sampler = canvas_of(12), compose_sampler("streaming(0.8, 0.4)+blocks(6)")
-    canvas.state(Suffix).positions = np.array([6, 11])
-    assert sampler.prepare(canvas)
-    row = [0.79, 0.81, 0.82, 0.1, 0.2, 0.3]
-    assert decide(sampler, canvas, predict(canvas, row)).committed.tolist() == [1, 2]
-    canvas.step, canvas.block_step = 1, 1
-    assert sampler.prepare(canvas)
-    # 0.8 * (1 - 0.4 * (1 - 6 / 8)) = 0.72
-    row = [0.71, 0.725, 0.1, 0.2]
-    assert decide(sampler, canvas, predict(canvas, row)).committed.tolist() == [3]
