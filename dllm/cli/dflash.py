@@ -74,14 +74,14 @@ class DFlash(Reported):
     )
     answers: int = setting(6000, "Answers to prompts that the verifier writes.", DATA, min=1)
     max_new_tokens: int = setting(200, "Maximum length of an answer in tokens.", DATA, min=8)
-    online_taps: bool = setting(
+    online_hidden_states: bool = setting(
         False, "Compute the verifier's hidden states in every step instead of storing them.", DATA
     )
     layers: int = setting(4, "Layers of the drafter.", SHAPE, min=1)
     block_size: int = setting(
         8, "Block size: 1 known token and block_size - 1 drafted ones.", SHAPE, min=2
     )
-    taps: str | None = setting(
+    target_layer_ids: str | None = setting(
         None, "Hidden-state layers of the verifier to read, e.g. 1,10,18,27.", SHAPE
     )
     mask_token_id: int | None = setting(
@@ -145,8 +145,9 @@ def dflash(*, options: DFlash) -> None:
     if o.format not in FORMATS:
         raise UnknownNameError("format", o.format, FORMATS)
     recipe = DFlashTraining(
-        o.layers, _numbers(o.taps), o.block_size, o.mask_token_id, o.sliding_window, o.init,
-        o.held_out, draft_vocabulary=o.draft_vocabulary, conv=o.conv, from_anchor=o.from_anchor,
+        o.layers, _numbers(o.target_layer_ids), o.block_size, o.mask_token_id, o.sliding_window,
+        o.init, o.held_out, draft_vocabulary=o.draft_vocabulary, conv=o.conv,
+        from_anchor=o.from_anchor,
         objective=Objective(o.loss, o.gamma, o.soft, o.head_rows, markov=o.markov_rank,
                             selector=o.selector_rank),
         schedule=Schedule(o.steps, o.learning_rate, o.warmup, o.schedule, o.evaluate_every,
@@ -162,7 +163,9 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
     try:
         return None if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"taps are layer numbers, e.g. 1,10,18,27, not {text!r}") from error
+        raise ConfigError(
+            f"target_layer_ids are layer numbers, e.g. 1,10,18,27, not {text!r}"
+        ) from error
 
 
 def loaded(name: str, device: str, dtype: str = "auto") -> DiffusionModel:
@@ -188,7 +191,7 @@ def answer_files(model: DiffusionModel, options: DFlash) -> Iterator[tuple[Path,
 
 def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash) -> None:
     from ..train.dflash.generate import STARTERS, write_answers
-    from ..train.dflash.recipe import finish, keep_taps, mask_id, start
+    from ..train.dflash.recipe import finish, keep_states, mask_id, start
     from ..train.loop import machine_has_bf16, resume
     from ..train.processes import by_the_first, is_first
 
@@ -203,9 +206,9 @@ def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash) -> No
         )  # fmt: skip
         for done in by_the_first(writing, options.device):
             note(f"{done}/{total} answers")
-    if not options.online_taps:
+    if not options.online_hidden_states:
         mask = mask_id(model) if recipe.mask_token_id is None else recipe.mask_token_id
-        keeping = keep_taps([*files], model.hf, recipe.config(model.hf.config, mask))
+        keeping = keep_states([*files], model.hf, recipe.config(model.hf.config, mask))
         for done in by_the_first(keeping, options.device):
             if done % 512 == 0:
                 note(f"hidden states of {done} answers")
