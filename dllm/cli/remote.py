@@ -48,7 +48,7 @@ def fields(options: Generation) -> dict[str, Any]:
     form = {sent: given.pop(name) for name, sent in FORMS.items() if name in given}
     if form:
         if "json" in form:
-            from ..structured import schema_of
+            from ..structured.source import schema_of
 
             form["json"] = schema_of(form["json"])
         given["structured_outputs"] = form

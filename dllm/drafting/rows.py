@@ -14,7 +14,7 @@ from ..core.config import GenerationConfig
 from ..engine.work import Row, Step
 from ..models import DiffusionModel
 from ..samplers import NOTHING, Decision
-from ..structured import Format
+from ..structured.format import Format
 from .accept.processors import FormatProcessor, own_processors
 from .accept.rows import KeyedNoise, LogitsProcessor, Rows, Sampling
 from .base import (

@@ -23,15 +23,9 @@ from ..models import DiffusionModel
 from ..samplers import NOTHING, Sampler
 from ..samplers.compose import SamplerLike
 from ..samplers.compose import lengths as length_rules
-from ..structured import (
-    Format,
-    choice_pattern,
-    format_of,
-    holes_format,
-    regex_pattern,
-    schema_of,
-    schema_pattern,
-)
+from ..structured import source
+from ..structured.building import format_of, holes_format
+from ..structured.format import Format
 from .canvases import canvas_facts
 from .holes import measured, name_of
 from .prompts import encode, hole_forms
@@ -173,8 +167,8 @@ class Preparation(RequestMaker):
             )
         if np.count_nonzero(np.diff(holes, prepend=False) & holes) != len(forms):
             raise ConfigError("holes with a form need text between them: make them one hole")
-        patterns = [None if form is None else regex_pattern(form) for form in forms]
-        recipe = replace(self.recipe, format=holes_format(self.model, patterns, bool(holes[0])))
+        sources = [None if form is None else source.regex(form) for form in forms]
+        recipe = replace(self.recipe, format=holes_format(self.model, sources, bool(holes[0])))
         return replace(self, recipe=recipe)
 
     def engine(
@@ -210,14 +204,14 @@ def format_for(
 ) -> Format | None:
     """Which texts may be written; None where any may."""
     if config.regex is not None:
-        pattern = regex_pattern(config.regex)
+        wanted = source.regex(config.regex)
     elif config.choice is not None:
-        pattern = choice_pattern(config.choice)
+        wanted = source.choice(config.choice)
     elif config.json_schema is not None:
-        pattern = schema_pattern(schema_of(config.json_schema))
+        wanted = source.json_schema(config.json_schema)
     else:
         return None
-    return format_of(model, pattern, not holes, config.literals)
+    return format_of(model, wanted, not holes, config.literals)
 
 
 def _compose(
