@@ -789,7 +789,7 @@ def _none(path: str, key: str | None = None) -> Any:
     raise ConfigError(f"{path} of the schema has several {key!r} at once: write them as one")
 
 
-# -- what schemas say -------------------------------------------------------------------------------
+# -- what schemas say -----------------------------------------------------------------------
 
 
 def _anchored(root: Any, name: str) -> Any:

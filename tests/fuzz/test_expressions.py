@@ -16,7 +16,8 @@ from .seeds import case_of
 
 ATOMS = [
     "a", "b", ".", "[ab]", "[^a]", r"\d", r"\w", r"\s", r"\D", r"\W", r"\S", r"\a", r"\07", r"\x41",
-    r"\u00e9", r"\U0001F600", "é", "ß", "[a-c]", "[^\\d]", r"[\w-]", "[]a]", "[&&~]", "[[a]", r"[\0]",
+    r"\u00e9", r"\U0001F600", "é", "ß", "[a-c]", "[^\\d]", r"[\w-]", "[]a]", "[&&~]", "[[a]",
+    r"[\0]",
     "#", " ", "-", "&", "~", "a{", "{", "}", "a{,", "[é-ü]", "(?i:K)", "(?s:.)", r"\-", r"\.", "A",
     "(?#note)", "[\\]\\-a]",
 ]  # fmt: skip
@@ -31,7 +32,7 @@ def expression(rng: random.Random, depth: int = 2) -> str:
         kind = rng.random()
         if depth and kind < 0.3:
             inner = expression(rng, depth - 1)
-            part = rng.choice(["({})", "(?:{})", "(?P<n%d>{})" % rng.randint(0, 10**9)])
+            part = rng.choice(["({})", "(?:{})", f"(?P<n{rng.randint(0, 10**9)}>{{}})"])
             part = part.replace("{}", inner)
         elif depth and kind < 0.45:
             part = f"(?:{expression(rng, depth - 1)}|{expression(rng, depth - 1)})"

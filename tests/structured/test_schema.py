@@ -253,9 +253,7 @@ def test_decimals_within_bounds_that_have_a_point(seed: int) -> None:
         above, below = bool(rng.integers(2)), bool(rng.integers(2))
         decimal = decimals(low, high, above, below)
         for x in (*(rng.integers(-500, 500, 25) / 100).tolist(), low, high):
-            inside = (x > low or (x == low and not above)) and (
-                x < high or (x == high and not below)
-            )
+            inside = low < x < high or (x == low and not above) or (x == high and not below)
             for text in (f"{x:.2f}", f"{x:.4f}", str(x)):
                 assert matches(decimal, text) == inside, (low, high, above, below, text)
 
