@@ -2,205 +2,223 @@
 
 from __future__ import annotations
 
-import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError, UnknownNameError
+from .options import option, takes
 from .output import note
 
 if TYPE_CHECKING:
     from ..models import DiffusionModel
     from ..train.dflash.recipe import DFlashTraining
+    from ..train.loop import Report
 
+# Options of the help page; --help-all has all.
+SHOWN = (
+    "verifier data answers steps layers block_size "
+    "markov_rank learning_rate weights_from device output seed"
+).split()
 DATA, SHAPE, TRAINING, OUTPUT = "Data", "Drafter", "Training", "Output"
 
 
-def setting(text: str, panel: str, *names: str, **more: Any) -> Any:
-    """A typer option of a training under a heading of the help page, with its default."""
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+def setting(default: Any, text: str, panel: str, *names: str, **more: Any) -> Any:
+    """An option of a training, with its default on the help page."""
+    return option(default, text, panel, *names, show_default=True, **more)
 
 
-def dflash(
-    verifier: Annotated[str, setting("Hub id or folder of a causal model.", SHAPE, "--verifier")],
-    output: Annotated[
-        Path, setting("Folder of the run.", OUTPUT, "--output", "-o")
-    ] = Path("runs/dflash"),
-    data: Annotated[
-        list[Path] | None,
-        setting(
-            'JSON lines {"ids", "answer"}, or {"prompt"} or {"messages"} for the verifier to '
-            "answer; repeatable; default: it prompts itself.", DATA,
-        ),
-    ] = None,
-    answers: Annotated[int, setting("Answers to prompts of its own.", DATA, min=1)] = 6000,
-    max_new_tokens: Annotated[int, setting("Longest answer that fits.", DATA, min=8)] = 200,
-    online_taps: Annotated[
-        bool, setting("Compute hidden states in every step instead of keeping them.", DATA)
-    ] = False,
-    layers: Annotated[int, setting("Layers of the drafter.", SHAPE, min=1)] = 4,
-    block_size: Annotated[int, setting("Anchor and drafts.", SHAPE, min=2)] = 8,
-    taps: Annotated[
-        str | None, setting("Layers of the verifier to read, e.g. 1,10,18,27.", SHAPE)
-    ] = None,
-    mask_token_id: Annotated[int | None, setting("Default: an id to spare.", SHAPE, min=0)] = None,
-    sliding_window: Annotated[int | None, setting("Default: none.", SHAPE, min=1)] = None,
-    draft_vocabulary: Annotated[
-        int, setting("Ids that it drafts, the most frequent ones; 0: all.", SHAPE, min=0)
-    ] = 0,
-    init: Annotated[str, setting("'verifier' (its last layers) or 'random'.", SHAPE)] = "verifier",
-    weights_from: Annotated[
-        str | None, setting("A drafter to go on from, its head and ids included.", SHAPE)
-    ] = None,
-    steps: Annotated[int, setting("Steps in all.", TRAINING, min=1)] = 4000,
-    rows: Annotated[int, setting("Answers per step and process.", TRAINING, min=1)] = 8,
-    anchors: Annotated[int, setting("Blocks per answer and step.", TRAINING, min=1)] = 48,
-    learning_rate: Annotated[float, setting("Peak.", TRAINING, min=0.0)] = 1e-3,
-    warmup: Annotated[int, setting("Steps.", TRAINING, min=0)] = 50,
-    schedule: Annotated[
-        str, setting("cosine, constant_with_warmup, ... of transformers.", TRAINING)
-    ] = "cosine",
-    loss: Annotated[str, setting("'dpace' or 'decay'.", TRAINING)] = "dpace",
-    gamma: Annotated[float, setting("Of 'decay'.", TRAINING, min=0.1)] = 4.0,
-    soft: Annotated[
-        float, setting("Share of the verifier's distribution in the target.", TRAINING, min=0.0)
-    ] = 0.5,
-    head_rows: Annotated[int, setting("Tokens in a step's head.", TRAINING, min=1)] = 6144,
-    markov_rank: Annotated[
-        int, setting("Of a Markov head that is trained beside the drafter; 0: none.", SHAPE, min=0)
-    ] = 0,
-    selector_rank: Annotated[
-        int, setting("Of DFlash 2's selector instead of a Markov head; 0: none.", SHAPE, min=0)
-    ] = 0,
-    selector: Annotated[
-        bool, setting("DFlash 2's selector, of rank 256.", SHAPE, "--selector")
-    ] = False,
-    conv: Annotated[
-        bool, setting("DFlash 2's convolutions around every sublayer.", SHAPE, "--conv")
-    ] = False,
-    from_anchor: Annotated[
-        bool, setting("The row of the last token drafts as well.", SHAPE, "--from-anchor")
-    ] = False,
-    evaluate_every: Annotated[int, setting("Steps.", TRAINING, min=1)] = 200,
-    held_out: Annotated[int, setting("One prompt in so many.", DATA, min=2)] = 64,
-    device: Annotated[str, setting("cpu, cuda, ...", TRAINING)] = "cpu",
-    seed: Annotated[int, setting("Of prompts, weights and batches.", TRAINING, min=0)] = 0,
-    into: Annotated[
-        str, setting("Format: native (transformers), z-lab or speculators.", OUTPUT, "--format")
-    ] = "native",
-    dry_run: Annotated[
-        bool, setting("Only say what a step would take.", OUTPUT, "--dry-run")
-    ] = False,
-) -> None:  # fmt: skip
-    """Train a drafter that fills a block of masks in one forward (DFlash).
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """What a training says, and to whom."""
 
-    A run that was stopped goes on where it saved last.  On several GPUs: write the data with one
-    process first, then `accelerate launch --module dllm train dflash ...`.
+    log_every: int = setting(20, "Log every N steps.", OUTPUT, min=1)
+    report_to: list[str] | None = setting(
+        None,
+        "Report to an integration of transformers: tensorboard, wandb, ...; repeatable.",
+        OUTPUT,
+    )
+
+    def report(self) -> Report:
+        """To the terminal, and to those."""
+        from ..train.loop import Report
+
+        return Report(note, self.log_every, self.report_to or ())
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Where the command is interrupted, say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"stopped; to go on: {shlex.join(['dllm', *sys.argv[1:]])}")
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlash(Reported):
+    """Options of ``dllm train dflash``."""
+
+    verifier: str = setting(..., "Verifier: hub id or folder of a causal model.", SHAPE)
+    output: Path = setting(Path("runs/dflash"), "Folder of the run.", OUTPUT)
+    data: list[Path] | None = setting(
+        None,
+        'JSON lines: {"ids", "answer"}, or {"prompt"} or {"messages"} that the verifier answers; '
+        "repeatable (default: it writes prompts itself).",
+        DATA,
+    )
+    answers: int = setting(6000, "Answers to prompts that the verifier writes.", DATA, min=1)
+    max_new_tokens: int = setting(200, "Maximum length of an answer in tokens.", DATA, min=8)
+    online_hidden_states: bool = setting(
+        False, "Compute the verifier's hidden states in every step instead of storing them.", DATA
+    )
+    layers: int = setting(4, "Layers of the drafter.", SHAPE, min=1)
+    block_size: int = setting(
+        8, "Block size: 1 known token and block_size - 1 drafted ones.", SHAPE, min=2
+    )
+    target_layer_ids: str | None = setting(
+        None, "Hidden-state layers of the verifier to read, e.g. 1,10,18,27.", SHAPE
+    )
+    mask_token_id: int | None = setting(
+        None, "Id of the mask token (default: an unused one).", SHAPE, min=0
+    )
+    sliding_window: int | None = setting(
+        None, "Sliding window of the attention in tokens (default: none).", SHAPE, min=1
+    )
+    draft_vocabulary: int = setting(
+        0, "Size of the draft vocabulary, the most frequent tokens (0: all).", SHAPE, min=0
+    )
+    init: str = setting("verifier", "Initial weights: verifier (its last layers) or random.", SHAPE)
+    weights_from: str | None = setting(
+        None, "Drafter whose weights, head and vocabulary the run starts with.", SHAPE
+    )
+    steps: int = setting(4000, "Training steps.", TRAINING, min=1)
+    rows: int = setting(8, "Answers per batch.", TRAINING, min=1)
+    accumulate: int = setting(1, "Batches per step, of all processes.", TRAINING, min=1)
+    anchors: int = setting(48, "Blocks per answer and step.", TRAINING, min=1)
+    learning_rate: float = setting(1e-3, "Peak learning rate.", TRAINING, min=0.0)
+    warmup: int = setting(50, "Warm-up steps.", TRAINING, min=0)
+    schedule: str = setting(
+        "cosine", "Learning-rate schedule of transformers, e.g. constant_with_warmup.", TRAINING
+    )
+    loss: str = setting("dpace", "Loss: dpace or decay.", TRAINING)
+    gamma: float = setting(4.0, "Decay rate for --loss decay.", TRAINING, min=0.1)
+    soft: float = setting(0.5, "Weight of distillation (0: labels only).", TRAINING, min=0.0)
+    head_rows: int = setting(6144, "Vocabulary rows used in the loss per step.", TRAINING, min=1)
+    markov_rank: int = setting(0, "Rank of the Markov head (0: no head).", SHAPE, min=0)
+    selector_rank: int = setting(
+        0, "Rank of DFlash 2's selector, instead of a Markov head (0: none).", SHAPE, min=0
+    )
+    conv: bool = setting(
+        False, "Add DFlash 2's convolutions around every sublayer.", SHAPE, "--conv"
+    )
+    from_anchor: bool = setting(
+        False, "Draft from the position of the last known token, too.", SHAPE, "--from-anchor"
+    )
+    evaluate_every: int = setting(200, "Evaluate every N steps.", TRAINING, min=1)
+    held_out: int = setting(64, "Hold out one prompt in N for evaluation.", DATA, min=2)
+    device: str = setting("cpu", "Device: cpu, cuda, ...", TRAINING)
+    seed: int = setting(0, "Random seed.", TRAINING, min=0)
+    format: str = setting(
+        "native", "Format of the drafter: native (transformers) or speculators (vLLM).", OUTPUT
+    )
+
+
+@takes(DFlash)
+def dflash(*, options: DFlash) -> None:
+    """Train a drafter that fills a block of masks in one forward pass (DFlash).
+
+    A run that was stopped goes on from its last checkpoint.  On several GPUs: `accelerate launch
+    --module dllm train dflash --accumulate N ...`, N a multiple of their number.
     """
-
     from ..drafting.naming import load_verifier
     from ..train.dflash.export import FORMATS
     from ..train.dflash.objective import Objective
     from ..train.dflash.recipe import DFlashTraining, Schedule
 
-    if into not in FORMATS:
-        raise UnknownNameError("format", into, FORMATS)
+    o = options
+    if o.format not in FORMATS:
+        raise UnknownNameError("format", o.format, FORMATS)
     recipe = DFlashTraining(
-        layers, _numbers(taps), block_size, mask_token_id, sliding_window, init, held_out,
-        draft_vocabulary=draft_vocabulary, conv=conv, from_anchor=from_anchor,
-        objective=Objective(loss, gamma, soft, head_rows, markov=markov_rank,
-                            selector=selector_rank or (256 if selector else 0)),
-        schedule=Schedule(steps, learning_rate, warmup, schedule, evaluate_every, seed=seed,
-                          rows=rows, anchors=anchors),
+        o.layers, _numbers(o.target_layer_ids), o.block_size, o.mask_token_id, o.sliding_window,
+        o.init, o.held_out, draft_vocabulary=o.draft_vocabulary, conv=o.conv,
+        from_anchor=o.from_anchor,
+        objective=Objective(o.loss, o.gamma, o.soft, o.head_rows, markov=o.markov_rank,
+                            selector=o.selector_rank),
+        schedule=Schedule(o.steps, o.learning_rate, o.warmup, o.schedule, o.evaluate_every,
+                          accumulate=o.accumulate, seed=o.seed, rows=o.rows, anchors=o.anchors),
     )  # fmt: skip
-    if dry_run:
-        return _dry_run(verifier, recipe)
-    model = load_verifier(loaded(verifier, device))
-    output.mkdir(parents=True, exist_ok=True)
-    files = written_answers(model, data or [], output, answers, max_new_tokens, seed)
-    _train(model, files, recipe, output, weights_from, online_taps, into)
+    model = load_verifier(loaded(o.verifier, o.device))
+    o.output.mkdir(parents=True, exist_ok=True)
+    with resumable():
+        _train(model, recipe, options)
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
     try:
         return None if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"taps are layer numbers, e.g. 1,10,18,27, not {text!r}") from error
-
-
-def _dry_run(verifier: str, recipe: DFlashTraining) -> None:
-    from ..models.checkpoint import open_checkpoint
-    from ..models.reading import family_of, native_config
-    from ..train.dflash.recipe import dry_run
-
-    checkpoint = open_checkpoint(verifier)
-    config, _ = native_config(checkpoint, family_of(checkpoint))
-    for name, value in dry_run(config, recipe).items():
-        note(f"{name} {value:.1f}")
+        raise ConfigError(
+            f"target_layer_ids are layer numbers, e.g. 1,10,18,27, not {text!r}"
+        ) from error
 
 
 def loaded(name: str, device: str, dtype: str = "auto") -> DiffusionModel:
     """The model, by default in bfloat16 where the machine multiplies it fast."""
     from ..models import load
     from ..train.loop import machine_has_bf16
+    from ..train.processes import own_device
 
     if dtype == "auto":
         dtype = "bfloat16" if machine_has_bf16(device) else "float32"
     note(f"{name} in {dtype}")
-    return load(name, dtype=dtype, device=device)
+    return load(name, dtype=dtype, device=own_device(device))
 
 
-def written_answers(
-    model: DiffusionModel, data: list[Path], output: Path, count: int, most: int, seed: int,
-    lines: list[str] | None = None,
-) -> list[Path]:  # fmt: skip
-    """Files of answers, written first where there are only prompts: files of ``data``, ``lines``,
-    or else those that the model makes up."""
-    from ..request.prompts import encode
-    from ..train.dflash.generate import STARTERS, read_data, write_answers
+def answer_files(model: DiffusionModel, options: DFlash) -> Iterator[tuple[Path, Any]]:
+    """Files of answers, and the prompts of those that have to be written."""
+    from ..train.dflash.generate import read_data
 
-    asked: dict[Path, Any] = {}
-    files = []
-    for i, file in enumerate(data):
+    for number, file in enumerate(options.data or ()):
         prompts = read_data(model, file)
-        files.append(file if prompts is None else output / f"answers-{i}.jsonl")
-        asked[files[-1]] = prompts
-    if not data:
-        files = [output / "answers.jsonl"]
-        if lines is not None:
-            asked[files[0]] = [encode(model, line) for line in lines]
-    for file in files:
-        prompts = asked.get(file)
-        if prompts is None and data:
-            continue
-        total = count if prompts is None else len(prompts)
-        for done in write_answers(
-            model, file, total, seed=seed, prompts=prompts, max_new_tokens=most, starters=STARTERS
-        ):
-            note(f"{done}/{total} answers")
-    return files
+        yield (file if prompts is None else options.output / f"answers-{number}.jsonl"), prompts
 
 
-def _train(
-    model: DiffusionModel, files: list[Path], recipe: DFlashTraining, output: Path,
-    weights_from: str | None, online: bool, into: str,
-) -> None:  # fmt: skip
-    from ..train.dflash.recipe import finish, keep_taps, mask_id, start
+def _train(model: DiffusionModel, recipe: DFlashTraining, options: DFlash) -> None:
+    from ..train.dflash.generate import STARTERS, write_answers
+    from ..train.dflash.recipe import finish, keep_states, mask_id, start
     from ..train.loop import machine_has_bf16, resume
+    from ..train.processes import by_the_first, is_first
 
-    if not online:
+    files = dict(answer_files(model, options)) or {options.output / "answers.jsonl": None}
+    for file, prompts in files.items():
+        if prompts is None and options.data:
+            continue
+        total = options.answers if prompts is None else len(prompts)
+        writing = write_answers(
+            model, file, total, seed=options.seed, prompts=prompts,
+            max_new_tokens=options.max_new_tokens, starters=STARTERS,
+        )  # fmt: skip
+        for done in by_the_first(writing, options.device):
+            note(f"{done}/{total} answers")
+    if not options.online_hidden_states:
         mask = mask_id(model) if recipe.mask_token_id is None else recipe.mask_token_id
-        for done in keep_taps(files, model.hf, recipe.config(model.hf.config, mask)):
+        keeping = keep_states([*files], model.hf, recipe.config(model.hf.config, mask))
+        for done in by_the_first(keeping, options.device):
             if done % 512 == 0:
                 note(f"hidden states of {done} answers")
+    folder = options.output
     run, split = start(
-        model, files, recipe, output, bf16=machine_has_bf16(model.device.type),
-        weights_from=weights_from, say=note,
+        model, [*files], recipe, folder, bf16=machine_has_bf16(model.device.type),
+        weights_from=options.weights_from, report=options.report(),
     )  # fmt: skip
     note(f"{len(split.train)} answers to train on, {len(split.held)} to measure with")
     resume(run)
-    if int(os.environ.get("RANK", "0")) == 0:
-        finish(run, model, recipe, split, output / "drafter", into, weights_from)
-        note(f"drafter: {output / 'drafter'}")
+    if is_first():
+        finish(run, model, recipe, split, folder / "drafter", options.format, options.weights_from)
+        note(f"drafter: {folder / 'drafter'}")

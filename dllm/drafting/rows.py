@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.config import GenerationConfig
 from ..engine.work import Row, Step
-from ..models import DiffusionModel
 from ..samplers import NOTHING, Decision
-from ..structured.format import Format
-from .accept.processors import FormatProcessor, own_processors
-from .accept.rows import KeyedNoise, LogitsProcessor, Rows, Sampling
+from .accept.rows import KeyedNoise, Rows, Sampling
 from .base import (
     EMPTY,
-    AcceptRule,
     Budget,
     Draft,
-    Drafter,
     Drafting,
     DraftRequest,
     Feedback,
@@ -30,52 +21,8 @@ from .base import (
     RoundStats,
 )
 from .length.control import LengthController
+from .recipe import DraftedRecipe
 from .verifiers.base import Scored, Text, Verifier
-
-
-@dataclass(frozen=True, eq=False)
-class SpeculativeRecipe:
-    """How one text is drafted, verified and ended.
-
-    ``drafter``: None decodes plainly.  ``stop_ids`` end the text.  ``own_defaults``: whether the
-    processors of the checkpoint's ``generation_config`` act, before ``processors``.
-    ``after_step``: called with the text's canvas after each round, and may finish it.
-    ``format``: which texts may be written.
-    """
-
-    config: GenerationConfig
-    drafter: Drafter | None
-    rule: AcceptRule
-    controller: LengthController
-    stop_ids: tuple[int, ...] = ()
-    repetition_penalty: float | None = None
-    processors: tuple[LogitsProcessor, ...] = ()
-    own_defaults: bool = True
-    after_step: Callable[[Canvas], None] | None = None
-    format: Format | None = None
-
-    lanes: ClassVar[int] = 1
-    owned: ClassVar[int] = 1
-    revises: ClassVar[bool] = False
-
-    @property
-    def outside(self) -> bool:
-        """Whether drafts come from outside, and the text waits for them."""
-        return self.drafter is not None and self.drafter.outside
-
-    def sampling(self, model: DiffusionModel, prompt: IntArray, limit: int) -> Sampling:
-        """How the verifier's logits become the distribution of a text's tokens."""
-        config, penalty, processors = self.config, self.repetition_penalty, self.processors
-        if self.own_defaults:
-            given = () if penalty is None else ("repetition_penalty",)
-            processors = (*own_processors(model, prompt, limit, given), *processors)
-        if self.format is not None:  # last: nothing is to bring back what it takes
-            processors = (*processors, FormatProcessor(self.format, len(prompt), limit))
-        return Sampling(
-            config.temperature, config.top_p, config.top_k, config.min_p,
-            tuple(config.logit_bias.items()), 1.0 if penalty is None else penalty,
-            processors, self.stop_ids, len(prompt) + config.min_new_tokens,
-        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -91,12 +38,12 @@ class Forward:
 
 
 @dataclass(eq=False)
-class SpeculativeRow(Row):
+class DraftedRow(Row):
     """A text at work.  ``fresh`` is its canvas as it was admitted; ``text`` what the verifier keeps
     of it; ``draft`` the planned round, None before; ``draft_seconds`` its share of the drafter's
     time, None where the drafter was not asked."""
 
-    recipe: SpeculativeRecipe
+    recipe: DraftedRecipe
     fresh: Canvas
     draft: Draft | None = None
     draft_seconds: float | None = None
@@ -192,13 +139,13 @@ class SpeculativeRow(Row):
     def settle(self, scored: Scored, fed: int, forward: Forward) -> Step:
         """Commit of the draft what the rule accepts, and one token more; ``fed`` tokens of the
         ``forward`` were the text's."""
-        began = time.perf_counter()
+        began = self.verifier.clock()
         draft, prefix, canvas = self.draft, self.prefix, self.canvas
         assert draft is not None
         logits = scored.logits[: len(draft) + 1]
         rows = Rows(logits, draft, prefix, self.sampling, self.noise, len(self.rounds))
         outcome = self.recipe.rule.judge(rows, draft)
-        judged = time.perf_counter()
+        judged = self.verifier.clock()
         emitted = self._cut([*draft.tokens[outcome.path].tolist(), outcome.extra])
         logprobs = rows.logprobs([-1, *outcome.path][: len(emitted)], emitted)
         decision = self._commit(emitted, logprobs)
@@ -216,7 +163,7 @@ class SpeculativeRow(Row):
             accepted=len(path), emitted=len(emitted), extra=extra, source=draft.source,
             draft_seconds=self.draft_seconds or 0.0, search_seconds=draft.search_seconds,
             verify_seconds=forward.seconds + judged - began,
-            other_seconds=time.perf_counter() - judged, context=len(prefix),
+            other_seconds=self.verifier.clock() - judged, context=len(prefix),
             first=not self.rounds, attempted=self.draft_seconds is not None,
             beside=forward.fed - fed,
             beside_emitted=forward.emitted + forward.texts - forward.settled - 1,

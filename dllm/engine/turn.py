@@ -15,7 +15,7 @@ from ..core.errors import ConfigError, NumericError
 from ..samplers import NOTHING, THE_ROW, Decision, Seen, Trial
 from .forward import Predictions
 from .kv import KVBuffer
-from .recipe import Recipe
+from .recipe import MaskedRecipe
 from .rows import Job, Row, Step
 
 MOST_IDLE_STEPS = 1_000_000  # a schedule that grants nothing for longer is broken
@@ -35,8 +35,9 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
         canvas.block_step += 1
     else:
         raise ConfigError(f"sampler {sampler.spec!r} never decides anything")
-    foresight = FORESIGHT in cache.needs
-    targets = sampler.foreseen(canvas) if foresight else sampler.targets(canvas)
+    targets, ids = sampler.reads(canvas)
+    if FORESIGHT in cache.needs:
+        targets = sampler.foreseen(canvas)
     plan, targets = plan_row(row, cache, targets)
     feed = row.feed = sampler.feeds(canvas)
     verifies = bool(feed.branches) and "residual" in row.options.needs
@@ -48,10 +49,12 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
             masks, read = (NOTHING, shadow) if row.slots.shift else (shadow, NOTHING)
             jobs.append(Job(row, fork, plan, read, 0, masks, single=single, verifies=True))
             continue
-        wanted, own = targets if fork is canvas else sampler.targets(fork), plan
+        wanted, asked, own = targets, ids, plan
+        if fork is not canvas:
+            wanted, asked = sampler.reads(fork)
         if cache.follows and fork is not canvas:
             own = complete_plan(cache.branch(fork, plan), wanted, row.slots, NOTHING)
-        jobs.append(Job.of(row, fork, own, wanted, i * row.recipe.lanes, shadow, single))
+        jobs.append(Job.of(row, fork, own, wanted, asked, i * row.recipe.lanes, shadow, single))
     return jobs
 
 
@@ -141,7 +144,7 @@ def settle(
     job, step = jobs[0], canvas.step
     if cache.looks:
         p = predictions[0][0]
-        cache.after_step(canvas, slots, p.positions, p.logprob, p.kl)
+        cache.after_step(canvas, slots, p.positions, p.logprob)
     seen = [
         Seen(one.canvas, p if one.wanted is None else p.take(one.wanted), masks)
         for one, (p, masks) in zip(jobs, predictions, strict=True)
@@ -193,7 +196,7 @@ def settle(
     )
 
 
-def literals_after(recipe: Recipe, canvas: Canvas, decision: Decision) -> Decision:
+def literals_after(recipe: MaskedRecipe, canvas: Canvas, decision: Decision) -> Decision:
     """The decision, and what the format leaves no choice about in the window after it."""
     busy = bool(canvas.finished or canvas.revising or decision.edits or decision.probe)
     busy = busy or bool(recipe.sampler.feeds(canvas).branches)

@@ -15,8 +15,7 @@ from dllm import cache as caches
 from dllm.core.canvas import BoolArray, Canvas, IntArray
 from dllm.core.capabilities import FORESIGHT, PROBABILITY, WINDOW_LOGITS
 from dllm.core.config import GenerationConfig
-from dllm.samplers import compose
-from dllm.samplers.base import Reviser, Selector, View, Window
+from dllm.samplers import Reviser, Selector, View, Window, compose
 from dllm.samplers.scorers import Random
 from dllm.samplers.turn import Turn
 from dllm.samplers.windows import StaticBlocks, WholeRegion
@@ -182,7 +181,6 @@ def test_needs_and_offers_are_one_mechanism() -> None:
     ("klass", "dllm_cache", "computes anew"), ("r2", "dllm_cache", "computes anew"),
     ("credit", "dllm_cache", "computes anew"), ("llada+whole", "d2", "whole region"),
     ("dream", "elastic", "whole region"), ("threshold+whole", "sparse", "whole region"),
-    ("saber+blocks", "dual", "decided positions"),
 ])  # fmt: skip
 def test_pairs_that_would_go_wrong_are_refused(sampler: str, cache: str, need: str) -> None:
     def engine(cache: str) -> Decoding:

@@ -9,7 +9,6 @@ might stand at the other positions.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,9 +20,8 @@ from ... import cache as caches
 from ... import samplers
 from ...cache.base import Cache, Plan, Slots, full_plan
 from ...core.canvas import Canvas, IntArray
-from ...core.config import GenerationConfig
 from ...core.errors import ConfigError, UnknownNameError
-from ...engine import Engine, Recipe
+from ...engine import Engine, MaskedRecipe
 from ...engine.rows import Row
 from ...models import load
 from ..base import (
@@ -36,6 +34,7 @@ from ..base import (
     Drafting,
     DraftRequest,
     Feedback,
+    clock_of,
     single,
 )
 from ..search.chains import SEARCHES, Search, SearchContext
@@ -263,7 +262,7 @@ class DiffusionDrafting(Drafting):
         window = part.window or WINDOW
         longest = min(self.request.limit + window + self.marker, facts.context_length)
         canvas = Canvas.for_prompt(np.zeros(0, np.int64), longest, **self.canvas_facts)
-        row = part.engine().admit(canvas, Recipe(sampler, GenerationConfig()), held=True)
+        row = part.engine().admit(canvas, MaskedRecipe(sampler), held=True)
         assert row is not None, "the pool grows"
         self.row = row
         self.banned = (facts.mask_token_id, *part.banned)
@@ -278,13 +277,14 @@ class DiffusionDrafting(Drafting):
     def pick(self, marginals: Marginals, prefix: IntArray, budget: Budget) -> Draft:
         """What the search makes of ``marginals``."""
         length = budget.chain_length(marginals.confidence)
-        began = time.perf_counter()
+        clock = clock_of(self.part.model.device)
+        began = clock()
         context = SearchContext(
             prefix, self.part.proxy, self.request.temperature, self.request.noise_key,
             self.request.draft_key, self.rounds,
         )  # fmt: skip
         draft = self.search.find(marginals, length, context) if length else EMPTY
-        return replace(draft, search_seconds=time.perf_counter() - began)
+        return replace(draft, search_seconds=clock() - began)
 
     def lay_out(self, prefix: IntArray, length: int) -> bool:
         """The canvas for a draft of ``length`` tokens behind ``prefix``; whether it has room."""

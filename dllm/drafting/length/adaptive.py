@@ -1,0 +1,117 @@
+"""The length with the most expected tokens per second, by what was measured here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..base import Array, Budget, Feedback, RoundStats
+from .acceptance import Calibrated
+from .control import CONTROLLERS
+
+CONTEXT = 512  # tokens of a text whose forwards are taken to cost the same
+
+
+class Costs:
+    """Seconds of a forward by the tokens that it is fed, of late.  What was never measured lies
+    between its neighbours, and counts as a tenth cheaper, so that it is tried."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, float] = {}
+
+    def add(self, tokens: int, seconds: float) -> None:
+        known = self.known.get(tokens, seconds)
+        # one stalled measurement must not decide anything
+        self.known[tokens] = known + 0.2 * (min(seconds, 4 * known) - known)
+
+    def __call__(self, tokens: Array) -> Array:
+        at = sorted(self.known) or [1]
+        between: Array = np.interp(tokens, at, [self.known.get(n, 1.0) for n in at])
+        return between * np.where(np.isin(tokens, at), 1.0, 0.9)
+
+
+class Learned:
+    """What all texts share: costs by context, seconds of a draft, and of late, in plain tokens,
+    what a draft ``saved`` and what one costs that does not pay."""
+
+    def __init__(self) -> None:
+        self.costs: dict[int, Costs] = {}
+        self.drafting = self.saved = 0.0
+        self.price = 0.5
+
+    def of(self, context: int) -> Costs:
+        """Of texts of this length: at first those of the nearest that was seen."""
+        if context not in self.costs:
+            near = min(self.costs, key=lambda at: abs(at - context), default=None)
+            self.costs[context] = Costs()
+            self.costs[context].known |= {} if near is None else self.costs[near].known
+        return self.costs[context]
+
+
+@CONTROLLERS.register("adaptive")
+@dataclass
+class Adaptive(Calibrated):
+    """The length with the most expected tokens per second, from this round's own confidences.
+
+    Expected tokens come from calibrated acceptance, ``optimism`` standard errors above the estimate
+    so that lengths which were never tried are; seconds from measured rounds.  In a batch both are
+    those of the forward that all its texts share.  A text may lose by drafts what they have saved
+    it, the price of ``loan`` failed ones and twice what a draft saves on average, nothing where
+    drafts did not pay before; then it writes plainly and tries again as often as a share
+    ``explore`` of its tokens pays for.  A design of this library: no paper's.
+    """
+
+    optimism: float = 0.2
+    explore: float = 0.02
+    loan: float = 5.0
+
+    def __post_init__(self) -> None:
+        self.learned = Learned()
+        super().__post_init__()
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._context = self._beside = self._beside_emitted = 0
+        saved, price = self.learned.saved, self.learned.price
+        self._credit = self.loan * price + 2 * saved if saved >= 0 else 0.0
+
+    def next(self, room: int, context: int) -> Budget:
+        self._context = context // CONTEXT
+        costs = self.learned.of(self._context)
+        # after the first draft one plain round, which drafts are compared with
+        unmeasured = costs.known and 1 + self._beside not in costs.known
+        if unmeasured or self._credit <= 0:
+            return Budget(0, room)
+        return Budget(min(self.k_max, room), room, self._refine, self._worth_it)
+
+    def _refine(self, confidence: Array) -> int:
+        confidence = confidence[: self.k_max]
+        sure = self.acceptance(confidence, self._after_whole, self.optimism)
+        return self._worth_it(np.cumprod(sure, dtype=np.float64))
+
+    def _worth_it(self, alive: Array) -> int:
+        """How many tokens to send that are accepted with chances ``alive`` (n,)."""
+        emitted = self._beside_emitted + 1 + np.concatenate([[0.0], alive.cumsum()])
+        fed = self._beside + 1.0 + np.arange(len(alive) + 1, dtype=np.float64)
+        seconds = self.learned.of(self._context)(fed) + self.learned.drafting
+        return int(np.argmax(emitted / seconds))
+
+    def update(self, stats: RoundStats, feedback: Feedback) -> None:
+        super().update(stats, feedback)
+        if stats.first:  # it read the prompt, too
+            return
+        learned, costs = self.learned, self.learned.of(self._context)
+        self._beside, self._beside_emitted = stats.beside, stats.beside_emitted
+        verifying = stats.verify_seconds + stats.other_seconds
+        costs.add(1 + stats.beside + stats.drafted, verifying)
+        if not stats.attempted:
+            self._credit += self.explore * stats.emitted
+            return
+        learned.drafting += 0.2 * (stats.draft_seconds - learned.drafting)
+        plain = float(costs(np.array([1 + stats.beside]))[0])
+        token = plain / (1 + stats.beside_emitted)  # seconds of one without drafts
+        saved = stats.emitted - 1 - (verifying + stats.draft_seconds - plain) / token
+        learned.saved += 0.01 * (saved - learned.saved)
+        learned.price += 0.1 * (max(-saved, 0.0) - learned.price) * (saved < 0)
+        self._credit += saved
