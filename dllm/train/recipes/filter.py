@@ -23,7 +23,7 @@ from ...core.canvas import BoolArray, Canvas, FloatArray, IntArray
 from ...models import DiffusionModel
 from ...samplers import Reads, Selector, View
 from ...samplers.base import top
-from ..loop import Schedule, loop, resume
+from ..loop import Report, Schedule, loop, resume
 
 HIDDEN = 64
 
@@ -107,10 +107,10 @@ def train_filter(
     net = nn.Sequential(nn.Linear(size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, size))
     objective = Judge(net)
     batches = [{"confidence": x[kept], "label": y[kept], "counts": m[kept]}] * steps
-    schedule = Schedule(steps, lr, 0, "constant", 0, log_every=steps, save_every=steps, clip=0.0,
+    schedule = Schedule(steps, lr, 0, "constant", 0, save_every=steps, clip=0.0,
                         weight_decay=0.01, seed=seed)  # fmt: skip
     with TemporaryDirectory() as folder:
-        resume(loop(objective, batches, schedule, Path(folder)))
+        resume(loop(objective, batches, schedule, Path(folder), report=Report(log_every=steps)))
     with torch.no_grad():
         called = (net(x[held]).sigmoid() > 0.96) & (m[held] > 0)
         true = (y[held] > 0) & (m[held] > 0)
