@@ -51,8 +51,8 @@ def combined(jobs: Sequence[Job], packed: Packed) -> dict[str, Any]:
     where, parts, known = list[IntArray](), list[torch.Tensor | None](), None
     for job, start in zip(jobs, packed.starts, strict=True):
         compute, soft = job.plan.compute, job.row.soft
-        assert job.laid is not None
-        first = job.laid.open
+        assert job.layout is not None
+        first = job.layout.open
         where.append(np.arange(start + first, start + len(compute)))
         if soft is not None and np.array_equal(soft.positions, compute[first:]):
             known = soft.vectors
