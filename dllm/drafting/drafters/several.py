@@ -69,6 +69,10 @@ class _Several(Drafter):
         return frozenset().union(*(drafter.distributions for drafter in self.drafters))
 
     @property
+    def trees(self) -> bool:  # type: ignore[override]
+        return any(drafter.trees for drafter in self.drafters)
+
+    @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(dict.fromkeys(tap for drafter in self.drafters for tap in drafter.taps))
 
