@@ -191,6 +191,16 @@ def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionMo
     assert trees.tokens == dllm.speculate(hybrid, None, PROMPT, max_new_tokens=12).tokens
 
 
+def test_a_session_refuses_at_its_start_what_every_request_would_be(
+    models: dict[str, dllm.DiffusionModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(dllm.ConfigError, match="several tokens only at the start"):
+        dllm.Session(models["jamba"], drafter="prompt_lookup")
+    monkeypatch.setattr(Scripted, "trees", True)
+    with pytest.raises(dllm.ConfigError, match="use a search that returns a chain"):
+        dllm.Session(models["qwen3_5_text"], drafter=Scripted())
+
+
 @pytest.mark.parametrize("kind", ["gqa", "qwen3_5_text", SLOW])
 def test_a_round_that_fails_leaves_no_trace(
     models: dict[str, dllm.DiffusionModel], verifiers: dict[str, dllm.DiffusionModel], kind: str
