@@ -100,6 +100,10 @@ class BlockDrafter(Drafter):
         kind = Distribution.POINT if self.search is None else self.search.distribution
         return frozenset({kind})
 
+    @property
+    def trees_only(self) -> bool:  # type: ignore[override]
+        return self.search is not None and self.search.tree
+
     def open(self, request: DraftRequest) -> Drafting:
         if request.verifier is None:
             raise ConfigError(

@@ -42,6 +42,10 @@ class FirstOf(Drafter):
     def target_layer_ids(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(dict.fromkeys(i for one in self.drafters for i in one.target_layer_ids))
 
+    @property
+    def trees_only(self) -> bool:  # type: ignore[override]
+        return any(drafter.trees_only for drafter in self.drafters)
+
     def open(self, request: DraftRequest) -> Drafting:
         return _FirstOf(self, [drafter.open(request) for drafter in self.drafters])
 

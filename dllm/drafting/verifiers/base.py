@@ -77,6 +77,7 @@ class Verifier:
     precision on a CPU, score in a way that does not depend on how many tokens are scored at once.
     """
 
+    drafts = True  # whether it can score drafts at all
     trees = True  # whether it can score a tree
     whole_prefixes = False  # whether only whole kept texts can be gone on from
 
