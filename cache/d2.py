@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.canvas import Canvas, FloatArray, IntArray, certainty_density
+from ..core.canvas import Canvas, FloatArray, IntArray
 from ..core.capabilities import WHOLE_REGION
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, bounds
+from ..core.shared import certainty_density
 from .base import PARTIAL, Layer, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
@@ -28,7 +29,7 @@ class Seen:
     arxiv="2509.23094",
 )  # fmt: skip
 class D2Cache(Refreshing):
-    """Compute the surest masks among decided neighbours, and what the rest attends to most.
+    """Compute the most confident masks among decided neighbours, and what the rest attends to most.
 
     These are ``k`` masks, what was decided just now, and those of the rest that hold the share
     ``p`` of the attention flowing to it.  A mask's score is its last confidence times the density

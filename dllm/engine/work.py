@@ -99,7 +99,7 @@ class Work(Generic[R, S]):
 
     cache_name = ""
     kind: Any = None  # of its results, None for `runtime.result.Result`
-    spoils = False  # whether a forward that fails leaves its rows changed, so that they begin anew
+    leaves_rows_changed = False  # after a forward that fails, so that they begin anew
 
     def __init__(
         self, model: Any, max_batch_size: int | None, most: int | None, max_batch_tokens: int | None
@@ -356,7 +356,7 @@ class Work(Generic[R, S]):
         if givers:
             self._take_back(max(givers, key=lambda row: row.number))
         rows = [row for row in rows if row in self.live]
-        if self.spoils:
+        if self.leaves_rows_changed:
             for row in rows:
                 row.restart()
                 row.alone = not short
