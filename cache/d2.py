@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.canvas import Canvas, FloatArray, IntArray, certainty_density
+from ..core.canvas import Canvas, FloatArray, IntArray
 from ..core.capabilities import WHOLE_REGION
 from ..core.limits import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, bounds
+from ..core.shared import certainty_density
 from .base import PARTIAL, Layer, Plan, Slots, full_plan, register
 from .refresh import Refreshing
 
