@@ -288,15 +288,14 @@ class Drafter(DraftPart):
     """Something that proposes tokens.  What outlives a sequence is kept in the drafter itself.
 
     ``target_layer_ids``: the verifier's layers whose hidden states it reads, in `Feedback.hidden`.
-    ``trees_only``: whether all its drafts are trees, whatever the verifier takes.
     ``outside``: its drafts come from elsewhere, when they come; its texts wait for them, and take
-    nobody's place meanwhile.
+    nobody's place meanwhile.  ``trees``: it drafts trees whatever the verifier takes.
     """
 
     distributions: ClassVar[frozenset[Distribution]] = frozenset({Distribution.POINT})
     target_layer_ids: ClassVar[tuple[int, ...]] = ()
-    trees_only: ClassVar[bool] = False
     outside: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
 
     def open(self, request: DraftRequest) -> Drafting:
         """Start on a new sequence."""

@@ -62,17 +62,9 @@ class SpeculativeEngine(Work[DraftedRow, Step]):
         drafter, rule = recipe.drafter, recipe.rule
         if drafter is None:
             return
-        kinds = drafter.distributions
-        rule.check(next(iter(kinds & rule.accepts or kinds)), drafter.trees_only)
-        if not self.verifier.drafts:
-            raise ConfigError(
-                f"the recurrent layers of {self.model.name} read several tokens only at the start "
-                "of a text, so that it cannot verify drafts; use another model, or drafter=None"
-            )
-        if drafter.trees_only and not self.verifier.trees:
-            raise ConfigError(
-                f"{self.model.name} cannot score a tree: use a search that returns a chain"
-            )
+        if not drafter.distributions & rule.accepts:
+            rule.check(next(iter(drafter.distributions)), False)
+        self.verifier.check_drafts(drafter.trees)
         if drafter.target_layer_ids and drafter.target_layer_ids != self.verifier.target_layer_ids:
             raise ConfigError(
                 f"{type(drafter).__name__} reads layers of the verifier, which has to be opened "

@@ -216,8 +216,8 @@ class Intersecting(Drafter):
         return result
 
     @property
-    def trees_only(self) -> bool:  # type: ignore[override]
-        return bool(self.inner.trees_only)
+    def trees(self) -> bool:  # type: ignore[override]
+        return bool(self.inner.trees)
 
     def open(self, request: DraftRequest) -> Drafting:
         to_verifier = self.comparison.to_verifier

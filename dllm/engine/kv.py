@@ -53,11 +53,13 @@ class KVBuffer(Cache):
             base = self.extents.allocate(n)
         return base
 
-    @torch.inference_mode()
     def free(self, base: int, n: int) -> None:
-        """Give ``n`` slots from ``base`` on back, cleared: who gets them next may read beyond what
-        it has written, with weight 0, and 0 times a NaN of the last owner is a NaN."""
+        """Give ``n`` slots from ``base`` on back.  What they hold is not cleared."""
         self.extents.free(base, n)
+
+    @torch.inference_mode()
+    def clear(self, base: int, n: int) -> None:
+        """Zero ``n`` slots from ``base`` on."""
         for held in (*self._keys, *self._values):
             if held is not None:
                 held.narrow(2, base, n).zero_()
@@ -74,11 +76,10 @@ class KVBuffer(Cache):
             new = self.allocate(lanes * size)
             if new is None:
                 return None
-            self.extents.free(base, lanes * n)
+            self.free(base, lanes * n)
         tensors = [(self._keys, 2), (self._values, 2), (self._kept, 0)]
         for x, dim in ((x, dim) for held, dim in tensors for x in held if x is not None):
             old = x.narrow(dim, base, lanes * n).clone()  # the ranges may overlap
-            x.narrow(dim, base, lanes * n).zero_()  # see `free`
             for lane in range(lanes):
                 part = old.narrow(dim, lane * n, n)
                 x.narrow(dim, new + lane * size, n).copy_(part)

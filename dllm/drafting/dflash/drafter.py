@@ -101,8 +101,8 @@ class BlockDrafter(Drafter):
         return frozenset({kind})
 
     @property
-    def trees_only(self) -> bool:  # type: ignore[override]
-        return self.search is not None and self.search.tree
+    def trees(self) -> bool:  # type: ignore[override]
+        return self.search is not None and bool(self.search.trees)
 
     def open(self, request: DraftRequest) -> Drafting:
         if request.verifier is None:

@@ -154,8 +154,8 @@ class DiffusionDrafter(Drafter):
         return frozenset({self._search(0.0).distribution})
 
     @property
-    def trees_only(self) -> bool:  # type: ignore[override]
-        return self.search is not None and self.search.tree
+    def trees(self) -> bool:  # type: ignore[override]
+        return self._search(0.0).trees
 
     def _search(self, temperature: float) -> Search:
         if self.search is not None:

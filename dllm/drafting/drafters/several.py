@@ -39,12 +39,12 @@ class FirstOf(Drafter):
         return frozenset().union(*(drafter.distributions for drafter in self.drafters))
 
     @property
-    def target_layer_ids(self) -> tuple[int, ...]:  # type: ignore[override]
-        return tuple(dict.fromkeys(i for one in self.drafters for i in one.target_layer_ids))
+    def trees(self) -> bool:  # type: ignore[override]
+        return any(drafter.trees for drafter in self.drafters)
 
     @property
-    def trees_only(self) -> bool:  # type: ignore[override]
-        return any(drafter.trees_only for drafter in self.drafters)
+    def target_layer_ids(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(i for one in self.drafters for i in one.target_layer_ids))
 
     def open(self, request: DraftRequest) -> Drafting:
         return _FirstOf(self, [drafter.open(request) for drafter in self.drafters])

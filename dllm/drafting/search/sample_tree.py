@@ -17,7 +17,8 @@ from .marginals import Marginals
 class SampleTree(Search):
     """Draw children without replacement: ``branching`` of them per node, level by level."""
 
-    distribution, tree = Distribution.MARGINALS, True
+    distribution = Distribution.MARGINALS
+    trees = True
     branching: tuple[int, ...] = (3, 2, 1, 1)
 
     def __post_init__(self) -> None:

@@ -77,7 +77,6 @@ class Verifier:
     precision on a CPU, score in a way that does not depend on how many tokens are scored at once.
     """
 
-    drafts = True  # whether it can score drafts at all
     trees = True  # whether it can score a tree
     whole_prefixes = False  # whether only whole kept texts can be gone on from
 
@@ -88,6 +87,14 @@ class Verifier:
         self.exact = exact and model.dtype != torch.float32 and model.device.type == "cpu"
         self.clock = clock_of(model.device)
         self.prefixes: Prefixes[Any] = Prefixes(self._release)
+
+    def check_drafts(self, trees: bool) -> None:
+        """Raise `ConfigError` where the network cannot verify drafts, or no ``trees``."""
+        if trees and not self.trees:
+            raise ConfigError(
+                f"{self.model.name} cannot score a tree: use a search that returns a chain, or "
+                "another model"
+            )
 
     def open(self, prompt: IntArray, limit: int) -> Text:
         """A new text of at most ``limit`` tokens, prompt (P,) included.  What it has in common with

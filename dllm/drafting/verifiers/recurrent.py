@@ -51,7 +51,6 @@ class RecurrentVerifier(RowVerifier):
         super().__init__(model, target_layer_ids, exact)
         self.trees = False
         self.steps = bool(recurrences(self.hf))
-        self.drafts = self.steps or goes_on(self)
 
     def _new_cache(self) -> Cache:
         cache = DynamicCache(config=self.hf.config.get_text_config())
@@ -61,7 +60,21 @@ class RecurrentVerifier(RowVerifier):
     def _new(self, prompt: IntArray, limit: int) -> RecurrentText:
         return RecurrentText(prompt.tolist(), limit, cache=self._new_cache())
 
+    def check_drafts(self, trees: bool) -> None:
+        if trees:
+            raise ConfigError(
+                f"{self.model.name} has recurrent layers, which read one token after the other: "
+                "use a search that returns a chain"
+            )
+        if not self.steps and not goes_on(self):
+            raise ConfigError(
+                f"the recurrent layers of {self.model.name} read several tokens only at the start "
+                "of a text, so that it cannot verify drafts; use another model, or drafter=None"
+            )
+
     def _score(self, text: Any, draft: Draft) -> Scored:
+        if not draft.is_chain:
+            self.check_drafts(trees=True)  # of a drafter that does not say what it makes
         text.kept = []
         stepped = self.steps and len(draft) > 0
         with (

@@ -171,10 +171,6 @@ def test_a_text_given_up_leaves_the_others_alone(models: dict[str, dllm.Diffusio
     assert [r.tokens for r in again] == [r.tokens for r in plain]
 
 
-class Trees(Scripted):
-    trees_only = True
-
-
 def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionModel]) -> None:
     model, hybrid = models["jamba"], models["qwen3_5_text"]
     hf: Any = model.hf
@@ -188,9 +184,6 @@ def test_what_cannot_be_taken_back_is_refused(models: dict[str, dllm.DiffusionMo
         dllm.speculate(model, Scripted(), PROMPT, controller="full", max_new_tokens=8)
     with pytest.raises(dllm.ConfigError, match="several tokens only at the start"):
         dllm.Session(model, drafter="prompt_lookup")
-    with pytest.raises(dllm.ConfigError, match="cannot score a tree"):
-        dllm.Session(hybrid, drafter=Trees())
-    assert dllm.DiffusionDrafter("nano", search="best_first_tree").trees_only
     trees = dllm.speculate(hybrid, "token_recycling", PROMPT, max_new_tokens=12)  # makes chains
     assert trees.tokens == dllm.speculate(hybrid, None, PROMPT, max_new_tokens=12).tokens
 
