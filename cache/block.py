@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BLOCK_CAUSAL, JUDGED, REPEATED_MASKS
+from ..core.capabilities import BLOCK_CAUSAL, JUDGED, PREFIX, REPEATED_MASKS
 from .base import OPEN_BLOCK, REGION, STEP, Cache, Plan, Slots, register
 
 
@@ -33,7 +33,7 @@ class ExactBlockCache(Cache):
     """
 
     needs = frozenset({BLOCK_CAUSAL})
-    offers = REGION | {JUDGED, REPEATED_MASKS}
+    offers = REGION | {JUDGED, PREFIX, REPEATED_MASKS}
     survives_growth = True
 
     official: bool = False
@@ -47,15 +47,15 @@ class ExactBlockCache(Cache):
         return not self.official
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        block_length, length = slots.block_length, canvas.length
-        end = min((int(targets[-1]) // block_length + 1) * block_length, length)
-        finished = slots.final(canvas)
+        block_length = slots.block_length
+        end, finished = slots.end(canvas, targets), slots.final(canvas)
         if self.official:  # a block is finished when another one is open
-            fed, masked = slots.state(Fed), np.flatnonzero(canvas.masked[:length])
+            fed, masked = slots.state(Fed), np.flatnonzero(canvas.masked[: canvas.length])
             first = min([int(targets[0]), *masked[:1].tolist()])
             finished = min(fed.end, first // block_length * block_length)
             fed.end = end
         # once it begins where the first undecided block does, it holds as long as that is open
-        own = not self.official and finished == int(targets[0]) // block_length * block_length
+        first = canvas.block_at(int(targets[0]), block_length)[0]
+        own = not self.official and finished == first
         until = OPEN_BLOCK if own and end - finished == block_length else STEP
         return Plan(np.arange(finished, end), np.arange(end), until=until)
