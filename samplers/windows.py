@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..core.canvas import Canvas
 from ..core.capabilities import FIXED_WINDOW, REPEATABLE, WHOLE_REGION
 from ..core.limits import COUNT, NOT_NEGATIVE, bounds
@@ -18,8 +16,6 @@ class StaticBlocks(Window):
     The last block is short when ``block_length`` (default 32) does not divide the region.
     ``force_first`` commits exactly the first position when a block opens, whatever its score:
     only for parity with the cached Dream code of Fast-dLLM, which cannot predict it later.
-    ``official`` is for parity with WeDLM's block decoder, which knows masks by their id: where the
-    model may propose the mask token, one that was committed is undecided again in the next block.
     """
 
     offers = frozenset({FIXED_WINDOW, REPEATABLE})
@@ -27,7 +23,6 @@ class StaticBlocks(Window):
 
     block_length: int | None = None
     force_first: bool = False
-    official: bool = False
 
     def advance(self, canvas: Canvas) -> None:
         low, high = canvas.window
@@ -38,13 +33,8 @@ class StaticBlocks(Window):
             canvas.window = low, high
         while not canvas.masked[low:high].any() and high < canvas.end:
             low, high = high, min(origin + ((high - origin) // size + 1) * size, canvas.end)
-        if (low, high) == canvas.window:
-            return
-        masks = np.flatnonzero(canvas.tokens[:low] == canvas.mask_id)
-        if self.official and masks.size:
-            canvas.remask(masks)
-            low = int(masks[0])
-        canvas.open_window(low, high)
+        if (low, high) != canvas.window:
+            canvas.open_window(low, high)
 
     def decides(self, canvas: Canvas) -> bool:
         return self.force_first and canvas.block_step == 0
