@@ -92,8 +92,8 @@ def batch(scheduler: Any, admit: Callable[[], Any], equal: bool) -> Any:
     entering = list(islice(scheduler.waiting, ROWS))
     longest = max((request.size for request in entering), default=0)
     for request in entering if equal else ():
-        ids, draft, _, _, *rest = request.make.args
-        request.make = partial(request.make.func, ids, draft, longest, longest, *rest)
+        *before, _, _, fixed, repetition = request.make.args
+        request.make = partial(request.make.func, *before, longest, longest, fixed, repetition)
         request.positions += longest - request.size
         request.size = longest
     return admit()

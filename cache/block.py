@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BLOCK_CAUSAL, JUDGED, SHADOW
+from ..core.capabilities import BLOCK_CAUSAL, JUDGED, REPEATED_MASKS
 from .base import OPEN_BLOCK, REGION, STEP, Cache, Plan, Slots, register
 
 
@@ -20,7 +20,7 @@ class ExactBlockCache(Cache):
     """
 
     needs = frozenset({BLOCK_CAUSAL})
-    offers = REGION | {JUDGED, SHADOW}
+    offers = REGION | {JUDGED, REPEATED_MASKS}
     grows = True
 
     @property

@@ -46,12 +46,10 @@ class KLASS(Selector):
     """
 
     needs = frozenset({PROBABILITY, FRESH_LOGITS, FIXED_LENGTH})
-    statistics = frozenset({"kl"})
     family_defaults: ClassVar[FamilyDefaults] = {
         "llada": {"tau": 0.6, "kappa": 0.015, "inclusive": False},
         "dream": {"tau": 0.9, "kappa": 0.001, "inclusive": True},
     }
-    family_companions: ClassVar[Mapping[str, tuple[Part, ...]]] = {"dream": (WholeRegion(),)}
     limits = bounds(
         tau=THRESHOLD, kappa=POSITIVE, history=COUNT, steps=COUNT, top_k=NOT_NEGATIVE,
         unmask_strategy=one_of(STRATEGIES)
@@ -66,11 +64,12 @@ class KLASS(Selector):
     top_k: int = 0
 
     @property
-    def candidates(self) -> int:
-        return self.top_k
+    def statistics(self) -> Mapping[str, int]:  # type: ignore[override]
+        return {"kl": 1, "top_logprob": self.top_k} if self.top_k else {"kl": 1}
 
-    def companions(self) -> tuple[Part, ...]:
-        return (StaticBlocks(64),)
+    def companions(self, family: str) -> tuple[Part, ...]:
+        whole = (WholeRegion(),) if family == "dream" else ()
+        return (*whole, StaticBlocks(64))
 
     def begin_block(self, canvas: Canvas) -> None:
         schedule(canvas, self.steps, Divergences)

@@ -14,9 +14,10 @@ from .errors import ConfigError, check_unicode, short
 
 MOST = 2**31 - 1  # of what is counted
 MAX_TEMPERATURE = 1e6  # temperature and guidance in float32; all tokens are alike long before
+FILTERS = ("top_p", "top_k", "min_p")  # of what is drawn from
 FORMATS = ("regex", "choice", "json_schema")
 NOT_WITH_FORMATS = {
-    **dict.fromkeys(("top_p", "top_k", "min_p"), "what it leaves may hold no text of the form"),
+    **dict.fromkeys(FILTERS, "what it leaves may hold no text of the form"),
     "min_new_tokens": "the form says how long the answer is",
     "stop_strings": "they may cut it before its end",
 }
@@ -319,7 +320,7 @@ class GenerationConfig(Machine):
         probabilities after temperature and filters; ``traced``: whether there is a trace.
         """
         given = self.model_fields_set
-        for name in ("top_p", "top_k", "min_p"):
+        for name in FILTERS:
             plain = getattr(self, name) == DEFAULTS[name] or name not in given
             if not (plain or self.temperature or tempered):
                 raise ConfigError(

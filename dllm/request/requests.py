@@ -68,15 +68,15 @@ def recipe_for(
     built = GenerationConfig.build(defaults, given)
     measures = holes and "length" in given and not _fills(built.length)
     composed = _compose(model, sampler, built, None if measures else built.length)
-    if not holes and _unbounded(model, built, composed):
+    if not holes and not given.get("length") and _unbounded(model, built, composed):
         with suppress(ConfigError):  # what plans for a canvas of one length has one
             composed = _compose(model, sampler, built, "append")
-    if holes and composed.length is not None and not composed.length.fills:
+    if holes and composed.length is not None and composed.length.edits != "holes":
         raise ConfigError(
             f"{composed.length.name} lengthens an answer at its end, and a text with holes has "
             "none: write [[*]], or drop it"
         )
-    if composed.bannable and built.min_new_tokens:
+    if composed.conditional and built.min_new_tokens:
         raise ConfigError(
             "min_new_tokens does not go with a length that shrinks where it is written: drop it"
         )
@@ -144,8 +144,7 @@ def _unbounded(model: DiffusionModel, config: GenerationConfig, sampler: Sampler
     blocks = model.facts.block_length
     if not blocks or sampler.length is not None or not (sampler.eos.ends and sampler.stop_ids):
         return False
-    named = "length" in config.model_fields_set and config.length
-    if named or config.max_new_tokens or config.formatted or config.initial_text is not None:
+    if config.max_new_tokens or config.formatted or config.initial_text is not None:
         return False
     whole = FIXED_WINDOW in sampler.window.offers
     return whole and getattr(sampler.window, "block_length", None) == blocks

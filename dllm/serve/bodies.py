@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from ..core.config import Count, GenerationConfig, Number
+from ..core.config import FILTERS, Count, GenerationConfig, Number
 from ..core.declared import ANSWER, HOLES
 from .body import Body, Must, Only
 from .problems import Problem
@@ -232,7 +232,7 @@ class Decoding(Body):
 GUIDED = "use structured_outputs, with regex, choice or json"
 TOOLS = "describe them as tools"
 OTHER = "it has no meaning for a text model"
-FILTERS = "use top_p, top_k or min_p"
+OTHER_FILTERS = f"use one of {', '.join(FILTERS)}"
 COMPLETE = "the last message is complete: use /v1/completions"
 ENCODED = "a prompt is encoded as the model expects"
 SPECIAL = "special tokens are not text"
@@ -260,7 +260,7 @@ class Writing(Decoding):
     length_penalty: Annotated[Any, Only("there are no beams", 1, 1.0)] = None
     bad_words: Annotated[Any, Only("words cannot be forbidden", [])] = None
     stop_token_ids: Annotated[Any, Only("stop ids are the model's own: use stop", [])] = None
-    typical_p: Annotated[Any, Only(FILTERS, 1, 1.0)] = None
+    typical_p: Annotated[Any, Only(OTHER_FILTERS, 1, 1.0)] = None
     best_of: Annotated[Any, Only("use n", 1)] = None
     use_beam_search: Annotated[Any, Only("there are no beams", False)] = None
     include_stop_str_in_output: Annotated[

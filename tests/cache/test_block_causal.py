@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from dllm.engine.packing import pack
 from dllm.engine.recipe import MaskedRecipe, RowOptions
 from dllm.engine.rows import Job, Row
 from dllm.engine.visibility import Visibility
+from dllm.kernels.statistics import Filters
 from dllm.samplers import Prediction
 from dllm.samplers.base import Scorer
 
@@ -200,7 +201,7 @@ def test_layerwise_caches_have_their_exact_settings_here_too(
 def test_shadows_see_no_later_block() -> None:
     canvas = Canvas.for_prompt(np.arange(4), 8, mask_id=MASK, pad_id=60)
     recipe, plan = MaskedRecipe(dllm.samplers.compose("wino")), Plan(np.arange(12), refresh=True)
-    options = RowOptions((), 0, 0.0, 1.0, 0, 0, frozenset())
+    options = RowOptions((), 0, Filters(), 0, frozenset())
     row = Row(canvas, recipe, options, Slots.empty(12, 0, GRID), canvas)
     shadow = np.array([5, 9])
     job = Job(row, canvas, plan, canvas.masks(), shadow=shadow)
@@ -248,9 +249,7 @@ class Mapped(Scorer):
     """Keeps the attention maps of the last layer."""
 
     name = "mapped"
-
-    def maps(self, layers: int) -> tuple[int, ...]:
-        return (layers - 1,)
+    statistics: ClassVar = {"attention": 1}
 
     def score(self, canvas: Canvas, prediction: Prediction) -> Any:
         canvas.state(Maps).seen.append(prediction.attention)

@@ -7,7 +7,7 @@ cache of the library.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,10 +22,11 @@ from dllm.cache.dkv import DKVPD, DKVDecode
 from dllm.cache.dsb import DSBCache
 from dllm.cache.window_diffusion import WindowDiffusion
 from dllm.core.canvas import BoolArray, Canvas, Edit, FloatArray, IntArray
+from dllm.core.capabilities import REPEATABLE
 from dllm.core.registry import Registry
 from dllm.core.spec import parse
-from dllm.samplers import SAMPLERS, Part, Prediction, Selector, Transform, View
-from dllm.samplers.base import top
+from dllm.samplers import SAMPLERS, Course, Part, Prediction, Selector, Transform, View
+from dllm.samplers.base import Reads, top
 from dllm.samplers.daedal import Daedal
 from dllm.samplers.dawn import DAWN
 from dllm.samplers.dcd import slide
@@ -85,7 +86,7 @@ class CappedThreshold(Selector):
     tau: float = 0.9
     steps: int | None = None
 
-    def companions(self) -> tuple[Part, ...]:
+    def companions(self, family: str) -> tuple[Part, ...]:
         return (WholeRegion(),)
 
     def begin_block(self, canvas: Canvas) -> None:
@@ -109,6 +110,37 @@ class CappedThreshold(Selector):
         return chosen
 
 
+@PARTS.register("force_first")
+@dataclass(frozen=True)
+class ForceFirst(Course):
+    """Cached code for Dream: exactly the first undecided position in the first step of a block,
+    because nothing predicts it later; or in every ``every``-th step of the row."""
+
+    offers = frozenset({REPEATABLE})
+
+    every: int = 0
+
+    def decide(self, turn: Turn) -> None:
+        canvas = turn.canvas
+        due = canvas.step % self.every == 0 if self.every else canvas.block_step == 0
+        if due and not turn.stopped():
+            turn.choose_these(np.arange(len(turn.view.positions)) == 0)
+
+
+@PARTS.register("awake")
+@dataclass(frozen=True)
+class Awake(Selector):
+    """Chooses nothing, and has a schedule take the steps in which `ForceFirst` does."""
+
+    every: int = 1
+
+    def rests(self, canvas: Canvas) -> bool:
+        return canvas.step % self.every > 0
+
+    def select(self, view: View) -> BoolArray:
+        return np.zeros(len(view.positions), np.bool_)
+
+
 @PARTS.register("released_factor")
 @dataclass(frozen=True)
 class ReleasedFactor(Factor):
@@ -125,8 +157,8 @@ class ReleasedKLASS(KLASS):
     """Follows all undecided positions of the region, so that those of the next block may be ready
     ``history`` - 1 steps after it opened, and not before."""
 
-    def wants(self, canvas: Canvas) -> IntArray | None:
-        return canvas.masked[: canvas.end].nonzero()[0]
+    def reads(self, canvas: Canvas) -> Reads:
+        return Reads(canvas.masked[: canvas.end].nonzero()[0])
 
     def _recent(self, canvas: Canvas, view: View) -> FloatArray:
         super()._recent(canvas, replace(view, prediction=view.all_predictions))
@@ -212,21 +244,17 @@ class ReleasedDSB(DSB):
 
     The right edge counts from where the slice that is fed begins, so that positions behind the
     block are committed, too; on Dream a step that computes everything commits exactly the first
-    undecided position (``force_first``), and the first two positions of a slice are predicted from
+    undecided position, and the first two positions of a slice are predicted from
     the same row.
     """
 
     offers = frozenset()
-    family_defaults: ClassVar[Any] = {
-        "llada": {"force_first": False}, "dream": {"force_first": True},
-    }  # fmt: skip
 
     before: int = 24
     after: int = 0
-    force_first: bool | None = None
 
-    def companions(self) -> tuple[Part, ...]:
-        return (SecondOfEquals(),)
+    def companions(self, family: str) -> tuple[Part, ...]:
+        return (SecondOfEquals(), *((FirstOfAll(),) if family == "dream" else ()))
 
     def advance(self, canvas: Canvas) -> None:
         block, fed = canvas.state(ReleasedBlock), canvas.state(Fed)
@@ -248,8 +276,16 @@ class ReleasedDSB(DSB):
         first = canvas.start + int(canvas.masked[canvas.start : canvas.end].argmax())
         slide(canvas, block.low, max(high, first + 1))
 
-    def decides(self, canvas: Canvas) -> bool:
-        return bool(self.force_first) and canvas.state(Fed).whole
+
+@dataclass(frozen=True)
+class FirstOfAll(Course):
+    """Exactly the first undecided position in a step that computes everything."""
+
+    name = "first_of_all"
+
+    def decide(self, turn: Turn) -> None:
+        if turn.canvas.state(Fed).whole and not turn.stopped():
+            turn.choose_these(np.arange(len(turn.view.positions)) == 0)
 
 
 @dataclass(frozen=True)
@@ -318,8 +354,8 @@ class ReleasedLoPA(LoPA):
     """The row left of the open blocks is not computed again, what it predicts stays as it was; with
     cache ``released_d2f``."""
 
-    def companions(self) -> tuple[Part, ...]:
-        return (*super().companions(), KeepsLogits())
+    def companions(self, family: str) -> tuple[Part, ...]:
+        return (*super().companions(family), KeepsLogits())
 
     def _open(self, turn: Turn) -> list[Prediction]:
         result = []
