@@ -132,10 +132,10 @@ class ForceFirst(Course):
 class Awake(Selector):
     """Chooses nothing, and has a schedule take the steps in which `ForceFirst` does."""
 
-    every: int = 1
+    every: int = 0
 
     def rests(self, canvas: Canvas) -> bool:
-        return canvas.step % self.every > 0
+        return (canvas.step % self.every if self.every else canvas.block_step) > 0
 
     def select(self, view: View) -> BoolArray:
         return np.zeros(len(view.positions), np.bool_)

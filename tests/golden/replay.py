@@ -58,7 +58,7 @@ def _fast_dllm_dream(case: dict[str, Any]) -> Call:
     if case["alg"] == "confidence_threshold":
         return Call(parts("threshold(tau={threshold})".format(**case) + blocks), cache, filters)
     arguments = {"steps": case["num_steps"], **filters}
-    return Call(parts("dream(alg=entropy)" + blocks), cache, arguments)
+    return Call(parts("dream(alg=entropy)+awake" + blocks), cache, arguments)
 
 
 def _dparallel(case: dict[str, Any]) -> Call:
