@@ -187,11 +187,11 @@ class Layer(Protocol):
 @dataclass(frozen=True)
 class Cache:
     """A caching method.  ``stores`` is False when nothing outlives the step; ``needs`` is what it
-    needs of the sampler, ``offers`` what it offers to one.  ``follows``: branches have windows of
-    their own, and plans (see `branch`).  ``grows``: when a text becomes longer at its end, what is
-    stored of it stays good; other caches compute it anew.  ``layerwise`` caches are also asked at
-    every layer and ``keeps`` says which hidden states are stored for them: the "input" of each
-    layer, or the "change" it makes."""
+    needs of the sampler, ``offers`` what it offers to one.  ``branches_slide``: branches have
+    windows and plans of their own (see `branch`).  ``survives_growth``: when a text becomes longer
+    at its end, what is stored of it stays good; other caches compute it anew.  ``layerwise`` caches
+    are also asked at every layer and ``keeps`` says which hidden states are stored for them: the
+    "input" of each layer, or the "change" it makes."""
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -199,8 +199,8 @@ class Cache:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     offers: ClassVar[frozenset[Capability]] = PARTIAL
     stores: ClassVar[bool] = True
-    follows: ClassVar[bool] = False
-    grows: ClassVar[bool] = False
+    branches_slide: ClassVar[bool] = False
+    survives_growth: ClassVar[bool] = False
     trained: ClassVar[bool] = False  # meant for checkpoints that were trained with its attention
     layerwise: ClassVar[bool] = False
     keeps: ClassVar[str | None] = None
@@ -238,7 +238,7 @@ class Cache:
 
     def branch(self, fork: Canvas, plan: Plan) -> Plan:
         """What a branch computes and reads, given the ``plan`` of its row; only asked where it
-        `follows` branches."""
+        `branches_slide` branches."""
         return plan
 
     def before_layer(self, canvas: Canvas, slots: Slots, layer: Layer) -> LayerPlan | None:

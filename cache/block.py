@@ -21,7 +21,7 @@ class ExactBlockCache(Cache):
 
     needs = frozenset({BLOCK_CAUSAL})
     offers = REGION | {JUDGED, REPEATED_MASKS}
-    grows = True
+    survives_growth = True
 
     @property
     def exact(self) -> bool:

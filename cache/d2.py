@@ -27,7 +27,7 @@ class Seen:
     arxiv="2509.23094",
 )  # fmt: skip
 class D2Cache(Refreshing):
-    """Compute the surest masks among decided neighbours, and what the rest attends to most.
+    """Compute the most confident masks among decided neighbours, and what the rest attends to most.
 
     These are ``k`` masks, what was decided just now, and those of the rest that hold the share
     ``p`` of the attention flowing to it.  A mask's score is its last confidence times the density

@@ -24,8 +24,8 @@ class D2FCache(Cache):
     """
 
     offers = BLOCK
-    grows = True
-    follows = True
+    survives_growth = True
+    branches_slide = True
     trained = True
 
     causal: bool = True

@@ -28,7 +28,7 @@ class BranchScores:
     "lopa", paper="LoPA: Scaling dLLM Inference via Lookahead Parallel Decoding", arxiv="2512.16229"
 )
 class LoPA(Explorer):
-    """Feed ``k`` continuations at once, keep the one whose remaining positions are surest.
+    """Feed ``k`` continuations at once, keep the one that leaves the most confident rest.
 
     Beside the row after the step's commits, each of the ``k`` - 1 next most confident undecided
     positions of the window is committed alone in a branch of its own.  A branch scores ``alpha`` x

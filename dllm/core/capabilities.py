@@ -36,7 +36,7 @@ REPEATABLE = Capability(
     {"a window": "use blocks", "a scorer": "use prob", "a selector": "use threshold or fixed"},
 )
 # FreeDave and Prophet: what is decided early would be taken back by a reviser.
-FINAL = Capability("decisions that nobody takes back", {"a reviser": "leave the reviser out"})
+FINAL = Capability("commits that are never taken back", {"a reviser": "leave the reviser out"})
 # S2D2: a forward that judges drafts says nothing of what is decided.
 REPLACES = Capability(
     "decisions that are replaced and never taken back",
@@ -55,7 +55,7 @@ FIXED_LENGTH = Capability(
 )
 # Revisers that only take back, and parts that replace nothing: they go with a format.
 CONSTRAINED = Capability(
-    "tokens that nobody rewrites", {"a sampler": "use a sampler without it, or no format"}
+    "tokens that are never rewritten", {"a sampler": "use a sampler without it, or no format"}
 )
 
 # Of the model: what a checkpoint was trained for.

@@ -1,4 +1,4 @@
-"""What samplers and caches both read of a row."""
+"""What a sampler and a cache both read, which do not know each other."""
 
 from __future__ import annotations
 

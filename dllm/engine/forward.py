@@ -40,7 +40,7 @@ from .recipe import RowOptions, bans
 from .rows import Job
 from .visibility import Visibility
 
-Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its shadow positions
+Predictions = tuple[Prediction, Prediction | None]  # of a job's targets, of its masks fed again
 UNLIKELIEST = -27.6  # log-probability that a draft had at least
 # Columns in the order of the fields of a prediction.
 READ = ("token", "logprob", "margin", "gap", "entropy", "max_logprob", "kl", "top_token",
@@ -119,7 +119,7 @@ class Forward:
         """`hidden`, and the attention maps that some of the jobs want."""
         stored = self.buffer is not None
         packed = pack(jobs, self.shift, stored, self.device, self.visibility, self._last)
-        self._last = packed if packed.laid is not None else None
+        self._last = packed if packed.layouts is not None else None
         maps = AttentionMaps.of(jobs, packed, self.visibility)
         hidden = self._backbone(packed, maps)
         scored = hidden[packed.scored]
@@ -231,12 +231,12 @@ class Forward:
     ) -> TokenStatistics:  # fmt: skip
         """The statistics of jobs with equal options, one after the other.  What belongs to one job
         goes to its ``numbers``: what a part asks for as ``asked.<part>``, the divergence as "kl",
-        the probabilities of shadowed tokens as "stands", and of drafts that are judged how much
-        likelier they are here than where they were drawn."""
+        the probabilities of tokens whose places are fed again as "stands", and of drafts that are
+        judged how much likelier they are here than where they were drawn."""
         rows = self._banned_rows(jobs, options, len(hidden))
         result = self._statistics(jobs, options, hidden, rows)
         clean = result
-        if any(job.ids or job.shadow.size for job in jobs):
+        if any(job.ids or job.masks.size for job in jobs):
             clean = self._clean(options, hidden, result, rows)
         at = 0
         for job, own in zip(jobs, numbers, strict=True):
@@ -248,11 +248,11 @@ class Forward:
                 own["kl"] = divergence(job.targets, job.logprobs, job.row.previous)
             for name, ids in job.ids.items():
                 own[f"asked.{name}"] = self._logprobs(hidden, clean, here, ids, options)
-            judged = job.shadow if job.shadow.size else job.targets
-            there = slice(here.stop if job.shadow.size else here.start, at)
+            judged = job.masks if job.masks.size else job.targets
+            there = slice(here.stop if job.masks.size else here.start, at)
             if job.verifies:
                 own |= self._judged(job, judged, self._all(hidden, there, options, rows))
-            elif job.shadow.size:
+            elif job.masks.size:
                 standing = job.canvas.tokens[judged][:, None]
                 own["stands"] = self._logprobs(hidden, clean, there, standing, options)
         return result
@@ -337,7 +337,7 @@ def _shared_alone(jobs: Sequence[Job], options: RowOptions) -> bool:
     """Whether no job has numbers of its own."""
     if options.needs & {"kl", "residual"} or options.classes is not None:
         return False
-    return not any(job.shadow.size or job.ids or job.verifies for job in jobs)
+    return not any(job.masks.size or job.ids or job.verifies for job in jobs)
 
 
 def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericError:
@@ -355,14 +355,14 @@ def _predictions(job: Job, numbers: Mapping[str, Any]) -> Predictions | NumericE
                    "logprob": numbers["residual_logprob"]}  # fmt: skip
         judged = _prediction(job.asked, numbers)
         return judged, judged
-    if not job.shadow.size:
+    if not job.masks.size:
         return _prediction(job.targets, numbers), None
     count = len(job.targets)
     shared = {name: numbers[name] for name in SHARED if name in numbers}
     mine = {**numbers, **{name: array[:count] for name, array in shared.items()}}
     others = {name: array[count:] for name, array in shared.items()}
     others["asked.stands"] = numbers["stands"]
-    return _prediction(job.targets, mine), _prediction(job.shadow, others)
+    return _prediction(job.targets, mine), _prediction(job.masks, others)
 
 
 def _completed(

@@ -64,7 +64,7 @@ class Engine(Work[Row, Step]):
         super().__init__(
             model, max_batch_size, slots if most is None and slots else most, max_batch_tokens
         )
-        self.cache, self.cache_name, self.spoils = cache, cache.name, cache.layerwise
+        self.cache, self.cache_name, self.leaves_rows_changed = cache, cache.name, cache.layerwise
         self.forward = Forward(model, cache, cuda_graphs, compile)
         self.prefixes: Prefixes[tuple[int, int]] = Prefixes(self._free)  # first slot, how many
         self._slots = slots or 0
@@ -131,7 +131,7 @@ class Engine(Work[Row, Step]):
             )
         with self._lock:
             row.canvas, row.feed, row.previous, row.jobs = canvas, THE_ROW, None, []
-            row.standing = None
+            row.drop_plan()
             if not kept:
                 row.slots = row.slots.fresh(row.capacity)
             row.slots.age[kept:] = -1
@@ -225,7 +225,7 @@ class Engine(Work[Row, Step]):
 
     # -- rows whose texts become longer ---------------------------------------------------------
 
-    def _cramped(self, row: Row) -> bool:
+    def _outgrown(self, row: Row) -> bool:
         """Whether its text has become longer than its slots, so that it waits for more of them."""
         return self.cache.stores and row.canvas.length > row.capacity
 
@@ -237,18 +237,18 @@ class Engine(Work[Row, Step]):
     def _make_room(self) -> None:
         """Give rows whose texts have become longer more slots, in the order of their admission.
         Where nobody can go on, the youngest of them begins anew when another row has left."""
-        while cramped := [row for row in self.live if self._cramped(row)]:
-            cramped.sort(key=lambda row: row.number)
-            for row in cramped:
+        while outgrown := [row for row in self.live if self._outgrown(row)]:
+            outgrown.sort(key=lambda row: row.number)
+            for row in outgrown:
                 self._enlarge(row)
-            if any(not self._cramped(r) and not r.canvas.finished for r in self.live):
+            if any(not self._outgrown(r) and not r.canvas.finished for r in self.live):
                 return
-            cramped = [row for row in cramped if self._cramped(row)]
-            if len(self.live) > 1 and cramped:
-                self._take_back(cramped[-1])
-            elif cramped:
-                self._fail(cramped[0], ConfigError(
-                    f"the text needs {cramped[0].lanes * cramped[0].canvas.length} positions of "
+            outgrown = [row for row in outgrown if self._outgrown(row)]
+            if len(self.live) > 1 and outgrown:
+                self._take_back(outgrown[-1])
+            elif outgrown:
+                self._fail(outgrown[0], ConfigError(
+                    f"the text needs {outgrown[0].lanes * outgrown[0].canvas.length} positions of "
                     f"keys and values, the pool holds {self._most}: pass a smaller "
                     "max_new_tokens, or raise max_positions"
                 ))  # fmt: skip
@@ -266,7 +266,8 @@ class Engine(Work[Row, Step]):
             enlarge = partial(buffer.enlarge, *owned)
             base = unless_out_of_memory(partial(self.prefixes.make_room, enlarge))
             if base is not None:
-                row.base, row.capacity, row.standing = base, size, None
+                row.base, row.capacity = base, size
+                row.drop_plan()
                 return
 
     def _leave(self, row: Row) -> None:
@@ -274,7 +275,8 @@ class Engine(Work[Row, Step]):
             kept = self._kept(row)
             if kept < row.size:
                 self.forward.buffer.free(row.base + kept, row.size - kept)
-        row.base, row.jobs, row.previous, row.standing = None, [], None, None
+        row.base, row.jobs, row.previous = None, [], None
+        row.drop_plan()
 
     def _shrink(self) -> None:
         """Where the pool itself is what does not fit, make a smaller one."""
@@ -284,7 +286,8 @@ class Engine(Work[Row, Step]):
             self.forward.allot(max(1, sum(row.size for row in self.live)), self._most)
             for row in self.live:
                 assert self.forward.buffer is not None
-                row.base, row.standing = self.forward.buffer.allocate(row.size), None
+                row.base = self.forward.buffer.allocate(row.size)
+                row.drop_plan()
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -310,7 +313,7 @@ class Engine(Work[Row, Step]):
 
     def _plan(self, rows: list[Row]) -> None:
         for row in rows:
-            if self._cramped(row):
+            if self._outgrown(row):
                 continue
             try:
                 row.jobs = jobs_of(row, self.cache)

@@ -18,7 +18,7 @@ import torch
 from ..core.canvas import PROPOSAL, PURPOSES, IntArray
 from ..models.segments import Segment
 from .kv import KVBuffer
-from .rows import Job, Laid
+from .rows import Job, Layout
 from .visibility import Piece, Visibility, tensor
 
 BIDIRECTIONAL = Visibility()
@@ -38,7 +38,7 @@ class Packed:
     scored: torch.Tensor
     lanes: list[tuple[Job, int]] = field(default_factory=list)
     guided: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    laid: list[Laid] | None = None  # what its jobs feed, where the next step may feed the same
+    layouts: list[Layout] | None = None  # what its jobs feed, where the next step may feed the same
     moved: list[int] = field(default_factory=list)
 
     def inputs(self, buffer: KVBuffer | None) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def pack(
     ``shift``: target t is scored by row t - shift.  ``stored``: keys are read from the buffer and
     not from this forward.
     """
-    known: list[Any] = [job.laid for job in jobs]
-    if last is not None and last.laid == known:
+    known: list[Any] = [job.layout for job in jobs]
+    if last is not None and last.layouts == known:
         return _same(last, jobs, shift, device)
     order = [(job, 0) for job in jobs]
     if any(job.row.recipe.config.cfg_scale for job in jobs):
@@ -108,20 +108,20 @@ def pack(
     ids, positions, slots, scored = packing.ids, packing.positions, packing.slots, packing.scored
     moved, counts, pieces = list[int](), list[int](), packing.pieces
     for job, lane in order:
-        laid = job.laid
-        if laid is None or lane:
-            laid = _lay(job, lane, stored, visibility)
-            if not lane and not job.single[1] and not visibility.causal:
-                job.laid = laid
+        layout = job.layout
+        if layout is None or lane:
+            layout = _layout(job, lane, stored, visibility)
+            if not lane and not job.ordered[1] and not visibility.causal:
+                job.layout = layout
         at = packing.size
         tokens = job.canvas.tokens if not lane else job.lane_tokens(lane)
-        ids.append(tokens[laid.where])
-        positions.append(laid.positions)
-        if stored and laid.slots is not None:
-            slots.append(laid.slots)
-        packing.size += laid.count
+        ids.append(tokens[layout.where])
+        positions.append(layout.positions)
+        if stored and layout.slots is not None:
+            slots.append(layout.slots)
+        packing.size += layout.count
         base = 0 if stored else at
-        for first, count, keys, hidden in laid.pieces:
+        for first, count, keys, hidden in layout.pieces:
             if base:
                 if isinstance(keys, slice):
                     keys = slice(keys.start + base, keys.stop + base)
@@ -129,29 +129,29 @@ def pack(
                     keys = keys + base
             pieces.append(Piece(at + first, count, keys, hidden))
         if lane:
-            second.append(_indices(laid.positions, job.plan.rows(job.targets, shift)) + at)
+            second.append(_indices(layout.positions, job.plan.rows(job.targets, shift)) + at)
             continue
-        if laid.first >= 0:  # a run of positions: its rows are found for all jobs at once
+        if layout.first >= 0:  # a run of positions: its rows are found for all jobs at once
             scored.append(job.plan.rows(job.targets, shift))
-            moved.append(at - laid.first)
+            moved.append(at - layout.first)
             counts.append(len(job.targets))
         else:
-            scored.append(np.searchsorted(laid.positions, job.plan.rows(job.targets, shift)))
+            scored.append(np.searchsorted(layout.positions, job.plan.rows(job.targets, shift)))
             moved.append(at)
             counts.append(len(job.targets))
-        if job.shadow.size:
-            shadow, canvas, length = job.shadow, job.canvas, job.canvas.length
-            read = job.plan.read if stored else laid.positions
+        if job.masks.size:
+            again, canvas, length = job.masks, job.canvas, job.canvas.length
+            read = job.plan.read if stored else layout.positions
             read = np.arange(length) if read is None else read
-            own = shadow + job.row.lane(job.row.lanes - 1) if stored else None
-            behind = packing.feed(np.full(len(shadow), canvas.mask_id), shadow, own)
+            own = again + job.row.lane(job.row.lanes - 1) if stored else None
+            behind = packing.feed(np.full(len(again), canvas.mask_id), again, own)
             first = job.base(0) if stored else at
             keys = slice(at, packing.size) if own is None else np.concatenate([read + first, own])
-            hidden = visibility.shadow(canvas, shadow, read, job.single)
-            pieces.append(Piece(behind, len(shadow), keys, hidden))
-            scored.append(behind + np.arange(len(shadow)))
+            hidden = visibility.of_masks(canvas, again, read, job.ordered)
+            pieces.append(Piece(behind, len(again), keys, hidden))
+            scored.append(behind + np.arange(len(again)))
             moved.append(0)
-            counts.append(len(shadow))
+            counts.append(len(again))
     if len(scored) > 1:
         packing.scored = [np.concatenate(scored) + np.repeat(moved, counts)]
     elif scored:
@@ -159,20 +159,21 @@ def pack(
     packed = packing.packed(device)
     packed.lanes = order
     packed.guided = _guided(jobs, second, device) if second else None
-    if all(job.laid is not None and not job.shadow.size and job.lanes == 1 for job in jobs):
-        packed.laid, packed.moved = [job.laid for job in jobs if job.laid is not None], moved
+    if all(job.layout is not None and not job.masks.size and job.lanes == 1 for job in jobs):
+        packed.layouts, packed.moved = [job.layout for job in jobs if job.layout is not None], moved
     return packed
 
 
 def _same(last: Packed, jobs: Sequence[Job], shift: int, device: torch.device) -> Packed:
     """Another step over the positions of the last one: its tokens, and what is scored of it."""
-    ids = [job.canvas.tokens[laid.where] for job, laid in zip(jobs, last.laid or (), strict=True)]
+    layouts = last.layouts or []
+    ids = [job.canvas.tokens[one.where] for job, one in zip(jobs, layouts, strict=True)]
     targets = [job.targets for job in jobs]
     if shift:
         targets = [job.plan.rows(at, shift) for job, at in zip(jobs, targets, strict=True)]
     where = [
-        at if laid.first >= 0 else np.searchsorted(laid.positions, at)
-        for laid, at in zip(last.laid or (), targets, strict=True)
+        at if layout.first >= 0 else np.searchsorted(layout.positions, at)
+        for layout, at in zip(layouts, targets, strict=True)
     ]
     if len(jobs) > 1:
         scored = np.concatenate(where) + np.repeat(last.moved, [len(at) for at in where])
@@ -183,7 +184,7 @@ def _same(last: Packed, jobs: Sequence[Job], shift: int, device: torch.device) -
     return last
 
 
-def _lay(job: Job, lane: int, stored: bool, visibility: Visibility) -> Laid:
+def _layout(job: Job, lane: int, stored: bool, visibility: Visibility) -> Layout:
     """What a lane of a job feeds, its keys in slots where they are ``stored``, else counted from
     its first query."""
     compute, canvas = job.plan.compute, job.canvas
@@ -194,23 +195,23 @@ def _lay(job: Job, lane: int, stored: bool, visibility: Visibility) -> Laid:
         base, length, begin, pieces = job.base(lane), canvas.length, 0, list[Piece]()
         for piece, read in job.plan.pieces(length):
             pieces += visibility.pieces(
-                piece, read, begin, base, length, canvas.masked, single=job.single
+                piece, read, begin, base, length, canvas.masked, ordered=job.ordered
             )
             begin += len(piece)
     else:
         base = 0
         pieces = list(visibility.pieces(
-            compute, None, 0, 0, count, canvas.masked, single=job.single
+            compute, None, 0, 0, count, canvas.masked, ordered=job.ordered
         ))  # fmt: skip
     slots = compute + base if stored else None
     parts = [(p.first, p.count, p.keys, p.hidden) for p in pieces]
-    return Laid(where, count, first if run else -1, compute, slots, parts)
+    return Layout(where, count, first if run else -1, compute, slots, parts)
 
 
 def _guided(
     jobs: Sequence[Job], second: list[IntArray], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`Packed.guided`: a guided job has targets only, no shadow."""
+    """`Packed.guided`: a guided job has targets only, and feeds nothing again."""
     at, which, scales = 0, [], []
     for job in jobs:
         count = len(job.asked)

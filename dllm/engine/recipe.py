@@ -243,7 +243,7 @@ def offers_of(facts: Facts) -> frozenset[Capability]:
 def check_pair(sampler: Sampler, cache: Cache) -> None:
     """Raise `ConfigError` where sampler and cache do not go together."""
     offered = cache.offers
-    if not cache.stores or cache.follows or FIXED_WINDOW in sampler.window.offers:
+    if not cache.stores or cache.branches_slide or FIXED_WINDOW in sampler.window.offers:
         offered |= {SLIDING_BRANCHES}
     check_needs(sampler.parts, "a cache", f"cache={cache.name!r}", offered)
     check_needs([cache], "a sampler", f"sampler={sampler.spec!r}", sampler.offers)

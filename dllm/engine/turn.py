@@ -25,9 +25,9 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     """What the row feeds in its next step: itself, or its branches.  Moves its window; asked once
     per step."""
     canvas, sampler = row.canvas, row.recipe.sampler
-    standing = row.standing
-    if standing is not None and _again(row, standing[0]):
-        return standing
+    before = row.same_as_before
+    if before is not None and _again(row, before[0]):
+        return before
     for _ in range(MOST_IDLE_STEPS):
         if sampler.prepare(canvas):
             break
@@ -41,20 +41,20 @@ def jobs_of(row: Row, cache: Cache) -> list[Job]:
     plan, targets = plan_row(row, cache, targets)
     feed = row.feed = sampler.feeds(canvas)
     verifies = bool(feed.branches) and "residual" in row.options.needs
-    shadow, single = feed.masks, feed.ordered
+    again, ordered = feed.masks, feed.ordered
     jobs = []
     for i, fork in enumerate(_forks(row, cache)):
         if verifies:
             # Where logits are shifted, the token to the left judges, and no mask is needed.
-            masks, read = (NOTHING, shadow) if row.slots.shift else (shadow, NOTHING)
-            jobs.append(Job(row, fork, plan, read, 0, masks, single=single, verifies=True))
+            masks, read = (NOTHING, again) if row.slots.shift else (again, NOTHING)
+            jobs.append(Job(row, fork, plan, read, 0, masks, ordered=ordered, verifies=True))
             continue
         wanted, asked, own = targets, ids, plan
         if fork is not canvas:
             wanted, asked = sampler.reads(fork)
-        if cache.follows and fork is not canvas:
+        if cache.branches_slide and fork is not canvas:
             own = complete_plan(cache.branch(fork, plan), wanted, row.slots, NOTHING)
-        jobs.append(Job.of(row, fork, own, wanted, asked, i * row.recipe.lanes, shadow, single))
+        jobs.append(Job.of(row, fork, own, wanted, asked, i * row.recipe.lanes, again, ordered))
     return jobs
 
 
@@ -95,7 +95,7 @@ def _goes_on(job: Job) -> bool:
 
 def stands(row: Row, job: Job, decision: Decision) -> bool:
     """Whether the next step may feed what this one has."""
-    if not job.plan.until or not row.recipe.sampler.plain or decision.edits or job.shadow.size:
+    if not job.plan.until or not row.recipe.sampler.plain or decision.edits or job.masks.size:
         return False
     canvas = row.canvas
     if canvas.finish_reason is not None or decision.padded.size or job.wanted is not None:
@@ -108,9 +108,9 @@ def _forks(row: Row, cache: Cache) -> list[Canvas]:
     and values are kept, most caches compute only the row's, which all of them have."""
     forks, sampler = row.forks(), row.recipe.sampler
     for fork, trial in zip(forks, row.feed.branches, strict=False):
-        if cache.follows:
+        if cache.branches_slide:
             sampler.eos.check(fork, trial.positions, sampler.stop_ids)
-        if cache.follows or (not cache.stores and fork.masks().size):
+        if cache.branches_slide or (not cache.stores and fork.masks().size):
             sampler.prepare(fork)
     return forks
 
@@ -159,8 +159,8 @@ def settle(
     prediction = seen[kept or 0].prediction
     if sampler.courses or job.logprobs is not None:
         _keep(row, kept or 0, buffer)
-    plan, laid = job.plan, job.laid
-    fed = plan.compute if laid is None else laid.where
+    plan, layout = job.plan, job.layout
+    fed = plan.compute if layout is None else layout.where
     slots.age[fed] = step
     slots.pending[fed] = bool(row.feed.branches) and kept is None  # what was fed was given up
     if row.recipe.format is not None:
@@ -179,9 +179,9 @@ def settle(
     else:
         canvas.step = step + 1
         canvas.block_step += 1
-    row.standing, row.open = None, False
+    row.drop_plan()
     if len(jobs) == 1 and stands(row, job, decision):
-        row.standing = jobs
+        row.same_as_before = jobs
         row.open = sampler.stays and not sampler.resting and _goes_on(job)
     if decision.edits:
         row.edit(decision.edits, cache)

@@ -1,4 +1,4 @@
-"""Which positions of a row attend to which: one rule for packing, layers, maps and shadow tokens.
+"""Which positions of a row attend to which: one rule for packing, layers, maps and masks fed again.
 
 Every position has a rank, and a query sees the keys whose rank is not above its own:
 
@@ -67,12 +67,12 @@ class Visibility:
         return self.block_length is None and not self.causal
 
     def rank(
-        self, positions: IntArray, undecided: BoolArray | bool, single: Range = NO_RANGE
+        self, positions: IntArray, undecided: BoolArray | bool, ordered: Range = NO_RANGE
     ) -> IntArray:
-        """(n,) int64; the positions ``single`` are ranked one by one."""
+        """(n,) int64; the positions ``ordered`` are ranked one by one."""
         if self.causal:
             return positions + MASKS_BEHIND * undecided
-        low, high = single
+        low, high = ordered
         if self.block_length is not None:
             low = low // self.block_length * self.block_length  # in a block all or none to the left
             result = (positions // self.block_length + 1) * self.block_length - 1
@@ -88,16 +88,16 @@ class Visibility:
 
     def pieces(
         self, compute: IntArray, read: IntArray | None, at: int, base: int, length: int,
-        masked: BoolArray | None = None, tree: BoolArray | None = None, single: Range = NO_RANGE,
+        masked: BoolArray | None = None, tree: BoolArray | None = None, ordered: Range = NO_RANGE,
     ) -> Iterator[Piece]:  # fmt: skip
         """What a row's queries ``compute`` attend to, which begin at ``at`` on the packed axis and
         whose keys lie in the slots from ``base``: those of ``read``, or the first ``length``.
 
         ``masked`` (N,): which positions are undecided (None: none).  ``tree`` (n, n): the last n
-        of ``length`` are nodes, and node i sees node j where ``tree[i, j]``.  ``single``: positions
-        that are ranked one by one.
+        of ``length`` are nodes, and node i sees node j where ``tree[i, j]``.  ``ordered``:
+        positions that are ranked one by one.
         """
-        if self.full and single == NO_RANGE:
+        if self.full and ordered == NO_RANGE:
             keys = slice(base, base + length) if read is None else _slots(read, base)
             yield Piece(at, len(compute), keys)
             return
@@ -109,8 +109,8 @@ class Visibility:
                 yield Piece(at + first, last - first, keys, hidden)
             return
         read = np.arange(length) if read is None else read
-        ranks = self.rank(read, False if masked is None else masked[read], single)
-        own = self.rank(compute, False if masked is None else masked[compute], single)
+        ranks = self.rank(read, False if masked is None else masked[read], ordered)
+        own = self.rank(compute, False if masked is None else masked[compute], ordered)
         for first, last in self._runs(own):
             run = own[first:last]
             seen = ranks <= run.max()
@@ -130,16 +130,16 @@ class Visibility:
         blocks = ranks // self.block_length
         return pairwise([0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), count])
 
-    def shadow(
-        self, canvas: Canvas, shadow: IntArray, keys: IntArray, single: Range = NO_RANGE
+    def of_masks(
+        self, canvas: Canvas, again: IntArray, keys: IntArray, ordered: Range = NO_RANGE
     ) -> BoolArray:
-        """(n, m + n) bool: which of the positions ``keys`` (m,) and of one another shadow tokens do
-        not see, [MASK]s at the positions ``shadow`` (n,): they see what masks there would, but
-        for the token at their own position, and one another unless ``single``."""
-        own = self.rank(shadow, True, single)
-        ranks = self.rank(keys, canvas.masked[keys], single)
-        hidden = (ranks > own[:, None]) | (keys == shadow[:, None])
-        others = own > own[:, None] if single == NO_RANGE else ~np.eye(len(own), dtype=np.bool_)
+        """(n, m + n) bool: which of the positions ``keys`` (m,) and of one another masks fed again
+        do not see, [MASK]s at the positions ``again`` (n,): they see what masks there would, but
+        for the token at their own position, and one another unless ``ordered``."""
+        own = self.rank(again, True, ordered)
+        ranks = self.rank(keys, canvas.masked[keys], ordered)
+        hidden = (ranks > own[:, None]) | (keys == again[:, None])
+        others = own > own[:, None] if ordered == NO_RANGE else ~np.eye(len(own), dtype=np.bool_)
         return np.concatenate([hidden, others], 1)
 
 

@@ -24,15 +24,9 @@ from ..models import DiffusionModel
 from ..samplers import NOTHING, Sampler
 from ..samplers.compose import SamplerLike
 from ..samplers.compose import lengths as length_rules
-from ..structured import (
-    Format,
-    choice_pattern,
-    format_of,
-    holes_format,
-    regex_pattern,
-    schema_of,
-    schema_pattern,
-)
+from ..structured import source
+from ..structured.building import format_of, holes_format
+from ..structured.format import Format
 from .holes import measured, name_of
 from .prompts import (
     check_lengths_alone,
@@ -101,14 +95,14 @@ def format_for(
 ) -> Format | None:
     """Which texts may be written; None where any may."""
     if config.regex is not None:
-        pattern = regex_pattern(config.regex)
+        wanted = source.regex(config.regex)
     elif config.choice is not None:
-        pattern = choice_pattern(config.choice)
+        wanted = source.choice(config.choice)
     elif config.json_schema is not None:
-        pattern = schema_pattern(schema_of(config.json_schema))
+        wanted = source.json_schema(config.json_schema)
     else:
         return None
-    return format_of(model, pattern, not holes, config.literals)
+    return format_of(model, wanted, not holes, config.literals)
 
 
 def _fills(length: str | None) -> bool:
@@ -328,8 +322,8 @@ def _with_forms(
         raise ConfigError(f"holes have a form, and so has the text: drop {recipe.config.formatted}")
     if np.count_nonzero(np.diff(holes, prepend=False) & holes) != len(forms):
         raise ConfigError("holes with a form need text between them: make them one hole")
-    patterns = [None if form is None else regex_pattern(form) for form in forms]
-    return replace(recipe, format=holes_format(model, patterns, bool(holes[0])))
+    sources = [None if form is None else source.regex(form) for form in forms]
+    return replace(recipe, format=holes_format(model, sources, bool(holes[0])))
 
 
 # -- what a session is asked for ------------------------------------------------------------------

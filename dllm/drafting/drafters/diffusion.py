@@ -153,6 +153,10 @@ class DiffusionDrafter(Drafter):
     def distributions(self) -> frozenset[Distribution]:  # type: ignore[override]
         return frozenset({self._search(0.0).distribution})
 
+    @property
+    def trees(self) -> bool:  # type: ignore[override]
+        return self._search(0.0).trees
+
     def _search(self, temperature: float) -> Search:
         if self.search is not None:
             result: Search = self.search

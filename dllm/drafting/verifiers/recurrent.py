@@ -78,17 +78,21 @@ class RecurrentVerifier(RowVerifier):
     def _new(self, prompt: IntArray, limit: int) -> RecurrentText:
         return RecurrentText(prompt.tolist(), limit, cache=self._new_cache())
 
-    def _score(self, text: Any, draft: Draft) -> Scored:
-        if not draft.is_chain and len(draft):
+    def check_drafts(self, trees: bool) -> None:
+        if trees:
             raise ConfigError(
                 f"{self.model.name} has recurrent layers, which read one token after the other: "
                 "use a search that returns a chain"
             )
-        if len(draft) and not self.known and not goes_on(self):
+        if not self.known and not goes_on(self):
             raise ConfigError(
                 f"the recurrent layers of {self.model.name} read several tokens only at the start "
                 "of a text, so that it cannot verify drafts; use another model, or drafter=None"
             )
+
+    def _score(self, text: Any, draft: Draft) -> Scored:
+        if not draft.is_chain:
+            self.check_drafts(trees=True)  # of a drafter that does not say what it makes
         layers = _recurrent(text.cache)
         text.kept, text.convolved, text.fed = [], [], len(text.fresh) + len(draft)
         if self.rollback == "replay" and len(draft):
