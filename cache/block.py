@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.canvas import Canvas, IntArray
-from ..core.capabilities import BLOCK_CAUSAL, JUDGED, REPEATED_MASKS
+from ..core.capabilities import BLOCK_CAUSAL, JUDGED, PREFIX, REPEATED_MASKS
 from .base import OPEN_BLOCK, REGION, STEP, Cache, Plan, Slots, register
 
 
@@ -20,7 +20,7 @@ class ExactBlockCache(Cache):
     """
 
     needs = frozenset({BLOCK_CAUSAL})
-    offers = REGION | {JUDGED, REPEATED_MASKS}
+    offers = REGION | {JUDGED, PREFIX, REPEATED_MASKS}
     survives_growth = True
 
     @property
@@ -28,10 +28,9 @@ class ExactBlockCache(Cache):
         return True
 
     def plan(self, canvas: Canvas, slots: Slots, targets: IntArray) -> Plan:
-        block_length, length = slots.block_length, canvas.length
-        end = min((int(targets[-1]) // block_length + 1) * block_length, length)
-        finished = slots.final(canvas)
+        block_length = slots.block_length
+        end, finished = slots.end(canvas, targets), slots.final(canvas)
         # once it begins where the first undecided block does, it holds as long as that is open
-        own = finished == int(targets[0]) // block_length * block_length
+        own = finished == canvas.block_at(int(targets[0]), block_length)[0]
         until = OPEN_BLOCK if own and end - finished == block_length else STEP
         return Plan(np.arange(finished, end), np.arange(end), until=until)

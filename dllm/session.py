@@ -316,7 +316,7 @@ def _opened(model: DiffusionModel, config: SessionConfig) -> tuple[Work[Any, Any
 
 
 def _masked(model: DiffusionModel, config: SessionConfig, most: int) -> tuple[Work[Any, Any], Make]:
-    sampler, length = config.sampler or "threshold", config.length
+    sampler, length = config.sampler, config.length
     engine = Engine(
         model, compose(config.cache or "none", model.family.name), most=most,
         max_batch_size=config.max_batch_size, max_batch_tokens=config.max_batch_tokens,

@@ -71,11 +71,13 @@ class Feed:
     ``branches``: in place of the row as it stands, texts with these commits beyond it, each in a
     lane of its own; none: the row itself.  ``masks``: positions that are fed once more, as [MASK]s
     that see every token but the one in their place.  ``ordered``: positions, from the first on and
-    below the second, that see only what is left of them, as if blocks had one position."""
+    below the second, that see only what is left of them, as if blocks had one position.  ``soft``:
+    whether a network with self-conditioning is given next what this forward predicts."""
 
     branches: tuple[Trial, ...] = ()
     masks: IntArray = field(default_factory=lambda: NOTHING)
     ordered: tuple[int, int] = (0, 0)
+    soft: bool = True
 
 
 THE_ROW = Feed()

@@ -82,6 +82,17 @@ UNCONDITIONAL = Capability(
     "predictions of a text whose beginning is masked", {"a model": "use cfg_scale=0"}
 )
 
+# Samplers that change undecided positions at random, or say what stands there.
+UNIFORM_NOISE = Capability(
+    "uniform noise: undecided positions that hold random tokens",
+    {"a model": "load DiffusionGemma or another model of that kind, or use sampler='threshold',"},
+)
+
+# A sampler that says at which temperature each step draws.
+OWN_TEMPERATURE = Capability(
+    "the temperatures of its own steps", {"a temperature": "set its t_min and t_max"}
+)
+
 # Of the cache: what is computed in a step, from all to part of what is asked.
 
 # DAWN reads the attention between all positions; DAEDAL what the model says of all.
@@ -115,6 +126,12 @@ SLIDING_BRANCHES = Capability(
 REORDERING = Capability(
     "keys and values that follow the order of decisions",
     {"a cache": "use cache='wedlm' or cache='none'"},
+)
+# Models that read causally what stands before the open block: its keys are final, and nothing is
+# left there that a cache could approximate.
+PREFIX = Capability(
+    "the exact keys of a prefix that is read causally",
+    {"a cache": "use cache='block' or cache='none'"},
 )
 # The cache `dkv_greedy` computes the neighbourhood of what will be committed.
 FORESIGHT = Capability(

@@ -307,5 +307,5 @@ def test_a2d_answers_without_thinking_unless_asked(tmp_path: Path) -> None:
 
 def test_every_family_has_a_case() -> None:
     elsewhere = {"llada", "dream", "llada2", "autoregressive", "nemotron_causal", "wedlm",
-                 "wedlm_qwen2", "dreamon"}  # fmt: skip
+                 "wedlm_qwen2", "dreamon", "diffusion_gemma"}  # fmt: skip
     assert {case.family for case in CASES} | elsewhere >= set(families())
