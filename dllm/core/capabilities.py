@@ -72,6 +72,11 @@ LEFT_TO_RIGHT = Capability(
 DECIDED_FIRST = Capability(
     "attention in which decided tokens come before masks", {"a model": "use cache='dual'"}
 )
+# DMax mixes the mask's embedding with those of tokens.
+MASK_EMBEDDING = Capability(
+    "the embedding of a mask token",
+    {"a model": "load a masked diffusion model, or use sampler='threshold',"},
+)
 # Revisers and stops read what the model says at decided positions: there its own token.
 OWN_PREDICTIONS = Capability(
     "decided tokens that predict themselves",
