@@ -16,6 +16,7 @@ from ..core.capabilities import (
     DECIDED_FIRST,
     FIXED_WINDOW,
     LEFT_TO_RIGHT,
+    MASK_EMBEDDING,
     OWN_PREDICTIONS,
     PREFIX,
     REORDERING,
@@ -258,7 +259,7 @@ def offers_of(facts: Facts) -> frozenset[Capability]:
         offered |= {BLOCK_CAUSAL} if facts.uniform else {BLOCK_CAUSAL, LEFT_TO_RIGHT}
     if facts.uniform:  # nothing that is fed says that a position is undecided
         return frozenset(offered - {REPEATED_MASKS} | {OWN_PREDICTIONS, UNIFORM_NOISE})
-    return frozenset(offered | {OWN_PREDICTIONS, UNCONDITIONAL})
+    return frozenset(offered | {MASK_EMBEDDING, OWN_PREDICTIONS, UNCONDITIONAL})
 
 
 def check_pair(sampler: Sampler, cache: Cache) -> None:
@@ -306,7 +307,8 @@ def check_recipe(recipe: MaskedRecipe, cache: Cache, model: DiffusionModel) -> N
         check_needs([Setting(model.name, kept)], "a cache", named, cache.offers)
     if recipe.format is not None:
         check_format(sampler)
-    if sampler.feeds_masks and config.cfg_scale > 0:
+    mixes = any(MASK_EMBEDDING in part.needs for part in sampler.parts)
+    if (sampler.feeds_masks or mixes) and config.cfg_scale > 0:
         raise ConfigError(f"{sampler.spec} cannot be guided: use cfg_scale=0")
     implementation = getattr(model.hf.config, "_attn_implementation", "") or ""
     if sampler.feeds_masks and "flash" in implementation:
