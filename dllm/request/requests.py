@@ -45,12 +45,12 @@ Fixed = list[tuple[int, IntArray]]  # offsets in the answer, and the ids that st
 
 
 def recipe_for(
-    model: DiffusionModel, sampler: SamplerLike, config: GenerationConfig | None = None,
+    model: DiffusionModel, sampler: SamplerLike | None, config: GenerationConfig | None = None,
     arguments: Mapping[str, Any] | None = None, holes: bool = False,
 ) -> MaskedRecipe:  # fmt: skip
-    """The sampler and the arguments that go together on a diffusion model.  ``config`` stands in
-    place of the checkpoint's defaults, ``arguments`` are single fields of it.  ``holes``: for a
-    text with holes, which is as long as it is, and in which nothing ends."""
+    """The sampler (None: the model's own) and the arguments that go together on a diffusion model.
+    ``config`` stands in place of the checkpoint's defaults, ``arguments`` are single fields of it.
+    ``holes``: for a text with holes, which is as long as it is, and in which nothing ends."""
     given = given_of(config, arguments or {})
     defaults = dict(model.generation_defaults) if config is None else {}
     if holes:
@@ -60,6 +60,7 @@ def recipe_for(
             raise ConfigError(f"infill writes what the holes ask for: drop {fixed[0]}")
         defaults = {**defaults, "max_new_tokens": None, "eos_policy": "none"}
     built = GenerationConfig.build(defaults, given)
+    sampler = model.family.sampler if sampler is None else sampler
     measures = holes and "length" in given and not _fills(built.length)
     composed = _compose(model, sampler, built, None if measures else built.length)
     if not holes and not given.get("length") and _unbounded(model, built, composed):
@@ -116,7 +117,9 @@ def _compose(
     """The sampler for this model.  What the call gives must be of use to some part; what the
     checkpoint recommends need not."""
     wanted = config.sampler_options
+    stated = model.generation_defaults
     facts = {
+        **{name: stated[name] for name in model.family.sampler_fields if name in stated},
         **wanted, "delimiters": model.delimiters,
         "eos_token_id": model.facts.eos_token_id,
         "expand_token_id": model.facts.expand_token_id,
@@ -330,7 +333,7 @@ def _with_forms(
 
 
 def one_request(
-    model: DiffusionModel, sampler: SamplerLike, length: str | None, prompt: Any, text: Any,
+    model: DiffusionModel, sampler: SamplerLike | None, length: str | None, prompt: Any, text: Any,
     how: Mapping[str, Any],
 ) -> Request:  # fmt: skip
     """An answer to ``prompt``, or a ``text`` to fill if there is one.  ``how``: what the request
