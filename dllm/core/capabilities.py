@@ -143,8 +143,3 @@ FORESIGHT = Capability(
     "commits that are known before the forward",
     {"a sampler": "use sampler='llada(remasking=random)'"},
 )
-# The window and the cache of DSB's released code depend on one another.
-DSB_CACHE = Capability(
-    "what the released code of DSB does beside its cache",
-    {"a cache": "use cache='dsb(official=True)'", "a sampler": "use sampler='dsb(official=True)'"},
-)
