@@ -1,6 +1,6 @@
 """Which samplers carry over from masks to uniform noise: two small models of one recipe.
 
-``python benchmarks/uniform.py UNIFORM MASKED`` decodes held-out prompts of the list tasks with
+``python benchmarks/uniform.py UNIFORM MASKED [COUNT]`` decodes held-out prompts of the list tasks with
 every sampler along its parameter, and prints the share of right answers and the forwards of each.
 """
 
@@ -51,4 +51,4 @@ def main(uniform: str, masked: str, count: int = 24) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:3], *map(int, sys.argv[3:]))
