@@ -231,18 +231,18 @@ async def answer(service: Service, line: Line) -> dict[str, Any]:
         ask = read(line.body)
         if ask.stream:
             raise Problem(400, "results of a batch are not streamed: drop stream", "stream")
-        handles = await service.start(ask)
+        started = await service.start(ask)
         try:
-            answers = [await handle for handle in handles]
+            answers = [await handle for handle in started.handles]
         finally:
-            for handle in handles:
+            for handle in started.handles:
                 handle.cancel()
         service.answered(line.id, answers, arrived)
     except Exception as error:
         problem = service.failed(error)
         return _response(problem.status, problem.body())
-    reply = reply_to(ask, service.name, service.fingerprint(ask), service.piece)
-    return _response(200, reply.body([service.choice(ask, one) for one in answers]))
+    choices = [service.choice(ask, one, started.of(i)) for i, one in enumerate(answers)]
+    return _response(200, reply_to(ask, service).body(choices))
 
 
 def _response(status: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -33,8 +33,12 @@ class Settings(Serving):
     drain: Annotated[Seconds, about("Seconds for what runs at SIGTERM.")] = 30.0
     max_body: Annotated[Count, about("Bytes of a request.")] = 8 * 2**20
     max_prompt_tokens: Annotated[Count | None, about("Of a prompt.")] = None
-    api_key: Annotated[str | None, about("What clients must know.")] = None
-    metrics_names: Annotated[Literal["dllm", "vllm"], about("At /metrics: dllm or vllm.")] = "dllm"
+    api_key: Annotated[
+        str | None, about("What clients must know; several are separated by commas.")
+    ] = None
+    cors: Annotated[tuple[str, ...], about(
+        "Origin whose web pages may ask, or * for all.  Those of this machine may.",
+    )] = ()  # fmt: skip
     page: Annotated[bool, about("The page at '/'.")] = True
     tool_parser: Annotated[str | None, about(
         "How the model writes calls of tools: hermes or llama, default as its chat template says.",

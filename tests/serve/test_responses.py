@@ -146,7 +146,7 @@ def test_a_form(served: Served) -> None:
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "missing"),
         ({"stream": True, "stream_options": {"include_drafts": True}}, "stream_options", "canvas"),
-        ({"inputs": "x"}, "inputs", "did you mean"), ({"top_logprobs": 2}, "top_logprobs", "chat"),
+        ({"inputs": "x"}, "inputs", "did you mean"), ({"include": ["x"]}, "include[0]", "logprobs"),
     ],
 )  # fmt: skip
 def test_refusals(more: Any, param: str, word: str) -> None:
